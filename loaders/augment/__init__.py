@@ -1,0 +1,45 @@
+"""Crops and flips as parameters: drawn per sample, reduced to one box, resampled once.
+
+Every op here is axis-aligned geometry, so a list of ops comes down to one crop box in source
+pixels, one output size and one pair of flips per sample. ``plan`` computes them for a whole batch
+from ``(seed, epoch, index, draw, view)``; ``apply`` carries one out, straight into the batch:
+
+    >>> import numpy as np
+    >>> image = np.arange(5 * 6 * 3, dtype=np.uint8).reshape(5, 6, 3)
+    >>> ops = [RandomResizedCrop(4), RandomHorizontalFlip()]
+    >>> geometry = plan(ops, np.array([[5, 6]]), seed=0, epoch=0, indices=np.array([7]))
+    >>> box, size, flip = (rows.tolist()[0] for rows in geometry)
+    >>> batch = np.empty((1, 4, 4, 3), np.uint8)
+    >>> apply(image, box, size, flip, out=batch[0]).shape
+    (4, 4, 3)
+"""
+
+from loaders.augment.geometry import Geometry, Op, Window, output_size, plan
+from loaders.augment.ops import (
+    CenterCrop,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+    Views,
+)
+from loaders.augment.pixels import apply, move_boxes, reduction
+
+__all__ = [
+    "CenterCrop",
+    "Geometry",
+    "Op",
+    "RandomCrop",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "RandomVerticalFlip",
+    "Resize",
+    "Views",
+    "Window",
+    "apply",
+    "move_boxes",
+    "output_size",
+    "plan",
+    "reduction",
+]

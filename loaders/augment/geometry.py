@@ -1,0 +1,218 @@
+"""From a list of ops to one crop box, one output size and one pair of flips per sample.
+
+The ops act in turn on a *frame*: the image as the next op would see it. No pixel moves meanwhile;
+a ``Window`` keeps, per axis, where the frame lies in the source as float64 origin and extent, the
+size it has been given, and whether it is mirrored. Only at the end are the edges rounded to whole
+source pixels, once. Hence:
+
+- Ops that undo each other or change nothing cost nothing: ``Resize(256)`` of a 256-pixel image,
+  then ``CenterCrop(224)``, is a plain copy of 224 x 224 pixels.
+- A crop after a ``Resize`` is at most half a source pixel off at each edge.
+- What lies outside the *image* is zero; nothing else is. A crop with padding that follows another
+  crop therefore shows the image's own pixels around it, where torchvision has zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from loaders.errors import BatchError
+from loaders.rng import key64, uniform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    Ints = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
+
+_DOMAIN = 0x41554721  # keeps these draws apart from every other user of the same seed and epoch
+_HALF_UP = 0.5 + 2.0**-20  # more than a half: float64 may miss an exact half by a hair
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What ``apply`` does to each of N samples; iterates as ``boxes, sizes, flips``.
+
+    Attributes:
+        boxes: ``(N, 4)`` int64: y, x, height, width in source pixels, height and width at least 1.
+            A box may reach outside its image: zeros there.
+        sizes: ``(N, 2)`` int64: height and width of the result.
+        flips: ``(N, 2)`` bool, after the crop: vertical (upside down), horizontal.
+    """
+
+    boxes: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    flips: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        return iter((self.boxes, self.sizes, self.flips))
+
+
+class Window:
+    """Where the frames of N samples lie in their sources: the running map that ops move.
+
+    All arrays are ``(N, 2)``, axis 1 being y, x. Frame pixels ``[a, b]`` of an axis that is not
+    mirrored are source pixels ``origin + [a, b] * extent / size``.
+
+    Attributes:
+        indices: ``(N,)``: which samples these are, for messages.
+        origin: Source position of the frame's first edge, float64.
+        extent: Source pixels that the frame covers, float64.
+        size: Pixels of the frame, int64.
+        flip: Whether the frame is mirrored.
+    """
+
+    __slots__ = ("extent", "flip", "indices", "origin", "size")
+
+    def __init__(self, sizes: Ints, indices: npt.NDArray[Any]) -> None:
+        self.indices = indices
+        self.size = sizes
+        self.origin = np.zeros(sizes.shape)
+        self.extent = sizes.astype(np.float64)
+        self.flip = np.zeros(sizes.shape, np.bool_)
+
+    def crop(self, corner: Ints, size: Ints) -> None:
+        """Cut to ``size`` frame pixels from ``corner`` on; either may lie outside the frame."""
+        corner = np.where(self.flip, self.size - corner - size, corner)
+        # Multiplied before divided: exact wherever the result is a whole number.
+        self.origin += corner * self.extent / self.size
+        self.extent = size * self.extent / self.size
+        self.size = np.broadcast_to(size, self.size.shape)
+
+    def resize(self, size: Ints) -> None:
+        """Give the frame another size."""
+        self.size = np.broadcast_to(size, self.size.shape)
+
+    def mirror(self, axis: int, rows: npt.NDArray[np.bool_]) -> None:
+        """Mirror the frames of some rows along one axis."""
+        self.flip[:, axis] ^= rows
+
+    def geometry(self) -> Geometry:
+        """Round the edges to whole source pixels, at least one of them.
+
+        A half goes up, whatever is beside it: that keeps equal extents equal when they shift by
+        whole pixels, and boxes inside the image inside.
+        """
+        first = np.floor(self.origin + _HALF_UP)
+        last = np.floor(self.origin + self.extent + _HALF_UP)
+        centre = np.floor(self.origin + self.extent / 2)
+        first = np.where(first < last, first, centre)
+        extent = np.maximum(last - first, 1)
+        boxes = np.concatenate([first, extent], axis=1).astype(np.int64)
+        return Geometry(boxes, np.array(self.size), self.flip)
+
+
+@runtime_checkable
+class Op(Protocol):
+    """One step of an augmentation: axis-aligned geometry, vectorized over samples.
+
+    Attributes:
+        num_draws: How many uniform numbers the op takes per sample.
+    """
+
+    num_draws: ClassVar[int]
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window; ``draws`` is ``(N, num_draws)`` uniform in [0, 1)."""
+
+    def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Tell the frame's size after the op from the one before; None if samples differ."""
+
+
+def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
+    """Check that these are ops.
+
+    Raises:
+        TypeError: One of them is not; ``what`` and its position say which.
+    """
+    if not isinstance(ops, (list, tuple)):
+        raise TypeError(f"{what} must be a list of ops, got {ops!r}")
+    for position, op in enumerate(ops):
+        if isinstance(op, type) or not isinstance(op, Op):
+            raise TypeError(
+                f"{what}[{position}] must be an op such as CenterCrop(224), got {op!r}"
+            )
+    return tuple(ops)
+
+
+def output_size(ops: Sequence[Op]) -> tuple[int, int] | None:
+    """Tell the height and width every sample leaves with, None if they depend on the sample.
+
+    Raises:
+        TypeError: ``ops`` is not a list of ops.
+
+    Example:
+        >>> from loaders.augment import CenterCrop, Resize
+        >>> output_size([Resize(256), CenterCrop(224)]), output_size([Resize(256)])
+        ((224, 224), None)
+    """
+    size = None
+    for op in as_ops(ops):
+        size = op.resized(size)
+    return size
+
+
+def plan(
+    ops: Sequence[Op],
+    sizes: npt.NDArray[Any],
+    *,
+    seed: int,
+    epoch: int,
+    indices: npt.NDArray[Any],
+    draws: npt.NDArray[Any] | None = None,
+    view: int = 0,
+) -> Geometry:
+    """Draw the parameters of a batch and reduce them to one ``Geometry``.
+
+    A sample's row is a function of ``ops``, its own size, index and draw, and of ``seed``,
+    ``epoch`` and ``view``: it is the same in any batch, and alone.
+
+    Args:
+        ops: What to do, in order; each draws under its position in the list.
+        sizes: ``(N, 2)`` integers: height and width of each image in source pixels.
+        seed: Of the run.
+        epoch: From 0.
+        indices: ``(N,)`` integers: positions in the dataset.
+        draws: ``(N,)`` integers: which repeat of its index within the epoch each sample is;
+            0 by default.
+        view: Number of the view, for several from one decode.
+
+    Raises:
+        BatchError: The arrays do not fit together, an image is empty, or one is too small.
+
+    Example:
+        >>> from loaders.augment import CenterCrop
+        >>> sizes, indices = np.array([[6, 8], [3, 9]]), np.array([10, 11])
+        >>> plan([CenterCrop(4)], sizes, seed=0, epoch=0, indices=indices).boxes.tolist()
+        [[1, 2, 4, 4], [0, 2, 4, 4]]
+    """
+    indices = np.asarray(indices)
+    draws = np.zeros(1, np.int64) if draws is None else np.asarray(draws)
+    window = Window(_checked_sizes(sizes, indices, draws), indices)
+    for position, op in enumerate(ops):
+        key = key64(_DOMAIN, seed, epoch, view, position)
+        op.move(window, uniform(key, indices, draws, num=op.num_draws))
+    return window.geometry()
+
+
+def _checked_sizes(sizes: npt.NDArray[Any], indices: Ints, draws: Ints) -> Ints:
+    sizes = np.asarray(sizes, np.int64)
+    num = len(indices)
+    if sizes.shape != (num, 2) or indices.ndim != 1 or draws.shape not in ((num,), (1,)):
+        raise BatchError(
+            f"sizes must be (N, 2), indices and draws (N,), "
+            f"got {sizes.shape}, {indices.shape} and {draws.shape}"
+        )
+    if num and sizes.min() < 1:
+        row = int(sizes.min(axis=1).argmin())
+        height, width = sizes[row].tolist()
+        raise BatchError(f"sample {indices[row]} is empty: height {height}, width {width}")
+    return sizes

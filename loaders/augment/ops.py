@@ -1,0 +1,350 @@
+"""The ops: what each one does to a window, and which random numbers it takes for that.
+
+Names, arguments and distributions are torchvision's (``torchvision/transforms/transforms.py``);
+the random numbers are not, since here they belong to the sample and not to a process.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from loaders.augment.geometry import as_ops
+from loaders.errors import BatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from loaders.augment.geometry import Floats, Ints, Op, Window
+
+Size = int | tuple[int, int]
+
+
+def _is_length(value: Any) -> bool:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and int(value) > 0
+
+
+def _pair(size: Size) -> tuple[int, int]:
+    """Read a size as (height, width); one int is a square."""
+    pair = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    if len(pair) != 2 or not all(_is_length(side) for side in pair):
+        raise ValueError(f"size must be a positive int or (height, width), got {size!r}")
+    return int(pair[0]), int(pair[1])
+
+
+def _array(size: Size) -> Ints:
+    return np.array(_pair(size), np.int64)
+
+
+def _check_range(name: str, values: Sequence[float]) -> tuple[float, float]:
+    if len(values) != 2 or not 0 < values[0] <= values[1] < math.inf:
+        raise ValueError(f"{name} must be (low, high) with 0 < low <= high, got {values!r}")
+    return values[0], values[1]
+
+
+def _pick(draws: Floats, room: Ints) -> Ints:
+    """Turn uniform numbers into whole ones from 0 to ``room``, both included."""
+    return np.floor(draws * (room + 1)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """Crop a random area of a random aspect ratio and resize it: the usual training crop.
+
+    The area is uniform in ``scale`` (a fraction of the image), the ratio (width by height)
+    log-uniform in ``ratio``. Of ten tries the first that fits is placed uniformly; if none fits,
+    the largest central crop whose ratio is in range is taken.
+
+    Args:
+        size: Of the result: a square's side, or (height, width).
+        scale: Smallest and largest fraction of the image's area.
+        ratio: Smallest and largest aspect ratio.
+
+    Raises:
+        ValueError: At construction, a size or range is not positive or not in order.
+
+    Source:
+        ``RandomResizedCrop.get_params`` of torchvision; Szegedy et al., "Going deeper with
+        convolutions", CVPR 2015.
+
+    Example:
+        >>> RandomResizedCrop(224, scale=(0, 1))
+        Traceback (most recent call last):
+        ValueError: scale must be (low, high) with 0 < low <= high, got (0, 1)
+    """
+
+    size: Size
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    num_tries: ClassVar[int] = 10
+    num_draws: ClassVar[int] = 2 * num_tries + 2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _pair(self.size))
+        object.__setattr__(self, "scale", _check_range("scale", self.scale))
+        object.__setattr__(self, "ratio", _check_range("ratio", self.ratio))
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        extent, found = self._try(window.size, draws[:, :-2])
+        missed = np.flatnonzero(~found)
+        extent[missed] = self._fallback(window.size[missed])
+        room = window.size - extent
+        corner = _pick(draws[:, -2:], room)
+        corner[missed] = room[missed] // 2
+        window.crop(corner, extent)
+        window.resize(_array(self.size))
+
+    def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        """Tell the frame's size afterwards."""
+        return _pair(self.size)
+
+    def _try(self, size: Ints, draws: Floats) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """Find the first try that fits: its extent (N, 2), and whether there is one (N,)."""
+        areas, ratios = draws[:, : self.num_tries], draws[:, self.num_tries :]
+        low, high = self.scale
+        area = (low + (high - low) * areas) * size.prod(axis=1, keepdims=True)
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        ratio = np.exp(low + (high - low) * ratios)
+        height, width = np.rint(np.sqrt(area / ratio)), np.rint(np.sqrt(area * ratio))
+        fits = (height > 0) & (height <= size[:, :1]) & (width > 0) & (width <= size[:, 1:])
+        rows, first = np.arange(len(size)), fits.argmax(axis=1)
+        extent = np.stack([height[rows, first], width[rows, first]], axis=1)
+        return extent.astype(np.int64), fits[rows, first]
+
+    def _fallback(self, size: Ints) -> Ints:
+        """Find the largest extent whose ratio is in range."""
+        height, width = size[:, 0], size[:, 1]
+        low, high = self.ratio
+        tall, wide = width / height < low, width / height > high
+        height, width = (
+            np.where(tall, np.rint(width / low), height),
+            np.where(wide, np.rint(height * high), width),
+        )
+        # At least a pixel, for ratios that no whole number of pixels meets.
+        return np.maximum(np.stack([height, width], axis=1).astype(np.int64), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomCrop:
+    """Crop at a random place, optionally from an image with a border of zeros.
+
+    ``RandomCrop(32, padding=4)`` is the usual recipe for CIFAR.
+
+    Args:
+        size: Of the crop: a square's side, or (height, width).
+        padding: Pixels of zeros added on every side.
+        pad_if_needed: Add zeros on both sides of an axis that is still shorter than the crop, by
+            what is missing; otherwise such an image is an error.
+
+    Raises:
+        ValueError: At construction, a size or padding that is none.
+        BatchError: In ``plan``, an image is smaller than the crop.
+
+    Source:
+        ``RandomCrop`` of torchvision.
+    """
+
+    size: Size
+    padding: int = 0
+    pad_if_needed: bool = False
+
+    num_draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _pair(self.size))
+        if self.padding != 0 and not _is_length(self.padding):
+            raise ValueError(f"padding must be an int of at least 0, got {self.padding!r}")
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        size = _array(self.size)
+        padding = np.full(window.size.shape, int(self.padding))
+        if self.pad_if_needed:
+            padding += np.maximum(size - window.size - 2 * padding, 0)
+        room = window.size + 2 * padding - size
+        self._check(window, room)
+        window.crop(_pick(draws, room) - padding, size)
+
+    def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        """Tell the frame's size afterwards."""
+        return _pair(self.size)
+
+    def _check(self, window: Window, room: Ints) -> None:
+        rows = np.flatnonzero((room < 0).any(axis=1))
+        if len(rows):
+            height, width = window.size[rows[0]].tolist()
+            raise BatchError(
+                f"sample {window.indices[rows[0]]} is {height} x {width} pixels when it reaches "
+                f"{self}, smaller than the crop; pass pad_if_needed=True or put a Resize before it"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CenterCrop:
+    """Crop the middle; where the image is smaller, zeros fill the sides.
+
+    Args:
+        size: Of the crop: a square's side, or (height, width).
+
+    Raises:
+        ValueError: At construction, a size that is none.
+
+    Source:
+        ``center_crop`` of torchvision, whose rounding this is: half to even inside, and of an odd
+        number of missing pixels the larger part behind.
+    """
+
+    size: Size
+
+    num_draws: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _pair(self.size))
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        size = _array(self.size)
+        room = window.size - size
+        corner = np.where(room >= 0, np.rint(room / 2), -(-room // 2))
+        window.crop(corner.astype(np.int64), size)
+
+    def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        """Tell the frame's size afterwards."""
+        return _pair(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Resize the shorter side to a length, keeping the aspect ratio, or both sides exactly.
+
+    Args:
+        size: The shorter side's length; or (height, width).
+
+    Raises:
+        ValueError: At construction, a size that is none.
+
+    Source:
+        ``resize`` of torchvision: the longer side is rounded down.
+    """
+
+    size: Size
+
+    num_draws: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        pair = _pair(self.size)
+        keeps_ratio = not isinstance(self.size, (tuple, list))
+        object.__setattr__(self, "size", pair[0] if keeps_ratio else pair)
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        if isinstance(self.size, int):
+            window.resize(window.size * self.size // window.size.min(axis=1, keepdims=True))
+        else:
+            window.resize(_array(self.size))
+
+    def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Tell the frame's size afterwards."""
+        if not isinstance(self.size, int):
+            return self.size
+        if size is None:
+            return None
+        short = min(size)
+        return size[0] * self.size // short, size[1] * self.size // short
+
+
+@dataclass(frozen=True, slots=True)
+class _RandomFlip:
+    """Mirror with probability ``p``.
+
+    Args:
+        p: Probability, from 0 to 1.
+
+    Raises:
+        ValueError: At construction, ``p`` is not a probability.
+    """
+
+    p: float = 0.5
+
+    num_draws: ClassVar[int] = 1
+    axis: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise ValueError(f"p must be in [0, 1], got {self.p!r}")
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        window.mirror(self.axis, draws[:, 0] < self.p)
+
+    def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Tell the frame's size afterwards."""
+        return size
+
+
+class RandomHorizontalFlip(_RandomFlip):
+    """Swap left and right with probability ``p``, a number from 0 to 1."""
+
+    __slots__ = ()
+    axis = 1
+
+
+class RandomVerticalFlip(_RandomFlip):
+    """Turn upside down with probability ``p``, a number from 0 to 1."""
+
+    __slots__ = ()
+    axis = 0
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Views:
+    """Several views of each sample from one decode, each with its own ops and draws.
+
+    Iterates as (name, ops) pairs; a pair's position is the ``view`` that ``plan`` draws under.
+
+    Args:
+        **lists: The ops of each view under its name; the names become fields of the sample.
+
+    Raises:
+        TypeError: At construction, one of the lists is not a list of ops.
+        ValueError: At construction, there is no view, or its name cannot be a field's.
+
+    Example:
+        >>> views = Views(weak=[CenterCrop(8)], strong=[RandomResizedCrop(8)])
+        >>> views.names
+        ('weak', 'strong')
+    """
+
+    names: tuple[str, ...]
+    lists: tuple[tuple[Op, ...], ...]
+
+    def __init__(self, **lists: Sequence[Op]) -> None:
+        if not lists:
+            raise ValueError("Views needs at least one list of ops, got none")
+        for name in lists:
+            _check_name(name)
+        object.__setattr__(self, "names", tuple(lists))
+        checked = tuple(as_ops(ops, name) for name, ops in lists.items())
+        object.__setattr__(self, "lists", checked)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[tuple[str, tuple[Op, ...]]]:
+        return zip(self.names, self.lists, strict=True)
+
+
+def _check_name(name: str) -> None:
+    """Refuse what a named tuple would: its methods, keywords, and names with a leading _."""
+    taken = keyword.iskeyword(name) or hasattr(tuple, name) or name.startswith("_")
+    if taken or not name.isidentifier():
+        raise ValueError(f"a view's name must be able to be a field's, got {name!r}")

@@ -1,0 +1,279 @@
+"""Carrying out one sample's geometry: pixels and boxes, on the CPU.
+
+``apply`` runs once per sample on worker threads, which scale by how briefly each holds the GIL:
+plain ints, one slice, one cv2 call, or two where it flips. cv2 reads a crop in place, as a view
+with the image's strides, and writes into the batch; it lets the GIL go meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+
+from loaders.errors import BatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+_INTERPOLABLE = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", "float64")))
+# As what cv2 moves the rest, bit for bit: before version 5 it has no bool and no unsigned 32 bits,
+# and it reads int64 as int32.
+_STAND_INS: dict[np.dtype[Any], np.dtype[Any]] = {
+    **dict.fromkeys(map(np.dtype, ("bool", "int8")), np.dtype("uint8")),
+    np.dtype("float16"): np.dtype("uint16"),
+    **dict.fromkeys(map(np.dtype, ("int32", "uint32")), np.dtype("int32")),
+    **dict.fromkeys(map(np.dtype, ("int64", "uint64")), np.dtype("float64")),
+}
+_MAX_CHANNELS = 128  # CV_CN_MAX of OpenCV 5; 512 before
+_MAX_AREA_CHANNELS = 4  # INTER_AREA asserts it
+_MAX_NEAREST_SIDE = 32767  # INTER_NEAREST_EXACT of OpenCV 4 overflows its 16.16 steps beyond
+
+
+def apply(
+    image: Array,
+    box: Sequence[int],
+    size: Sequence[int],
+    flip: Sequence[bool],
+    *,
+    out: Array | None = None,
+    nearest: bool = False,
+    source_size: Sequence[int] | None = None,
+) -> Array:
+    """Crop, resize and flip one image in one resampling.
+
+    If box and size agree, pixels are copied exactly. Otherwise they are interpolated bilinearly
+    between pixel centres, or averaged (``cv2.INTER_AREA``) where both sides shrink by more than 2.
+    The crop's own edge pixels continue beyond its edges; the image's zeros do where the box
+    reaches outside of it.
+
+    Args:
+        image: ``(H, W, C)`` or ``(H, W)``, pixels contiguous; uint8, uint16, int16, float32 or
+            float64, and any integer, bool or float where nothing is interpolated.
+        box: y, x, height, width in source pixels: a row of ``Geometry.boxes`` as plain ints.
+        size: Height and width of the result: a row of ``Geometry.sizes``.
+        flip: Vertical, horizontal: a row of ``Geometry.flips``.
+        out: Contiguous array of the result's shape and dtype to write to, such as a row of a
+            batch; a new one by default. It must not overlap the image.
+        nearest: Take the pixel nearest to each centre instead: for masks, whose values must stay
+            what they are.
+        source_size: The image's real height and width, where the decoder reduced it by 2, 4 or 8.
+            The box is then rounded to whole pixels of the reduced image.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        BatchError: The arrays do not fit together, or no interpolation is defined for the dtype.
+
+    Example:
+        >>> image = np.array([[1, 2, 3], [4, 5, 6]], np.uint8)
+        >>> apply(image, box=(0, 1, 2, 2), size=(2, 2), flip=(False, True)).tolist()
+        [[3, 2], [6, 5]]
+    """
+    shape = image.shape
+    if source_size is not None:
+        box = _reduced_box(box, source_size, shape)
+    out_shape = (*size, *shape[2:])
+    if out is None:
+        out = np.empty(out_shape, image.dtype)
+    elif out.shape != out_shape or out.dtype != image.dtype:
+        raise BatchError(f"out must be {image.dtype} {out_shape}, got {out.dtype} {out.shape}")
+    source, target = image, out
+    if image.dtype not in _INTERPOLABLE:
+        source, target = _stand_in(
+            source, target, moves_only=nearest or tuple(box[2:]) == tuple(size)
+        )
+    try:
+        source = _crop(source, box, target)
+        if source.shape != out_shape:
+            _resize(source, target, nearest)
+            source = target
+        vertical, horizontal = flip
+        if vertical or horizontal:
+            _flip(source, target, vertical, horizontal)
+        elif source is not target:
+            target[...] = source
+    except (cv2.error, ValueError) as error:
+        raise BatchError(
+            f"cannot take box {tuple(box)} of a {image.dtype} {shape} image to {out_shape}"
+        ) from error
+    return out
+
+
+def _stand_in(source: Array, target: Array, *, moves_only: bool) -> tuple[Array, Array]:
+    """See both arrays as a dtype of the same width that cv2 moves."""
+    stand_in = _STAND_INS.get(source.dtype)
+    if stand_in is None or not moves_only:
+        allowed = ", ".join(sorted(map(str, _INTERPOLABLE)))
+        hint = "" if stand_in is None else "; for a mask pass nearest=True"
+        raise BatchError(f"can interpolate {allowed}, got {source.dtype}{hint}")
+    return source.view(stand_in), target.view(stand_in)
+
+
+def _crop(image: Array, box: Sequence[int], target: Array) -> Array:
+    """Take the box: as a view, or with zeros around it, then in target if it has its size."""
+    y, x, height, width = box
+    bottom, right = y + height, x + width
+    if y >= 0 and x >= 0 and bottom <= image.shape[0] and right <= image.shape[1]:
+        return image[y:bottom, x:right]
+    shape = (height, width, *image.shape[2:])
+    canvas = target if shape == target.shape else np.empty(shape, image.dtype)
+    _copy_padded(image, y, x, canvas)
+    return canvas
+
+
+def _copy_padded(image: Array, y: int, x: int, canvas: Array) -> None:
+    """Fill a canvas with what the image has from (y, x) on, and zeros where it has nothing."""
+    height, width = canvas.shape[:2]
+    part = image[max(y, 0) : max(y + height, 0), max(x, 0) : max(x + width, 0)]
+    top, left = max(-y, 0), max(-x, 0)
+    canvas[...] = 0
+    canvas[top : top + part.shape[0], left : left + part.shape[1]] = part
+
+
+def _resize(source: Array, target: Array, nearest: bool) -> None:
+    """Resample all of source into all of target."""
+    height, width = target.shape[:2]
+    from_height, from_width = source.shape[:2]
+    if nearest:
+        if from_height > _MAX_NEAREST_SIDE or from_width > _MAX_NEAREST_SIDE:
+            _resize_nearest(source, target)
+            return
+        method = cv2.INTER_NEAREST_EXACT
+    elif from_height > 2 * height and from_width > 2 * width:
+        method = cv2.INTER_AREA
+    else:
+        method = cv2.INTER_LINEAR
+    if source.ndim == 3 and source.shape[2] > _MAX_AREA_CHANNELS:
+        _resize_channels(source, target, method)
+    else:
+        cv2.resize(source, (width, height), target, 0, 0, method)
+
+
+def _resize_channels(source: Array, target: Array, method: int) -> None:
+    """Resize many channels, by as many at a time as cv2 takes."""
+    height, width, channels = target.shape
+    step = _MAX_AREA_CHANNELS if method == cv2.INTER_AREA else _MAX_CHANNELS
+    if channels <= step:
+        cv2.resize(source, (width, height), target, 0, 0, method)
+        return
+    for start in range(0, channels, step):
+        part = np.ascontiguousarray(source[:, :, start : start + step])
+        resized = cv2.resize(part, (width, height), interpolation=method)
+        target[:, :, start : start + step] = resized.reshape(height, width, -1)
+
+
+def _resize_nearest(source: Array, target: Array) -> None:
+    """Do INTER_NEAREST_EXACT in numpy, with exact integers."""
+    rows, cols = (
+        (2 * np.arange(count, dtype=np.int64) + 1) * length // (2 * count)
+        for count, length in zip(target.shape[:2], source.shape[:2], strict=True)
+    )
+    target[...] = source[rows[:, None], cols]
+
+
+def _flip(source: Array, target: Array, vertical: bool, horizontal: bool) -> None:
+    """Flip source into target, which may be the same array."""
+    if source.ndim == 3 and source.shape[2] > _MAX_CHANNELS:
+        target[...] = source[:: -1 if vertical else 1, :: -1 if horizontal else 1]
+    else:
+        cv2.flip(source, (-1 if vertical else 1) if horizontal else 0, target)
+
+
+def reduction(box_height: int, box_width: int, out_height: int, out_width: int) -> int:
+    """Tell by how much a decoder may shrink an image so that the crop stays at least its size.
+
+    Returns:
+        1, 2, 4 or 8.
+
+    Example:
+        >>> reduction(900, 1000, 224, 224), reduction(900, 400, 224, 224)
+        (4, 1)
+    """
+    for factor in (8, 4, 2):
+        if box_height >= factor * out_height and box_width >= factor * out_width:
+            return factor
+    return 1
+
+
+def _reduced_box(
+    box: Sequence[int], source_size: Sequence[int], shape: Sequence[int]
+) -> tuple[int, int, int, int]:
+    """Scale a box to the pixels of an image that was reduced while decoding."""
+    y, x, height, width = box
+    factor = _factor(source_size, shape)
+    y, height = _reduced_span(y, height, factor, source_size[0], shape[0])
+    x, width = _reduced_span(x, width, factor, source_size[1], shape[1])
+    return y, x, height, width
+
+
+def _factor(source_size: Sequence[int], shape: Sequence[int]) -> int:
+    """Find the factor between two sizes; libjpeg rounds a reduced side up, others down."""
+    height, width = source_size
+    for factor in (1, 2, 4, 8):
+        down = (height // factor, width // factor)
+        up = (-(-height // factor), -(-width // factor))
+        if shape[:2] in (up, down):
+            return factor
+    raise BatchError(
+        f"an image of source_size {tuple(source_size)} reduced by 1, 2, 4 or 8 is not "
+        f"{tuple(shape[:2])}"
+    )
+
+
+def _reduced_span(
+    start: int, extent: int, factor: int, source_length: int, length: int
+) -> tuple[int, int]:
+    """Divide by the factor and round, a half up; at least a pixel, inside if it was inside."""
+    first = (2 * start + factor) // (2 * factor)
+    last = (2 * (start + extent) + factor) // (2 * factor)
+    if first == last:  # less than half a pixel across: the one at its centre
+        first = (2 * start + extent) // (2 * factor)
+        last = first + 1
+    if start + extent <= source_length and last > length:
+        first, last = min(first, length - 1), length
+    return first, last - first
+
+
+def move_boxes(
+    boxes: npt.NDArray[np.float32], box: Sequence[int], size: Sequence[int], flip: Sequence[bool]
+) -> npt.NDArray[np.float32]:
+    """Move bounding boxes as ``apply`` moves the pixels below them.
+
+    Args:
+        boxes: ``(n, 4)``: x1, y1, x2, y2 in source pixels.
+        box: As in ``apply``.
+        size: As in ``apply``.
+        flip: As in ``apply``.
+
+    Returns:
+        ``(n, 4)``, in pixels of the result and clipped to it. Number and order stay: what left the
+        frame has zero width or height, for the caller to keep or drop with its label.
+
+    Raises:
+        BatchError: ``boxes`` is not ``(n, 4)``.
+
+    Example:
+        >>> boxes = np.array([[10, 20, 30, 40]], np.float32)
+        >>> move_boxes(boxes, box=(20, 0, 50, 100), size=(25, 50), flip=(False, True)).tolist()
+        [[35.0, 0.0, 45.0, 10.0]]
+    """
+    if boxes.ndim != 2 or boxes.shape[1] != 4:
+        raise BatchError(f"boxes must be (n, 4), got {boxes.shape}")
+    y, x, height, width = box
+    out_height, out_width = size
+    scale = np.array((out_width / width, out_height / height) * 2)
+    moved = (boxes - np.array((x, y, x, y), np.float64)) * scale
+    vertical, horizontal = flip
+    if horizontal:
+        moved[:, ::2] = out_width - moved[:, 2::-2]
+    if vertical:
+        moved[:, 1::2] = out_height - moved[:, 3::-2]
+    frame = np.array((out_width, out_height) * 2, np.float64)
+    return np.asarray(np.clip(moved, 0, frame), np.float32)

@@ -1,0 +1,66 @@
+"""Codecs: a value of one field to its record of bytes, and back.
+
+A codec is made for a field (``codec_for``) and knows its dtype and shape. Pictures are H x W x C arrays here, masks
+H x W: channels first is a matter of the batch. ``register_codec`` adds one from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.codecs.picture import PictureCodec
+from loaders.codecs.raw import RawCodec
+from loaders.codecs.text import BytesCodec, JsonCodec, TextCodec
+from loaders.errors import CodecError
+from loaders.schema import Field
+
+UInt8Array = npt.NDArray[np.uint8]
+
+
+class Codec(Protocol):
+    """Turns values into records and back; one instance serves all threads."""
+
+    def encode(self, value: Any) -> bytes:
+        """Return the record of a value; CodecError if the field cannot hold it."""
+
+    def decode(self, record: UInt8Array) -> Any:
+        """Return the value of a record; CodecError if it is damaged."""
+
+
+_FACTORIES: dict[str, Callable[[Any], Codec]] = {
+    "raw": RawCodec,
+    "jpeg": PictureCodec,
+    "png": PictureCodec,
+    "webp": PictureCodec,
+    "text": TextCodec,
+    "json": JsonCodec,
+    "bytes": BytesCodec,
+}
+
+
+def register_codec(name: str, factory: Callable[[Any], Codec]) -> None:
+    """Make a codec known under a name, for ``Field.codec``.
+
+    Args:
+        name: The name; one that is taken is refused.
+        factory: Called with the field, returns its codec; must work in every process that reads the data.
+    """
+    if _FACTORIES.get(name, factory) is not factory:
+        raise CodecError(f"codec name {name!r} is taken")
+    _FACTORIES[name] = factory
+
+
+def codec_for(field: Field) -> Codec:
+    """Return the codec of a field; CodecError if its name is unknown."""
+    factory = _FACTORIES.get(field.codec)
+    if factory is None:
+        known = ", ".join(sorted(_FACTORIES))
+        raise CodecError(
+            f"codec {field.codec!r} is unknown (known: {known}). "
+            "Update loaders, or import the package that registers it with loaders.register_codec"
+        )
+    return factory(field)

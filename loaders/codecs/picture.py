@@ -1,0 +1,212 @@
+"""Pictures and masks as encoded files: JPEG, PNG or WebP, told apart by their first bytes.
+
+JPEG goes through libjpeg-turbo (``simplejpeg``), which decodes into a given buffer and can shrink while decoding; what it
+refuses, and the rest, goes through OpenCV. A field's codec name says how new pictures are encoded; any of the three is
+read, because files are often kept as they came.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+
+from loaders.errors import CodecError
+from loaders.schema import Field, Image, Mask
+
+UInt8Array = npt.NDArray[np.uint8]
+DEFAULT_QUALITY = 90
+_PNG_LEVEL = 3  # zlib: on photos 6 saves 2 % more and takes 3 times as long
+MAX_PIXELS = 1 << 28
+_HEAD_BYTES = 4096  # a longer header (a large EXIF thumbnail) is decoded whole
+_MARGIN_ROWS = 8  # chroma upsampling looks at rows below: up to 4, found by trying every subsampling and reduction
+_NO_BASELINE = frozenset({0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0), 0xDA, 0xD9})
+
+
+def picture_size(record: Any) -> tuple[int, int]:
+    """Read (height, width) from the header of an encoded picture.
+
+    Raises:
+        CodecError: The bytes are not JPEG, PNG or WebP, or cut within the header.
+    """
+    head = bytes(record[:32])
+    try:
+        if head[:2] == b"\xff\xd8":
+            height, width, _, _ = simplejpeg.decode_jpeg_header(record)
+        elif head[:8] == b"\x89PNG\r\n\x1a\n":
+            width, height = struct.unpack_from(">II", head, 16)
+        else:
+            height, width = _webp_size(head)
+    except (ValueError, struct.error, IndexError) as error:
+        raise CodecError(f"the header of the picture cannot be read ({error})") from error
+    if not 0 < height * width <= MAX_PIXELS:
+        raise CodecError(f"the header says {height} x {width} pixels; up to {MAX_PIXELS} are accepted")
+    return height, width
+
+
+def _webp_size(head: bytes) -> tuple[int, int]:
+    """Source: RFC 9649, sections 2.5 to 2.7."""
+    if head[:4] != b"RIFF" or head[8:12] != b"WEBP":
+        raise ValueError(f"starts with {head[:12]!r}: not JPEG, PNG or WebP")
+    kind = head[12:16]
+    if kind == b"VP8 ":
+        width, height = struct.unpack_from("<HH", head, 26)
+        return height & 0x3FFF, width & 0x3FFF
+    if kind == b"VP8L":
+        bits = struct.unpack_from("<I", head, 21)[0]
+        return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(head[27:30], "little"), 1 + int.from_bytes(head[24:27], "little")
+    raise ValueError(f"WebP chunk {kind!r} is unknown")
+
+
+class PictureCodec:
+    """Encoded pictures of a fixed number of channels and dtype; masks have none and one."""
+
+    def __init__(self, field: Field) -> None:
+        if not isinstance(field, Image | Mask):
+            raise CodecError(f"codec {field.codec!r} stores pictures, not {field.kind}")
+        self.field = field
+        self.channels = field.channels if isinstance(field, Image) else 0  # 0: H x W
+        self.dtype = np.dtype(field.dtype)
+        if self.dtype.name not in ("uint8", "uint16") or (self.dtype != np.uint8 and field.codec != "png"):
+            raise CodecError(f"codec {field.codec!r} cannot store {self.dtype.name}: take 'png' (uint16) or 'raw'")
+        if self.channels > 4 or (isinstance(field, Mask) and field.codec != "png"):
+            raise CodecError(f"codec {field.codec!r} cannot store this {field.kind}: take 'raw' (masks also 'png')")
+        self.colorspace = {1: "GRAY", 3: "RGB", 4: "RGBA"}.get(self.channels)
+
+    def encode(self, value: Any, quality: int = DEFAULT_QUALITY) -> bytes:
+        """Return the encoded file of an H x W x C (or H x W) array."""
+        array = np.ascontiguousarray(value)
+        wanted = 2 if self.channels == 0 else 3
+        if array.ndim == 2 and self.channels == 1:
+            array = array[:, :, None]
+        if array.ndim != wanted or array.dtype != self.dtype or (wanted == 3 and array.shape[2] != self.channels):
+            channels = "" if self.channels == 0 else f" x {self.channels}"
+            raise CodecError(f"takes {self.dtype.name} of H x W{channels}, got {array.dtype} of {array.shape}")
+        if self.field.codec == "jpeg":
+            return encode_jpeg(array, quality)
+        return _encode_cv2(array, f".{self.field.codec}", quality)
+
+    def decode(
+        self, record: UInt8Array, reduction: int = 1, rows: int | None = None, out: UInt8Array | None = None
+    ) -> npt.NDArray[Any]:
+        """Return the picture as H x W x C (masks H x W), C-contiguous.
+
+        Args:
+            record: The encoded file.
+            reduction: 1, 2, 4 or 8: JPEG may come out smaller by this factor (sides rounded up); others do not.
+            rows: How many rows from the top are needed: JPEG may come out with fewer than it has, but not fewer than this.
+            out: Where to decode to, flat uint8 of at least the picture's size; used if the decoder can.
+
+        Raises:
+            CodecError: The file is damaged.
+        """
+        if self.colorspace is None or record[0] != 0xFF or self.dtype != np.uint8:
+            return self._decode_cv2(record)
+        options: dict[str, Any] = {}
+        if rows is not None:
+            record, cut = first_rows(record, rows)
+            options["strict"] = not cut  # what is cut off is reported as data that nobody expected
+        if reduction > 1:
+            height, width = picture_size(record)
+            options["min_height"], options["min_width"] = -(-height // reduction), -(-width // reduction)
+            options["min_factor"] = reduction
+        try:
+            return simplejpeg.decode_jpeg(record, self.colorspace, buffer=out, **options)  # type: ignore[no-any-return]
+        except ValueError as error:
+            raise CodecError(f"the JPEG cannot be decoded ({error})") from error
+
+    def _decode_cv2(self, record: UInt8Array) -> npt.NDArray[Any]:
+        try:
+            array = cv2.imdecode(record, self._flags())
+        except cv2.error as error:
+            raise CodecError(f"the picture cannot be decoded ({error.err})") from error
+        if array is None:
+            raise CodecError("the picture cannot be decoded")
+        if self.channels == 3:
+            array = cv2.cvtColor(array, cv2.COLOR_BGR2RGB)
+        elif self.channels == 4:
+            array = _to_rgba(array)
+        elif self.channels == 1:
+            array = array[:, :, None]
+        if array.dtype != self.dtype or array.ndim != (2 if self.channels == 0 else 3):
+            raise CodecError(f"the picture is {array.dtype} of {array.shape}, the field {self.field}")
+        return array
+
+    def _flags(self) -> int:
+        if self.channels in (0, 4):
+            return cv2.IMREAD_UNCHANGED
+        depth = cv2.IMREAD_ANYDEPTH if self.dtype != np.uint8 else 0
+        color = cv2.IMREAD_GRAYSCALE if self.channels == 1 else cv2.IMREAD_COLOR
+        return color | depth | cv2.IMREAD_IGNORE_ORIENTATION
+
+
+def first_rows(record: UInt8Array, rows: int) -> tuple[UInt8Array, bool]:
+    """Make a JPEG end early: its rows come one after the other, and those below a crop need not be decoded.
+
+    Returns:
+        The record with a smaller height in its header, and True; or, where that is impossible (a progressive file) or not
+        worth it, the record as it is, and False. The first ``rows`` rows decode to the same pixels either way.
+    """
+    height_at = _baseline_height(record)
+    if height_at is None:
+        return record, False
+    height = int(record[height_at]) << 8 | int(record[height_at + 1])
+    rows += _MARGIN_ROWS
+    if rows * 16 > height * 15:
+        return record, False
+    record = record.copy()
+    record[height_at], record[height_at + 1] = rows >> 8, rows & 255
+    return record, True
+
+
+def _baseline_height(record: UInt8Array) -> int | None:
+    """Return where the height stands in the frame header of a sequential Huffman JPEG. Source: ITU-T T.81, annex B."""
+    head = bytes(record[:_HEAD_BYTES])
+    at = 2
+    while at + 9 < len(head) and head[at] == 0xFF:
+        marker = head[at + 1]
+        if marker in (0xC0, 0xC1):
+            return at + 5
+        if marker in _NO_BASELINE:
+            return None
+        at += 2 + (head[at + 2] << 8 | head[at + 3])
+    return None
+
+
+def _to_rgba(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    code = {2: cv2.COLOR_GRAY2RGBA, 3: cv2.COLOR_BGR2RGBA}.get(array.ndim)
+    if array.ndim == 3 and array.shape[2] == 4:
+        code = cv2.COLOR_BGRA2RGBA
+    return cv2.cvtColor(array, code)  # type: ignore[arg-type]
+
+
+def encode_jpeg(array: UInt8Array, quality: int = DEFAULT_QUALITY) -> bytes:
+    """Encode H x W x C uint8 (C = 1 or 3) as JPEG with 4:2:0 chroma, the choice of nearly every camera and web tool."""
+    if array.shape[2] not in (1, 3):
+        raise CodecError(f"JPEG holds 1 or 3 channels, got {array.shape[2]}")
+    gray = array.shape[2] == 1
+    try:
+        return simplejpeg.encode_jpeg(  # type: ignore[no-any-return]
+            array, quality, "GRAY" if gray else "RGB", "Gray" if gray else "420"
+        )
+    except ValueError as error:
+        raise CodecError(f"JPEG cannot hold {array.shape[0]} x {array.shape[1]} pixels ({error})") from error
+
+
+def _encode_cv2(array: npt.NDArray[Any], suffix: str, quality: int) -> bytes:
+    if array.ndim == 3 and array.shape[2] in (3, 4):
+        array = cv2.cvtColor(array, cv2.COLOR_RGB2BGR if array.shape[2] == 3 else cv2.COLOR_RGBA2BGRA)
+    options = [cv2.IMWRITE_PNG_COMPRESSION, _PNG_LEVEL] if suffix == ".png" else [cv2.IMWRITE_WEBP_QUALITY, quality]
+    try:
+        done, data = cv2.imencode(suffix, array, options)
+    except cv2.error as error:
+        raise CodecError(f"{suffix[1:]} cannot hold {array.dtype} of {array.shape} ({error.err})") from error
+    if not done:
+        raise CodecError(f"{suffix[1:]} cannot hold {array.dtype} of {array.shape}")
+    return data.tobytes()

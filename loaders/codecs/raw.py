@@ -1,0 +1,82 @@
+"""Arrays as their own bytes: little-endian, C order; pictures H x W x C.
+
+Where several axes vary, a record begins with their lengths as little-endian uint32; where one varies, the size of the
+record tells it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.errors import CodecError
+from loaders.schema import Field, Image
+
+
+class RawCodec:
+    """Values of one dtype and shape, or of a shape with free axes."""
+
+    def __init__(self, field: Field) -> None:
+        shape = field.shape
+        if shape is None:
+            raise CodecError(f"codec 'raw' stores arrays, not {field.kind}")
+        self.field = field
+        self.shape = (*shape[1:], shape[0]) if isinstance(field, Image) else shape
+        self.dtype = np.dtype(field.dtype).newbyteorder("<")
+        self.num_free = sum(n is None for n in self.shape)
+        self._known = math.prod(n for n in self.shape if n is not None)
+
+    def encode(self, value: Any) -> bytes:
+        """Return the bytes of an array, after checking its dtype (values must survive) and shape."""
+        array = np.asarray(value)
+        if isinstance(self.field, Image) and array.ndim == 2:
+            array = array[:, :, None]
+        if len(array.shape) != len(self.shape) or any(
+            want not in (None, got) for want, got in zip(self.shape, array.shape, strict=True)
+        ):
+            raise CodecError(f"the field holds arrays of shape {self.shape}, got {array.shape}")
+        return self._header(array.shape) + self._cast(array).tobytes()
+
+    def _header(self, shape: tuple[int, ...]) -> bytes:
+        if self.num_free < 2:
+            return b""
+        free = [n for n, want in zip(shape, self.shape, strict=True) if want is None]
+        return np.array(free, "<u4").tobytes()
+
+    def _cast(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if array.dtype == self.dtype:
+            return array
+        if array.dtype.kind not in "uifb":
+            raise CodecError(f"the field holds {self.dtype.name}, got {array.dtype}")
+        cast = array.astype(self.dtype)
+        exact = self.dtype.kind in "uib" or array.dtype.kind in "uib"
+        if exact and not np.array_equal(cast.astype(array.dtype), array):
+            raise CodecError(f"values of {array.dtype} do not fit the field's {self.dtype.name}")
+        return cast
+
+    def decode(self, record: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        """Return the array, a view of the record where that is aligned, else a copy; read-only."""
+        shape, data = self._shape_of(record)
+        try:
+            array: npt.NDArray[Any] = np.frombuffer(data, self.dtype).reshape(shape)
+        except ValueError as error:
+            what = f"a record of {len(record)} bytes does not hold {self.dtype.name} of shape {self.shape}"
+            raise CodecError(what) from error
+        return array if array.flags.aligned else array.copy()
+
+    def _shape_of(
+        self, record: npt.NDArray[np.uint8]
+    ) -> tuple[tuple[int, ...], npt.NDArray[np.uint8]]:
+        if self.num_free == 0:
+            return self.shape, record  # type: ignore[return-value]
+        if self.num_free == 1:
+            free = iter([len(record) // max(1, self._known * self.dtype.itemsize)])
+        else:
+            if len(record) < 4 * self.num_free:
+                raise CodecError(f"a record of {len(record)} bytes has no room for its shape")
+            free = iter(np.frombuffer(record[: 4 * self.num_free], "<u4").tolist())
+            record = record[4 * self.num_free :]
+        return tuple(next(free) if n is None else n for n in self.shape), record

@@ -1,0 +1,92 @@
+"""Columns: rows of bytes that can be reached by number. Everything that is stored is columns.
+
+A column does not know what its bytes mean, and does not own them: it is a view of a mapped file or of an arena.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    UInt8Array = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedColumn:
+    """Rows of one size, one after the other.
+
+    Attributes:
+        data: ``(N, nbytes)`` uint8, C-contiguous.
+    """
+
+    data: UInt8Array
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows together."""
+        return self.data.nbytes
+
+    def row(self, i: int) -> UInt8Array:
+        """Return row ``i`` as a view."""
+        row: UInt8Array = self.data[i]
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class VarColumn:
+    """Rows of any size, anywhere in one buffer.
+
+    Attributes:
+        buffer: 1-D uint8: the mapped file or arena.
+        starts: ``(N,)`` int64 offsets into the buffer.
+        lengths: ``(N,)`` int64 sizes in bytes.
+    """
+
+    buffer: UInt8Array
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows together."""
+        return int(self.lengths.sum())
+
+    def row(self, i: int) -> UInt8Array:
+        """Return row ``i`` as a view."""
+        start = self.starts[i]
+        return self.buffer[start : start + self.lengths[i]]
+
+
+Column = FixedColumn | VarColumn
+
+
+def fixed_column(rows: Sequence[bytes], nbytes: int) -> FixedColumn:
+    """Lay records of one size out as a column; ValueError if one has another size."""
+    for i, row in enumerate(rows):
+        if len(row) != nbytes:
+            raise ValueError(f"row {i} has {len(row)} bytes, the column {nbytes}")
+    return FixedColumn(np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), nbytes))
+
+
+def var_column(rows: Sequence[bytes]) -> VarColumn:
+    """Lay records of any size out as a column."""
+    lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+    return VarColumn(np.frombuffer(b"".join(rows), np.uint8), ends(lengths) - lengths, lengths)
+
+
+def ends(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return where each of the rows laid end to end would end."""
+    return np.cumsum(lengths, dtype=np.int64)

@@ -1,0 +1,102 @@
+"""Copying rows of one size, from anywhere in any number of maps, in one call.
+
+``index_select`` over a byte view with strides (1, 1) takes a row from any byte offset: seen
+through a window over all the maps, a record is its address. Between two maps the window covers
+memory that is not ours, so its arithmetic is guarded: an address is computed from a column that
+was checked against the size of its file when the shard was opened, and from a row number that was
+checked against the number of rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loaders.columns import Column, FixedColumn, VarColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Indices = npt.NDArray[np.int64]
+_UNKNOWN = -(1 << 62)
+
+
+class Gather:
+    """Copies records of one field.
+
+    Args:
+        nbytes: Size of every record.
+        starts: The number of the first sample of each shard.
+        column: Opens a shard's column, by shard number; its rows all have ``nbytes`` bytes.
+    """
+
+    def __init__(self, nbytes: int, starts: Indices, column: Callable[[int], Column]) -> None:
+        self._nbytes, self._starts, self._column = nbytes, starts, column
+        self._columns: dict[int, Column] = {}
+        self._biases = np.full(len(starts), _UNKNOWN, np.int64)
+        self._window = 0, torch.empty(0, nbytes, dtype=torch.uint8)
+        self._lock = threading.Lock()
+
+    def __call__(self, indices: Indices, shards: Indices, out: npt.NDArray[np.uint8]) -> None:
+        """Copy the records of some samples to the rows of ``out``: ``(N, nbytes)`` uint8, C-contiguous."""
+        if len(self._columns) < len(self._starts):
+            self._open(np.unique(shards).tolist())
+        low, rows = self._window
+        addresses = self._addresses(indices, shards)
+        addresses -= low
+        torch.index_select(rows, 0, torch.from_numpy(addresses), out=torch.from_numpy(out))
+
+    def _addresses(self, indices: Indices, shards: Indices) -> Indices:
+        if isinstance(self._columns[int(shards[0])], FixedColumn):
+            return indices * self._nbytes + self._biases[shards]
+        addresses = np.empty(len(indices), np.int64)
+        for number in np.unique(shards).tolist():
+            here = shards == number
+            column = self._columns[number]
+            assert isinstance(column, VarColumn)
+            addresses[here] = (
+                column.starts[indices[here] - self._starts[number]] + self._biases[number]
+            )
+        return addresses
+
+    def _open(self, shards: list[int]) -> None:
+        with self._lock:
+            for number in shards:
+                if number not in self._columns:
+                    self._add(number, self._column(number))
+
+    def _add(self, number: int, column: Column) -> None:
+        data = column.data if isinstance(column, FixedColumn) else column.buffer
+        address = int(data.ctypes.data)
+        first = int(self._starts[number]) * self._nbytes if isinstance(column, FixedColumn) else 0
+        self._biases[number] = address - first
+        self._widen(address, address + data.nbytes)
+        self._columns[number] = column
+
+    def _widen(self, low: int, high: int) -> None:
+        """Let the window cover one more range of addresses."""
+        if self._columns:
+            old_low, rows = self._window
+            low, high = min(low, old_low), max(high, old_low + len(rows) + self._nbytes - 1)
+        window = torch.from_numpy(np.asarray(_Memory(low, high - low)))
+        # One assignment: other threads read the pair without the lock.
+        self._window = (
+            low,
+            window.as_strided((high - low - self._nbytes + 1, self._nbytes), (1, 1)),
+        )
+
+
+class _Memory:
+    """Bytes at an address, for numpy to look at; whoever makes one keeps the owner alive."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }

@@ -1,0 +1,417 @@
+"""What every dataset of packed columns can do, wherever its bytes lie.
+
+A dataset is a store, a choice of fields, and settings; ``select``, ``split``, ``replace`` and
+``+`` make cheap views that share the store.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from loaders.buffers import FreshMemory
+from loaders.columns import Column, FixedColumn
+from loaders.datasets.job import BatchJob
+from loaders.datasets.readers import FixedReader, Reader, Request, make_readers
+from loaders.datasets.samples import SampleBatch, batch_type
+from loaders.datasets.store import Rows, Store
+from loaders.errors import LoadersError, SampleError, SchemaError
+from loaders.rng import hash64, key64
+from loaders.schema import VIRTUAL_FIELDS, Label, MultiLabel, Schema
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
+Indices = npt.NDArray[np.int64]
+OnError = Literal["raise", "replace"]
+Transform = Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]]
+_MAX_REPLACED_SHARE = 0.01
+
+
+class PackedDataset(torch.utils.data.Dataset[Any]):
+    """Samples over a store; ``ShardDataset`` and ``RAMDataset`` say where the store comes from."""
+
+    def __init__(
+        self,
+        store: Store,
+        schema: Schema,
+        *,
+        fingerprint: str,
+        fields: Sequence[str] | None = None,
+        augment: Sequence[Any] | None = None,
+        transform: Transform | None = None,
+        batching: Mapping[str, str] | None = None,
+        on_error: OnError = "raise",
+    ) -> None:
+        if on_error not in ("raise", "replace"):
+            raise ValueError(f"on_error must be 'raise' or 'replace', got {on_error!r}")
+        self.store, self.schema = store, schema
+        self.fields = tuple(fields) if fields is not None else schema.defaults
+        self.augment = tuple(augment or ())
+        self.transform = transform
+        self.batching = dict(batching or {})
+        self.on_error = on_error
+        self.epoch, self.seed = 0, 0
+        self.num_replaced = 0
+        self._source_fingerprint = fingerprint
+        self._view: Indices | None = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.schema.check_names(self.fields)
+        fields = {
+            name: None if name in VIRTUAL_FIELDS else self.schema.fields[name]
+            for name in self.fields
+        }
+        self.readers: tuple[Reader, ...] = make_readers(
+            self.store, fields, self.augment, self.batching
+        )
+        self.names = tuple(name for reader in self.readers for name in reader.names)
+        self.batch_type = batch_type(self.names)
+        self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
+        if isinstance(self.transform, Mapping) and (
+            unknown := set(self.transform) - set(self.names)
+        ):
+            raise SchemaError(
+                f"transform is for fields {sorted(unknown)}; samples have {list(self.names)}"
+            )
+
+    # -- samples -----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.store) if self._view is None else len(self._view)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample as a named tuple of tensors, or for a slice a view of the dataset."""
+        if isinstance(index, slice):
+            return self.select(np.arange(len(self))[index])
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> SampleBatch | list[Any]:
+        """Return the samples of a batch, read together; ``loaders.collate`` takes them without a copy."""
+        job = self.job(indices, FreshMemory())
+        job.run(0)
+        return job.finish()
+
+    def job(
+        self, indices: Sequence[int], memory: Any, num_workers: int = 1, seed: int | None = None
+    ) -> BatchJob:
+        """Return the work of reading a batch."""
+        return BatchJob(self, self.request(indices, seed), memory, num_workers)
+
+    def request(self, indices: Any, seed: int | None = None) -> Request:
+        """Turn indices, with the epoch and draws that our samplers attach to them, into a request."""
+        array = getattr(indices, "indices", None)
+        if array is None:
+            array = np.ascontiguousarray(indices, np.int64).reshape(-1)
+            epoch, draws = self._epoch_and_draws(indices)
+        else:
+            epoch, draws = indices.epoch, indices.draws
+        array = self._wrap(array)
+        return Request(
+            array, self.rows_of(array), epoch, draws, self.seed if seed is None else seed
+        )
+
+    def _epoch_and_draws(self, indices: Sequence[Any]) -> tuple[int, Indices | None]:
+        """Read what a sampler that yields single indices attached to them."""
+        first: Any = indices[0] if len(indices) else None
+        if not hasattr(first, "epoch"):
+            return self.epoch, None
+        return first.epoch, np.array([index.draw for index in indices], np.int64)
+
+    def _wrap(self, indices: Indices) -> Indices:
+        """Return the indices counted from the start; IndexError if one is out of range."""
+        n = len(self)
+        if not len(indices) or indices.view(np.uint64).max() < n:  # a negative one is huge here
+            return indices
+        if int(indices.min()) < -n or int(indices.max()) >= n:
+            bad = indices[(indices < -n) | (indices >= n)][0]
+            raise IndexError(f"sample {bad} of a dataset of {n}")
+        return np.where(indices < 0, indices + n, indices)
+
+    def numbers_of(self, indices: Indices) -> Indices:
+        """Return the samples' numbers in the store."""
+        return indices if self._view is None else self._view[indices]
+
+    def rows_of(self, indices: Indices) -> Rows:
+        """Find samples in the store."""
+        return self.store.rows(self.numbers_of(indices))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch ``dataset[i]`` augments for, under a sampler that does not say it itself."""
+        self.epoch = epoch
+
+    def apply_transform(self, sample: Any) -> Any:
+        """Apply the user's transform to one sample."""
+        if not isinstance(self.transform, Mapping):
+            assert self.transform is not None
+            return self.transform(sample)
+        return sample._replace(
+            **{name: fn(getattr(sample, name)) for name, fn in self.transform.items()}
+        )
+
+    @property
+    def sample_nbytes(self) -> int | None:
+        """Bytes of a sample whose fields are all copied as they are, else None."""
+        sizes = [
+            reader.nbytes if isinstance(reader, FixedReader) else None for reader in self.readers
+        ]
+        known = [size for size in sizes if size is not None]
+        return None if len(known) < len(sizes) or self.transform is not None else sum(known)
+
+    # -- errors ------------------------------------------------------------------------------------
+
+    def place(self, index: int) -> tuple[Path, int]:
+        """Return the file of a sample and its row there."""
+        return self.store.place(int(self.numbers_of(np.array([index], np.int64))[0]))
+
+    def sample_error(self, index: int, what: str) -> SampleError:
+        """Describe a sample that cannot be served."""
+        path, row = self.place(index)
+        return SampleError(what, index, path, row, self._key_of(index))
+
+    def _key_of(self, index: int) -> str | None:
+        if "key" not in self.schema.fields:
+            return None
+        try:
+            record = self.store.records("key", self.rows_of(np.array([index], np.int64)))[0]
+        except LoadersError:
+            return None
+        return record.tobytes().decode(errors="replace")
+
+    def count_replaced(self, error: SampleError) -> None:
+        """Note that a sample was replaced; too many are an error."""
+        self.num_replaced += 1
+        logger.warning("replaced: %s", error)
+        if self.num_replaced > max(10, _MAX_REPLACED_SHARE * len(self)):
+            raise LoadersError(
+                f"{self.num_replaced} samples had to be replaced, more than 1 %; the last one: {error}"
+            )
+
+    # -- looking things up -------------------------------------------------------------------------
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Class names by number, of the first label field that has them."""
+        labels = (
+            field for field in self.schema.fields.values() if isinstance(field, Label | MultiLabel)
+        )
+        return next((field.classes for field in labels if field.classes), None)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identify the samples and their order; a resumed run must have the same."""
+        if self._view is None:
+            return self._source_fingerprint
+        view = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(self._view).data)
+        return xxhash.xxh3_128_hexdigest(f"{self._source_fingerprint} {view}".encode())
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return a field of all samples as one read-only array ``(N, ...)``, without decoding pictures.
+
+        Raises:
+            SchemaError: The field has no fixed shape.
+        """
+        self.schema.check_names([name])
+        if name == "sample_id":
+            return np.arange(len(self))
+        field = self.schema.fields[name]
+        if field.record_nbytes is None or field.shape is None:
+            raise SchemaError(f"field {name!r} varies in size: read it sample by sample")
+        parts = [_rows(column, field.record_nbytes) for column in self.store.column(name)]
+        data = (
+            parts[0]
+            if len(parts) == 1
+            else np.concatenate([*parts, np.empty((0, field.record_nbytes), np.uint8)])
+        )
+        if self._view is not None:
+            data = data[self._view]
+        flat = np.frombuffer(np.ascontiguousarray(data), field.dtype)
+        array = flat.reshape(len(self), *(n for n in field.shape if n is not None))
+        array.flags.writeable = False
+        return array
+
+    def find(self, key: str) -> int:
+        """Return the index of the sample with this key; KeyError if there is none."""
+        hashes, order = self._keys
+        wanted = xxhash.xxh3_64_intdigest(key.encode())
+        at = int(np.searchsorted(hashes, wanted))
+        while at < len(hashes) and hashes[at] == wanted:
+            if self._key_of(int(order[at])) == key:
+                return int(order[at])
+            at += 1
+        raise KeyError(key)
+
+    @cached_property
+    def _keys(self) -> tuple[npt.NDArray[np.uint64], Indices]:
+        """The sorted hashes of all keys, and whose they are."""
+        if "key" not in self.schema.fields:
+            raise SchemaError("this dataset was packed without keys")
+        rows = self.rows_of(np.arange(len(self)))
+        hashes = np.fromiter(
+            (xxhash.xxh3_64_intdigest(record.data) for record in self.store.records("key", rows)),
+            np.uint64,
+            len(rows),
+        )
+        order = np.argsort(hashes, kind="stable")
+        return hashes[order], order
+
+    # -- views -------------------------------------------------------------------------------------
+
+    def replace(self, **settings: Any) -> Self:
+        """Return the same samples with other settings: fields, augment, transform, batching, on_error."""
+        allowed = {"fields", "augment", "transform", "batching", "on_error"}
+        if unknown := set(settings) - allowed:
+            raise TypeError(f"replace() takes {sorted(allowed)}, got {sorted(unknown)}")
+        other = copy.copy(self)
+        for name, value in settings.items():
+            setattr(other, name, value)
+        fields = settings.get("fields", self.fields)
+        other.fields = tuple(fields) if fields is not None else self.schema.defaults
+        other.augment, other.batching = tuple(other.augment or ()), dict(other.batching or {})
+        other._prepare()
+        return other
+
+    def select(self, which: Any) -> Self:
+        """Return a view of some samples, in the order given.
+
+        Args:
+            which: Indices, or a boolean mask of the dataset's length.
+        """
+        array = np.asarray(which)
+        if array.dtype == bool:
+            if array.shape != (len(self),):
+                raise ValueError(
+                    f"a mask has one value per sample ({len(self)}), got {array.shape}"
+                )
+            array = np.flatnonzero(array)
+        other = copy.copy(self)
+        other.__dict__.pop("fingerprint", None)
+        other.__dict__.pop("_keys", None)
+        other._view = self.numbers_of(self._wrap(array.astype(np.int64).reshape(-1)))
+        return other
+
+    def split(
+        self,
+        parts: Sequence[float],
+        *,
+        stratify: str | None = None,
+        by: Literal["sample", "key"] = "sample",
+        seed: int = 0,
+    ) -> tuple[Self, ...]:
+        """Divide the samples at random; each goes to exactly one part.
+
+        Args:
+            parts: The share of each part; they sum to 1.
+            stratify: A label field whose classes are divided alike.
+            by: ``"key"``: each sample's part follows from its key alone, so it stays when samples
+                are added; the shares are then met on average.
+            seed: For the division.
+        """
+        if abs(sum(parts) - 1) > 1e-6 or min(parts) < 0:
+            raise ValueError(f"parts must be shares that sum to 1, got {list(parts)}")
+        numbers = self._key_hashes() if by == "key" else np.arange(len(self), dtype=np.uint64)
+        hashes = hash64(key64(seed, 0x5711), numbers)
+        bounds = np.cumsum(parts)[:-1]
+        if by == "key":
+            which = np.searchsorted(bounds, hashes * 2.0**-64, "right")
+        else:
+            which = np.zeros(len(self), np.int64)
+            groups = np.zeros(len(self), np.int64) if stratify is None else self.column(stratify)
+            for group in np.unique(groups):
+                members = np.flatnonzero(groups == group)
+                members = members[np.argsort(hashes[members], kind="stable")]
+                which[members] = np.searchsorted(
+                    np.round(bounds * len(members)), np.arange(len(members)), "right"
+                )
+        return tuple(self.select(np.flatnonzero(which == part)) for part in range(len(parts)))
+
+    def _key_hashes(self) -> npt.NDArray[np.uint64]:
+        hashes, order = self._keys
+        result = np.empty(len(hashes), np.uint64)
+        result[order] = hashes
+        return result
+
+    def __add__(self, other: Any) -> PackedDataset:  # type: ignore[override]
+        if not isinstance(other, PackedDataset):
+            return NotImplemented
+        return concat([self, other])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} samples of {', '.join(self.names)})"
+
+
+def _rows(column: Column, nbytes: int) -> npt.NDArray[np.uint8]:
+    if isinstance(column, FixedColumn):
+        return column.data
+    return np.stack([column.row(i) for i in range(len(column))]).reshape(len(column), nbytes)
+
+
+def concat(datasets: Sequence[PackedDataset]) -> PackedDataset:
+    """Return the samples of several datasets, one after the other.
+
+    They must have the same settings (fields, augment, transform, ...) and, in the fields that
+    samples show, the same
+    schema: ``replace`` makes settings equal.
+
+    Raises:
+        SchemaError: They differ; the message says in what.
+    """
+    if not datasets:
+        raise ValueError("concat needs at least one dataset")
+    first = datasets[0]
+    for other in datasets[1:]:
+        _check_alike(first, other)
+    store = Store(
+        [shard for dataset in datasets for shard in dataset.store.shards], first.store.check
+    )
+    offsets = np.cumsum([0, *(len(dataset.store) for dataset in datasets)])
+    joined = copy.copy(first)
+    joined.__class__ = PackedDataset
+    shared = [
+        name
+        for name, field in first.schema.fields.items()
+        if all(d.schema.fields.get(name) == field for d in datasets)
+    ]
+    joined.schema = Schema(
+        {name: first.schema.fields[name] for name in shared}, _stored(first.fields)
+    )
+    joined.store = store
+    for cached in ("fingerprint", "_keys"):
+        joined.__dict__.pop(cached, None)
+    rows = [
+        d.numbers_of(np.arange(len(d))) + offset
+        for d, offset in zip(datasets, offsets, strict=False)
+    ]
+    joined._view = None if all(d._view is None for d in datasets) else np.concatenate(rows)
+    joined._source_fingerprint = xxhash.xxh3_128_hexdigest(
+        " ".join(d.fingerprint for d in datasets).encode()
+    )
+    joined._prepare()
+    return joined
+
+
+def _check_alike(one: PackedDataset, other: PackedDataset) -> None:
+    for setting in ("fields", "augment", "transform", "batching", "on_error"):
+        if getattr(one, setting) != getattr(other, setting):
+            values = f"{getattr(one, setting)!r} and {getattr(other, setting)!r}"
+            raise SchemaError(
+                f"datasets to concatenate differ in {setting}: {values}; use replace({setting}=...)"
+            )
+    for name in _stored(one.fields):
+        if one.schema.fields[name] != other.schema.fields[name]:
+            fields = f"{one.schema.fields[name]} and {other.schema.fields[name]}"
+            raise SchemaError(f"datasets to concatenate differ in field {name!r}: {fields}")
+
+
+def _stored(fields: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in fields if name not in VIRTUAL_FIELDS)

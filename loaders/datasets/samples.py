@@ -1,0 +1,103 @@
+"""What a dataset hands out: samples and batches, both named tuples in field order."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Padded(NamedTuple):
+    """Arrays of different lengths as one tensor: ``(N, longest, ...)``, zeros behind each; int64 ``lengths``."""
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+
+class Ragged(NamedTuple):
+    """Arrays of different lengths end to end: array ``i`` is ``values[offsets[i]:offsets[i + 1]]``."""
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+
+@lru_cache(maxsize=256)
+def sample_type(names: tuple[str, ...]) -> Any:
+    """Return the named tuple of these fields; its instances pickle."""
+    return type(
+        "Sample", (_Record, namedtuple("Sample", names)), {"__slots__": (), "kind": sample_type}
+    )
+
+
+@lru_cache(maxsize=256)
+def batch_type(names: tuple[str, ...]) -> Any:
+    """Return the named tuple of a batch of these fields.
+
+    ``batch.valid`` tells real rows (True) from padding: a bool tensor, or None where all are real.
+    """
+    return type(
+        "Batch", (_Record, namedtuple("Batch", names)), {"valid": None, "kind": batch_type}
+    )
+
+
+class _Record:
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        names = self._fields  # type: ignore[attr-defined]
+        state = getattr(self, "__dict__", {})
+        return _rebuild, (type(self).kind, names, tuple(self), state)  # type: ignore[attr-defined, arg-type]
+
+
+def _rebuild(
+    kind: Any, names: tuple[str, ...], values: tuple[Any, ...], state: dict[str, Any]
+) -> Any:
+    record = kind(names)(*values)
+    for name, value in state.items():
+        setattr(record, name, value)
+    return record
+
+
+class SampleBatch(Sequence[Any]):
+    """A batch that can also be read sample by sample: what ``dataset.__getitems__`` returns.
+
+    Our ``collate`` takes ``batch`` as it is; any other function sees a sequence of samples.
+    """
+
+    def __init__(self, batch: Any, num_samples: int) -> None:
+        self.batch, self._num_samples = batch, num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"sample {i} of a batch of {len(self)}")
+        return sample_type(self.batch._fields)(*(item(values, i) for values in self.batch))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+
+def item(values: Any, i: int) -> Any:
+    """Return the value of one sample, from the values of a batch."""
+    if isinstance(values, Padded):
+        return values.values[i, : int(values.lengths[i])]
+    if isinstance(values, Ragged):
+        return values.values[int(values.offsets[i]) : int(values.offsets[i + 1])]
+    return values[i]
+
+
+def collate(samples: Any) -> Any:
+    """Turn samples into a batch, for any DataLoader: without a copy where they came as one.
+
+    Anything that is not a ``SampleBatch`` goes to torch's ``default_collate``.
+    """
+    if isinstance(samples, SampleBatch):
+        return samples.batch
+    return torch.utils.data.default_collate(samples)

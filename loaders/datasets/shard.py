@@ -1,0 +1,68 @@
+"""``ShardDataset``: columns over mapped files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaders.datasets.packed import OnError, PackedDataset, Transform
+from loaders.datasets.store import Check, FileShard, Store
+from loaders.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class ShardDataset(PackedDataset):
+    """The samples of a packed dataset, read from memory-mapped shards.
+
+    Opening reads the manifest only; a shard is mapped when it is first touched. The page cache
+    holds what was read, once per machine, whatever the number of processes. Safe under threads,
+    fork and spawn; pickling sends the path.
+
+    Args:
+        path: The folder that ``packdata`` made.
+        fields: Names of the fields a sample has, in order; default: those that the packing
+            marked, usually image and label. ``key``, ``original_size`` and ``sample_id`` (the
+            position) can be asked for.
+        augment: Ops of ``loaders.augment``, applied while decoding, to image, mask and boxes
+            alike.
+        transform: A function of a sample, or ``{field: function}``; runs per sample, on worker
+            threads.
+        batching: ``{field: "list" | "pad" | "offsets"}`` for arrays and boxes of varying length.
+        check: When records are compared with their checksums: ``"first"`` time they are read,
+            ``"always"``, ``"never"``.
+        on_error: ``"raise"``, or ``"replace"`` a bad sample by another, chosen by the seed,
+            counted and logged.
+
+    Raises:
+        ManifestError: The folder is not a packed dataset, or a damaged one.
+        SchemaError: A field or option does not exist.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        fields: Sequence[str] | None = None,
+        augment: Sequence[Any] | None = None,
+        transform: Transform | None = None,
+        batching: Mapping[str, str] | None = None,
+        check: Check = "first",
+        on_error: OnError = "raise",
+    ) -> None:
+        self.path = Path(path).absolute()
+        manifest = read_manifest(self.path)
+        store = Store(
+            [FileShard(self.path / shard.file, shard) for shard in manifest.shards], check
+        )
+        super().__init__(
+            store,
+            manifest.schema,
+            fingerprint=manifest.fingerprint,
+            fields=fields,
+            augment=augment,
+            transform=transform,
+            batching=batching,
+            on_error=on_error,
+        )

@@ -1,0 +1,228 @@
+"""The columns of all shards of a dataset, reached by sample number, checked on the way.
+
+A store does not decode: it finds records, verifies their checksums when they are first read, and
+gathers rows of equal size from any number of mapped files in one call.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.columns import Column, VarColumn
+from loaders.datasets.gather import Gather
+from loaders.errors import ChecksumError, ShardError
+from loaders.formats import open_checksums, open_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from loaders.formats.checksums import Checksums
+    from loaders.manifest import ShardInfo
+
+Check = Literal["first", "always", "never"]
+Indices = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class OpenShard:
+    """A shard in use: its columns, their checksums, and which blocks of rows were already found right."""
+
+    path: Path
+    columns: Mapping[str, Column]
+    checksums: Mapping[str, Checksums]
+    verified: dict[str, npt.NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileShard:
+    """A shard that is mapped when it is first touched."""
+
+    path: Path
+    info: ShardInfo
+
+    @property
+    def num_samples(self) -> int:
+        """Its rows."""
+        return self.info.num_samples
+
+    def open(self, check: Check) -> OpenShard:
+        """Map the file; ShardError if it is not what the manifest says."""
+        columns = open_columns(self.path, self.info)
+        checksums = {} if check == "never" else open_checksums(self.path, self.info)
+        verified = {name: np.zeros(len(sums.hashes), bool) for name, sums in checksums.items()}
+        return OpenShard(self.path, columns, checksums, verified)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShard:
+    """Columns that are in memory, and where they came from."""
+
+    path: Path
+    columns: Mapping[str, Column]
+
+    @property
+    def num_samples(self) -> int:
+        """Its rows."""
+        return len(next(iter(self.columns.values())))
+
+    def open(self, check: Check) -> OpenShard:
+        """Return the columns; what is in memory was checked on the way there."""
+        return OpenShard(self.path, self.columns, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Samples by number, and the shards they lie in."""
+
+    indices: Indices
+    shards: Indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, part: slice) -> Rows:
+        return Rows(self.indices[part], self.shards[part])
+
+
+class Store:
+    """Columns by field over one or more shards.
+
+    Args:
+        shards: The shards, in sample order.
+        check: When to compare records with their checksums.
+
+    Thread-safe. Shards are opened when they are first touched. Pickling sends paths and opens
+    anew.
+    """
+
+    def __init__(self, shards: Sequence[FileShard | MemoryShard], check: Check = "first") -> None:
+        if check not in ("first", "always", "never"):
+            raise ValueError(f"check must be 'first', 'always' or 'never', got {check!r}")
+        self.shards = tuple(shards)
+        self.check: Check = check
+        self.ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
+        self.starts = self.ends - np.array([shard.num_samples for shard in self.shards], np.int64)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[OpenShard | None] = [None] * len(self.shards)
+        self._unverified: dict[str, set[int]] = {}
+        self._gathers: dict[str, Gather] = {}
+
+    def __reduce__(self) -> Any:
+        return Store, (self.shards, self.check)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def shard(self, number: int) -> OpenShard:
+        """Return a shard, opened."""
+        return self._open[number] or self._open_shard(number)
+
+    def _open_shard(self, number: int) -> OpenShard:
+        with self._lock:
+            shard = self._open[number]
+            if shard is None:
+                shard = self._open[number] = self.shards[number].open(self.check)
+            return shard
+
+    def shards_of(self, indices: Indices) -> Indices:
+        """Return the shard number of each sample."""
+        if len(self.ends) == 1:
+            return np.zeros(len(indices), np.int64)
+        return np.searchsorted(self.ends, indices, "right")
+
+    def place(self, index: int) -> tuple[Path, int]:
+        """Return the file of one sample and its row there."""
+        number = int(self.shards_of(np.array([index], np.int64))[0])
+        return self.shards[number].path, index - int(self.starts[number])
+
+    def rows(self, indices: Indices) -> Rows:
+        """Find the shards of some samples; their numbers must be in range."""
+        return Rows(indices, self.shards_of(indices))
+
+    def records(self, field: str, rows: Rows) -> list[UInt8Array]:
+        """Return the record of each sample as a view, verified."""
+        self._verify(field, rows)
+        numbers = (rows.indices - self.starts[rows.shards]).tolist()
+        columns = [self.shard(number).columns[field] for number in rows.shards.tolist()]
+        return [column.row(row) for column, row in zip(columns, numbers, strict=True)]
+
+    def column(self, field: str) -> list[Column]:
+        """Return the column of every shard, verified."""
+        self._verify(field, self.rows(np.arange(len(self), dtype=np.int64)))
+        return [self.shard(number).columns[field] for number in range(len(self.shards))]
+
+    def gather(self, field: str, rows: Rows, out: UInt8Array) -> None:
+        """Copy records of one size, verified, to the rows of ``out``.
+
+        Args:
+            field: A field whose records all have the size of a row of ``out``.
+            rows: N samples.
+            out: ``(N, nbytes)`` uint8, C-contiguous.
+        """
+        if not len(rows):
+            return
+        self._verify(field, rows)
+        gather = self._gathers.get(field)
+        if gather is None:
+            gather = Gather(
+                out.shape[1],
+                self.starts,
+                lambda number: self._equal_rows(field, number, out.shape[1]),
+            )
+            gather = self._gathers.setdefault(field, gather)
+        gather(rows.indices, rows.shards, out)
+
+    def _equal_rows(self, field: str, number: int, nbytes: int) -> Column:
+        shard = self.shard(number)
+        column = shard.columns[field]
+        if isinstance(column, VarColumn) and (wrong := column.lengths != nbytes).any():
+            row = int(wrong.argmax())
+            raise ShardError(
+                f"its record has {column.lengths[row]} bytes, not {nbytes}", shard.path, row, field
+            )
+        return column
+
+    def _verify(self, field: str, rows: Rows) -> None:
+        """Hash the blocks that these records lie in, unless that was done before."""
+        if self.check == "never":
+            return
+        unverified = self._unverified.get(field)
+        if unverified is None:
+            unverified = self._unverified.setdefault(field, set(range(len(self.shards))))
+        if self.check == "first" and not unverified:
+            return
+        for number in np.unique(rows.shards).tolist():
+            if self.check == "always" or number in unverified:
+                here = rows.indices[rows.shards == number] - self.starts[number]
+                if self._verify_rows(self.shard(number), field, here):
+                    unverified.discard(number)
+
+    def _verify_rows(self, shard: OpenShard, field: str, rows: Indices) -> bool:
+        """Verify the blocks of some rows; return True if now all blocks of the column were."""
+        if field not in shard.checksums:
+            return True
+        sums, verified = shard.checksums[field], shard.verified[field]
+        blocks = rows // sums.rows_per_block
+        blocks = np.unique(blocks if self.check == "always" else blocks[~verified[blocks]])
+        bad = sums.first_mismatch(shard.columns[field], blocks)
+        if bad is not None:
+            first = bad * sums.rows_per_block
+            last = min(first + sums.rows_per_block, len(shard.columns[field])) - 1
+            what = "its checksum does not match" + (
+                "" if last == first else f" (one of rows {first} to {last})"
+            )
+            raise ChecksumError(
+                what, shard.path, first, field, "Run 'packdata verify', and restore the shard"
+            )
+        verified[blocks] = True
+        return bool(verified.all())

@@ -1,0 +1,1 @@
+"""Everything that runs where the model runs; plain PyTorch on a CPU."""

@@ -1,0 +1,110 @@
+"""What can go wrong, said with place, finding and remedy.
+
+::
+
+    LoadersError
+    ├── SchemaError     (ValueError)    a field or schema that contradicts itself
+    ├── ManifestError   (ValueError)    manifest.json is missing, damaged, newer, or points outside its folder
+    ├── ShardError      (ValueError)    the bytes of a shard contradict its manifest
+    │   └── ChecksumError               a stored checksum differs from the bytes
+    ├── CodecError      (ValueError)    a record that its codec cannot read, an array it cannot write
+    ├── SampleError     (RuntimeError)  one sample could not be served: carries dataset, shard, row and key
+    ├── BatchError      (ValueError)    samples that do not form a batch, or a tensor that is not what a module takes
+    ├── StateError      (ValueError)    a state_dict that belongs to another dataset or order
+    ├── SourceError     (ValueError)    offline: an input file that cannot be packed
+    └── PackError       (RuntimeError)  offline: a target that cannot be written, or is in use
+
+Every error pickles, so it crosses process borders whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class LoadersError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+def sentence(*parts: str) -> str:
+    """Join parts into sentences, each ending with one full stop."""
+    return " ".join(f"{part.rstrip('.')}." for part in parts if part)
+
+
+class SchemaError(LoadersError, ValueError):
+    """A field or schema that contradicts itself or its data."""
+
+
+class BatchError(LoadersError, ValueError):
+    """Samples that do not form a batch, or a tensor that is not what a module takes."""
+
+
+class StateError(LoadersError, ValueError):
+    """A state that belongs to another dataset, order or format."""
+
+
+class CodecError(LoadersError, ValueError):
+    """A record that its codec cannot read, or an array that it cannot write."""
+
+
+class _FileError(LoadersError):
+    """What is wrong with one file, and what to do about it."""
+
+    def __init__(self, what: str, path: Path | str, hint: str = "") -> None:
+        super().__init__(what, path, hint)  # positional: this is what pickle replays
+        self.what, self.path, self.hint = what, path, hint
+
+    def __str__(self) -> str:
+        return sentence(f"{self.path}: {self.what}", self.hint)
+
+
+class ManifestError(_FileError, ValueError):
+    """``manifest.json`` is missing, damaged, newer than this version, or points outside its folder."""
+
+
+class SourceError(_FileError, ValueError):
+    """An input file that cannot be packed."""
+
+
+class PackError(_FileError, RuntimeError):
+    """A target that cannot be written, or that another packer holds."""
+
+
+class ShardError(LoadersError, ValueError):
+    """The bytes of a shard contradict its manifest; ``row`` is None for the file as a whole."""
+
+    def __init__(
+        self,
+        what: str,
+        path: Path | str,
+        row: int | None = None,
+        field: str | None = None,
+        hint: str = "",
+    ) -> None:
+        super().__init__(what, path, row, field, hint)
+        self.what, self.path, self.row, self.field, self.hint = what, path, row, field, hint
+
+    def __str__(self) -> str:
+        where = f"{self.path}"
+        where += "" if self.field is None else f", field {self.field}"
+        where += "" if self.row is None else f", row {self.row}"
+        return sentence(f"{where}: {self.what}", self.hint)
+
+
+class ChecksumError(ShardError):
+    """A stored checksum differs from the bytes it covers."""
+
+
+class SampleError(LoadersError, RuntimeError):
+    """One sample could not be served; the error that says why is its ``__cause__``."""
+
+    def __init__(self, what: str, index: int, path: Path | str, row: int, key: str | None) -> None:
+        super().__init__(what, index, path, row, key)
+        self.what, self.index, self.path, self.row, self.key = what, index, path, row, key
+
+    def __str__(self) -> str:
+        key = "" if self.key is None else f", key {self.key!r}"
+        return sentence(f"sample {self.index} ({self.path}, row {self.row}{key}): {self.what}")

@@ -1,0 +1,144 @@
+"""Shard files: columns of bytes go in, and come out again as views of the mapped file.
+
+One file per format says how bytes are laid out (``write``) and how another library sees them (``read_back``). Opening is
+the same for all: the manifest has the place of every column, so serving needs neither liblmdb nor pyarrow.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from loaders.columns import Column, FixedColumn, VarColumn, ends
+from loaders.errors import ShardError
+from loaders.formats.checksums import Checksums, dump_checksums, load_checksums
+from loaders.manifest import Place, ShardInfo
+from loaders.schema import Field
+
+SUFFIXES = (".lmdb", ".parquet")
+_RESTORE = "Run 'packdata verify'; restore the shard from a copy, or pack again"
+
+
+def write_shard(path: Path, columns: Mapping[str, Column], fields: Mapping[str, Field]) -> ShardInfo:
+    """Write columns as one shard, and prove that what can be mapped is what its library reads.
+
+    Args:
+        path: Where; the suffix chooses the format.
+        columns: Column by field name, of equal length, at least one row.
+        fields: The field of each column.
+
+    Raises:
+        ShardError: What was read back differs from what was written.
+    """
+    from loaders.formats import lmdb, parquet  # here, so that serving imports neither library
+
+    sizes = {name: len(column) for name, column in columns.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise ValueError(f"a shard has columns of one length, at least 1, got {sizes}")
+    checksums = dump_checksums(columns)
+    if path.suffix == lmdb.SUFFIX:
+        places, checksums_at = lmdb.write(path, columns, checksums)
+    else:
+        places, checksums_at = parquet.write(path, columns, checksums, fields)
+    num_samples = next(iter(sizes.values()))
+    info = ShardInfo(path.name, num_samples, path.stat().st_size, hash_file(path), places, checksums_at)
+    difference = read_back(path, open_columns(path, info))
+    if difference is not None:
+        raise ShardError(f"reading it back, {difference}", path, hint="This is a defect of loaders: report it")
+    return info
+
+
+def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
+    """Compare columns with what the format's own library reads; return the first difference, or None."""
+    from loaders.formats import lmdb, parquet
+
+    return (lmdb if path.suffix == lmdb.SUFFIX else parquet).read_back(path, columns)
+
+
+def hash_file(path: Path) -> str:
+    """Return the xxh3-128 of a file's bytes, hexadecimal."""
+    state = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            state.update(block)
+    return state.hexdigest()
+
+
+def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
+    """Map a shard read-only, after checking that it has its recorded size (a read past its end would be fatal).
+
+    Raises:
+        ShardError: The file is missing or has another size.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != info.size_bytes:
+                what = f"it has {size} bytes, the manifest says {info.size_bytes}"
+                raise ShardError(what, path, hint=_RESTORE)
+            # A map needs no open file, and a dataset may have more shards than the process may have files.
+            options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+            return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, **options), np.uint8)
+    except FileNotFoundError as error:
+        raise ShardError("the shard is missing", path, hint=_RESTORE) from error
+    except OSError as error:
+        raise ShardError(f"it cannot be mapped ({error})", path, hint="See 'ulimit -n' and 'ulimit -v'") from error
+
+
+def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:
+    """Map a shard and return its columns, without copying rows.
+
+    Raises:
+        ShardError: The file is missing, has another size, or rows would lie outside of it.
+    """
+    data = map_shard(path, info)
+    return {name: _column(data, place, info.num_samples, path, name) for name, place in info.places.items()}
+
+
+def _column(data: npt.NDArray[np.uint8], place: Place, n: int, path: Path, name: str) -> Column:
+    if place.row_nbytes is not None:
+        rows = data[place.offset : place.offset + n * place.row_nbytes]
+        return FixedColumn(rows.reshape(n, place.row_nbytes))
+    lengths = _numbers(data, place.lengths or 0, n, "<i4")
+    if place.starts is not None:
+        starts = _numbers(data, place.starts, n, "<i8")
+    else:
+        starts = place.offset + ends(lengths + place.gap) - lengths
+    bad = (lengths < 0) | (starts < 0) | (starts > len(data) - lengths)
+    if bad.any():
+        row = int(bad.argmax())
+        what = f"its record would lie at {starts[row]} + {lengths[row]}, outside the file of {len(data)} bytes"
+        raise ShardError(what, path, row, name, _RESTORE)
+    return VarColumn(data, starts, lengths)
+
+
+def _numbers(data: npt.NDArray[np.uint8], offset: int, n: int, dtype: str) -> npt.NDArray[np.int64]:
+    return np.frombuffer(data, dtype, n, offset).astype(np.int64)
+
+
+def open_checksums(path: Path, info: ShardInfo) -> dict[str, Checksums]:
+    """Read the row checksums that a shard keeps of each column.
+
+    Raises:
+        ShardError: They cannot be read.
+    """
+    offset, nbytes = info.checksums
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size < offset + nbytes:  # or the read would reserve what is not there
+                raise ValueError("the file ends before them")
+            file.seek(offset)
+            checksums = load_checksums(file.read(nbytes), info.num_samples)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ShardError(f"its row checksums cannot be read ({error})", path, hint=_RESTORE) from error
+    if set(checksums) != set(info.places):
+        raise ShardError(f"it has row checksums of {sorted(checksums)} only", path, hint=_RESTORE)
+    return checksums

@@ -1,0 +1,136 @@
+"""Indices on their way to a dataset, beside them the epoch and draw that augmentation needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, overload
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from loaders.sampling.order import Order
+    from loaders.sampling.plan import Plan
+
+    Int64s = npt.NDArray[np.int64]
+    Bools = npt.NDArray[np.bool_]
+
+CHUNK = 1 << 16  # positions that one call evaluates: enough to hide its cost, 0.5 MiB of indices
+
+
+class SampleIndex(int):
+    """An index that knows its epoch and draw; in every other respect an int.
+
+    Args:
+        index: Position in the dataset.
+        epoch: The epoch it is drawn in.
+        draw: How many times the epoch has it under a smaller draw: 0 unless it repeats.
+
+    Example:
+        >>> index = SampleIndex(7, epoch=2, draw=1)
+        >>> index, index.epoch, index.draw, index + 1
+        (7, 2, 1, 8)
+    """
+
+    epoch: int
+    draw: int
+
+    def __new__(cls, index: int, epoch: int = 0, draw: int = 0) -> SampleIndex:
+        """Make an int that also knows where in the order it comes from."""
+        self = super().__new__(cls, index)
+        self.epoch, self.draw = epoch, draw
+        return self
+
+    def __reduce__(self) -> tuple[type[SampleIndex], tuple[int, int, int]]:
+        return SampleIndex, (int(self), self.epoch, self.draw)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexBatch(Sequence[int]):
+    """The indices of one batch: a sequence of ints to everyone, arrays to our datasets.
+
+    Args:
+        indices: ``(N,)`` positions in the dataset.
+        epoch: The epoch they are drawn in.
+        draws: ``(N,)``, telling repeats of an index within the epoch apart; None: there are none.
+        valid: ``(N,)``, False where a row is padding; None: padding was not asked to be marked.
+    """
+
+    indices: Int64s
+    epoch: int = 0
+    draws: Int64s | None = None
+    valid: Bools | None = None
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices.tolist())
+
+    @overload
+    def __getitem__(self, item: int) -> int: ...
+    @overload
+    def __getitem__(self, item: slice) -> IndexBatch: ...
+    def __getitem__(self, item: int | slice) -> int | IndexBatch:
+        """Return one index, or the batch of a slice (as accelerate splits batches)."""
+        if not isinstance(item, slice):
+            return int(self.indices[item])
+        draws = None if self.draws is None else self.draws[item]
+        valid = None if self.valid is None else self.valid[item]
+        return IndexBatch(self.indices[item], self.epoch, draws, valid)
+
+
+class Steps(NamedTuple):
+    """Some consecutive steps: ``(steps, rows)`` arrays; ``valid`` as in ``Plan``."""
+
+    indices: Int64s
+    draws: Int64s | None
+    valid: Bools | None
+
+
+def evaluate(order: Order, plan: Plan, epoch: int) -> Iterator[Steps]:
+    """Yield the remaining steps of a plan, many at a time, but the first at once."""
+    for first, num in _chunks(plan.num_full_steps, plan.batch_size):
+        indices, draws = order.at(epoch, plan.full_steps(first, num).ravel())
+        rows = None if draws is None else draws.reshape(num, -1)
+        valid = np.ones((num, plan.batch_size), np.bool_) if plan.pad == "mark" else None
+        yield Steps(indices.reshape(num, -1), rows, valid)
+    for step in range(plan.num_full_steps, plan.num_remaining_steps):
+        positions, valid = plan.positions(step)
+        indices, draws = order.at(epoch, positions)
+        yield Steps(
+            indices[None],
+            None if draws is None else draws[None],
+            None if valid is None else valid[None],
+        )
+
+
+def index_batches(order: Order, plan: Plan, epoch: int) -> Iterator[IndexBatch]:
+    """Yield the remaining batches of a plan: a pure function, a few microseconds each.
+
+    Example:
+        >>> from loaders.sampling.order import Sequential
+        >>> from loaders.sampling.plan import Plan
+        >>> [list(batch) for batch in index_batches(Sequential(5), Plan(5, batch_size=2), epoch=0)]
+        [[0, 1], [2, 3], [4]]
+    """
+    for indices, draws, valid in evaluate(order, plan, epoch):
+        for row in range(len(indices)):
+            yield IndexBatch(
+                indices[row],
+                epoch,
+                None if draws is None else draws[row],
+                None if valid is None else valid[row],
+            )
+
+
+def _chunks(num_steps: int, batch_size: int) -> Iterator[tuple[int, int]]:
+    """Yield (first step, how many): 1 at first, then twice as many, up to ``CHUNK`` rows."""
+    first, num = 0, 1
+    while first < num_steps:
+        num = min(num, num_steps - first)
+        yield first, num
+        first += num
+        num = max(1, min(2 * num, CHUNK // batch_size))

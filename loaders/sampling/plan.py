@@ -1,0 +1,138 @@
+"""How one epoch is cut into steps and ranks: arithmetic on positions, nothing else.
+
+With G = ``batch_size * world_size``, global batch k is the positions ``[k * G, (k + 1) * G)`` of
+the epoch's order, and ranks take consecutive slices of it. A resumed epoch is its rest, cut anew
+from ``start``. What G does not divide is the tail::
+
+    drop_last=True  left out: every rank has the same number of full steps
+    pad=True        one more step, of equal slices; the epoch's first positions fill what is
+                    missing, over and over if need be
+    pad="mark"      the same, and ``valid`` is False where a row is such padding
+    pad=False       one more step of slices as equal as can be, each position on exactly one
+                    rank; a rank may have a row less than another, or none and so a step less
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
+
+Pad: TypeAlias = bool | Literal["mark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps of one rank in one epoch, or in the rest of one.
+
+    Args:
+        length: Positions in the epoch's order.
+        batch_size: Samples per rank and step.
+        rank: This process among ``world_size``.
+        world_size: Number of processes that share the epoch.
+        drop_last: Leave out the tail; ``pad`` then has no effect.
+        pad: What to do about ranks that have less of the tail (table above).
+        start: Positions already delivered, on all ranks together; steps count from there.
+
+    Raises:
+        ValueError: An argument is out of range.
+
+    Example:
+        >>> plan = Plan(10, batch_size=3, rank=1, world_size=2, pad="mark")
+        >>> [plan.positions(step) for step in range(plan.num_steps)]
+        [(array([3, 4, 5]), array([ True,  True,  True])), (array([8, 9]), array([ True,  True]))]
+    """
+
+    length: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+    pad: Pad = True
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        _check_range("length", self.length, 0)
+        _check_range("batch_size", self.batch_size, 1)
+        _check_range("world_size", self.world_size, 1)
+        _check_range("rank", self.rank, 0, self.world_size)
+        _check_range("start", self.start, 0, self.length + 1)
+        if self.pad not in (True, False, "mark"):
+            raise ValueError(f'pad must be True, False or "mark", got {self.pad!r}')
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per step, on all ranks together."""
+        return self.batch_size * self.world_size
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of this rank in a full epoch, wherever this plan starts."""
+        return replace(self, start=0).num_remaining_steps
+
+    @property
+    def num_remaining_steps(self) -> int:
+        """Steps of this rank from ``start`` on."""
+        return self.num_full_steps + (self._tail[1] > 0)
+
+    @property
+    def num_full_steps(self) -> int:
+        """Remaining steps that have ``batch_size`` rows on every rank, none of them padding."""
+        return (self.length - self.start) // self.global_batch_size
+
+    @property
+    def num_samples(self) -> int:
+        """Rows of this rank in a full epoch, padding included."""
+        whole = replace(self, start=0)
+        return whole.num_full_steps * self.batch_size + whole._tail[1]
+
+    def delivered(self, num_steps: int) -> int:
+        """Return how many positions are done after these steps: the next plan's ``start``."""
+        return min(self.start + num_steps * self.global_batch_size, self.length)
+
+    def positions(self, step: int) -> tuple[Int64s, npt.NDArray[np.bool_] | None]:
+        """Return the positions of one step, and which are real (None unless ``pad="mark"``).
+
+        Raises:
+            IndexError: ``step`` is not one of the remaining steps.
+        """
+        if not 0 <= step < self.num_remaining_steps:
+            raise IndexError(f"step must be in [0, {self.num_remaining_steps}), got {step}")
+        if step < self.num_full_steps:
+            return self.full_steps(step, 1)[0], self._valid(np.ones(self.batch_size, np.bool_))
+        begin, size = self._tail
+        reach = np.arange(begin, begin + size)
+        return reach % self.length, self._valid(reach < self.length)
+
+    def full_steps(self, first: int, num: int) -> Int64s:
+        """Return ``(num, batch_size)`` positions: full steps ``first``, ``first + 1``, ..."""
+        begin = self.start + self.rank * self.batch_size
+        steps = np.arange(first, first + num, dtype=np.int64) * self.global_batch_size
+        return (begin + steps)[:, None] + np.arange(self.batch_size, dtype=np.int64)
+
+    def _valid(self, real: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_] | None:
+        return real if self.pad == "mark" else None
+
+    @property
+    def _tail(self) -> tuple[int, int]:
+        """Begin and size of this rank's slice of the tail; padding lies beyond ``length``."""
+        tail = (self.length - self.start) % self.global_batch_size
+        begin = self.length - tail
+        if self.drop_last:
+            return begin, 0
+        if self.pad:
+            size = -(-tail // self.world_size)
+            return begin + self.rank * size, size
+        share, rest = divmod(tail, self.world_size)
+        return begin + self.rank * share + min(self.rank, rest), share + (self.rank < rest)
+
+
+def _check_range(name: str, value: int, low: int, high: int = 1 << 63) -> None:
+    if not low <= value < high:
+        raise ValueError(f"{name} must be in [{low}, {high}), got {value}")

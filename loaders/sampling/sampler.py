@@ -1,0 +1,275 @@
+"""Samplers in the form that PyTorch and its frameworks know, over the pure functions here.
+
+What they hold is where the epoch stands, counted in samples over all ranks: as little as a resume
+needs.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from loaders.errors import StateError
+from loaders.sampling.batch import IndexBatch, SampleIndex, evaluate, index_batches
+from loaders.sampling.order import Order, Sequential, Shuffled
+from loaders.sampling.plan import Pad, Plan
+from loaders.sampling.ranks import is_distributed, resolve_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sized
+
+_T = TypeVar("_T")
+_STATE_VERSION = 1
+
+
+class EpochSampler(DistributedSampler[SampleIndex]):
+    """One rank's samples of each epoch, in an order that is computed, never stored.
+
+    A ``DistributedSampler``, so that frameworks which slice other samplers by rank leave it alone.
+    Differences: a full pass advances the epoch (``set_epoch`` still selects one); it resumes at
+    any sample, on any world size; indices are ``SampleIndex``es, so augmentation knows epoch and
+    draw under any DataLoader.
+
+    Args:
+        order: What to sample; an int n means ``Shuffled(n, seed)`` or, with ``shuffle=False``,
+            ``Sequential(n)``.
+        shuffle: Only with an int; default True.
+        seed: Only with an int; default 0.
+        rank: This process; by default asked of ``torch.distributed`` at the first ``iter`` or
+            ``len``.
+        world_size: Number of processes; default as for ``rank``.
+        drop_last: Leave out what would make ranks uneven.
+        pad: How ranks come to equal lengths otherwise, see ``Plan``. (Padding is only marked in
+            batches.)
+
+    Raises:
+        ValueError: An argument is out of range, or given twice.
+        LoadersError: At ``iter`` or ``len``: several processes, but no way to tell which one this
+            is.
+
+    Example:
+        >>> sampler = EpochSampler(6, shuffle=False, rank=1, world_size=2)
+        >>> list(sampler), sampler.epoch
+        ([1, 3, 5], 1)
+    """
+
+    def __init__(
+        self,
+        order: Order | SupportsIndex,
+        *,
+        shuffle: bool | None = None,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
+        pad: Pad = True,
+    ) -> None:
+        # Not super().__init__(): it would ask for the ranks now.
+        self.order = _as_order(order, shuffle, seed)
+        self.dataset: Sized = range(self.order.length)  # type: ignore[assignment]
+        self.shuffle = not isinstance(self.order, Sequential)
+        self.seed = int(self.order.describe().get("seed", 0))
+        self.drop_last, self.pad = drop_last, pad
+        self.epoch = 0
+        self.start = 0  # where the next iter begins: 0 but for the first one after load_state_dict
+        self._pass = _Pass(0)
+        self._ranks: tuple[int, int] | None = None
+        if rank is not None and world_size is not None:
+            self._ranks = resolve_rank(rank, world_size)
+        self._given = (rank, world_size)
+        Plan(self.order.length, 1, drop_last=drop_last, pad=pad)  # refuses now, not at iter
+
+    def __iter__(self) -> Iterator[SampleIndex]:
+        self._resolve()
+        return self._follow(self.plan, _samples)
+
+    def __len__(self) -> int:
+        return self.plan().num_steps
+
+    def batches(
+        self, batch_size: int, drop_last: bool | None = None, pad: Pad | None = None
+    ) -> EpochBatches:
+        """Return a batch sampler over this epoch and position, as ``DataLoader`` takes it."""
+        return EpochBatches(
+            self, batch_size, self.drop_last if drop_last is None else drop_last, pad
+        )
+
+    def plan(
+        self, batch_size: int = 1, drop_last: bool | None = None, pad: Pad | None = None
+    ) -> Plan:
+        """Return this rank's plan of the current epoch, from where the next ``iter`` begins."""
+        rank, world_size = self._resolve()
+        return Plan(
+            self.order.length,
+            batch_size,
+            rank,
+            world_size,
+            self.drop_last if drop_last is None else drop_last,
+            self.pad if pad is None else pad,
+            self.start,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; the current one keeps its position."""
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        if epoch != self.epoch:
+            self._go_to(int(epoch), 0)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return where the epoch stands, in primitives, the same on every rank.
+
+        Counted is what was taken from the iterators. A DataLoader that prefetches takes more than
+        it has delivered: ``loaders.DataLoader`` therefore counts for itself.
+        """
+        place = {"epoch": self.epoch, "delivered": self._pass.delivered}
+        return {"version": _STATE_VERSION, **self.order.describe(), **place}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next ``iter`` go on where the state was taken, on any world and batch size.
+
+        Raises:
+            StateError: The state is not of this order; it says in what they differ.
+        """
+        check_state(state, self.order)
+        self._go_to(state["epoch"], state["delivered"])
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]  # resolved late
+        """This process among ``num_replicas``."""
+        return self._resolve()[0]
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """The world size."""
+        return self._resolve()[1]
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """This rank's samples of a full epoch."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """All ranks' samples of a full epoch, padding included."""
+        if self.drop_last or self.pad:
+            return self.num_samples * self.num_replicas
+        return self.order.length
+
+    def _resolve(self) -> tuple[int, int]:
+        if self._ranks is not None:
+            return self._ranks
+        ranks = resolve_rank(*self._given)
+        if is_distributed():  # else it may still become so
+            self._ranks = ranks
+        return ranks
+
+    def _go_to(self, epoch: int, delivered: int) -> None:
+        self.epoch, self.start = epoch, delivered
+        # Iterators of before go on counting, on a pass that nobody reads.
+        self._pass = _Pass(delivered)
+
+    def _follow(
+        self, make_plan: Callable[[], Plan], items: Callable[[Order, Plan, int], Iterator[_T]]
+    ) -> Iterator[_T]:
+        """Yield a plan's items, one per step, and count them; all from the first ``next`` on.
+
+        (torch's DataLoader makes two iterators of a batch sampler and uses one.)
+        """
+        epoch, plan = self.epoch, make_plan()
+        current = self._pass = _Pass(plan.start)
+        self.start = 0
+        for num_steps, item in enumerate(items(self.order, plan, epoch), 1):
+            current.delivered = plan.delivered(num_steps)
+            yield item
+        if self._pass is current:
+            self._go_to(epoch + 1, 0)
+
+
+class EpochBatches(BatchSampler):
+    """The batches of an ``EpochSampler``: one ``IndexBatch`` per step of this rank.
+
+    Epoch, position, state and ranks are the sampler's.
+
+    Args:
+        sampler: Says what, from where and for which rank.
+        batch_size: Samples per rank and step.
+        drop_last: Leave out the last steps that are not full on every rank.
+        pad: See ``Plan``; default: the sampler's.
+
+    Example:
+        >>> [list(batch) for batch in EpochSampler(5, shuffle=False).batches(2)]
+        [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        sampler: EpochSampler,
+        batch_size: int,
+        drop_last: bool = False,
+        pad: Pad | None = None,
+    ) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+        self.sampler: EpochSampler = sampler
+        self.pad: Pad = sampler.pad if pad is None else pad
+
+    def __iter__(self) -> Iterator[IndexBatch]:  # type: ignore[override]
+        self.sampler.plan()  # whatever is wrong with the ranks is said now
+        return self.sampler._follow(self.plan, index_batches)
+
+    def __len__(self) -> int:
+        return self.plan().num_steps
+
+    def plan(self) -> Plan:
+        """Return this rank's plan of the current epoch, from where the next ``iter`` begins."""
+        return self.sampler.plan(self.batch_size, self.drop_last, self.pad)
+
+
+def check_state(state: Mapping[str, Any], order: Order) -> None:
+    """Raise ``StateError``, naming what differs, unless ``state`` belongs to this order."""
+    if state.get("version") != _STATE_VERSION:
+        raise StateError(
+            f"sampler state has version {state.get('version')!r}, "
+            f"this release reads {_STATE_VERSION}"
+        )
+    expected = order.describe()
+    differing = [name for name in expected if state.get(name) != expected[name]]
+    if differing:
+        told = ", ".join(
+            f"{name} {state.get(name)!r} (here {expected[name]!r})" for name in differing
+        )
+        raise StateError(f"sampler state is of another order: {told}")
+    for name, limit in (("epoch", 1 << 63), ("delivered", order.length + 1)):
+        value = state.get(name)
+        if not isinstance(value, int) or not 0 <= value < limit:
+            raise StateError(f"{name} in a sampler state must be in [0, {limit}), got {value!r}")
+
+
+class _Pass:
+    """How far one iteration over an epoch has come."""
+
+    __slots__ = ("delivered",)
+
+    def __init__(self, delivered: int) -> None:
+        self.delivered = delivered
+
+
+def _as_order(order: Order | SupportsIndex, shuffle: bool | None, seed: int | None) -> Order:
+    if not isinstance(order, SupportsIndex):
+        if shuffle is not None or seed is not None:
+            raise ValueError(
+                f"shuffle={shuffle} and seed={seed} go with a number of samples, "
+                "an order has its own"
+            )
+        return order
+    n = index(order)
+    return Sequential(n) if shuffle is False else Shuffled(n, 0 if seed is None else seed)
+
+
+def _samples(order: Order, plan: Plan, epoch: int) -> Iterator[SampleIndex]:
+    for indices, draws, _ in evaluate(order, plan, epoch):
+        draw_of = [0] * indices.size if draws is None else draws.ravel().tolist()
+        for place, draw in zip(indices.ravel().tolist(), draw_of, strict=True):
+            yield SampleIndex(place, epoch, draw)

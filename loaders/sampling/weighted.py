@@ -1,0 +1,141 @@
+"""Samples in proportion to weights, with and without replacement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from loaders.rng import uniform
+from loaders.sampling.derived import Derived, digest, frozen_copy
+from loaders.sampling.order import CHOICE, PLACES, STRATA, check_count, order_key
+from loaders.sampling.permutation import permute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted(Derived):
+    """Samples in proportion to their weights.
+
+    With replacement an index comes ``num_samples * weight / sum(weights)`` times on average, as in
+    independent draws, but never 2 or more times off: the cumulative weights are cut into
+    ``num_samples`` equal strata and each gets one random point. (Equal weights and as many draws
+    as samples give each sample once; neighbours in the dataset compete for their strata.)
+
+    Without replacement the choice is distributed as by drawing one after the other
+    (``torch.multinomial``), but then shuffled, so that heavy samples do not come first.
+
+    An epoch costs O(n) once, a position O(log n).
+
+    Args:
+        weights: One finite number from 0 per sample, not all 0; the scale does not matter. A
+            sample of weight 0 never comes.
+        num_samples: Positions in one epoch.
+        seed: Selects the draws.
+        replacement: Whether a sample may come more than once per epoch.
+
+    Source:
+        Without replacement: Efraimidis, Spirakis, "Weighted random sampling with a reservoir",
+        2006.
+    """
+
+    weights: npt.ArrayLike
+    num_samples: int
+    seed: int = 0
+    replacement: bool = True
+
+    def __post_init__(self) -> None:
+        weights = frozen_copy(self.weights, "weights").astype(np.float64, copy=False)
+        _check_weights(weights)
+        check_count("num_samples", self.num_samples, below=1 << 53)  # counted in float64
+        if not self.replacement and self.num_samples > (num := np.count_nonzero(weights)):
+            raise ValueError(
+                f"num_samples must be at most {num} without replacement (the weights above 0), "
+                f"got {self.num_samples}"
+            )
+        object.__setattr__(self, "weights", weights)
+
+    @property
+    def length(self) -> int:
+        """Positions in one epoch."""
+        return self.num_samples
+
+    def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s | None]:
+        """Return the indices at these positions of an epoch, and their draws."""
+        ranks = permute(positions, self.num_samples, order_key(self.seed, epoch, PLACES))
+        if not self.replacement:
+            return self._once(epoch, self._choose)[ranks], None
+        first = self._once(epoch, self._first_ranks)
+        indices = _last_at_most(first, ranks)
+        return indices, ranks - first[indices]
+
+    def describe(self) -> dict[str, int | str]:
+        """Return what makes this order, in primitives."""
+        return {
+            "kind": "weighted",
+            "length": int(self.length),
+            "seed": int(self.seed),
+            "weights": self._digest,
+            "replacement": int(self.replacement),
+        }
+
+    def _once(self, epoch: int, compute: Callable[[int], _T]) -> _T:
+        last: tuple[int, _T] | None = self.__dict__.get("_last")
+        if last is None or last[0] != epoch:
+            last = (epoch, compute(epoch))
+            self.__dict__["_last"] = last  # one store: threads may compute twice, never see halves
+        return last[1]
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(np.asarray(self.weights))
+
+    def _first_ranks(self, epoch: int) -> Int64s:
+        """Return for each index how many points lie before its share: there its ranks begin."""
+        total = np.cumsum(self.weights)
+        ends = total / total[-1] * self.num_samples  # the last one is exactly num_samples
+        begins = np.concatenate([[0.0], ends[:-1]])
+        strata = np.floor(begins).astype(np.int64)
+        points = uniform(order_key(self.seed, epoch, STRATA), strata, num=1)[:, 0]
+        first: Int64s = strata + (points < begins - strata)
+        return first
+
+    def _choose(self, epoch: int) -> Int64s:
+        """Return the indices whose exponential clocks, at their weights' rates, ring first."""
+        candidates = np.flatnonzero(np.asarray(self.weights))
+        points = uniform(order_key(self.seed, epoch, CHOICE), candidates, num=1)[:, 0]
+        rings = -np.log1p(-points) / np.asarray(self.weights)[candidates]
+        first = np.argpartition(rings, self.num_samples - 1)[: self.num_samples]
+        chosen: Int64s = candidates[np.sort(first)]  # sorted: argpartition's order may change
+        return chosen
+
+
+def _last_at_most(ascending: Int64s, values: Int64s) -> Int64s:
+    """Return for each value the last place that holds no more than it."""
+    # In order, a search starts near where the last one ended: 8 times faster for 10**6 places.
+    order = np.argsort(values)
+    places = np.empty_like(values)
+    places[order] = np.searchsorted(ascending, values[order], side="right") - 1
+    return places
+
+
+def _check_weights(weights: npt.NDArray[np.float64]) -> None:
+    bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if bad.size:
+        raise ValueError(
+            f"weights must be finite and not negative, got {weights[bad[0]]} for sample {bad[0]}"
+        )
+    with np.errstate(over="ignore"):  # refused below
+        total = float(weights.sum())
+    if not 0 < total < np.inf:
+        raise ValueError(f"weights must have a finite sum above 0, got {total}")

@@ -1,0 +1,1112 @@
+"""The commands on packed datasets: what each does, its JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image as Pictures
+
+from loaders.errors import (
+    ChecksumError,
+    LoadersError,
+    PackError,
+    SchemaError,
+    ShardError,
+    SourceError,
+)
+from loaders.manifest import read_manifest
+from loaders.schema import Array, Boxes, Field, Image, Json, Label, MultiLabel, Text
+from packdata import combine, rewrite
+from packdata.commands import COMMANDS
+from packdata.commands.common import parse_size, progress
+from packdata.compare import diff
+from packdata.edit import CopyOptions, copy_dataset
+from packdata.journal import TargetLock
+from packdata.partition import parse_parts, split, split_indices
+from packdata.preview import choose, contact_sheet
+from packdata.reader import PackedReader
+from packdata.rewrite import write_dataset
+from packdata.stats import stats
+from packdata.table import read_table
+from packdata.verify import verify
+from packdata.where import Where, scalar
+from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMATS = ["lmdb", "parquet"]
+SMALL = ["label", "key", "score", "width"]
+
+
+def run(*argv: object) -> int:
+    """Run a command as the command line does; errors of ours come through."""
+    parser = argparse.ArgumentParser(prog="packdata")
+    subparsers = parser.add_subparsers(required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    args = parser.parse_args([str(arg) for arg in argv])
+    return int(args.run(args))
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> Any:
+    capsys.readouterr()
+    assert run(*argv, "--json") == status
+    return json.loads(capsys.readouterr().out)
+
+
+def samples_of(folder: Path) -> list[dict[str, bytes]]:
+    reader = PackedReader(folder, check=True)
+    return [
+        {name: record.tobytes() for name, record in reader.records(i).items()}
+        for i in range(len(reader))
+    ]
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+# Writing
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_write_dataset_cuts_shards_by_size(tmp_path: Path, format: Any) -> None:
+    folder = pack_samples(tmp_path / "a", 10)
+    schema = PackedReader(folder).schema
+    rows = samples_of(folder)
+
+    made = write_dataset(tmp_path / "b", schema, rows, format=format, shard_bytes=20_000)
+
+    assert len(made.shards) > 1
+    assert samples_of(tmp_path / "b") == rows
+    assert verify(tmp_path / "b").ok
+    assert entries(tmp_path / "b") == ["manifest.json", *(s.file for s in made.shards)]
+
+
+def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 4, fields=SMALL)
+    schema, rows = PackedReader(folder).schema, samples_of(folder)
+
+    def failing() -> Any:
+        yield from rows
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError):
+        write_dataset(tmp_path / "b", schema, failing(), shard_bytes=30)
+    before = entries(folder), samples_of(folder)
+    with pytest.raises(RuntimeError):
+        write_dataset(folder, schema, failing(), shard_bytes=30, overwrite=True)
+
+    assert not (tmp_path / "b").exists()
+    assert (entries(folder), samples_of(folder)) == before
+
+
+def test_a_failure_while_publishing_leaves_the_old_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pack_samples(tmp_path / "a", 8, fields=SMALL)
+    before = entries(folder), samples_of(folder)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rewrite, "publish_manifest", full)
+    with pytest.raises(PackError, match="cannot be written \\(No space left"):
+        copy_dataset(folder, folder, CopyOptions(where="label == 0"), overwrite=True)
+
+    assert (entries(folder), samples_of(folder)) == before
+
+
+def test_a_target_that_is_taken_is_refused(tmp_path: Path) -> None:
+    source = pack_samples(tmp_path / "a", 4, fields=SMALL)
+    taken = pack_samples(tmp_path / "b", 4, fields=SMALL)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("years of work")
+    (tmp_path / "file").write_text("")
+    before = samples_of(taken)
+
+    for target, what in (("b", "is there"), ("full", "thesis.tex"), ("file", "is a file")):
+        with pytest.raises(PackError, match=what):
+            copy_dataset(source, tmp_path / target)
+    with pytest.raises(PackError, match=r"thesis\.tex"):
+        copy_dataset(source, tmp_path / "full", overwrite=True)
+
+    assert samples_of(taken) == before
+    assert entries(tmp_path / "full") == ["thesis.tex"]
+
+
+def test_two_commands_on_one_target_do_not_meet(tmp_path: Path) -> None:
+    source = pack_samples(tmp_path / "a", 4, fields=SMALL)
+    (tmp_path / "b" / ".packing").mkdir(parents=True)
+    lock = TargetLock(tmp_path / "b" / ".packing" / "lock")
+
+    with pytest.raises(PackError, match=f"process {os.getpid()} is packing into it"):
+        copy_dataset(source, tmp_path / "b")
+    lock.release()
+    (tmp_path / "b" / ".packing" / "left.tmp").write_text("of a run that was killed")
+
+    assert len(copy_dataset(source, tmp_path / "b").shards) == 1
+    assert entries(tmp_path / "b") == ["manifest.json", "shard-00000.lmdb"]
+
+
+def test_an_unfinished_packing_is_not_dropped(tmp_path: Path) -> None:
+    source = pack_samples(tmp_path / "a", 4, fields=SMALL)
+    journal = tmp_path / "b" / ".packing" / "journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.write_text("{}\n")
+
+    with pytest.raises(PackError, match="was not finished"):
+        copy_dataset(source, tmp_path / "b")
+    assert journal.exists()
+    copy_dataset(source, tmp_path / "b", overwrite=True)
+    assert entries(tmp_path / "b") == ["manifest.json", "shard-00000.lmdb"]
+
+
+# info
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_info_says_what_is_in_a_dataset(
+    tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pack_samples(tmp_path / "a", 10, format=format)
+
+    assert run("info", folder) == 0
+    text = capsys.readouterr().out
+    about = run_json(capsys, "info", folder)
+
+    for what in ("10 (", f"3 {format}", "label of 3 classes (bird, cat, dog) (default)", "boxes"):
+        assert what in text
+    assert about["fingerprint"] in text
+    assert about["num_samples"] == 10
+    assert about["num_classes"] == {"label": 3, "tags": 2}
+    assert about["provenance"] == {"command": "test"}
+
+
+# verify and repair
+
+
+def test_verify_exits_1_and_names_the_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pack_samples(tmp_path / "a", 8)
+    assert run("verify", folder) == 0
+    assert "8 samples in 2 shards" in capsys.readouterr().out
+    os.truncate(folder / "shard-00001.lmdb", 10)
+
+    assert run("verify", folder) == 1
+    text = capsys.readouterr().out
+    report = run_json(capsys, "verify", folder, status=1)
+
+    assert "shard-00001.lmdb: it has 10 bytes, the manifest says" in text
+    assert report["faults"][0]["file"] == "shard-00001.lmdb"
+    assert run("verify", tmp_path / "none") == 1
+    assert run("verify", folder, "--quick") == 1
+
+
+def test_repair_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, other = pack_samples(tmp_path / "a", 8), pack_samples(tmp_path / "b", 8)
+    os.truncate(folder / "shard-00001.lmdb", 10)
+
+    done = run_json(capsys, "repair", folder, "--from", other)
+    assert done == {"restored": ["shard-00001.lmdb"], "failed": {}, "num_whole": 1}
+    for path in (folder, other):
+        (path / "shard-00000.lmdb").unlink()
+    assert run("repair", folder, "--from", other) == 1
+    assert "shard-00000.lmdb: not restored" in capsys.readouterr().out
+
+
+# preview
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_preview_draws_a_sheet(
+    tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pack_samples(tmp_path / "a", 10, format=format)
+    sheets = [tmp_path / "1.png", tmp_path / "2.png"]
+
+    for sheet in sheets:
+        assert run("preview", folder, "--out", sheet, "--num", 6) == 0
+
+    assert "6 of 10 samples" in capsys.readouterr().out
+    picture = Pictures.open(sheets[0])
+    assert picture.mode == "RGB"
+    assert picture.width > 600
+    assert len(picture.getcolors(1 << 24) or ()) > 500
+    assert sheets[0].read_bytes() == sheets[1].read_bytes()
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_preview_shows_what_cannot_be_decoded(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"image": b"no picture at all", "label": 7}, sample(1)]
+    fields = {"image": Image(codec="png"), "label": Label(classes=CLASSES)}
+    reader = PackedReader(pack(tmp_path / "a", fields, rows))
+
+    sheet = contact_sheet(reader, [0, 1])
+
+    red = (np.asarray(sheet) == (0xB3, 0x26, 0x1E)).all(axis=2)
+    assert red.sum() > 500
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        Image(channels=1, codec="raw"),
+        Image(channels=4, codec="raw"),
+        Image(channels=6, codec="raw"),
+        Image(channels=2, codec="raw"),
+        Image(channels=1, dtype="uint16", codec="png"),
+    ],
+)
+def test_preview_draws_any_kind_of_picture(tmp_path: Path, field: Image) -> None:
+    pixels = np.arange(8 * 300 * field.channels).reshape(8, 300, field.channels)
+    boxes = np.array([[5, 5, 1, 1], [-9, -9, 900, 900], [np.nan, 0, 1, 1]], np.float32)
+    rows = [{"image": (pixels % 256).astype(field.dtype), "boxes": boxes, "label": -1}]
+    fields = {"image": field, "boxes": Boxes(), "label": Label(classes=("Straße", "猫"))}
+
+    sheet = contact_sheet(PackedReader(pack(tmp_path / "a", fields, rows)), [0])
+
+    assert sheet.size[0] >= 260
+
+
+def test_preview_prints_samples_without_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields: dict[str, Field] = {
+        "text": Text(),
+        "tokens": Array(dtype="uint16", dims=(None,)),
+        "about": Json(),
+    }
+    rows = [
+        {
+            "text": f"story {i}\n" * 40,
+            "tokens": np.arange(i, i + 20, dtype=np.uint16),
+            "about": [i],
+        }
+        for i in range(5)
+    ]
+    folder = pack(tmp_path / "a", fields, rows)
+
+    assert run("preview", folder, "--num", 2) == 0
+
+    text = capsys.readouterr().out
+    assert text.count("sample ") == 2
+    assert "text: story" in text
+    assert "tokens: uint16 (20,):" in text
+    assert max(map(len, text.splitlines())) < 120
+
+
+@pytest.mark.parametrize("num_samples", [10, 1 << 20, 10**12])
+def test_preview_chooses_the_same_samples_each_time(num_samples: int) -> None:
+    chosen = choose(num_samples, 8, seed=3)
+
+    assert chosen == choose(num_samples, 8, seed=3) != choose(num_samples, 8, seed=4)
+    assert len(set(chosen)) == 8
+    assert 0 <= min(chosen) <= max(chosen) < num_samples
+
+
+# stats
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_stats_are_those_of_all_pixels(
+    tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run_json(capsys, "stats", pack_samples(tmp_path / "a", 10, format=format))
+
+    pixels = np.concatenate([sample(i)["image"].reshape(-1, 3) for i in range(10)])
+    np.testing.assert_allclose(found["mean"], pixels.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found["std"], pixels.std(axis=0), rtol=1e-12)
+    assert (found["image"], found["max_value"], found["num_samples"]) == ("image", 255, 10)
+    fields = found["fields"]
+    assert fields["label"]["classes"] == {"bird": 4, "cat": 3, "dog": 3}
+    assert fields["tags"]["classes"] == {"day": 5, "night": 5}
+    assert fields["image"]["width"] == {"min": 20, "median": 22, "max": 26}
+    assert fields["score"] == {
+        "kind": "array", "min": 0.0, "mean": 1.125, "std": pytest.approx(0.718070330817),
+        "max": 2.25, "num_nan": 0,
+    }  # fmt: skip
+    assert fields["boxes"]["num_boxes"] == sum(i % 3 for i in range(10))
+    masks = np.concatenate([sample(i)["mask"].reshape(-1) for i in range(10)])
+    assert fields["mask"]["pixels_by_value"] == {str(v): int((masks == v).sum()) for v in range(3)}
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_stats_of_deep_pictures(tmp_path: Path, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    high = int(np.iinfo(dtype).max)
+    rows = [{"image": rng.integers(0, high, (9, 11, 2), dtype, endpoint=True)} for _ in range(5)]
+    folder = pack(tmp_path / "a", {"image": Image(channels=2, dtype=dtype, codec="raw")}, rows)
+
+    found = stats(folder, workers=2).fields["image"]
+
+    pixels = np.concatenate([row["image"].reshape(-1, 2) for row in rows]).astype(np.longdouble)
+    np.testing.assert_allclose(found["mean"], pixels.mean(axis=0).astype(float), rtol=1e-12)
+    np.testing.assert_allclose(found["std"], pixels.std(axis=0).astype(float), rtol=1e-9)
+    assert found["max_value"] == high
+
+
+def test_stats_count_nan_and_write_json_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = np.array([[1, np.nan], [3, np.inf], [np.nan, np.nan]], np.float32)
+    fields = {"pair": Array(dims=(2,)), "none": Array(dims=(None,)), "flag": Array(dtype="bool")}
+    rows = [
+        {"pair": row, "none": np.empty(0, np.float32), "flag": i > 0}
+        for i, row in enumerate(values)
+    ]
+    folder = pack(tmp_path / "a", fields, rows)
+
+    found = run_json(capsys, "stats", folder)["fields"]
+
+    assert (found["pair"]["num_nan"], found["pair"]["min"], found["pair"]["max"]) == (
+        3,
+        1.0,
+        "inf",
+    )
+    assert found["none"]["mean"] is None
+    assert found["flag"]["mean"] == pytest.approx(2 / 3)
+    assert run("stats", folder) == 0
+
+
+def test_stats_of_some_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pack_samples(tmp_path / "a", 10)
+
+    found = run_json(capsys, "stats", folder, "--limit", 2)
+    assert run("stats", folder, "--limit", 2) == 0
+
+    assert found["num_decoded"] == 2
+    pixels = np.concatenate([sample(i)["image"].reshape(-1, 3) for i in (0, 5)])
+    np.testing.assert_allclose(found["mean"], pixels.mean(axis=0), rtol=1e-12)
+    assert found["fields"]["label"]["classes"]["bird"] == 4
+    assert "10 samples, 2 decoded" in capsys.readouterr().out
+
+
+# append and merge
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_append_adds_shards_after_its_own(
+    tmp_path: Path, link: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dst = pack_samples(tmp_path / "a", 6, fields=SMALL)
+    more = pack_samples(tmp_path / "b", 5, first=6, fields=SMALL, format="parquet")
+    old = PackedReader(dst)
+    expected = samples_of(dst) + samples_of(more)
+
+    made = run_json(capsys, "append", dst, more, *([] if link else ["--no-link"]))
+
+    assert made["num_samples"] == 11
+    assert samples_of(dst) == expected
+    assert old.sample(5)["key"] == sample(5)["key"]
+    names = [s.file for s in read_manifest(dst).shards]
+    assert names == [
+        "shard-00000.lmdb", "shard-00001.lmdb", "shard-00002.parquet", "shard-00003.parquet",
+    ]  # fmt: skip
+    same = (dst / names[2]).samefile(more / "shard-00000.parquet")
+    assert same is link
+    assert verify(dst).ok
+    assert read_manifest(dst).provenance["appended"][0]["name"] == "b"
+    assert entries(dst) == ["manifest.json", *names]
+
+
+def test_shards_are_copied_where_links_do_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [pack_samples(tmp_path / n, 3, first=i, fields=SMALL) for n, i in (("a", 0), ("b", 3))]
+
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(combine.os, "link", refuse)
+    combine.merge(tmp_path / "c", parts)
+
+    assert samples_of(tmp_path / "c") == samples_of(parts[0]) + samples_of(parts[1])
+    assert not (tmp_path / "c" / "shard-00000.lmdb").samefile(parts[0] / "shard-00000.lmdb")
+
+
+def test_copying_a_damaged_shard_is_refused(tmp_path: Path) -> None:
+    parts = [pack_samples(tmp_path / n, 3, first=i, fields=SMALL) for n, i in (("a", 0), ("b", 3))]
+    shard = parts[1] / "shard-00000.lmdb"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+
+    with pytest.raises(ShardError, match="xxh3-128"):
+        combine.merge(tmp_path / "c", parts, link=False)
+    os.truncate(shard, 5)
+    with pytest.raises(ShardError, match="was cut"):
+        combine.append(parts[0], parts[1:])
+    assert not (tmp_path / "c").exists()
+    assert len(PackedReader(parts[0])) == 3
+
+
+def test_merge_makes_one_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [pack_samples(tmp_path / f"p{i}", 3, first=3 * i, fields=SMALL) for i in range(3)]
+
+    made = run_json(capsys, "merge", tmp_path / "all", *parts)
+
+    assert made["num_samples"] == 9
+    assert samples_of(tmp_path / "all") == [row for part in parts for row in samples_of(part)]
+    assert verify(tmp_path / "all").ok
+    with pytest.raises(PackError, match="--overwrite"):
+        run("merge", tmp_path / "all", *parts)
+    assert run("merge", tmp_path / "all", *parts[:2], "--overwrite") == 0
+    assert len(PackedReader(tmp_path / "all")) == 6
+    assert verify(tmp_path / "all").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "what"),
+    [
+        (Label(classes=("bird", "cat", "cow")), "'label'.*A only: 'dog'; B only: 'cow'"),
+        (
+            Label(classes=("cat", "bird", "dog")),
+            "the order differs, class 0 is 'bird' in A, 'cat'",
+        ),
+        (Label(classes=("bird", "cat")), "3 classes in A, 2 in B; A only: 'dog'"),
+        (Label(), "classes is 'bird', 'cat', 'dog' in A, None in B"),
+        (Array(dtype="int64"), "kind is label in A, array in B"),
+    ],
+)
+def test_datasets_that_do_not_match_are_refused_with_the_difference(
+    tmp_path: Path, field: Field, what: str
+) -> None:
+    first = pack(tmp_path / "a", {"label": Label(classes=CLASSES)}, [{"label": 0}])
+    second = pack(tmp_path / "b", {"label": field}, [{"label": 0}])
+
+    with pytest.raises(SchemaError, match=what):
+        combine.merge(tmp_path / "c", [first, second])
+    with pytest.raises(SchemaError, match=what):
+        combine.append(first, [second])
+    assert not (tmp_path / "c").exists()
+
+
+def test_keys_that_would_stand_twice_are_refused(tmp_path: Path) -> None:
+    first = pack_samples(tmp_path / "a", 6, fields=SMALL)
+    second = pack_samples(tmp_path / "b", 6, first=4, fields=SMALL)
+
+    with pytest.raises(
+        SchemaError, match=r"2 keys would stand twice: 'cat/004' is in .*a and .*b"
+    ):
+        combine.merge(tmp_path / "c", [first, second])
+    with pytest.raises(SchemaError, match="keys would stand twice"):
+        combine.append(first, [first])
+
+
+# split
+
+
+@pytest.mark.parametrize("by", ["shuffle", "key-hash"])
+def test_split_parts_hold_each_sample_once(
+    tmp_path: Path, by: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pack_samples(tmp_path / "a", 60, fields=SMALL, per_shard=25)
+    rows = samples_of(folder)
+
+    made = run_json(
+        capsys, "split", folder, tmp_path / "s", "--parts", "train=0.7", "val=0.3", "--by", by
+    )
+
+    parts = [samples_of(tmp_path / "s" / name) for name in ("train", "val")]
+    assert sorted(map(str, parts[0] + parts[1])) == sorted(map(str, rows))
+    assert [rows.index(row) for row in parts[0]] == sorted(rows.index(row) for row in parts[0])
+    if by == "shuffle":
+        assert [made[name]["num_samples"] for name in ("train", "val")] == [42, 18]
+    for name in ("train", "val"):
+        about = read_manifest(tmp_path / "s" / name)
+        assert about.schema == read_manifest(folder).schema
+        assert about.provenance["options"]["part"] == name
+    assert verify(tmp_path / "s" / "val").ok
+
+
+def test_split_is_the_same_each_time_and_follows_the_seed(tmp_path: Path) -> None:
+    reader = PackedReader(pack_samples(tmp_path / "a", 40, fields=SMALL, per_shard=40))
+
+    first = [part.tolist() for part in split_indices(reader, [0.5, 0.5], seed=1)]
+
+    assert first == [part.tolist() for part in split_indices(reader, [0.5, 0.5], seed=1)]
+    assert first != [part.tolist() for part in split_indices(reader, [0.5, 0.5], seed=2)]
+    assert first[0][:6] == [0, 1, 3, 5, 6, 8] or len(first[0]) == 20
+
+
+def test_a_key_stays_in_its_part_when_samples_are_added(tmp_path: Path) -> None:
+    few = PackedReader(pack_samples(tmp_path / "a", 30, first=10, fields=SMALL, per_shard=50))
+    many = PackedReader(pack_samples(tmp_path / "b", 60, fields=SMALL, per_shard=50))
+
+    parts = [
+        [
+            {reader.key(i) for i in part.tolist()}
+            for part in split_indices(reader, [0.8, 0.2], by="key-hash")
+        ]
+        for reader in (few, many)
+    ]
+
+    assert parts[0][0] <= parts[1][0]
+    assert parts[0][1] <= parts[1][1]
+    assert len(parts[1][1]) in range(4, 22)
+
+
+@pytest.mark.parametrize(
+    "fractions", [[0.9, 0.1], [0.8, 0.1, 0.1], [1 / 3, 1 / 3, 1 / 3], [0.5, 0.2]]
+)
+def test_stratified_parts_have_their_share_of_every_class(
+    tmp_path: Path, fractions: list[float]
+) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.choice(12, 500, p=np.arange(1, 13) / 78)
+    reader = PackedReader(
+        pack(
+            tmp_path / "a", {"label": Label()}, [{"label": int(v)} for v in labels], per_shard=500
+        )
+    )
+
+    parts = split_indices(reader, fractions, stratify="label", seed=5)
+
+    everything = np.concatenate(parts)
+    assert len(np.unique(everything)) == len(everything)
+    for part, fraction in zip(parts, fractions, strict=True):
+        assert abs(len(part) - 500 * fraction) <= 1.01
+        for value in range(12):
+            share = (labels[part] == value).sum() - fraction * (labels == value).sum()
+            assert abs(share) <= 2
+
+
+def test_small_classes_are_not_all_rounded_the_same_way(tmp_path: Path) -> None:
+    """100 classes of 3: a tenth of each would be none of any."""
+    labels = [{"label": i // 3} for i in range(300)]
+    reader = PackedReader(pack(tmp_path / "a", {"label": Label()}, labels, per_shard=300))
+
+    train, val = split_indices(reader, [0.9, 0.1], stratify="label")
+
+    assert (len(train), len(val)) == (270, 30)
+
+
+def test_split_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pack_samples(tmp_path / "a", 5, fields=SMALL)
+    bare = pack(tmp_path / "b", {"label": Label()}, [{"label": 0}] * 4)
+    with pytest.raises(PackError, match="part 'val' would be empty"):
+        split(folder, tmp_path / "s", {"train": 0.99, "val": 0.01})
+    with pytest.raises(SchemaError, match="no field 'key'"):
+        split(bare, tmp_path / "s", {"train": 0.5, "val": 0.5}, by="key-hash")
+    with pytest.raises(SchemaError, match="cannot stratify"):
+        split(folder, tmp_path / "s", {"a": 0.5, "b": 0.5}, stratify="score")
+    with pytest.raises(SchemaError, match="no field 'lable'"):
+        split(folder, tmp_path / "s", {"a": 0.5, "b": 0.5}, stratify="lable")
+    for parts in (["a=0.9", "b=0.2"], ["a"], ["a=x"], ["a=0"], ["a=.5", "a=.5"], ["../up=1"]):
+        with pytest.raises(SystemExit, match="2"):
+            run("split", folder, tmp_path / "s", "--parts", *parts)
+    assert "NAME=FRACTION" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+    assert parse_parts(["train=0.9", "val=.1"]) == {"train": 0.9, "val": 0.1}
+
+
+def test_split_may_leave_samples_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pack_samples(tmp_path / "a", 10, fields=SMALL)
+
+    assert run("split", folder, tmp_path / "s", "--parts", "train=0.5") == 0
+    assert "5 samples are in no part" in capsys.readouterr().out
+
+
+# diff
+
+
+def test_diff_of_equal_datasets_is_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = pack_samples(tmp_path / "a", 9, fields=SMALL)
+    second = pack_samples(tmp_path / "b", 9, fields=SMALL, format="parquet", per_shard=3)
+    turned = copy_dataset(first, tmp_path / "c", CopyOptions(fields=SMALL))
+
+    for other in (first, second, tmp_path / "c"):
+        found = run_json(capsys, "diff", first, other)
+        assert (found["same"], found["num_same"]) == (True, 9)
+    assert turned.num_samples == 9
+
+
+def test_diff_names_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = pack_samples(tmp_path / "a", 8, fields=[*SMALL, "tags"])
+    rows = [sample(i) for i in (7, 2, 3, 4, 5, 6, 8)]
+    rows[1]["score"] = 99.0
+    rows[2] |= {"score": -1.0, "label": 2}
+    fields = {name: FIELDS[name] for name in SMALL} | {"label": Label(classes=(*CLASSES, "eel"))}
+    second = pack(tmp_path / "b", fields, rows)
+
+    found = run_json(capsys, "diff", first, second, status=1)
+    assert run("diff", first, second, "--limit", 1) == 1
+    text = capsys.readouterr().out
+
+    assert found["schema"] == [
+        "only A has field 'tags'",
+        "field 'label': 3 classes in A, 4 in B; B only: 'eel'",
+        "default fields: label in A, label, key, score, width in B",
+    ]
+    assert (found["only_a"], found["only_b"], found["num_same"]) == (2, 1, 4)
+    assert found["changed"] == {"score": 2, "label": 1}
+    assert found["examples"] == {
+        "only_a": ["bird/000", "cat/001"],
+        "only_b": ["dog/008"],
+        "score": ["dog/002", "bird/003"],
+        "label": ["bird/003"],
+    }
+    assert "only A has 2 samples: bird/000, ..." in text
+
+
+def test_diff_without_keys_goes_by_position(tmp_path: Path) -> None:
+    first = pack(tmp_path / "a", {"label": Label()}, [{"label": i} for i in range(5)])
+    second = pack(tmp_path / "b", {"label": Label()}, [{"label": i} for i in (0, 9, 2)])
+
+    found = diff(first, second)
+
+    assert not found.by_key
+    assert (found.only_a, found.only_b, found.num_same) == (2, 0, 2)
+    assert found.examples == {"only_a": ["sample 3", "sample 4"], "label": ["sample 1"]}
+
+
+# copy
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_copy_keeps_every_byte(
+    tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pack_samples(tmp_path / "a", 10)
+
+    made = run_json(capsys, "copy", folder, tmp_path / "b", "--format", format)
+
+    assert made["num_samples"] == 10
+    assert samples_of(tmp_path / "b") == samples_of(folder)
+    assert read_manifest(tmp_path / "b").schema == read_manifest(folder).schema
+    assert verify(tmp_path / "b").ok
+
+
+def test_copy_takes_the_samples_that_fulfil_a_condition(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 20)
+
+    for where, kept in [
+        ('label == "cat"', [i for i in range(20) if i % 3 == 1]),
+        ("label == 1 and not score < 2", [i for i in range(20) if i % 3 == 1 and i / 4 >= 2]),
+        (
+            'label in ("cat", "dog") or width > 25',
+            [i for i in range(20) if i % 3 or 20 + i % 7 > 25],
+        ),
+        ('key in ["cat/001", "dog/002"]', [1, 2]),
+        ('"00" in key and label != "bird"', [1, 2, 4, 5, 7, 8]),
+        ('"night" in tags', [i for i in range(20) if not i % 2]),
+        ("3 <= score < 4", [12, 13, 14, 15]),
+        ("score > -1.5", list(range(20))),
+    ]:
+        copy_dataset(folder, tmp_path / "b", CopyOptions(where=where), overwrite=True)
+        keys = PackedReader(tmp_path / "b").keys()
+        assert [int(key[-3:]) for key in keys] == kept, where
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "__import__('os')",
+        "key.upper() == 'X'",
+        "key[0] == 'c'",
+        "(lambda: 1)()",
+        "[k for k in key]",
+        "width * 2 > 3",
+        "f'{key}' == 'a'",
+        "(x := 3)",
+        "width if label else score",
+        "label is 3",
+        "key == b'x'",
+        "width == 1j",
+        "...",
+        "label ==",
+        "a; b",
+        "(" * 300 + ")" * 300,
+        "not " * 100_000 + "label",
+        "x" * 20_000,
+        "\0",
+        "image == 3",
+        "boxes == 3",
+        "klass == 3",
+        'label == "catt"',
+        'label in ("cat", "cow")',
+        '"dusk" in tags',
+        "key > 3",
+        "score in width",
+        "",
+    ],
+)
+def test_conditions_that_are_none_are_refused(tmp_path: Path, where: str) -> None:
+    folder = pack_samples(tmp_path / "a", 2)
+
+    with pytest.raises(SchemaError):
+        copy_dataset(folder, tmp_path / "b", CopyOptions(where=where))
+    assert not (tmp_path / "b").exists()
+
+
+_NAMES = {"x": Array(dtype="int64"), "y": Array(dtype="float64"), "s": Text()}
+_NUMBER = st.one_of(st.sampled_from(["x", "y"]), st.integers(-3, 3).map(repr))
+_COMPARISON = st.builds(
+    lambda first, rest: " ".join([first, *(f"{op} {other}" for op, other in rest)]),
+    _NUMBER,
+    st.lists(
+        st.tuples(st.sampled_from(["<", "<=", "==", "!=", ">", ">="]), _NUMBER),
+        min_size=1,
+        max_size=3,
+    ),
+)
+_IN = st.builds(
+    lambda n, op, a, b: f"{n} {op} ({a}, {b})",
+    _NUMBER,
+    st.sampled_from(["in", "not in"]),
+    _NUMBER,
+    _NUMBER,
+)
+_CONDITION = st.recursive(
+    _COMPARISON | _IN | st.sampled_from(["'a' in s", "s == 'ab'", "s"]),
+    lambda inner: (
+        st.builds("({} and {})".format, inner, inner)
+        | st.builds("({} or {})".format, inner, inner)
+        | st.builds("(not {})".format, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(_CONDITION, st.integers(-3, 3), st.floats(-3, 3), st.sampled_from(["", "a", "ab"]))
+def test_conditions_mean_what_python_means(text: str, x: int, y: float, s: str) -> None:
+    values = {"x": x, "y": y, "s": s}
+
+    expected = bool(eval(compile(ast.parse(text, mode="eval"), "", "eval"), {}, values))
+
+    assert Where(text, _NAMES)(values) is expected
+
+
+def test_labels_compare_with_numbers_and_names() -> None:
+    field = Label(classes=CLASSES)
+    cat = scalar(field, np.int64(1))
+
+    assert cat == 1
+    assert cat == "cat"
+    assert cat != "dog"
+    assert cat < 2
+    assert scalar(Label(), np.int64(7)) != "cat"
+    assert scalar(field, np.int64(-1)) == -1
+    assert scalar(MultiLabel(classes=("a", "b")), np.array([0, 1])) == ("b",)
+
+
+def test_copy_chooses_fields(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 4)
+
+    copy_dataset(folder, tmp_path / "b", CopyOptions(fields=["key", "image"]))
+    copy_dataset(folder, tmp_path / "c", CopyOptions(fields=["score"]))
+
+    schema = read_manifest(tmp_path / "b").schema
+    assert (list(schema.fields), schema.defaults) == (["key", "image"], ("image",))
+    assert read_manifest(tmp_path / "c").schema.defaults == ("score",)
+    with pytest.raises(SchemaError, match="no field 'nope'"):
+        copy_dataset(folder, tmp_path / "d", CopyOptions(fields=["nope"]))
+    for fields in (["key", "key"], []):
+        with pytest.raises(SchemaError, match="kept once"):
+            copy_dataset(folder, tmp_path / "d", CopyOptions(fields=fields))
+
+
+def test_copy_adds_columns_by_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pack_samples(tmp_path / "a", 3, fields=SMALL)
+    table = tmp_path / "labels.csv"
+    table.write_text(
+        "caption,key,age,weight,breed,zip\n"
+        '"a cat, asleep",cat/001,3,1.5,tabby,01234\n'
+        '"a ""dog""",dog/002,-4,,poodle,99\n'
+        "Vögel,bird/000,10,2e3,tabby,7\n"
+        "nobody,none/999,1,1,zebra,1\n",
+        encoding="utf-8",
+    )
+
+    argv = ["--add", table, "--as", "breed=label", "--fields", "key,label", "--where", "age > 0"]
+    made = run_json(capsys, "copy", folder, tmp_path / "b", *argv)
+
+    reader = PackedReader(tmp_path / "b")
+    assert made["num_samples"] == 2
+    assert list(reader.schema.fields) == [
+        "key",
+        "label",
+        "caption",
+        "age",
+        "weight",
+        "breed",
+        "zip",
+    ]
+    assert reader.schema.fields["breed"] == Label(classes=("poodle", "tabby", "zebra"))
+    assert [reader.sample(i)["caption"] for i in range(2)] == ["Vögel", "a cat, asleep"]
+    assert reader.column("age").tolist() == [10, 3]
+    assert reader.column("weight").tolist() == [2000.0, 1.5]
+    assert reader.column("breed").tolist() == [1, 1]
+    assert [reader.sample(i)["zip"] for i in range(2)] == ["7", "01234"]
+
+
+def test_copy_matches_by_any_single_value(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 6, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text("label,name\n0,zero\n1,one\n2,two\n")
+
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, on="label"))
+
+    reader = PackedReader(tmp_path / "b")
+    assert [reader.sample(i)["name"] for i in range(4)] == ["zero", "one", "two", "zero"]
+
+
+def test_samples_that_a_table_lacks_are_named_or_left_out(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 9, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text("key,age\ncat/001,3\ncat/004,5\n")
+
+    with pytest.raises(SourceError, match=r"lacks 7 of 9 samples: bird/000, dog/002, bird/003"):
+        copy_dataset(folder, tmp_path / "b", CopyOptions(add=table))
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, skip_missing=True))
+
+    assert PackedReader(tmp_path / "b").keys() == ["cat/001", "cat/004"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "what"),
+    [
+        ("", {}, "must name the columns"),
+        ("key,a,a\n", {}, "each once"),
+        ("id,a\n1,2\n", {}, "no column 'key'; it has id, a"),
+        ("key,a\nx,1\nx,2\n", {}, "key 'x' stands in it twice"),
+        ("key,a\nx,1,3\n", {}, "row 1 has 3 cells, the header 2"),
+        ("key,a\nx,1\ny,b\n", {"a": "int64"}, "row 2, column 'a': 'b' is not int64"),
+        ("key,a\nx,99999999999999999999\n", {"a": "int64"}, "is not int64"),
+        ("key,a\nx,{\n", {"a": "json"}, "is not json"),
+        ("key,a\nx,1\n", {"a": "int8"}, "cannot be read as 'int8'"),
+        ("key,a\nx,1\n", {"b": "text"}, "column 'b' cannot be read"),
+        ("key,class\nx,1\n", {}, "must be a Python identifier"),
+        ('key,a\n"x,1\n', {}, "cannot be read as CSV"),
+        ("key,a\nx,\xff\n", {}, "cannot be read as CSV"),
+    ],
+)
+def test_tables_that_cannot_be_used_say_why(
+    tmp_path: Path, text: str, kinds: dict[str, str], what: str
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(text, encoding="latin-1")
+
+    with pytest.raises(SourceError, match=what):
+        read_table(table, "key", kinds)
+    with pytest.raises(SourceError, match="cannot be read"):
+        read_table(tmp_path / "none.csv", "key")
+
+
+@pytest.mark.parametrize(
+    ("cells", "field"),
+    [
+        (["1", "-20"], Array(dtype="int64")),
+        (["1", ""], Array(dtype="float64")),
+        (["1.5", "nan"], Array(dtype="float64")),
+        (["007", "1"], Text()),
+        (["1_000", "1"], Text()),
+        (["", ""], Text()),
+        (["1", "one"], Text()),
+    ],
+)
+def test_kinds_of_columns_are_guessed(tmp_path: Path, cells: list[str], field: Field) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("key,a\n" + "".join(f"k{i},{cell}\n" for i, cell in enumerate(cells)))
+
+    assert read_table(table, "key").fields["a"] == field
+
+
+def test_a_column_does_not_replace_a_field_silently(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 1, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text("key,label\nbird/000,5\n")
+
+    with pytest.raises(SchemaError, match="'label' is there already: leave it out with --fields"):
+        copy_dataset(folder, tmp_path / "b", CopyOptions(add=table))
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, fields=["key"]))
+    assert PackedReader(tmp_path / "b").column("label").tolist() == [5]
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "webp", "raw", "png"])
+def test_copy_encodes_pictures_anew(tmp_path: Path, codec: str) -> None:
+    folder = pack_samples(tmp_path / "a", 12)
+
+    for workers in (1, 3):
+        target = tmp_path / f"b{workers}"
+        copy_dataset(folder, target, CopyOptions(codec=codec), workers=workers)
+
+    assert samples_of(tmp_path / "b1") == samples_of(tmp_path / "b3")
+    old, new = PackedReader(folder), PackedReader(tmp_path / "b1")
+    assert {f.codec for f in new.schema.fields.values() if isinstance(f, Image)} == {codec}
+    for i in range(12):
+        one, other = old.sample(i), new.sample(i)
+        assert one["image"].shape == other["image"].shape
+        if codec in ("raw", "png"):
+            np.testing.assert_array_equal(one["image"], other["image"])
+        for name in ("mask", "label", "key", "boxes"):
+            np.testing.assert_array_equal(one[name], other[name])
+    kept = {"png": "image", "raw": "pixels"}.get(codec)
+    if kept is not None:
+        assert [s[kept] for s in samples_of(folder)] == [
+            s[kept] for s in samples_of(tmp_path / "b1")
+        ]
+
+
+def test_quality_encodes_what_has_the_codec_already(tmp_path: Path) -> None:
+    smooth = cv2.resize(np.random.default_rng(0).integers(0, 256, (6, 6, 3), np.uint8), (96, 96))
+    rows = [{"image": smooth}]
+    folder = pack(tmp_path / "a", {"image": Image(codec="jpeg")}, rows)
+
+    copy_dataset(folder, tmp_path / "same", CopyOptions(codec="jpeg"))
+    copy_dataset(folder, tmp_path / "small", CopyOptions(codec="jpeg", quality=20))
+
+    assert samples_of(tmp_path / "same") == samples_of(folder)
+    sizes = [len(samples_of(path)[0]["image"]) for path in (folder, tmp_path / "small")]
+    assert sizes[1] < sizes[0] * 0.7
+    for options in (
+        {"quality": 50},
+        {"quality": 101, "codec": "jpeg"},
+        {"quality": 5, "codec": "png"},
+    ):
+        with pytest.raises(ValueError, match="quality"):
+            CopyOptions(**options)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match="2"):
+        run("copy", folder, tmp_path / "x", "--quality", 50)
+
+
+def test_a_codec_that_cannot_hold_the_pictures_is_refused(tmp_path: Path) -> None:
+    fields = {"image": Image(channels=1, dtype="uint16", codec="png")}
+    folder = pack(tmp_path / "a", fields, [{"image": np.zeros((4, 4, 1), np.uint16)}])
+
+    for codec in ("jpeg", "nonsense"):
+        with pytest.raises(LoadersError, match=codec):
+            copy_dataset(folder, tmp_path / "b", CopyOptions(codec=codec))
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_damage_is_not_copied_under_a_good_checksum(tmp_path: Path, format: str) -> None:
+    folder = pack_samples(tmp_path / "a", 6, format=format)
+    path = folder / f"shard-00001.{format}"
+    data = bytearray(path.read_bytes())
+    data[data.find(sample(5)["pixels"].tobytes()) + 7] ^= 1
+    path.write_bytes(data)
+
+    for options in (CopyOptions(), CopyOptions(codec="webp", fields=["pixels"])):
+        with pytest.raises(ChecksumError, match=r"shard-00001.*field pixels"):
+            copy_dataset(folder, tmp_path / "b", options)
+    with pytest.raises(ChecksumError, match="field pixels"):
+        split(folder, tmp_path / "s", {"all": 1.0})
+    assert not (tmp_path / "b").exists()
+    copy_dataset(folder, tmp_path / "b", CopyOptions(fields=["key", "label"]))
+
+
+def test_a_dataset_can_replace_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pack_samples(tmp_path / "a", 9, fields=SMALL, per_shard=3)
+
+    run_json(capsys, "copy", folder, folder, "--where", "label == 2", "--overwrite")
+
+    assert PackedReader(folder).keys() == ["dog/002", "dog/005", "dog/008"]
+    assert entries(folder) == ["manifest.json", "shard-00003.lmdb"]
+    assert verify(folder).ok
+
+
+def test_a_condition_that_nothing_fulfils_writes_nothing(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 3, fields=SMALL)
+
+    with pytest.raises(PackError, match="no sample to write"):
+        copy_dataset(folder, tmp_path / "b", CopyOptions(where="width > 1000"))
+    assert not (tmp_path / "b").exists()
+
+
+def test_options_for_the_copy_are_in_its_provenance_without_paths(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 3, fields=SMALL)
+
+    copy_dataset(folder, tmp_path / "b", CopyOptions(where="label < 2"))
+
+    text = json.dumps(dict(read_manifest(tmp_path / "b").provenance))
+    assert str(tmp_path) not in text
+    assert json.loads(text)["options"] == {"where": "label < 2", "on": "key"}
+
+
+# All of them
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(
+    command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = command.__name__.rpartition(".")[2]
+
+    with pytest.raises(SystemExit, match="0"):
+        run(name, "--help")
+
+    text = capsys.readouterr().out
+    assert f"example:\n  packdata {name} " in text
+    assert "%" not in text
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["info", "none"],
+        ["stats", "none"],
+        ["preview", "none"],
+        ["append", "none", "a"],
+        ["append", "a", "none"],
+        ["merge", "b", "a", "none"],
+        ["split", "none", "b", "--parts", "x=1"],
+        ["diff", "a", "none"],
+        ["copy", "none", "b"],
+        ["repair", "none", "--from", "a"],
+        ["repair", "a", "--from", "none"],
+    ],
+)
+def test_a_dataset_that_is_not_there_is_named(
+    tmp_path: Path, argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_samples(tmp_path / "a", 2, fields=SMALL)
+    monkeypatch.chdir(tmp_path)
+    before = entries(tmp_path / "a")
+
+    with pytest.raises(LoadersError, match="none"):
+        run(*argv)
+
+    assert sorted(os.listdir(tmp_path)) == ["a"]
+    assert entries(tmp_path / "a") == before
+
+
+def test_progress_is_a_line_now_and_then_where_nobody_watches(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.commands.common.LINE_EVERY_S", 0.0)
+    with progress("reading", 2000) as tick:
+        tick(1500)
+    with progress("reading", None, unit="bytes") as tick:
+        tick(3 << 20)
+
+    text = capsys.readouterr()
+    assert text.err == "reading: 1,500 samples of 2,000 samples\nreading: 3.0 MiB\n"
+    assert text.out == ""
+
+
+def test_sizes_have_units() -> None:
+    assert [parse_size(text) for text in ("1", "2K", "3 MiB", "0.5gb")] == [
+        1,
+        2048,
+        3 << 20,
+        1 << 29,
+    ]
+    for text in ("", "x", "-1", "0", "1PB"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            parse_size(text)

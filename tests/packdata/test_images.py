@@ -1,0 +1,649 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loaders.codecs import codec_for
+from loaders.errors import LoadersError, SchemaError, SourceError
+from loaders.manifest import Manifest, publish_manifest
+from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
+from packdata.images import ImagesRecipe, plan_images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Pixels = npt.NDArray[Any]
+
+
+def photo(height: int = 40, width: int = 60, seed: int = 0) -> Pixels:
+    small = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    return cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+def save(path: Path, pixels: Pixels | PIL.Image.Image, format: str = "", **options: Any) -> bytes:
+    image = pixels if isinstance(pixels, PIL.Image.Image) else PIL.Image.fromarray(pixels)
+    file = io.BytesIO()
+    image.save(file, format or {"jpg": "JPEG"}.get(path.suffix[1:], path.suffix[1:]), **options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(file.getvalue())
+    return file.getvalue()
+
+
+def turned(orientation: int = 6) -> PIL.Image.Exif:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def plan(src: Path, **options: Any) -> ImagesRecipe:
+    ((split, recipe),) = plan_images(src, **options)
+    assert split == ""
+    return recipe
+
+
+def encode(recipe: ImagesRecipe, target: int = 0) -> list[dict[str, bytes]]:
+    return [dict(recipe.encode(item)[target]) for item in recipe.items()]
+
+
+def decode(recipe: ImagesRecipe, record: dict[str, bytes], target: int = 0) -> dict[str, Any]:
+    """Decode as serving does, through the schema alone."""
+    schema = Schema.from_json(json.loads(json.dumps(recipe.targets[target].schema.to_json())))
+    assert list(record) == list(record)
+    assert set(record) == set(schema.fields)
+    return {
+        name: codec_for(field).decode(np.frombuffer(record[name], np.uint8))
+        for name, field in schema.fields.items()
+    }
+
+
+def samples(recipe: ImagesRecipe, target: int = 0) -> list[dict[str, Any]]:
+    return [decode(recipe, record, target) for record in encode(recipe, target)]
+
+
+def only(recipe: ImagesRecipe) -> dict[str, Any]:
+    (sample,) = samples(recipe)
+    return sample
+
+
+class TestVerbatim:
+    @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp"])
+    @pytest.mark.parametrize("gray", [False, True])
+    def test_plain_files_are_kept(self, tmp_path: Path, name: str, gray: bool) -> None:
+        data = save(tmp_path / name, photo()[:, :, 0] if gray else photo())
+
+        recipe = plan(tmp_path)
+        (record,) = encode(recipe)
+
+        assert record["image"] == data
+        assert recipe.counts == {"kept": 1}
+        assert decode(recipe, record)["image"].shape == (40, 60, 3)
+        codec = name.split(".")[1].replace("jpg", "jpeg")
+        assert recipe.targets[0].schema.fields["image"] == Image(codec=codec)
+
+    def test_a_wrong_suffix_does_not_matter(self, tmp_path: Path) -> None:
+        data = save(tmp_path / "a.jpg", photo(), "PNG")
+
+        recipe = plan(tmp_path)
+        (record,) = encode(recipe)
+
+        assert record["image"] == data
+        assert np.array_equal(decode(recipe, record)["image"], photo())
+
+    def test_upright_exif_is_kept_and_turned_pictures_are_not(self, tmp_path: Path) -> None:
+        data = save(tmp_path / "a.jpg", photo(), exif=turned(1))
+        save(tmp_path / "b.jpg", photo(), exif=turned(6), quality=95)
+
+        recipe = plan(tmp_path)
+        first, second = encode(recipe)
+
+        assert first["image"] == data
+        sample = decode(recipe, second)
+        assert second["image"][:2] == b"\xff\xd8"
+        assert sample["image"].shape == (60, 40, 3)
+        assert sample["original_size"].tolist() == [60, 40]
+        assert np.abs(sample["image"].astype(int) - np.rot90(photo(), -1)).mean() < 4
+        assert recipe.counts == {"kept": 1, "re-encoded": 1, "rotated": 1}
+
+    def test_what_is_not_plain_becomes_png_without_loss(self, tmp_path: Path) -> None:
+        save(tmp_path / "a.png", PIL.Image.fromarray(photo()).quantize(8))
+        save(tmp_path / "b.gif", np.full((3, 4, 3), 7, np.uint8))
+        (tmp_path / "c.png").write_bytes(
+            cv2.imencode(".png", np.full((3, 4), 257 * 99, np.uint16))[1].tobytes()
+        )
+        save(tmp_path / "d.tiff", photo())
+
+        recipe = plan(tmp_path)
+        records = encode(recipe)
+
+        assert all(record["image"][:4] == b"\x89PNG" for record in records)
+        images = [decode(recipe, record)["image"] for record in records]
+        expected = np.asarray(PIL.Image.open(tmp_path / "a.png").convert("RGB"))
+        assert np.array_equal(images[0], expected)
+        assert images[1].tolist() == [[[7] * 3] * 4] * 3
+        assert images[2].tolist() == [[[99] * 3] * 4] * 3
+        assert np.array_equal(images[3], photo())
+        counts = {"re-encoded": 4, "palette": 1, "gif": 1, "16-bit": 1, "tiff": 1}
+        assert recipe.counts == counts
+
+    def test_odd_jpegs_become_ordinary_ones(self, tmp_path: Path) -> None:
+        data = save(tmp_path / "a.jpg", photo())
+        odd = data[:-2] + bytes(range(1, 60)) + data[-2:]
+        (tmp_path / "a.jpg").write_bytes(odd)
+
+        recipe = plan(tmp_path)
+        sample = only(recipe)
+
+        assert (
+            np.abs(
+                sample["image"].astype(int) - np.asarray(PIL.Image.open(io.BytesIO(data)))
+            ).mean()
+            < 2
+        )
+        assert recipe.counts == {"re-encoded": 1, "odd jpeg": 1}
+
+    def test_cmyk_becomes_rgb(self, tmp_path: Path) -> None:
+        save(tmp_path / "a.jpg", PIL.Image.fromarray(photo()).convert("CMYK"), quality=95)
+
+        recipe = plan(tmp_path)
+
+        assert np.abs(only(recipe)["image"].astype(int) - photo()).mean() < 4
+        assert recipe.counts == {"re-encoded": 1, "cmyk": 1}
+
+    def test_small_pictures_are_kept_under_shorter(self, tmp_path: Path) -> None:
+        data = save(tmp_path / "a.png", photo())
+
+        recipe = plan(tmp_path, sizes=[40])
+
+        assert encode(recipe)[0]["image"] == data
+
+    def test_a_codec_re_encodes_everything(self, tmp_path: Path) -> None:
+        data = save(tmp_path / "a.png", photo())
+
+        for codec, start in (("jpeg", b"\xff\xd8"), ("webp", b"RIFF"), ("png", b"\x89PNG")):
+            (record,) = encode(plan(tmp_path, codec=codec, quality=70))
+            assert record["image"].startswith(start)
+            assert record["image"] != data
+
+
+class TestOptions:
+    def test_several_sizes_come_from_one_decoding(self, tmp_path: Path) -> None:
+        save(tmp_path / "a.jpg", photo(400, 600))
+
+        recipe = plan(tmp_path, sizes=["64", 32], codec="png")
+        ((item,),) = [list(recipe.items())]
+        large, small = recipe.encode(item)
+
+        assert [target.folder for target in recipe.targets] == ["64", "32"]
+        assert decode(recipe, dict(large))["image"].shape == (64, 96, 3)
+        assert decode(recipe, dict(small), 1)["image"].shape == (32, 48, 3)
+        assert large["key"] == small["key"] == b"a"
+        assert plan(tmp_path, sizes=[32]).targets[0].folder == ""
+
+    @pytest.mark.parametrize("fit", ["cover", "contain", "stretch"])
+    def test_fixed_sizes_are_in_the_schema(self, tmp_path: Path, fit: str) -> None:
+        save(tmp_path / "a.jpg", photo())
+
+        recipe = plan(tmp_path, sizes=["24x32"], fit=fit, codec="raw")
+
+        field = recipe.targets[0].schema.fields["image"]
+        assert field == Image(size=(24, 32), codec="raw")
+        (record,) = encode(recipe)
+        assert len(record["image"]) == field.record_nbytes == 24 * 32 * 3
+        assert only(recipe)["original_size"].tolist() == [40, 60]
+
+    def test_gray_is_one_channel(self, tmp_path: Path) -> None:
+        save(tmp_path / "a.png", photo())
+        gray = save(tmp_path / "b.png", photo()[:, :, 0])
+
+        recipe = plan(tmp_path, gray=True)
+        first, second = encode(recipe)
+
+        assert decode(recipe, first)["image"].shape == (40, 60, 1)
+        assert second["image"] == gray
+        assert recipe.counts == {"kept": 1, "re-encoded": 1}
+
+    @pytest.mark.parametrize("codec", [None, "png", "raw"])
+    def test_depth_is_kept(self, tmp_path: Path, codec: str | None) -> None:
+        pixels = np.random.default_rng(0).integers(0, 65_536, (6, 8), dtype=np.uint16)
+        data = cv2.imencode(".png", pixels)[1].tobytes()
+        (tmp_path / "a.png").write_bytes(data)
+        save(tmp_path / "b.png", np.full((6, 8), 3, np.uint8))
+        size = {"sizes": ["6x8"], "fit": "stretch"} if codec == "raw" else {}
+
+        recipe = plan(tmp_path, keep_depth=True, gray=True, codec=codec, **size)
+        first, second = samples(recipe)
+
+        assert first["image"].dtype == np.uint16
+        assert np.array_equal(first["image"][:, :, 0], pixels)
+        assert (second["image"] == 3 * 257).all()
+        assert codec is not None or encode(recipe)[0]["image"] == data
+
+    def test_quality_matters(self, tmp_path: Path) -> None:
+        save(tmp_path / "a.png", np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
+
+        sizes = [
+            len(encode(plan(tmp_path, codec="jpeg", quality=q))[0]["image"]) for q in (30, 95)
+        ]
+
+        assert 2 * sizes[0] < sizes[1]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"codec": "raw"}, "needs pictures of one size"),
+            ({"codec": "raw", "sizes": [32]}, "needs pictures of one size"),
+            ({"codec": "gif"}, "codec must be one of"),
+            ({"quality": 0}, r"quality must be in \[1, 100\], got 0"),
+            ({"codec": "jpeg", "keep_depth": True}, "to keep 16 take"),
+            ({"sizes": [32, "32"]}, "each size can be asked for once"),
+            ({"sizes": ["32x20"]}, "takes one number"),
+        ],
+    )
+    def test_contradictions_are_refused(
+        self, tmp_path: Path, options: dict[str, Any], message: str
+    ) -> None:
+        save(tmp_path / "a.png", photo())
+
+        with pytest.raises(SchemaError, match=message):
+            plan(tmp_path, **options)
+
+
+class TestLabels:
+    def test_folders_are_classes(self, tmp_path: Path) -> None:
+        for name in ("dog/1", "cat/2", "cat/1", "çà/ü 1"):
+            save(tmp_path / f"{name}.png", photo())
+
+        recipe = plan(tmp_path)
+
+        schema = recipe.targets[0].schema
+        assert schema.fields["label"] == Label(classes=("cat", "dog", "çà"))
+        assert schema.defaults == ("image", "label")
+        assert list(schema.fields) == ["image", "label", "key", "original_size"]
+        assert [(s["key"], int(s["label"])) for s in samples(recipe)] == [
+            ("cat/1", 0),
+            ("cat/2", 0),
+            ("dog/1", 1),
+            ("çà/ü 1", 2),
+        ]
+
+    def test_unlabelled_pictures_come_alone(self, tmp_path: Path) -> None:
+        save(tmp_path / "a.png", photo())
+
+        schema = plan(tmp_path).targets[0].schema
+
+        assert schema.defaults == ("image",)
+        assert list(schema.fields) == ["image", "key", "original_size"]
+
+    def test_splits_share_their_classes(self, tmp_path: Path) -> None:
+        for name in ("train/a", "train/c", "val/b", "val/c"):
+            save(tmp_path / name / "1.png", photo())
+
+        (train, first), (val, second) = plan_images(tmp_path)
+
+        assert [train, val] == ["train", "val"]
+        label = Label(classes=("a", "b", "c"))
+        assert first.targets[0].schema.fields["label"] == label
+        assert second.targets[0].schema.fields["label"] == label
+        assert [int(s["label"]) for s in samples(second)] == [1, 2]
+
+    def test_a_split_may_lack_labels(self, tmp_path: Path) -> None:
+        save(tmp_path / "train/a/1.png", photo())
+        save(tmp_path / "test/1.png", photo())
+
+        (_, train), (_, test) = plan_images(tmp_path)
+
+        assert "label" in train.targets[0].schema.fields
+        assert test.targets[0].schema.defaults == ("image",)
+
+    @pytest.mark.parametrize("kind", ["names", "file", "dataset"])
+    def test_classes_can_be_fixed(self, tmp_path: Path, kind: str) -> None:
+        save(tmp_path / "src/cat/1.png", photo())
+        names = ["dog", "cat", "emu"]
+        (tmp_path / "classes.txt").write_text("dog\ncat\n\nemu\n")
+        (tmp_path / "packed").mkdir()
+        schema = Schema({"image": Image(), "label": Label(classes=tuple(names))})
+        publish_manifest(tmp_path / "packed", Manifest(schema, ()))
+        choices = {
+            "names": names,
+            "file": tmp_path / "classes.txt",
+            "dataset": tmp_path / "packed",
+        }
+
+        recipe = plan(tmp_path / "src", classes=choices[kind])
+
+        assert recipe.targets[0].schema.fields["label"] == Label(classes=tuple(names))
+        assert int(only(recipe)["label"]) == 1
+
+    @pytest.mark.parametrize(
+        ("classes", "message"),
+        [
+            (["dog"], "class 'cat' is not among the 1 classes given"),
+            ([], "holds no class names"),
+            (["a", "a"], r"\['a'\] more than once"),
+            ("nothing.txt", "class names cannot be read"),
+        ],
+    )
+    def test_wrong_classes_are_named(self, tmp_path: Path, classes: Any, message: str) -> None:
+        save(tmp_path / "cat/1.png", photo())
+
+        with pytest.raises(SourceError, match=message):
+            plan(tmp_path, classes=classes)
+
+    def test_classes_need_labels(self, tmp_path: Path) -> None:
+        save(tmp_path / "src/1.png", photo())
+        (tmp_path / "packed").mkdir()
+        publish_manifest(tmp_path / "packed", Manifest(Schema({"image": Image()}), ()))
+
+        with pytest.raises(SourceError, match="it has no labels"):
+            plan(tmp_path / "src", classes=["a"])
+        with pytest.raises(SourceError, match="its labels have no class names"):
+            plan(tmp_path / "src", classes=tmp_path / "packed")
+
+    def test_columns_become_fields(self, tmp_path: Path) -> None:
+        save(tmp_path / "a.png", photo())
+        row = {"path": "a.png", "label": "cat", "age": 3, "size": 1.5, "text": "hé", "tags": [1]}
+        (tmp_path / "l.jsonl").write_text(json.dumps(row))
+
+        recipe = plan(tmp_path / "l.jsonl")
+
+        fields = recipe.targets[0].schema.fields
+        assert fields["label"] == Label(classes=("cat",))
+        assert fields["age"] == Array(dtype="int64")
+        assert fields["size"] == Array(dtype="float32")
+        assert fields["text"] == Text()
+        assert fields["tags"] == Json()
+        sample = only(recipe)
+        assert [sample[name] for name in ("age", "size", "text", "tags")] == [3, 1.5, "hé", [1]]
+        assert recipe.targets[0].schema.defaults == ("image", "label")
+
+    def test_numbers_as_labels(self, tmp_path: Path) -> None:
+        save(tmp_path / "a.png", photo())
+        (tmp_path / "l.csv").write_text("path,target\na.png,7\n")
+
+        recipe = plan(tmp_path / "l.csv")
+
+        assert recipe.targets[0].schema.fields["label"] == Label()
+        assert int(only(recipe)["label"]) == 7
+        with pytest.raises(SourceError, match=r"class 7 is not in \[0, 2\)"):
+            encode(plan(tmp_path / "l.csv", classes=["a", "b"]))
+        (tmp_path / "l.csv").write_text("path,target\na.png,0.5\n")
+        assert plan(tmp_path / "l.csv").targets[0].schema.fields["label"] == Array()
+        with pytest.raises(SourceError, match="its labels are not classes"):
+            plan(tmp_path / "l.csv", classes=["a", "b"])
+
+    @pytest.mark.parametrize("column", ["label", "age"])
+    def test_a_missing_label_names_the_line(self, tmp_path: Path, column: str) -> None:
+        for name in "ab":
+            save(tmp_path / f"{name}.png", photo())
+        (tmp_path / "l.csv").write_text(f"path,{column}\na.png,1\nb.png,\n")
+
+        with pytest.raises(
+            SourceError, match=rf"l\.csv, line 3 \(b\.png\): its {column} is missing"
+        ):
+            encode(plan(tmp_path / "l.csv"))
+
+    def test_hugging_face_classes_keep_their_numbers(self, tmp_path: Path) -> None:
+        """Also when --classes orders them anew, and -1 stays the mark of unlabelled pictures."""
+        png = save(tmp_path / "x.png", photo())
+        features = {"label": {"names": ["zebra", "ant"], "_type": "ClassLabel"}}
+        table = pa.table({"image": [{"bytes": png}] * 3, "label": pa.array([0, 1, -1])})
+        meta = {"huggingface": json.dumps({"info": {"features": features}})}
+        pq.write_table(table.replace_schema_metadata(meta), tmp_path / "a.parquet")
+
+        recipe = plan(tmp_path / "a.parquet")
+        other = plan(tmp_path / "a.parquet", classes=["ant", "bee", "zebra"])
+
+        assert recipe.targets[0].schema.fields["label"] == Label(classes=("zebra", "ant"))
+        assert [int(s["label"]) for s in samples(recipe)] == [0, 1, -1]
+        assert [int(s["label"]) for s in samples(other)] == [2, 0, -1]
+
+
+class TestMasks:
+    def make(self, root: Path, mask: Pixels | PIL.Image.Image, **options: Any) -> ImagesRecipe:
+        save(root / "images/a.jpg", photo())
+        save(root / "masks/a.png", mask)
+        return plan(root / "images", masks=root / "masks", **options)
+
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+    def test_integers_are_exact(self, tmp_path: Path, dtype: str) -> None:
+        values = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (40, 60)).astype(dtype)
+
+        recipe = self.make(tmp_path, values)
+
+        schema = recipe.targets[0].schema
+        assert schema.fields["mask"] == Mask(dtype=dtype)
+        assert schema.defaults == ("image", "mask")
+        assert np.array_equal(only(recipe)["mask"], values)
+
+    def test_palette_indices_are_resized_by_nearest(self, tmp_path: Path) -> None:
+        values = np.zeros((40, 60), np.uint8)
+        values[:, 30:] = 200
+        image = PIL.Image.fromarray(values).convert("P")
+        image.putpalette(list(range(256)) * 3)
+
+        recipe = self.make(tmp_path, image, sizes=[16, 20], fit="cover")
+
+        for target in (0, 1):
+            (sample,) = samples(recipe, target)
+            side = (16, 20)[target]
+            assert sample["mask"].shape == (side, side)
+            assert set(sample["mask"].ravel().tolist()) == {0, 200}
+            assert recipe.targets[target].schema.fields["mask"] == Mask(size=(side, side))
+
+    def test_masks_of_other_sizes_are_refused(self, tmp_path: Path) -> None:
+        recipe = self.make(tmp_path, np.zeros((60, 40), np.uint8))
+
+        with pytest.raises(SourceError, match=r"a\.jpg: its mask is 60 x 40, the picture 40 x 60"):
+            encode(recipe)
+
+    def test_masks_of_turned_pictures_are_upright(self, tmp_path: Path) -> None:
+        recipe = self.make(tmp_path, np.zeros((40, 60), np.uint8))
+        save(tmp_path / "images/a.jpg", photo(), exif=turned())
+
+        with pytest.raises(SourceError, match="Turn the mask as Exif turns the picture"):
+            encode(recipe)
+        save(tmp_path / "masks/a.png", np.ones((60, 40), np.uint8))
+        assert only(recipe)["mask"].shape == (60, 40)
+
+    def test_a_missing_mask_is_refused(self, tmp_path: Path) -> None:
+        recipe = self.make(tmp_path, np.zeros((40, 60), np.uint8))
+        save(tmp_path / "images/b.jpg", photo())
+
+        recipe = plan(tmp_path / "images", masks=tmp_path / "masks")
+
+        with pytest.raises(SourceError, match=r"b\.jpg: it has no mask"):
+            encode(recipe)
+
+    def test_a_late_16_bit_mask_says_what_to_do(self, tmp_path: Path) -> None:
+        for i in range(20):
+            mask = np.full((4, 4), 5 if i < 19 else 300, np.uint8 if i < 19 else np.uint16)
+            save(tmp_path / f"images/{i:02d}.png", photo(4, 4))
+            save(tmp_path / f"masks/{i:02d}.png", mask)
+
+        with pytest.raises(SourceError, match=r"19\.png: its mask holds 300.*--keep-depth"):
+            encode(plan(tmp_path / "images", masks=tmp_path / "masks"))
+        recipe = plan(tmp_path / "images", masks=tmp_path / "masks", keep_depth=True)
+        assert samples(recipe)[19]["mask"].max() == 300
+        assert samples(recipe)[0]["mask"].max() == 5
+
+    def test_a_damaged_or_colored_mask_names_the_picture(self, tmp_path: Path) -> None:
+        recipe = self.make(tmp_path, photo())
+
+        with pytest.raises(SourceError, match=r"a\.jpg: the mask has colors"):
+            encode(recipe)
+
+    def test_masks_of_splits_lie_in_folders_of_the_same_name(self, tmp_path: Path) -> None:
+        for split, value in (("train", 1), ("val", 2)):
+            save(tmp_path / f"images/{split}/a.png", photo(4, 4))
+            save(tmp_path / f"masks/{split}/a.png", np.full((4, 4), value, np.uint8))
+
+        recipes = plan_images(tmp_path / "images", masks=tmp_path / "masks")
+
+        assert [int(only(recipe)["mask"].max()) for _, recipe in recipes] == [1, 2]
+
+    def test_a_column_of_masks(self, tmp_path: Path) -> None:
+        save(tmp_path / "a.png", photo(4, 4))
+        save(tmp_path / "m.png", np.full((4, 4), 9, np.uint8))
+        (tmp_path / "l.csv").write_text("path,mask,label\na.png,m.png,x\n")
+
+        recipe = plan(tmp_path / "l.csv")
+
+        assert recipe.targets[0].schema.defaults == ("image", "label", "mask")
+        assert (only(recipe)["mask"] == 9).all()
+
+
+class TestIdx:
+    def write(self, root: Path) -> Path:
+        header = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2, 4, 5)
+        path = root / "train-images-idx3-ubyte"
+        path.write_bytes(header + bytes(range(40)))
+        header = bytes([0, 0, 8, 1]) + struct.pack(">I", 2)
+        (root / "train-labels-idx1-ubyte").write_bytes(header + bytes([7, 3]))
+        return path
+
+    def test_pixels_stay_pixels(self, tmp_path: Path) -> None:
+        recipe = plan(self.write(tmp_path))
+
+        field = recipe.targets[0].schema.fields["image"]
+        assert field == Image(channels=1, size=(4, 5), codec="raw")
+        first, second = samples(recipe)
+        assert first["image"].ravel().tolist() == list(range(20))
+        assert second["image"].ravel().tolist() == list(range(20, 40))
+        assert [int(first["label"]), int(second["label"])] == [7, 3]
+
+    @pytest.mark.parametrize("codec", ["png", "jpeg", None])
+    def test_other_codecs_and_sizes(self, tmp_path: Path, codec: str | None) -> None:
+        recipe = plan(self.write(tmp_path), codec=codec, sizes=["8x10"], fit="stretch")
+
+        field = recipe.targets[0].schema.fields["image"]
+        assert field == Image(channels=1, size=(8, 10), codec=codec or "raw")
+        assert only_first(recipe)["image"].shape == (8, 10, 1)
+
+    def test_16_bits(self, tmp_path: Path) -> None:
+        recipe = plan(self.write(tmp_path), keep_depth=True)
+
+        assert only_first(recipe)["image"].ravel().tolist() == [257 * i for i in range(20)]
+
+
+def only_first(recipe: ImagesRecipe) -> dict[str, Any]:
+    return samples(recipe)[0]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (b"", r"b\.jpg: the file is empty"),
+            (b"hello", r"b\.jpg: it is not a picture: it starts with b'hello'"),
+            ("half", r"b\.jpg: the JPEG is cut or damaged"),
+        ],
+    )
+    @pytest.mark.parametrize("options", [{}, {"sizes": [16]}, {"codec": "png"}])
+    def test_a_bad_file_is_named_and_the_others_go_on(
+        self, tmp_path: Path, data: Any, message: str, options: dict[str, Any]
+    ) -> None:
+        good = save(tmp_path / "a.jpg", photo())
+        save(tmp_path / "c.jpg", photo())
+        (tmp_path / "b.jpg").write_bytes(good[: len(good) // 2] if data == "half" else data)
+
+        recipe = plan(tmp_path, **options)
+        first, second, third = recipe.items()
+
+        assert recipe.name(second) == f"{tmp_path}/b.jpg"
+        with pytest.raises(SourceError, match=message):
+            recipe.encode(second)
+        recipe.encode(first)
+        recipe.encode(third)
+
+    def test_a_bad_first_file_does_not_stop_the_planning(self, tmp_path: Path) -> None:
+        (tmp_path / "a.jpg").write_bytes(b"\0")
+        (tmp_path / "b.jpg").write_bytes(b"\xff\xd8")
+        for name in "cde":
+            save(tmp_path / f"{name}.jpg", photo())
+
+        assert plan(tmp_path).targets[0].schema.fields["image"] == Image(codec="jpeg")
+
+    def test_what_no_codec_holds_is_named(self, tmp_path: Path) -> None:
+        save(tmp_path / "a.png", np.zeros((1, 20_000, 3), np.uint8))
+
+        recipe = plan(tmp_path, codec="webp")
+
+        with pytest.raises(SourceError, match=r"a\.png: webp cannot hold"):
+            encode(recipe)
+        assert only(plan(tmp_path, codec="jpeg"))["image"].shape == (1, 20_000, 3)
+
+    def test_a_damaged_file_in_parquet_names_its_row(self, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"image": [b"junk"]}), tmp_path / "a.parquet")
+
+        with pytest.raises(SourceError, match=r"a\.parquet, row 0: it is not a picture"):
+            encode(plan(tmp_path / "a.parquet"))
+
+
+class TestDeterminism:
+    def fill(self, root: Path) -> Path:
+        for i in range(6):
+            save(root / f"c{i % 2}/{i}.jpg", photo(80 + i, 120, seed=i), quality=90)
+        save(root / "c0/odd.png", PIL.Image.fromarray(photo()).quantize(9))
+        return root
+
+    @pytest.mark.parametrize("options", [{}, {"sizes": [32, 20]}, {"codec": "webp"}])
+    def test_threads_and_start_do_not_matter(
+        self, tmp_path: Path, options: dict[str, Any]
+    ) -> None:
+        recipe = plan(self.fill(tmp_path), **options)
+        alone = [recipe.encode(item) for item in recipe.items()]
+
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(plan(tmp_path, **options).encode, recipe.items()))
+        rest = [recipe.encode(item) for item in recipe.items(4)]
+
+        assert together == alone
+        assert rest == alone[4:]
+
+    def test_identity_is_the_sources_and_the_options(self, tmp_path: Path) -> None:
+        src = self.fill(tmp_path / "src")
+        shutil.copytree(src, tmp_path / "masks")
+        one = plan(src).identity
+
+        same = json.loads(json.dumps(plan(src).identity))
+        others = [
+            plan(src, sizes=[32]).identity,
+            plan(src, quality=80).identity,
+            plan(src, codec="png").identity,
+            plan(src, gray=True).identity,
+            plan(src, classes=["c1", "c0"]).identity,
+            plan(src, masks=tmp_path / "masks").identity,
+        ]
+        os.utime(src / "c0/odd.png", ns=(1, 1))
+        others.append(plan(src).identity)
+
+        assert same == one
+        assert all(other != one for other in others)
+        assert len({json.dumps(other) for other in others}) == len(others)
+
+    def test_provenance_names_no_place(self, tmp_path: Path) -> None:
+        recipe = plan(self.fill(tmp_path / "photos"), sizes=[32])
+
+        text = json.dumps(recipe.provenance)
+        assert str(tmp_path) not in text
+        assert '"photos"' in text
+
+
+def test_every_error_is_ours(tmp_path: Path) -> None:
+    """So that the command line prints it without a traceback."""
+    for src in (tmp_path, tmp_path / "nothing", tmp_path / "*.tar"):
+        with pytest.raises(LoadersError):
+            plan_images(src)

@@ -1,0 +1,574 @@
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import PIL.ImageOps
+import pytest
+import simplejpeg
+
+from loaders.errors import CodecError, SchemaError
+from packdata.fit import Resize
+from packdata.headers import read_header
+from packdata.pictures import Picture, decode_mask, decode_picture
+
+Array = npt.NDArray[Any]
+
+
+def photo(height: int = 60, width: int = 90, seed: int = 0) -> Array:
+    """Noise on all scales, as in photographs: amplitude falls with frequency."""
+    rng = np.random.default_rng(seed)
+    total = np.zeros((height, width, 3))
+    for octave in range(8):
+        grid = rng.normal(size=(2**octave + 1, 2**octave + 1, 3)) / 2**octave
+        total += cv2.resize(grid, (width, height), interpolation=cv2.INTER_CUBIC)
+    return np.clip(128 + 60 * total, 0, 255).astype(np.uint8)
+
+
+def save(pixels: Array | PIL.Image.Image, format: str, **options: Any) -> bytes:
+    image = pixels if isinstance(pixels, PIL.Image.Image) else PIL.Image.fromarray(pixels)
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def png(rows: Array, width: int, depth: int, color: int, *chunks: tuple[bytes, bytes]) -> bytes:
+    """Write a PNG of any kind, from rows of packed bytes."""
+    header = struct.pack(">IIBBBBB", width, len(rows), depth, color, 0, 0, 0)
+    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    parts = [(b"IHDR", header), *chunks, (b"IDAT", data), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in parts
+    )
+
+
+def psnr(a: Array, b: Array) -> float:
+    return float(10 * np.log10(255**2 / max(1e-9, np.mean((a.astype(float) - b) ** 2))))
+
+
+def changes(data: bytes, **options: Any) -> tuple[str, ...]:
+    return decode_picture(data, **options).changes
+
+
+class TestPlain:
+    @pytest.mark.parametrize("format", ["PNG", "WEBP"])
+    @pytest.mark.parametrize("gray", [False, True])
+    def test_lossless_files_come_back_exactly(self, format: str, gray: bool) -> None:
+        pixels = photo()[:, :, 0] if gray else photo()
+
+        picture = decode_picture(save(pixels, format, lossless=True))
+
+        assert (picture.format, picture.size, picture.changes) == (format.lower(), (60, 90), ())
+        expected = np.repeat(pixels[:, :, None], 3, axis=2) if gray else pixels
+        assert np.array_equal(picture.pixels, expected)
+        assert picture.gray == (gray and format == "PNG")
+
+    def test_jpeg_is_what_libjpeg_says(self) -> None:
+        data = save(photo(), "JPEG", quality=95)
+
+        picture = decode_picture(data)
+
+        assert picture.changes == ()
+        assert np.array_equal(picture.pixels, np.asarray(PIL.Image.open(io.BytesIO(data))))
+
+    @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "BMP"])
+    def test_gray_has_one_channel(self, format: str) -> None:
+        picture = decode_picture(save(photo(), format), channels=1)
+
+        expected = cv2.cvtColor(photo(), cv2.COLOR_RGB2GRAY)
+        assert picture.pixels.shape == (60, 90, 1)
+        assert psnr(picture.pixels[:, :, 0], expected) > 30
+
+    @pytest.mark.parametrize("format", ["BMP", "GIF", "TIFF", "PPM", "JPEG2000"])
+    def test_other_formats_are_named(self, format: str) -> None:
+        pixels = np.full((3, 4, 3), (200, 100, 50), np.uint8)
+
+        picture = decode_picture(save(pixels, format))
+
+        assert picture.changes[0] == format.lower()
+        assert np.array_equal(picture.pixels, pixels)
+
+    @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
+    @pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 20_000), (20_000, 1)])
+    def test_extreme_shapes(self, format: str, height: int, width: int) -> None:
+        if format == "WEBP":  # it ends at 16,383 pixels
+            height, width = min(height, 16_383), min(width, 16_383)
+        pixels = np.full((height, width, 3), 77, np.uint8)
+
+        picture = decode_picture(save(pixels, format))
+
+        assert np.array_equal(picture.pixels, pixels)
+
+
+class TestOrientation:
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    @pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF", "JPEG"])
+    def test_pixels_are_upright(self, format: str, orientation: int) -> None:
+        exif = PIL.Image.Exif()
+        exif[0x0112] = orientation
+        options = {"quality": 100, "subsampling": 0} if format == "JPEG" else {"lossless": True}
+        data = save(photo(8, 16), format, exif=exif, **options)
+
+        picture = decode_picture(data)
+
+        expected = np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data))))
+        assert picture.size == expected.shape[:2] == ((8, 16) if orientation < 5 else (16, 8))
+        assert np.array_equal(picture.pixels, expected)
+        if format != "TIFF":
+            assert picture.changes == (() if orientation == 1 else ("rotated",))
+
+    def test_a_damaged_exif_block_is_passed_over(self) -> None:
+        exif = PIL.Image.Exif()
+        exif[0x0112] = 6
+        data = save(photo(), "JPEG", exif=exif)
+        at = data.index(b"Exif\0\0") + 6
+
+        for cut in range(24):
+            broken = data[: at + cut] + b"\xee" * (24 - cut) + data[at + 24 :]
+            assert decode_picture(broken).size in ((60, 90), (90, 60))
+
+
+class TestColors:
+    def test_cmyk(self) -> None:
+        """Photoshop's way (inverted, as Pillow writes it); the colors of a photo survive."""
+        image = PIL.Image.fromarray(photo()).convert("CMYK")
+
+        picture = decode_picture(save(image, "JPEG", quality=95))
+
+        assert picture.changes == ("cmyk",)
+        assert psnr(picture.pixels, photo()) > 35
+
+    def test_palettes_are_colors(self) -> None:
+        image = PIL.Image.fromarray(photo()).quantize(16)
+
+        picture = decode_picture(save(image, "PNG"))
+
+        assert picture.changes == ("palette",)
+        assert np.array_equal(picture.pixels, np.asarray(image.convert("RGB")))
+
+    @pytest.mark.parametrize("depth", [1, 2, 4])
+    def test_few_bits_are_stretched_to_8(self, depth: int) -> None:
+        rows = np.random.default_rng(0).integers(0, 256, (5, depth), dtype=np.uint8)
+
+        picture = decode_picture(png(rows, 8, depth, 0), channels=1)
+
+        bits = np.unpackbits(rows, axis=1).reshape(5, 8, depth)
+        values = (bits @ (1 << np.arange(depth)[::-1])).astype(int)
+        assert picture.changes == (f"{depth}-bit",)
+        assert np.array_equal(picture.pixels[:, :, 0], values * 255 // (2**depth - 1))
+
+    @pytest.mark.parametrize(
+        ("mode", "format"),
+        [("RGBA", "PNG"), ("LA", "PNG"), ("RGBA", "WEBP"), ("RGBA", "TIFF"), ("LA", "TIFF")],
+    )
+    def test_transparency_is_laid_on_white(self, mode: str, format: str) -> None:
+        image = PIL.Image.fromarray(photo()).convert(mode)
+        image.putalpha(PIL.Image.fromarray(photo(seed=1)[:, :, 0]))
+
+        picture = decode_picture(save(image, format, lossless=True, exact=True))
+
+        white = PIL.Image.new("RGBA", image.size, (255, 255, 255, 255))
+        expected = np.asarray(PIL.Image.alpha_composite(white, image.convert("RGBA")))[:, :, :3]
+        assert "alpha" in picture.changes
+        assert np.abs(picture.pixels.astype(int) - expected).max() <= 1
+
+    @pytest.mark.parametrize("color", [0, 2, 3])
+    def test_a_transparent_color_is_white(self, color: int) -> None:
+        """PNG's tRNS chunk: one gray or color, or a palette entry, that is not there."""
+        rows = np.array([[1, 2, 1] if color != 2 else [9, 9, 1, 9, 9, 2, 9, 9, 1]], np.uint8)
+        palette = (b"PLTE", bytes([0] * 3 + [9, 9, 1] + [9, 9, 2]))
+        gone = {0: b"\0\1", 2: b"\0\x09\0\x09\0\1", 3: b"\xff\0\xff"}[color]
+
+        picture = decode_picture(png(rows, 3, 8, color, palette, (b"tRNS", gone)))
+
+        expected = [2, 2, 2] if color == 0 else [9, 9, 2]
+        assert picture.pixels.tolist() == [[[255] * 3, expected, [255] * 3]]
+        assert "alpha" in picture.changes
+
+    def test_an_opaque_alpha_channel_changes_nothing(self) -> None:
+        image = PIL.Image.fromarray(photo()).convert("RGBA")
+
+        picture = decode_picture(save(image, "PNG"))
+
+        assert picture.changes == ()
+        assert np.array_equal(picture.pixels, photo())
+
+    @pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF"])
+    def test_the_first_picture_counts(self, format: str) -> None:
+        frames = [PIL.Image.new("RGB", (9, 7), (value,) * 3) for value in (10, 200, 90)]
+
+        data = save(frames[0], format, save_all=True, append_images=frames[1:], lossless=True)
+        picture = decode_picture(data)
+
+        assert "animated" in picture.changes
+        assert picture.pixels.tolist() == [[[10] * 3] * 9] * 7
+
+
+def sixteen(channels: int = 1) -> Array:
+    values = np.random.default_rng(0).integers(0, 65_536, (5, 7, channels), dtype=np.uint16)
+    values[0, 0], values[0, 1], values[0, 2], values[0, 3] = 0, 65_535, 128, 129
+    return values[:, :, 0] if channels == 1 else values
+
+
+class TestDepth:
+    @pytest.mark.parametrize(
+        ("suffix", "channels"), [("png", 1), ("png", 3), ("tiff", 1), ("tiff", 3), ("pgm", 1)]
+    )
+    def test_16_bits_are_scaled_or_kept(self, suffix: str, channels: int) -> None:
+        pixels = sixteen(channels)
+        data = cv2.imencode(f".{suffix}", pixels[..., ::-1] if channels == 3 else pixels)[
+            1
+        ].tobytes()
+
+        narrow = decode_picture(data, channels=channels)
+        wide = decode_picture(data, channels=channels, dtype="uint16")
+
+        expected = pixels.reshape(5, 7, channels)
+        assert narrow.pixels.dtype == np.uint8
+        assert np.array_equal(narrow.pixels, np.round(expected / 257))
+        assert np.array_equal(wide.pixels, expected)
+        assert "16-bit" in narrow.changes
+        assert wide.changes == (() if suffix == "png" else wide.changes)
+
+    def test_8_bits_are_widened(self) -> None:
+        picture = decode_picture(save(photo(), "PNG"), dtype="uint16")
+
+        assert picture.changes == ("8-bit",)
+        assert np.array_equal(picture.pixels, photo().astype(np.uint16) * 257)
+
+    def test_16_bits_with_alpha(self) -> None:
+        pixels = sixteen(4)
+
+        picture = decode_picture(cv2.imencode(".png", pixels)[1].tobytes(), dtype="uint16")
+
+        color, alpha = pixels[:, :, 2::-1].astype(float), pixels[:, :, 3:] / 65_535
+        assert picture.changes == ("alpha",)
+        assert np.abs(picture.pixels - (color * alpha + 65_535 * (1 - alpha))).max() <= 0.51
+
+    def test_floats_are_refused(self) -> None:
+        image = PIL.Image.fromarray(np.zeros((3, 3), np.float32))
+
+        with pytest.raises(CodecError, match="no one right 8-bit form"):
+            decode_picture(save(image, "TIFF"))
+
+
+def jpeg(**options: Any) -> bytes:
+    return save(photo(), "JPEG", quality=90, **options)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("progressive", [False, True])
+    def test_a_cut_jpeg_is_refused_wherever_it_is_cut(self, progressive: bool) -> None:
+        data = jpeg(progressive=progressive)
+
+        for size in [*range(0, len(data), 37), len(data) - 2, len(data) - 1]:
+            with pytest.raises(CodecError):
+                decode_picture(data[:size])
+
+    @pytest.mark.parametrize("progressive", [False, True])
+    def test_a_cut_jpeg_with_an_end_mark_is_refused(self, progressive: bool) -> None:
+        """Viewers show it with a gray rest; so do OpenCV and Pillow."""
+        data = jpeg(progressive=progressive)
+
+        with pytest.raises(CodecError, match="cut or damaged"):
+            decode_picture(data[: len(data) // 2] + b"\xff\xd9")
+
+    def test_a_cut_jpeg_is_refused_when_reduced(self) -> None:
+        data = save(photo(400, 400), "JPEG")
+
+        with pytest.raises(CodecError, match="cut or damaged"):
+            decode_picture(data[: len(data) * 3 // 4], needed=lambda size: (20, 20))
+
+    @pytest.mark.parametrize(
+        ("format", "options"),
+        [
+            ("PNG", {}),
+            ("WEBP", {}),
+            ("WEBP", {"lossless": True}),
+            ("GIF", {}),
+            ("BMP", {}),
+            ("TIFF", {}),
+        ],
+    )
+    def test_other_cut_files_are_refused(self, format: str, options: dict[str, Any]) -> None:
+        data = save(photo(), format, **options)
+
+        for size in [0, 1, 7, 12, 20, 40, len(data) // 2, len(data) * 9 // 10]:
+            with pytest.raises(CodecError):
+                decode_picture(data[:size])
+
+    def test_a_flipped_byte_in_a_png_is_refused(self) -> None:
+        data = bytearray(save(photo(), "PNG"))
+        data[len(data) // 2] ^= 1
+
+        with pytest.raises(CodecError, match="the png is cut or damaged"):
+            decode_picture(bytes(data))
+
+    @pytest.mark.parametrize(
+        "data", [b"hello, world", b"\0" * 99, b"GIF89a", b"\xff\xd8\xff", b"RIFF"]
+    )
+    def test_what_is_no_picture_is_refused(self, data: bytes) -> None:
+        with pytest.raises(CodecError):
+            decode_picture(data)
+        with pytest.raises(CodecError, match="it is not a picture: it starts with b'%!PS"):
+            decode_picture(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+
+    def test_an_empty_file_is_refused(self) -> None:
+        with pytest.raises(CodecError, match="the file is empty"):
+            decode_picture(b"")
+
+    def test_a_header_of_a_million_by_a_million_is_refused_before_decoding(self) -> None:
+        rows = np.zeros((1, 1), np.uint8)
+        data = bytearray(png(rows, 1, 8, 0))
+        data[16:24] = struct.pack(">II", 60_000, 60_000)
+
+        with pytest.raises(CodecError, match="60000 x 60000 pixels"):
+            decode_picture(bytes(data))
+
+    @pytest.mark.parametrize("oddity", ["bytes before the end", "junk after it", "jfif", "icc"])
+    def test_harmless_oddities_pass(self, oddity: str) -> None:
+        plain = jpeg()
+        expected = decode_picture(plain).pixels
+        at = plain.index(b"JFIF") + 5
+        bad_profile = b"\xff\xe2\x00\x1aICC_PROFILE\0\x05\x02" + b"0" * 10
+        data = {
+            "bytes before the end": plain[:-2] + bytes(range(1, 60)) + plain[-2:],
+            "junk after it": plain + b"\0junk",
+            "jfif": plain[:at] + b"\3" + plain[at + 1 :],
+            "icc": plain[:2] + bad_profile + plain[2:],
+        }[oddity]
+
+        picture = decode_picture(data)
+
+        assert np.array_equal(picture.pixels, expected)
+        assert picture.changes == (() if oddity == "junk after it" else ("odd jpeg",))
+
+    def test_a_damaged_jpeg_with_an_odd_header_is_refused(self) -> None:
+        data = jpeg()
+        at = data.index(b"JFIF") + 5
+
+        with pytest.raises(CodecError, match="cut or damaged"):
+            decode_picture(data[:at] + b"\3" + data[at + 1 : -40] + b"\xff\xd9")
+
+
+class TestReduction:
+    @pytest.mark.parametrize(
+        ("target", "decoded"), [(300, 600), (150, 300), (149, 300), (75, 150), (10, 75)]
+    )
+    def test_a_jpeg_is_decoded_at_twice_the_needed_size_or_more(
+        self, target: int, decoded: int
+    ) -> None:
+        data = save(photo(600, 901), "JPEG")
+
+        picture = decode_picture(data, needed=Resize(target, target).scaled)
+
+        assert picture.size == (600, 901)
+        assert picture.pixels.shape[0] == decoded
+
+    @pytest.mark.parametrize("side", [75, 64, 50, 33])
+    def test_the_result_is_that_of_full_decoding(self, side: int) -> None:
+        data = save(photo(300, 451), "JPEG", quality=92)
+        resize = Resize(side, side)
+
+        reduced = decode_picture(data, needed=resize.scaled)
+        full = decode_picture(data)
+
+        assert 2 * side <= reduced.pixels.shape[0] <= 150
+        assert psnr(resize.apply(reduced.pixels, reduced.size), resize.apply(full.pixels)) > 38
+
+    def test_reduction_goes_with_orientation(self) -> None:
+        exif = PIL.Image.Exif()
+        exif[0x0112] = 6
+        data = save(photo(64, 160), "JPEG", exif=exif)
+
+        picture = decode_picture(data, needed=Resize(16, 16).scaled)
+
+        assert picture.size == (160, 64)
+        assert picture.pixels.shape == (80, 32, 3)
+
+
+class TestResize:
+    @pytest.mark.parametrize(
+        ("size", "fit", "source", "expected"),
+        [
+            (20, "shorter", (60, 90), (20, 30)),
+            (20, "shorter", (90, 61), (30, 20)),
+            (80, "shorter", (60, 90), (60, 90)),
+            (20, "shorter", (1, 20_000), (1, 20_000)),
+            (20, "cover", (60, 90), (20, 20)),
+            ("8x30", "cover", (60, 90), (8, 30)),
+            (200, "cover", (60, 90), (200, 200)),
+            (32, "cover", (1, 20_000), (32, 32)),
+            (20, "contain", (60, 90), (20, 20)),
+            (200, "contain", (60, 90), (200, 200)),
+            (32, "contain", (1, 20_000), (32, 32)),
+            ((10, 100), "stretch", (60, 90), (10, 100)),
+            ("5", "stretch", (1, 1), (5, 5)),
+        ],
+    )
+    def test_sizes(self, size: Any, fit: str, source: Any, expected: Any) -> None:
+        resize = Resize.parse(size, fit)
+        pixels = np.full((*source, 3), 99, np.uint8)
+
+        result = resize.apply(pixels)
+        mask = resize.apply(pixels[:, :, 0], nearest=True)
+
+        assert result.shape == (*expected, 3)
+        assert mask.shape == expected
+        assert result.flags.c_contiguous
+        assert result.max() == 99
+        assert fit == "contain" or result.min() == 99
+        assert resize.fixed == (None if fit == "shorter" else expected)
+        assert resize.keeps(source) == (source == expected)
+
+    @pytest.mark.parametrize("shape", [(7, 9), (7, 9, 1), (7, 9, 3)])
+    @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+    def test_channels_and_dtype_stay(self, shape: tuple[int, ...], dtype: type) -> None:
+        for size in (4, 20):
+            result = Resize(size, size, "stretch").apply(np.ones(shape, dtype))
+            assert result.shape == (size, size, *shape[2:])
+            assert result.dtype == dtype
+
+    def test_cover_keeps_the_centre_and_contain_pads_evenly(self) -> None:
+        pixels = np.tile(np.arange(12, dtype=np.uint8), (4, 1))
+
+        assert Resize(4, 4, "cover").apply(pixels)[0].tolist() == [4, 5, 6, 7]
+        tall = Resize(12, 12, "contain").apply(pixels)
+        assert np.array_equal(tall[4:8], pixels)
+        assert not tall[:4].any()
+        assert not tall[8:].any()
+
+    def test_a_wide_sliver_is_cut_before_it_is_enlarged(self) -> None:
+        """And from its middle: 20,000 x 1 pixels at 224 would be 4.5 million wide."""
+        pixels = np.zeros((1, 20_000), np.uint8)
+        pixels[:, 9_999:10_001] = 255
+
+        result = Resize(224, 224, "cover").apply(pixels)
+
+        assert result.mean() > 250
+
+    def test_shrinking_averages(self) -> None:
+        pixels = np.array([[0, 100], [50, 250]], np.uint8)
+
+        assert Resize(1, 1, "stretch").apply(pixels).item() == 100
+
+    def test_nearest_takes_pixel_centres_as_pillow_does(self) -> None:
+        labels = np.random.default_rng(0).integers(0, 65_536, (37, 53), dtype=np.uint16)
+
+        for size in ((5, 7), (37, 53), (80, 111), (18, 26)):
+            image = PIL.Image.fromarray(labels).resize(size[::-1], PIL.Image.Resampling.NEAREST)
+            result = Resize(*size, "stretch").apply(labels, nearest=True)
+            assert np.array_equal(result, np.asarray(image))
+
+    def test_picture_and_mask_stay_aligned(self) -> None:
+        """Also when the picture comes reduced from a JPEG: halves, up to a pixel at the edge."""
+        mask = np.zeros((400, 601), np.uint8)
+        mask[:, 300:] = 255
+        data = save(np.repeat(mask[:, :, None], 3, axis=2), "JPEG", quality=95)
+
+        for fit in ("shorter", "cover", "contain", "stretch"):
+            resize = Resize(50, 50, fit)
+            picture = decode_picture(data, needed=resize.scaled)
+            left = resize.apply(picture.pixels, picture.size)[:, :, 0] > 127
+            right = resize.apply(mask, nearest=True) > 127
+            assert picture.pixels.shape[0] == 100
+            assert (left != right).mean() <= 1 / 50
+
+    @pytest.mark.parametrize(
+        ("size", "fit", "message"),
+        [
+            (0, "cover", "1 to 65535"),
+            (70_000, "cover", "1 to 65535"),
+            ("224x", "cover", "a size is N or HEIGHTxWIDTH"),
+            ("-3", "cover", "a size is N"),
+            (1.5, "cover", "a size is N"),
+            ("20x30", "shorter", "takes one number, got 20x30"),
+            (20, "longer", "fit must be one of"),
+        ],
+    )
+    def test_wrong_sizes_are_refused(self, size: Any, fit: str, message: str) -> None:
+        with pytest.raises(SchemaError, match=message):
+            Resize.parse(size, fit)
+
+
+class TestMasks:
+    @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+    def test_integers_are_exact(self, dtype: type) -> None:
+        values: Array = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (5, 7), dtype)
+
+        for format in ("PNG", "TIFF"):
+            mask = decode_mask(save(values, format))
+            assert mask.dtype == dtype
+            assert np.array_equal(mask, values)
+
+    @pytest.mark.parametrize("format", ["PNG", "GIF", "BMP", "TIFF"])
+    def test_palettes_give_indices(self, format: str) -> None:
+        values = np.random.default_rng(0).integers(0, 21, (5, 7), dtype=np.uint8)
+        image = PIL.Image.fromarray(values).convert("P")
+        image.putpalette(list(range(255, -1, -1)) * 3)
+
+        assert np.array_equal(decode_mask(save(image, format, optimize=False)), values)
+
+    @pytest.mark.parametrize("color", [0, 3])
+    @pytest.mark.parametrize("depth", [1, 2, 4])
+    def test_few_bits_give_their_values(self, depth: int, color: int) -> None:
+        rows = np.random.default_rng(0).integers(0, 256, (5, depth), dtype=np.uint8)
+        palette = (b"PLTE", bytes(np.random.default_rng(1).integers(0, 256, 3 * 2**depth)))
+
+        mask = decode_mask(png(rows, 8, depth, color, *[palette][: color // 3]))
+
+        bits = np.unpackbits(rows, axis=1).reshape(5, 8, depth)
+        assert np.array_equal(mask, bits @ (1 << np.arange(depth)[::-1]))
+
+    def test_equal_channels_pass_and_colors_do_not(self) -> None:
+        values = photo()[:, :, 0]
+        three = np.repeat(values[:, :, None], 3, axis=2)
+
+        assert np.array_equal(decode_mask(save(three, "PNG")), values)
+        opaque = PIL.Image.fromarray(values).convert("RGBA")
+        assert np.array_equal(decode_mask(save(opaque, "PNG")), values)
+        with pytest.raises(CodecError, match="the mask has colors"):
+            decode_mask(save(photo(), "PNG"))
+        with pytest.raises(CodecError, match="the mask has colors"):
+            decode_mask(save(photo(), "BMP"))
+
+    def test_lossy_empty_and_damaged_masks_are_refused(self) -> None:
+        data = save(photo()[:, :, 0], "PNG")
+
+        with pytest.raises(CodecError, match="a mask as jpeg is not exact"):
+            decode_mask(jpeg())
+        with pytest.raises(CodecError, match="the mask is empty"):
+            decode_mask(b"")
+        for size in (5, 20, len(data) // 2, len(data) - 3):
+            with pytest.raises(CodecError):
+                decode_mask(data[:size])
+        with pytest.raises(CodecError, match="do not fit 16 bits"):
+            decode_mask(save(PIL.Image.fromarray(np.full((2, 2), 70_000, np.int32)), "TIFF"))
+
+
+def test_headers_agree_with_pillow() -> None:
+    cases = {
+        "jpeg": jpeg(),
+        "png": save(photo(), "PNG"),
+        "webp": save(photo(), "WEBP"),
+    }
+    for format, data in cases.items():
+        header = read_header(data)
+        assert header is not None
+        assert (header.format, header.size) == (format, (60, 90))
+        assert (header.color, header.depth, header.alpha) == ("color", 8, False)
+    assert read_header(save(photo(), "BMP")) is None
+
+
+def test_pictures_are_values() -> None:
+    picture = decode_picture(simplejpeg.encode_jpeg(photo()))
+
+    assert isinstance(picture, Picture)
+    assert picture.pixels.flags.c_contiguous

@@ -1,0 +1,150 @@
+"""The torch-free reader: records, samples, columns and keys by number, errors with their place."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from loaders.errors import ChecksumError, ManifestError, SampleError, SchemaError, ShardError
+from loaders.manifest import read_manifest
+from loaders.schema import Image, Text
+from packdata.reader import PackedReader
+from tests.packdata.packing import CLASSES, pack, pack_samples, sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMATS = ["lmdb", "parquet"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_samples_come_back_as_they_were_packed(tmp_path: Path, format: str) -> None:
+    reader = PackedReader(pack_samples(tmp_path / "a", 10, format=format))
+
+    assert len(reader) == 10
+    for i in [0, 3, 4, 9]:
+        found, packed = reader.sample(i), sample(i)
+        assert list(found) == list(packed)
+        for name, value in packed.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_checked_records_are_the_same_records(tmp_path: Path, format: str) -> None:
+    folder = pack_samples(tmp_path / "a", 6, format=format)
+    plain, checked = PackedReader(folder), PackedReader(folder, check=True)
+
+    for i in range(6):
+        for name, record in plain.records(i).items():
+            np.testing.assert_array_equal(checked.record(i, name), record)
+    np.testing.assert_array_equal(checked.column("pixels"), plain.column("pixels"))
+
+
+def test_locate_finds_shard_and_row(tmp_path: Path) -> None:
+    reader = PackedReader(pack_samples(tmp_path / "a", 10, per_shard=4))
+
+    places = [(reader.locate(i)[0].file, reader.locate(i)[1]) for i in (0, 3, 4, 9, -1)]
+
+    assert places == [
+        ("shard-00000.lmdb", 0),
+        ("shard-00000.lmdb", 3),
+        ("shard-00001.lmdb", 0),
+        ("shard-00002.lmdb", 1),
+        ("shard-00002.lmdb", 1),
+    ]
+    for i in (10, -11):
+        with pytest.raises(IndexError, match=r"must be in \[-10, 10\), got"):
+            reader.locate(i)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_columns_of_fixed_fields_hold_every_sample(tmp_path: Path, format: str) -> None:
+    reader = PackedReader(pack_samples(tmp_path / "a", 10, format=format))
+
+    assert reader.column("label").tolist() == [i % 3 for i in range(10)]
+    assert reader.column("score").dtype == np.float32
+    assert reader.column("tags").shape == (10, 2)
+    expected = np.stack([sample(i)["pixels"] for i in range(10)])
+    np.testing.assert_array_equal(reader.column("pixels"), expected)
+    for name in ("image", "boxes", "key"):
+        with pytest.raises(SchemaError, match=f"field '{name}' has no column"):
+            reader.column(name)
+
+
+def test_keys_are_listed_or_said_to_be_missing(tmp_path: Path) -> None:
+    with_keys = PackedReader(pack_samples(tmp_path / "a", 5))
+    without = PackedReader(pack_samples(tmp_path / "b", 5, fields=["label"]))
+
+    assert with_keys.keys() == [f"{CLASSES[i % 3]}/{i:03d}" for i in range(5)]
+    assert not without.has_keys
+    assert without.key(0) is None
+    with pytest.raises(SchemaError, match="no field 'key'"):
+        without.keys()
+
+
+def test_an_unknown_field_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    reader = PackedReader(pack_samples(tmp_path / "a", 2, fields=["label", "key"]))
+
+    with pytest.raises(SchemaError, match="no field 'imgae'; it has label, key"):
+        reader.sample(0, ["imgae"])
+
+
+def test_a_record_that_cannot_be_decoded_is_named_with_shard_row_and_key(tmp_path: Path) -> None:
+    rows = [{"image": b"\xff\xd8 no picture", "key": f"photo {i}"} for i in range(6)]
+    reader = PackedReader(pack(tmp_path / "a", {"image": Image(), "key": Text()}, rows))
+
+    with pytest.raises(SampleError, match=r"shard-00001.lmdb, row 1, key 'photo 5'\): field 'ima"):
+        reader.sample(5)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_flipped_byte_is_found_only_when_asked(tmp_path: Path, format: str) -> None:
+    folder = pack_samples(tmp_path / "a", 6, format=format)
+    shard = read_manifest(folder).shards[1]
+    data = bytearray((folder / shard.file).read_bytes())
+    at = data.find(sample(5)["pixels"].tobytes())
+    data[at + 100] ^= 1
+    (folder / shard.file).write_bytes(data)
+
+    PackedReader(folder).sample(5)
+    checked = PackedReader(folder, check=True)
+    checked.records(5, ["label"])
+    with pytest.raises(ChecksumError, match=r"shard-00001.*, field pixels, row 0: its checksum"):
+        checked.record(5, "pixels")
+    with pytest.raises(ChecksumError, match="field pixels"):
+        checked.column("pixels")
+
+
+def test_missing_and_cut_shards_are_said(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 10)
+    (folder / "shard-00001.lmdb").unlink()
+    (folder / "shard-00002.lmdb").write_bytes(b"short")
+    reader = PackedReader(folder)
+
+    reader.sample(0)
+    with pytest.raises(ShardError, match=r"shard-00001.lmdb: the shard is missing"):
+        reader.sample(4)
+    with pytest.raises(ShardError, match=r"shard-00002.lmdb: it has 5 bytes, the manifest says"):
+        reader.sample(9)
+    assert reader.key(9) is None
+
+
+def test_few_shards_stay_mapped(tmp_path: Path) -> None:
+    reader = PackedReader(pack_samples(tmp_path / "a", 40, per_shard=1, fields=["key"]))
+
+    assert len(reader.keys()) == 40
+    assert len(reader._mapped) <= 32
+
+
+def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="no such folder"):
+        PackedReader(tmp_path / "none")
+
+
+def test_no_command_imports_torch() -> None:
+    code = "import sys, packdata.commands; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

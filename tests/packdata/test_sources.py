@@ -1,0 +1,714 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loaders.errors import SourceError
+from packdata.sources import Column, MaskFolder, Source, find_splits, open_source
+
+
+def touch(root: Path, *names: str) -> Path:
+    """Make files whose content is their name: sources list pictures, they do not decode them."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return root
+
+
+def keys(source: Source, start: int = 0) -> list[str]:
+    return [item.key for item in source.items(start)]
+
+
+def labels(source: Source, name: str = "label") -> list[Any]:
+    return [item.labels.get(name) for item in source.items()]
+
+
+class TestFolders:
+    def test_order_and_classes_are_those_of_image_folder(self, tmp_path: Path) -> None:
+        """os.walk sorted as torchvision does it, which differs from plain sorting of paths."""
+        names = ["b/2.png", "b/10.png", "a/x/1.jpg", "a/x-y/1.jpg", "a/z.JPEG", "a/x/q/1.jpg"]
+        touch(tmp_path, *names, "A/é ü.webp")
+
+        source = open_source(tmp_path)
+
+        expected = []
+        for name in sorted(entry.name for entry in os.scandir(tmp_path) if entry.is_dir()):
+            for root, _, files in sorted(os.walk(tmp_path / name, followlinks=True)):
+                expected += [str(Path(root, file).relative_to(tmp_path)) for file in sorted(files)]
+        assert source.kind == "classes"
+        assert source.labels == {"label": Column("class", ("A", "a", "b"))}
+        assert [bytes(item.read()).decode() for item in source.items()] == expected
+        assert [item.key for item in source.items()] == [
+            name.rsplit(".", 1)[0] for name in expected
+        ]
+        assert labels(source) == [name.split("/")[0] for name in expected]
+
+    def test_a_flat_folder_has_no_labels(self, tmp_path: Path) -> None:
+        source = open_source(touch(tmp_path, "b 1.jpg", "a.b.png", "notes/readme.txt"))
+
+        assert (source.kind, source.labels, len(source)) == ("folder", {}, 2)
+        assert keys(source) == ["a.b", "b 1"]
+        assert keys(source, 1) == ["b 1"]
+        assert keys(source, 2) == []
+
+    def test_other_files_are_counted_and_hidden_ones_not(self, tmp_path: Path) -> None:
+        hidden = [".DS_Store", "Thumbs.db", "a/._1.jpg", ".git/1.jpg", "__MACOSX/1.jpg"]
+        source = open_source(touch(tmp_path, "a/1.jpg", "a/1.txt", "b.txt", "a/Makefile", *hidden))
+
+        assert len(source) == 1
+        assert source.ignored == {".txt": 2, "no suffix": 1}
+        assert source.labels["label"].classes == ("a",)
+
+    def test_a_class_without_pictures_keeps_its_number(self, tmp_path: Path) -> None:
+        (tmp_path / "ant").mkdir()
+
+        source = open_source(touch(tmp_path, "bee/1.jpg"))
+
+        assert source.labels["label"].classes == ("ant", "bee")
+
+    def test_pictures_beside_class_folders_are_named(self, tmp_path: Path) -> None:
+        touch(tmp_path, "cat/1.jpg", "stray.jpg")
+
+        with pytest.raises(
+            SourceError, match=r"stray\.jpg lie beside folders of pictures \(cat\)"
+        ):
+            open_source(tmp_path)
+
+    def test_an_empty_folder_says_what_it_holds(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match="it holds no pictures"):
+            open_source(tmp_path)
+
+        with pytest.raises(SourceError, match=r"2 x \.txt"):
+            open_source(touch(tmp_path, "a.txt", "b/c.txt"))
+
+    def test_duplicate_keys_name_both_files(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a/1.jpg", "a/1.png")
+
+        with pytest.raises(SourceError, match=r"'a/1': a/1\.jpg and a/1\.png"):
+            open_source(tmp_path)
+
+    def test_links_are_followed_and_loops_cut(self, tmp_path: Path) -> None:
+        root = touch(tmp_path / "root", "a/1.jpg")
+        touch(tmp_path / "other", "2.jpg")
+        (root / "b").symlink_to(tmp_path / "other")
+        (root / "a" / "up").symlink_to(root)
+        (root / "a" / "self").symlink_to(root / "a" / "self")
+
+        source = open_source(root)
+
+        assert keys(source) == ["a/1", "b/2"]
+        assert source.ignored["link to a folder above"] == 1
+
+    def test_a_broken_link_and_a_vanished_file_fail_when_read(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a.jpg", "b.jpg")
+        (tmp_path / "c.jpg").symlink_to(tmp_path / "nowhere.jpg")
+        source = open_source(tmp_path)
+        (tmp_path / "b.jpg").unlink()
+
+        first, second, third = source.items()
+
+        assert first.read() == b"a.jpg"
+        for item in (second, third):
+            with pytest.raises(SourceError, match=rf"{item.key}\.jpg: there is no file"):
+                item.read()
+
+    def test_an_unreadable_folder_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By a fake: root may read everything."""
+        touch(tmp_path, "a/1.jpg", "b/1.jpg")
+        scandir = os.scandir
+
+        def refuse(path: Any) -> Any:
+            if str(path).endswith("b"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", refuse)
+
+        with pytest.raises(SourceError, match=r"/b: the folder cannot be listed \(Permission"):
+            open_source(tmp_path)
+
+    def test_an_unreadable_file_fails_when_read(self, tmp_path: Path) -> None:
+        source = open_source(touch(tmp_path, "a.jpg"))
+        (tmp_path / "a.jpg").unlink()
+        (tmp_path / "a.jpg").mkdir()
+
+        with pytest.raises(SourceError, match=r"a\.jpg: it cannot be read"):
+            next(source.items()).read()
+
+    def test_a_name_that_is_not_text_is_refused(self, tmp_path: Path) -> None:
+        name = os.fsdecode(b"caf\xe9.jpg")
+        touch(tmp_path)
+        try:
+            (tmp_path / name).write_bytes(b"")
+        except OSError:
+            pytest.skip("this file system stores UTF-8 names only")
+
+        with pytest.raises(SourceError, match="is not UTF-8"):
+            open_source(tmp_path)
+
+    @pytest.mark.parametrize("change", ["size", "time", "name", "more"])
+    def test_identity_follows_the_files(self, tmp_path: Path, change: str) -> None:
+        touch(tmp_path, "a/1.jpg", "a/2.jpg")
+        before = open_source(tmp_path).identity
+        assert open_source(tmp_path).identity == before
+        path = tmp_path / "a/2.jpg"
+
+        if change == "size":
+            stat = path.stat()
+            path.write_bytes(b"longer")
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        elif change == "time":
+            os.utime(path, ns=(1, 1))
+        elif change == "name":
+            path.rename(tmp_path / "a/3.jpg")
+        else:
+            touch(tmp_path, "a/3.jpg")
+
+        assert open_source(tmp_path).identity != before
+
+    def test_identity_does_not_follow_the_place(self, tmp_path: Path) -> None:
+        touch(tmp_path / "here", "a/1.jpg")
+        before = open_source(tmp_path / "here").identity
+
+        (tmp_path / "here").rename(tmp_path / "there")
+
+        assert open_source(tmp_path / "there").identity == before
+        json.dumps(before)
+
+    def test_masks_are_found_by_key(self, tmp_path: Path) -> None:
+        masks = MaskFolder(touch(tmp_path, "a/1.png", "2.bmp"))
+
+        assert masks.read("a/1", "x") == b"a/1.png"
+        with pytest.raises(SourceError, match=r"photos/3\.jpg: it has no mask.*3\.png"):
+            masks.read("3", "photos/3.jpg")
+
+
+class TestSplits:
+    def test_folders_named_like_splits(self, tmp_path: Path) -> None:
+        touch(tmp_path, "val/a/1.jpg", "train/a/1.jpg", "README.md", ".cache/x")
+
+        splits = find_splits(tmp_path)
+
+        assert splits == {"train": tmp_path / "train", "val": tmp_path / "val"}
+        assert list(splits) == ["train", "val"]
+
+    def test_a_class_tree_has_none(self, tmp_path: Path) -> None:
+        assert find_splits(touch(tmp_path, "train/1.jpg", "car/1.jpg", "bus/1.jpg")) is None
+        assert find_splits(tmp_path / "train") is None
+        assert find_splits(tmp_path / "nothing") is None
+
+    def test_splits_among_other_folders_are_refused(self, tmp_path: Path) -> None:
+        touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "extra/a/1.jpg")
+
+        with pytest.raises(
+            SourceError, match=r"splits \(train, val\) and other folders \(extra\)"
+        ):
+            find_splits(tmp_path)
+
+    def test_parquet_files_named_like_splits(self, tmp_path: Path) -> None:
+        """As Hugging Face publishes them: packing them as one would mix train and test."""
+        for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
+            pq.write_table(pa.table({"image": [name.encode()]}), tmp_path / f"{name}.parquet")
+
+        splits = find_splits(tmp_path)
+
+        assert splits is not None
+        assert list(splits) == ["train", "test"]
+        assert [len(open_source(path)) for path in splits.values()] == [2, 1]
+
+    def test_files_of_one_split_are_one_source(self, tmp_path: Path) -> None:
+        assert find_splits(touch(tmp_path, "train-0.tar", "train-1.tar")) is None
+
+
+class TestLists:
+    def test_csv_columns_have_types(self, tmp_path: Path) -> None:
+        touch(tmp_path, "my photos/ä 1.jpg", "b.jpg")
+        text = (
+            "\ufefffilename,class,weight,count,zip,note\r\n"
+            'my photos/ä 1.jpg,cat,1,3,007,"two\r\nlines"\r\n\r\nb.jpg,dog,2.5,-4,123,\r\n'
+        )
+        (tmp_path / "l.csv").write_text(text, encoding="utf-8", newline="")
+
+        source = open_source(tmp_path / "l.csv")
+        first, second = source.items()
+
+        assert source.labels == {
+            "label": Column("class", ("cat", "dog")),
+            "weight": Column("float"),
+            "count_": Column("int"),
+            "zip": Column("text"),
+            "note": Column("text"),
+        }
+        assert first.labels == {
+            "label": "cat",
+            "weight": 1.0,
+            "count_": 3,
+            "zip": "007",
+            "note": "two\r\nlines",
+        }
+        assert second.labels["note"] == ""
+        assert [first.key, second.key] == ["my photos/ä 1", "b"]
+        assert first.read() == "my photos/ä 1.jpg".encode()
+        assert first.where == f"{tmp_path}/l.csv, line 3 (my photos/ä 1.jpg)"
+        assert second.where == f"{tmp_path}/l.csv, line 5 (b.jpg)"
+
+    @pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ";"), ("tsv", "\t")])
+    def test_other_delimiters(self, tmp_path: Path, suffix: str, delimiter: str) -> None:
+        path = tmp_path / f"l.{suffix}"
+        path.write_text(f"path{delimiter}label\na.jpg{delimiter}3\n")
+
+        source = open_source(path)
+
+        assert source.labels == {"label": Column("int")}
+        assert labels(source) == [3]
+
+    def test_jsonl_values_keep_their_types(self, tmp_path: Path) -> None:
+        rows = [
+            {"image": "a.jpg", "label": 1, "caption": "x", "boxes": [[1, 2, 3, 4]], "x": 1},
+            {"image": "b.jpg", "label": 0, "boxes": [], "x": 0.5},
+        ]
+        path = tmp_path / "l.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+
+        source = open_source(path)
+
+        assert source.labels == {
+            "label": Column("int"),
+            "caption": Column("text"),
+            "boxes": Column("json"),
+            "x": Column("float"),
+        }
+        assert labels(source, "caption") == ["x", ""]
+        assert labels(source, "boxes") == [[[1, 2, 3, 4]], []]
+
+    def test_a_missing_label_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "l.csv").write_text("path,label,age\na.jpg,cat,3\nb.jpg,,\nc.jpg\n")
+
+        source = open_source(tmp_path / "l.csv")
+
+        assert labels(source) == ["cat", None, None]
+        assert labels(source, "age") == [3, None, None]
+
+    def test_masks_and_keys_have_columns(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a.jpg", "m/a.png")
+        text = "key,path,mask,image\nx,a.jpg,m/a.png,7\ny,a.jpg,,8\n"
+        (tmp_path / "l.csv").write_text(text)
+
+        source = open_source(tmp_path / "l.csv")
+        first, second = source.items()
+
+        assert source.has_masks
+        assert keys(source) == ["x", "y"]
+        assert source.labels == {"image_": Column("int")}
+        assert first.read_mask is not None
+        assert first.read_mask() == b"m/a.png"
+        assert second.read_mask is not None
+        with pytest.raises(SourceError, match=r"line 3.*the path is missing"):
+            second.read_mask()
+
+    def test_the_columns_can_be_named(self, tmp_path: Path) -> None:
+        touch(tmp_path, "1", "2")
+        (tmp_path / "l.csv").write_text("photo,path,seg\n1,other.jpg,2\n")
+
+        source = open_source(tmp_path / "l.csv", image_column="photo", mask_column="seg")
+        (item,) = source.items()
+
+        assert item.read() == b"1"
+        assert item.read_mask is not None
+        assert item.read_mask() == b"2"
+        with pytest.raises(SourceError, match="has no column nope, but"):
+            open_source(tmp_path / "l.csv", image_column="nope")
+        with pytest.raises(SourceError, match="has no column 'nope'"):
+            open_source(tmp_path / "l.csv", image_column="photo", mask_column="nope")
+
+    def test_identity_follows_the_pictures_too(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a.jpg")
+        (tmp_path / "l.csv").write_text("path\na.jpg\n")
+        before = open_source(tmp_path / "l.csv").identity
+
+        os.utime(tmp_path / "a.jpg", ns=(1, 1))
+
+        assert open_source(tmp_path / "l.csv").identity != before
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("path,label\na.jpg,1,2\n", "line 2: 3 cells in a list of 2 columns"),
+            ("path,path\na.jpg,1\n", r"line 1: the header has \['path'\] more than once"),
+            ("label\n1\n", "has no column path or file or filename or image, but"),
+            ("path,label\n,1\n", "line 2: it has no path in column 'path'"),
+            ("path\n", "the list has no rows"),
+            ("", "the list has no rows|has no column"),
+            ("path,label\na.jpg,1\na.png,2\n", "'a': line 2 and line 3"),
+            ('path\n"a.jpg\n', "line 2: unexpected end of data"),
+            ("path,a b,a-b\na.jpg,1,2\n", "columns 'a b' and 'a-b' would both be the field 'a_b'"),
+            ("path,key\na.jpg,\n", "line 2: the key is missing"),
+        ],
+    )
+    def test_a_wrong_csv_says_where(self, tmp_path: Path, text: str, message: str) -> None:
+        (tmp_path / "l.csv").write_text(text)
+
+        with pytest.raises(SourceError, match=message):
+            open_source(tmp_path / "l.csv")
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ('{"path": "a"}\n{"path"\n', "line 2: it is not JSON"),
+            ('{"path": "a"}\n[1]\n', "line 2: it is not a JSON object"),
+            ('{"path": 3}\n', "line 1: it has no path"),
+        ],
+    )
+    def test_a_wrong_jsonl_says_where(self, tmp_path: Path, text: str, message: str) -> None:
+        (tmp_path / "l.jsonl").write_text(text)
+
+        with pytest.raises(SourceError, match=message):
+            open_source(tmp_path / "l.jsonl")
+
+    def test_a_list_that_is_not_utf8(self, tmp_path: Path) -> None:
+        (tmp_path / "l.csv").write_bytes(b"path\ncaf\xe9.jpg\n")
+
+        with pytest.raises(SourceError, match="is not UTF-8"):
+            open_source(tmp_path / "l.csv")
+
+    @pytest.mark.parametrize(
+        ("cell", "message"),
+        [
+            ("gone.jpg", r"line 2 \(gone\.jpg\): there is no file"),
+            ("https://x.org/a.jpg", "Download it first"),
+        ],
+    )
+    def test_a_listed_file_that_is_not_there(
+        self, tmp_path: Path, cell: str, message: str
+    ) -> None:
+        (tmp_path / "l.csv").write_text(f"path\n{cell}\n")
+
+        with pytest.raises(SourceError, match=message):
+            next(open_source(tmp_path / "l.csv").items()).read()
+
+
+def write_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+SAMPLES = {
+    "./000/a.jpg": b"A" * 700,
+    "./000/a.cls": b"3",
+    "./000/a.json": b'{"x": [1]}',
+    "./000/a.txt": "größer".encode(),
+    "./000/a.seg.png": b"M",
+    "./000/b.c.d": b"?",
+    "./000/b.PNG": b"B",
+    "./000/b.cls": b"0\n",
+    "./000/b.json": b"1",
+    "./000/b.txt": b"",
+    "./000/b.mask.png": b"N",
+    "./000/._b.jpg": b"x",
+}
+
+
+class TestTars:
+    @pytest.mark.parametrize(
+        ("name", "mode"), [("s.tar", "w"), ("s.tar.gz", "w:gz"), ("s.tgz", "w:gz")]
+    )
+    def test_members_of_a_name_are_a_sample(self, tmp_path: Path, name: str, mode: str) -> None:
+        path = write_tar(tmp_path / name, SAMPLES, mode)
+
+        source = open_source(path)
+        first, second = source.items()
+
+        assert (source.kind, len(source), source.has_masks) == ("tar", 2, True)
+        assert source.labels == {
+            "label": Column("int"),
+            "json": Column("json"),
+            "caption": Column("text"),
+        }
+        assert source.ignored == {".d": 1}
+        assert [first.key, second.key] == ["000/a", "000/b"]
+        assert first.labels == {"label": 3, "json": {"x": [1]}, "caption": "größer"}
+        assert first.where == f"{path}: ./000/a.jpg"
+        assert [first.read(), second.read()] == [b"A" * 700, b"B"]
+        assert first.read_mask is not None
+        assert first.read_mask() == b"M"
+        assert [item.read() for item in source.items(1)] == [b"B"]
+
+    def test_several_files_and_patterns(self, tmp_path: Path) -> None:
+        for i in range(3):
+            write_tar(
+                tmp_path / f"t-{i}.tar", {f"{i}{j}.jpg": f"{i}{j}".encode() for j in range(2)}
+            )
+
+        assert keys(open_source(tmp_path)) == ["00", "01", "10", "11", "20", "21"]
+        assert keys(open_source(tmp_path / "t-[12].tar")) == ["10", "11", "20", "21"]
+        source = open_source(tmp_path)
+        for start in range(7):
+            assert [item.read() for item in source.items(start)] == [
+                key.encode() for key in keys(source)[start:]
+            ]
+
+    def test_a_key_in_two_files_is_refused(self, tmp_path: Path) -> None:
+        write_tar(tmp_path / "a.tar", {"1.jpg": b""})
+        write_tar(tmp_path / "b.tar", {"1.jpg": b""})
+
+        with pytest.raises(SourceError, match=r"'1': .*a\.tar and .*b\.tar"):
+            open_source(tmp_path)
+
+    def test_two_pictures_of_a_name_are_refused(self, tmp_path: Path) -> None:
+        path = write_tar(tmp_path / "a.tar", {"1.jpg": b"", "1.png": b""})
+
+        with pytest.raises(SourceError, match=r"1\.jpg and 1\.png are both the image"):
+            open_source(path)
+
+    def test_broken_samples_are_rejected_one_by_one(self, tmp_path: Path) -> None:
+        members = {"1.jpg": b"", "1.cls": b"cat", "2.cls": b"1", "3.jpg": b"3", "3.cls": b"1"}
+        members |= {"4.jpg": b""}
+        source = open_source(write_tar(tmp_path / "a.tar", members))
+
+        one, two, three, four = source.items()
+
+        with pytest.raises(SourceError, match=r"a\.tar: 1\.cls: it is not a whole number"):
+            one.read()
+        with pytest.raises(SourceError, match=r"a\.tar: 2\.cls: the sample has no picture"):
+            two.read()
+        assert three.read() == b"3"
+        assert four.labels == {"label": None}
+
+    @pytest.mark.parametrize("mode", ["w", "w:gz"])
+    def test_a_cut_tar_is_refused_wherever_it_is_cut(self, tmp_path: Path, mode: str) -> None:
+        name = "a.tar" if mode == "w" else "a.tar.gz"
+        path = write_tar(tmp_path / name, {f"{i}.jpg": bytes(600) for i in range(3)}, mode)
+        data = path.read_bytes()
+        end = 3 * (512 + 1024) if mode == "w" else len(data) - 1
+
+        for size in range(0, end + 1, 256 if mode == "w" else 7):
+            path.write_bytes(data[:size])
+            with pytest.raises(SourceError, match=r"whole tar|was probably cut|no pictures"):
+                open_source(path)
+
+    def test_joined_tars_are_refused(self, tmp_path: Path) -> None:
+        path = write_tar(tmp_path / "a.tar", {"1.jpg": b""})
+        path.write_bytes(
+            path.read_bytes() + write_tar(tmp_path / "b.tar", {"2.jpg": b""}).read_bytes()
+        )
+
+        with pytest.raises(SourceError, match="there is more behind the end mark"):
+            open_source(path)
+
+    def test_a_tar_that_changed_since(self, tmp_path: Path) -> None:
+        path = write_tar(tmp_path / "a.tar", {"1.jpg": b"1" * 999})
+        (item,) = open_source(path).items()
+        path.write_bytes(path.read_bytes()[:600])
+
+        with pytest.raises(SourceError, match=r"a\.tar: 1\.jpg: it ends after 88 of 999 bytes"):
+            item.read()
+
+
+class TestParquet:
+    def test_hugging_face_columns(self, tmp_path: Path) -> None:
+        features = {"label": {"names": ["zebra", "ant"], "_type": "ClassLabel"}}
+        table = pa.table(
+            {
+                "image": [{"bytes": b"A", "path": None}, {"bytes": None, "path": "b.jpg"}],
+                "label": pa.array([1, 0], pa.int64()),
+                "caption": ["x", None],
+                "score": pa.array([1.5, None], pa.float64()),
+                "tags": [[1], []],
+            }
+        ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        pq.write_table(table, tmp_path / "a.parquet")
+        touch(tmp_path, "b.jpg")
+
+        source = open_source(tmp_path / "a.parquet")
+        first, second = source.items()
+
+        assert source.labels == {
+            "label": Column("class", ("zebra", "ant"), numbered=True),
+            "caption": Column("text"),
+            "score": Column("float"),
+            "tags": Column("json"),
+        }
+        assert first.labels == {"label": 1, "caption": "x", "score": 1.5, "tags": [1]}
+        assert second.labels == {"label": 0, "caption": "", "score": None, "tags": []}
+        assert [first.read(), second.read()] == [b"A", b"b.jpg"]
+        assert first.key == "a/00000000"
+        assert first.where == f"{tmp_path}/a.parquet, row 0"
+
+    def test_plain_binary_and_names_as_labels(self, tmp_path: Path) -> None:
+        table = {
+            "jpg": [b"1", b"2"],
+            "other": [b"x", b"y"],
+            "class": ["b", "a"],
+            "key": ["k", "l"],
+        }
+        pq.write_table(pa.table(table), tmp_path / "a.parquet")
+
+        source = open_source(tmp_path)
+
+        assert source.labels == {"other": Column("bytes"), "label": Column("class", ("a", "b"))}
+        assert keys(source) == ["k", "l"]
+        assert [item.read() for item in source.items()] == [b"1", b"2"]
+
+    def test_any_row_can_be_the_start(self, tmp_path: Path) -> None:
+        for i, rows in enumerate([70, 0, 50]):
+            table = pa.table(
+                {"image": pa.array([f"{i}-{j}".encode() for j in range(rows)], pa.binary())}
+            )
+            pq.write_table(table, tmp_path / f"{i}.parquet", row_group_size=40)
+        source = open_source(tmp_path)
+        everything = [item.read() for item in source.items()]
+
+        assert len(source) == len(everything) == 120
+        for start in (0, 1, 31, 32, 39, 40, 69, 70, 71, 110, 119, 120):
+            assert [item.read() for item in source.items(start)] == everything[start:]
+
+    def test_masks_and_missing_pictures(self, tmp_path: Path) -> None:
+        table = pa.table({"image": pa.array([b"1", None], pa.binary()), "mask": [b"m", b"n"]})
+        pq.write_table(table, tmp_path / "a.parquet")
+
+        first, second = open_source(tmp_path / "a.parquet").items()
+
+        assert first.read_mask is not None
+        assert first.read_mask() == b"m"
+        with pytest.raises(SourceError, match="row 1: the picture is missing"):
+            second.read()
+
+    def test_wrong_files_say_so(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.parquet"
+        path.write_bytes(b"PAR1 nonsense")
+        with pytest.raises(SourceError, match="cannot be read as Parquet"):
+            open_source(path)
+
+        pq.write_table(pa.table({"x": [1]}), path)
+        with pytest.raises(SourceError, match="no column is known to hold pictures"):
+            open_source(path)
+        with pytest.raises(SourceError, match="column 'x' holds int64"):
+            open_source(path, image_column="x")
+
+        pq.write_table(pa.table({"image": [b"1"]}), tmp_path / "b.parquet")
+        with pytest.raises(SourceError, match=r"b\.parquet: its columns differ"):
+            open_source(tmp_path)
+
+    def test_the_same_key_twice(self, tmp_path: Path) -> None:
+        pq.write_table(
+            pa.table({"image": [b"1", b"2"], "key": ["k", "k"]}), tmp_path / "a.parquet"
+        )
+
+        with pytest.raises(SourceError, match=r"'k': a\.parquet, row 0 and a\.parquet, row 1"):
+            open_source(tmp_path)
+
+
+def write_idx(path: Path, array: np.ndarray[Any, Any]) -> Path:
+    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    data = header + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+IMAGES = np.arange(12 * 4 * 5, dtype=np.uint8).reshape(12, 4, 5)
+
+
+class TestIdx:
+    @pytest.mark.parametrize(
+        ("images", "names"),
+        [
+            ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+            ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
+            ("train-images.idx3-ubyte", "train-labels.idx1-ubyte.gz"),
+        ],
+    )
+    def test_labels_are_found_beside(self, tmp_path: Path, images: str, names: str) -> None:
+        write_idx(tmp_path / images, IMAGES)
+        write_idx(tmp_path / names, np.arange(12))
+
+        source = open_source(tmp_path / images)
+
+        assert (source.kind, source.pixels, len(source)) == ("idx", (4, 5), 12)
+        assert labels(source) == list(range(12))
+        assert keys(source, 9) == ["09", "10", "11"]
+        assert np.array_equal(np.stack([item.read() for item in source.items()]), IMAGES)
+
+    def test_the_folder_of_mnist_has_two_splits(self, tmp_path: Path) -> None:
+        for part in ("train", "t10k"):
+            write_idx(tmp_path / f"{part}-images-idx3-ubyte", IMAGES)
+            write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(12))
+        write_idx(tmp_path / "train-images-idx3-ubyte.gz", IMAGES)  # torchvision leaves both there
+
+        splits = find_splits(tmp_path)
+
+        assert splits is not None
+        assert {name: path.name for name, path in splits.items()} == {
+            "train": "train-images-idx3-ubyte",
+            "test": "t10k-images-idx3-ubyte",
+        }
+        with pytest.raises(SourceError, match="several sources lie there"):
+            open_source(tmp_path)
+
+    def test_damage_is_named(self, tmp_path: Path) -> None:
+        path = write_idx(tmp_path / "train-images-idx3-ubyte", IMAGES)
+        data = path.read_bytes()
+        path.write_bytes(data[:-1])
+        with pytest.raises(SourceError, match=r"it has 255 bytes; for 12 x 4 x 5 it needs 256"):
+            open_source(path)
+
+        path.write_bytes(b"\0\0\x0d\3" + data[4:])
+        with pytest.raises(SourceError, match="not an IDX file of bytes with 3 axes"):
+            open_source(path)
+
+        path.write_bytes(data)
+        write_idx(tmp_path / "train-labels-idx1-ubyte", np.arange(11))
+        with pytest.raises(SourceError, match="it has 11 labels for 12 images"):
+            open_source(path)
+
+        packed = tmp_path / "train-images-idx3-ubyte.gz"
+        packed.write_bytes(gzip.compress(data)[:-9])
+        with pytest.raises(SourceError, match="not a whole gzip file"):
+            open_source(packed)
+
+
+class TestRecognition:
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match="there is no such file or folder"):
+            open_source(tmp_path / "nothing")
+        with pytest.raises(SourceError, match="there is no such file or folder"):
+            open_source(tmp_path / "*.tar")
+
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [("a.zip", "Unpack it first"), ("a.jpg", "Give the folder"), ("a.xyz", "Sources are a")],
+    )
+    def test_unknown_files_come_with_a_hint(self, tmp_path: Path, name: str, hint: str) -> None:
+        touch(tmp_path, name)
+
+        with pytest.raises(SourceError, match=hint):
+            open_source(tmp_path / name)
+
+    def test_a_packed_dataset_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match="packed dataset already"):
+            open_source(touch(tmp_path, "manifest.json", "shard-00000.parquet"))
+
+    def test_files_of_two_kinds_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match="several kinds"):
+            open_source(touch(tmp_path, "a.tar", "b.parquet"))
+
+    def test_columns_of_a_folder_make_no_sense(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match="it has no columns"):
+            open_source(touch(tmp_path, "a.jpg"), image_column="x")

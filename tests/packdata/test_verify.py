@@ -1,0 +1,716 @@
+"""Damage: each byte of a dataset that changes, each cut, each swap is found and repaired."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import signal
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loaders.errors import LoadersError, ManifestError, PackError, ShardError
+from loaders.formats import lmdb, open_checksums, open_columns
+from loaders.manifest import MANIFEST_NAME, Manifest, publish_manifest, read_manifest
+from loaders.schema import Image, Label, Schema, Text
+from packdata.readback import ReadBack
+from packdata.reader import PackedReader
+from packdata.repair import repair
+from packdata.verify import Fault, Report, verify
+from tests.packdata.packing import CLASSES, pack, pack_samples, sample
+
+FORMATS = ["lmdb", "parquet"]
+FIELDS = ["image", "label", "key", "pixels"]
+
+
+def flip(path: Path, at: int, mask: int = 0x04) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= mask
+    path.write_bytes(data)
+
+
+def faults_of(report: Report, file: str) -> list[Fault]:
+    return [fault for fault in report.faults if fault.file == file]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_whole_dataset_has_no_fault(tmp_path: Path, format: str) -> None:
+    report = verify(pack_samples(tmp_path / "a", 10, format=format), decode=True)
+
+    assert report.ok
+    assert report.notes == ()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_flipped_byte_anywhere_is_found(tmp_path: Path, format: str) -> None:
+    """One flip in each of many shards, spread over the whole file: one run finds them all."""
+    num = 48
+    folder = pack_samples(tmp_path / "a", 2 * num, format=format, fields=FIELDS, per_shard=2)
+    shards = read_manifest(folder).shards
+    for k, shard in enumerate(shards[:-1]):
+        flip(folder / shard.file, k * shard.size_bytes // num, 1 << k % 8)
+
+    report = verify(folder)
+
+    assert {fault.file for fault in report.faults} == {shard.file for shard in shards[:-1]}
+    for shard in shards[:-1]:
+        assert faults_of(report, shard.file)[0].what.startswith("its xxh3-128 is")
+
+
+def regions(folder: Path, number: int) -> dict[str, int]:
+    """Return a byte in each region of a shard, by the region's name."""
+    shard = read_manifest(folder).shards[number]
+    columns = open_columns(folder / shard.file, shard)
+    data = np.memmap(folder / shard.file, np.uint8, "r")
+    base = data.ctypes.data
+    found = {}
+    for name, place in shard.places.items():
+        row = columns[name].row(1)
+        text, whole = row.tobytes(), data.tobytes()
+        found[f"row of {name}"] = whole.index(text) + len(text) // 2 if len(text) > 8 else -1
+        if len(text) <= 8:
+            found[f"row of {name}"] = (
+                place.offset + 8 + 1 if name == "label" else whole.index(text)
+            )
+        if place.lengths is not None:
+            found[f"lengths of {name}"] = place.lengths + 4
+        if place.starts is not None:
+            found[f"starts of {name}"] = place.starts + 8 + 1
+    found["checksums"] = shard.checksums[0] + shard.checksums[1] - 10
+    found["first byte"] = 0
+    found["last byte"] = shard.size_bytes - 1
+    assert base
+    return found
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_flip_in_every_region_is_named_with_its_place(tmp_path: Path, format: str) -> None:
+    first = pack_samples(tmp_path / "probe", 4, format=format, fields=FIELDS, per_shard=4)
+    names = list(regions(first, 0))
+    folder = pack_samples(
+        tmp_path / "a", 4 * len(names), format=format, fields=FIELDS, per_shard=4
+    )
+    for number, name in enumerate(names):
+        flip(folder / f"shard-{number:05d}.{format}", regions(folder, number)[name], 0x10)
+
+    report = verify(folder)
+
+    for number, name in enumerate(names):
+        file = f"shard-{number:05d}.{format}"
+        found = faults_of(report, file)
+        assert found[0].what.startswith("its xxh3-128 is"), name
+        kind, _, field = name.rpartition(" of ")
+        rows = [fault for fault in found if fault.field == field and fault.rows is not None]
+        if kind == "row":
+            assert rows, (name, found)
+            assert all(fault.rows and fault.rows[0] <= 1 <= fault.rows[1] for fault in rows)
+        elif kind in ("lengths", "starts"):
+            assert [fault for fault in found if fault.field == field], (name, found)
+        if kind == "row" and field == "pixels":
+            key = sample(4 * number + 1)["key"]
+            assert rows[0].keys[0] == key or rows[0].rows == (0, 3)
+            assert f"{file}, field pixels, row" in str(rows[0])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_damage_between_rows_is_said_to_spare_them(tmp_path: Path, format: str) -> None:
+    folder = pack_samples(tmp_path / "a", 4, format=format, fields=FIELDS)
+    shard = read_manifest(folder).shards[0]
+    at = 4096 * 2 - 100 if format == "lmdb" else 1  # unused space of a meta page; the magic
+    flip(folder / shard.file, at)
+
+    faults = verify(folder).faults
+
+    assert "all rows are intact" in faults[0].what or len(faults) > 1
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("decode", [False, True])
+def test_cut_extended_swapped_and_missing_shards(
+    tmp_path: Path, format: str, decode: bool
+) -> None:
+    folder = pack_samples(tmp_path / "a", 24, format=format, fields=FIELDS, per_shard=2)
+    files = [shard.file for shard in read_manifest(folder).shards]
+    size = (folder / files[0]).stat().st_size
+    cuts = [0, 1, 7, 4096, size // 2, size - 8, size - 1]
+    for file, cut in zip(files, cuts, strict=False):
+        os.truncate(folder / file, cut)
+    with open(folder / files[7], "ab") as longer:
+        longer.write(b"\0" * 4096)
+    (folder / files[8]).unlink()
+    (folder / "swap").write_bytes((folder / files[9]).read_bytes())
+    (folder / files[9]).write_bytes((folder / files[10]).read_bytes())
+    (folder / "swap").replace(folder / files[10])
+
+    report = verify(folder, decode=decode)
+
+    assert {fault.file for fault in report.faults} == set(files[:11])
+    for file in files[:7]:
+        assert "was cut" in faults_of(report, file)[0].what
+    assert "has grown" in faults_of(report, files[7])[0].what
+    assert faults_of(report, files[8])[0].what == "it is missing"
+    for file in files[9:11]:
+        what = faults_of(report, file)[0].what
+        assert "xxh3-128" in what or "bytes, the manifest says" in what
+
+
+def test_quick_finds_what_changed_but_not_where(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 8, fields=FIELDS)
+    flip(folder / "shard-00001.lmdb", regions(folder, 1)["row of pixels"])
+
+    quick = verify(folder, quick=True)
+
+    assert [(fault.file, fault.rows) for fault in quick.faults] == [("shard-00001.lmdb", None)]
+
+
+def test_a_folder_or_pipe_in_place_of_a_shard_is_a_fault(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 8, fields=["label"])
+    for number, make in enumerate((os.mkdir, os.mkfifo)):
+        path = folder / f"shard-{number:05d}.lmdb"
+        path.unlink()
+        make(path)
+
+    report = verify(folder)
+
+    assert [fault.what for fault in report.faults] == ["it is not a file"] * 2
+
+
+def test_what_else_lies_in_the_folder_is_noted(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 2)
+    (folder / ".packing").mkdir()
+    for name in ("rejected.jsonl", "shard-00007.lmdb", "shard-00001.lmdb.tmp"):
+        (folder / name).write_text("")
+
+    report = verify(folder)
+
+    assert report.ok
+    assert report.notes == (
+        ".packing: left over from an unfinished command",
+        "shard-00001.lmdb.tmp: left over from an unfinished command",
+        "shard-00007.lmdb: does not belong to the dataset",
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_labels_without_a_class_and_keys_that_stand_twice(tmp_path: Path, format: str) -> None:
+    fields = {"label": Label(classes=CLASSES), "key": Text()}
+    rows = [{"label": label, "key": f"k{i % 6}"} for i, label in enumerate([0, 1, 3, 4, 2, -1, 0])]
+    folder = pack(tmp_path / "a", fields, rows, format=format)
+
+    faults = list(map(str, verify(folder).faults))
+
+    assert faults == [
+        f"shard-00000.{format}, field label, rows 2 to 3, keys 'k2' to 'k3': "
+        "its value is 3, there are classes 0 to 2",
+        f"shard-00001.{format}, field label, row 1, key 'k5': "
+        "its value is -1, there are classes 0 to 2",
+        f"shard-00001.{format}, field key, row 2, key 'k0': "
+        f"shard-00000.{format}, row 0 has the same key",
+    ]
+
+
+def test_decode_finds_records_that_are_whole_but_wrong(tmp_path: Path) -> None:
+    bad = [b"\xff\xd8\xff broken", b"", b"GIF89a"]
+    rows = [{"image": sample(i)["image"] if i > 2 else bad[i], "key": f"k{i}"} for i in range(5)]
+    folder = pack(tmp_path / "a", {"image": Image(codec="png"), "key": Text()}, rows)
+
+    report = verify(folder, decode=True)
+
+    assert verify(folder).ok
+    assert [(f.field, f.rows, f.keys) for f in report.faults] == [
+        ("image", (i, i), (f"k{i}",)) for i in range(3)
+    ]
+
+
+def test_rows_that_overlap_are_not_hashed_for_ever(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 4, fields=["key", "pixels"])
+    shard = read_manifest(folder).shards[0]
+    data = bytearray((folder / shard.file).read_bytes())
+    lengths = shard.places["pixels"].lengths or 0
+    starts = shard.places["pixels"].starts or 0
+    data[lengths : lengths + 16] = struct.pack("<4i", *[shard.size_bytes] * 4)
+    data[starts : starts + 32] = bytes(32)
+    (folder / shard.file).write_bytes(data)
+
+    whats = [fault.what for fault in verify(folder).faults if fault.field == "pixels"]
+
+    assert whats == [
+        f"its rows have {4 * shard.size_bytes} bytes, the file {shard.size_bytes}: they overlap"
+    ]
+
+
+def test_progress_counts_every_byte(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 10)
+    seen: list[int] = []
+
+    report = verify(folder, quick=True, tick=seen.append)
+
+    assert report.manifest is not None
+    assert sum(seen) == report.manifest.size_bytes
+
+
+# The process that reads back
+
+
+def test_a_reader_that_dies_is_a_finding_and_the_next_shard_is_read(tmp_path: Path) -> None:
+    """The root page is set to one beyond the end of the file: liblmdb's process gets SIGBUS."""
+    folder = pack_samples(tmp_path / "a", 8, fields=FIELDS)
+    first, second = read_manifest(folder).shards
+    data = bytearray((folder / first.file).read_bytes())
+    for page in (0, 1):
+        meta = page * 4096 + 16
+        beyond = first.size_bytes // 4096 + 3
+        struct.pack_into("<q", data, meta + 24 + 48 + 40, beyond)  # root of the main database
+        struct.pack_into("<q", data, meta + 24 + 96, beyond)  # last page
+    (folder / first.file).write_bytes(data)
+
+    with ReadBack() as library:
+        death = library.check(folder / first.file, first)
+        fine = library.check(folder / second.file, second)
+
+    assert death is not None
+    assert "reading it ended the process (SIG" in death
+    assert fine is None
+    faults = verify(folder).faults
+    assert any("through liblmdb, reading it ended the process" in f.what for f in faults)
+
+
+def test_a_reader_that_hangs_is_given_up(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 4, fields=["label"])
+    shard = read_manifest(folder).shards[0]
+    with ReadBack() as library:
+        assert library.check(folder / shard.file, shard) is None
+        assert library._child is not None
+        os.kill(library._child.pid, signal.SIGSTOP)
+        library.timeout_s = 0.2
+
+        stuck = library.check(folder / shard.file, shard)
+
+        library.timeout_s = None
+        assert stuck == "reading it was not done after 0 s"
+        assert library.check(folder / shard.file, shard) is None
+
+
+def test_a_reader_that_was_killed_is_a_finding(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 4, fields=["label"])
+    shard = read_manifest(folder).shards[0]
+    with ReadBack() as library:
+        library.check(folder / shard.file, shard)
+        assert library._child is not None
+        library._child.kill()
+        library._child.wait()
+
+        assert (
+            library.check(folder / shard.file, shard) == "reading it ended the process (SIGKILL)"
+        )
+        assert library.check(folder / shard.file, shard) is None
+
+
+def test_the_reader_never_imports_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pack_samples(tmp_path / "a", 4, fields=["label"])
+    for name in ("json", "lmdb", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('ran what lay in the folder')")
+    monkeypatch.chdir(tmp_path)
+
+    assert verify(folder).ok
+
+
+# The manifest
+
+
+@pytest.mark.parametrize("mask", [0x01, 0x20])
+def test_every_flipped_byte_of_the_manifest_is_found(tmp_path: Path, mask: int) -> None:
+    folder = pack_samples(tmp_path / "a", 4, fields=FIELDS)
+    path = folder / MANIFEST_NAME
+    good = path.read_bytes()
+
+    undetected = []
+    for at in range(len(good)):
+        path.write_bytes(good[:at] + bytes([good[at] ^ mask]) + good[at + 1 :])
+        try:
+            read_manifest(folder)
+        except ManifestError:
+            continue
+        undetected.append(at)
+
+    assert undetected == []
+
+
+def test_every_cut_of_the_manifest_is_found(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 2, fields=["label"])
+    path = folder / MANIFEST_NAME
+    good = path.read_bytes()
+
+    for length in range(len(good) - 1):
+        path.write_bytes(good[:length])
+        report = verify(folder)
+        assert [fault.file for fault in report.faults] == [MANIFEST_NAME]
+
+
+def signed(data: dict[str, Any]) -> dict[str, Any]:
+    """Give an edited manifest the fingerprint and checksum that its edited contents have."""
+    try:
+        schema = Schema.from_json(data["schema"])
+        shards = [[shard["num_samples"], shard["xxh3_128"]] for shard in data["shards"]]
+        text = json.dumps([1, schema.to_json(), shards], sort_keys=True)
+        data["fingerprint"] = xxhash.xxh3_128_hexdigest(text.encode())
+    except Exception:  # what is too odd to sign is tested unsigned
+        pass
+    rest = {name: value for name, value in data.items() if name != "checksum"}
+    data["checksum"] = xxhash.xxh3_64_hexdigest(json.dumps(rest, sort_keys=True).encode())
+    return data
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"version": 2}, "format version is 2.*Update loaders"),
+        ({"version": 0}, "format version is 0"),
+        ({"format": "zip"}, "does not describe a packed dataset"),
+        ({"shards": None}, "damaged"),
+        ({"schema": []}, "damaged"),
+        ({"provenance": 3}, "damaged"),
+        ({"num_samples": 7}, "checksum"),
+        ({"fingerprint": "0" * 32}, "fingerprint"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_says_why(
+    tmp_path: Path, change: dict[str, Any], what: str
+) -> None:
+    folder = pack_samples(tmp_path / "a", 2, fields=["label"])
+    path = folder / MANIFEST_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    with pytest.raises(ManifestError, match=what):
+        read_manifest(folder)
+    assert [fault.file for fault in verify(folder).faults] == [MANIFEST_NAME]
+
+
+@pytest.mark.parametrize(
+    "name", ["../out.lmdb", "/etc/passwd", "a/b.lmdb", "..", "", ".hidden", "a\0b", "a\n", None, 3]
+)
+def test_no_shard_lies_outside_of_the_folder(tmp_path: Path, name: Any) -> None:
+    folder = pack_samples(tmp_path / "a", 2, fields=["label"])
+    path = folder / MANIFEST_NAME
+    data = json.loads(path.read_text())
+    data["shards"][0]["file"] = name
+    path.write_text(json.dumps(signed(data)))
+
+    with pytest.raises(ManifestError, match=r"not a plain name|not a string"):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("num_samples",), 0),
+        (("num_samples",), 2**62),
+        (("num_samples",), True),
+        (("num_samples",), -1),
+        (("size_bytes",), 1.5),
+        (("size_bytes",), 2**70),
+        (("xxh3_128",), 5),
+        (("xxh3_128",), "g" * 32),
+        (("checksums",), [0, 2**60]),
+        (("checksums",), [0]),
+        (("checksums",), "ab"),
+        (("places", "label"), {}),
+        (("places", "label", "offset"), -8),
+        (("places", "label", "offset"), 2**63),
+        (("places", "label", "row_nbytes"), 4),
+        (("places", "label", "eval"), 4),
+        (("places",), {}),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(
+    tmp_path: Path, place: tuple[str, ...], value: Any
+) -> None:
+    folder = pack_samples(tmp_path / "a", 2, fields=["label"])
+    path = folder / MANIFEST_NAME
+    data = json.loads(path.read_text())
+    inner = data["shards"][0]
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(signed(data)))
+
+    try:
+        shard = read_manifest(folder).shards[0]
+    except ManifestError:
+        return
+    with pytest.raises(ShardError):  # a size that the file does not have
+        open_columns(folder / shard.file, shard)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["i4,(", "a", "O", "f4,f4", None, [], {"names": []}, "\ud800", "M8[s]", "complex64"]
+)
+def test_odd_dtypes_are_refused(tmp_path: Path, dtype: Any) -> None:
+    """numpy.dtype parses some strings as Python source, and raises SyntaxError."""
+    folder = pack_samples(tmp_path / "a", 2, fields=["score"])
+    path = folder / MANIFEST_NAME
+    data = json.loads(path.read_text())
+    data["schema"]["fields"]["score"]["dtype"] = dtype
+    path.write_text(json.dumps(signed(data)))
+
+    with pytest.raises(ManifestError, match="score"):
+        read_manifest(folder)
+
+
+def test_a_manifest_that_cannot_be_opened_is_a_manifest_error(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    (folder / MANIFEST_NAME).mkdir(parents=True)
+
+    with pytest.raises(ManifestError, match="cannot be read"):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 10_000, "\xff", "null"])
+def test_text_that_is_no_manifest_is_a_manifest_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST_NAME).write_text(text, encoding="latin-1")
+
+    with pytest.raises(ManifestError):
+        read_manifest(tmp_path)
+
+
+_SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([0, 1, -1, 2, 4, 8, 64, 4096, 2**31, 2**63]),
+    st.floats(),
+    st.text(max_size=12),
+    st.sampled_from(["image", "raw", "uint8", "i4,(", "../x", "a/b", "label", "\ud800", "__x"]),
+)
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def _paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = (
+        data.items()
+        if isinstance(data, dict)
+        else enumerate(data)
+        if isinstance(data, list)
+        else ()
+    )
+    return [path] * bool(path) + [p for key, value in items for p in _paths(value, (*path, key))]
+
+
+def _mutated(data: dict[str, Any], path: tuple[Any, ...], how: str, value: Any) -> None:
+    inner: Any = data
+    for key in path[:-1]:
+        inner = inner[key]
+    if how == "delete":
+        del inner[path[-1]]
+    elif how == "add" and isinstance(inner, dict):
+        inner[str(value)] = value
+    else:
+        inner[path[-1]] = value
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fuzz") / "a"
+    return pack_samples(folder, 4, format=request.param, per_shard=2)
+
+
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_mutated_manifests_raise_only_manifest_errors(packed: Path, data: st.DataObject) -> None:
+    """And what is accepted names no file outside, and maps no byte that is not there."""
+    manifest = json.loads((packed / MANIFEST_NAME).read_text())
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(_paths(manifest)))
+        how = data.draw(st.sampled_from(["replace", "replace", "delete", "add"]))
+        _mutated(manifest, path, how, copy.deepcopy(data.draw(_VALUES)))
+    with tempfile.TemporaryDirectory() as folder:
+        text = json.dumps(signed(manifest))
+        (Path(folder) / MANIFEST_NAME).write_text(text)
+        try:
+            found = read_manifest(folder)
+        except ManifestError:
+            return
+        for shard in found.shards:
+            assert (packed / shard.file).parent == packed
+            assert shard.file not in ("", ".", "..")
+            try:
+                for column in open_columns(packed / shard.file, shard).values():
+                    assert len(column) == shard.num_samples <= shard.size_bytes
+                open_checksums(packed / shard.file, shard)
+            except ShardError:
+                pass
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    flips=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=8
+    )
+)
+def test_damaged_shards_open_or_raise_shard_errors(
+    packed: Path, flips: list[tuple[float, int]]
+) -> None:
+    """Whatever the bytes are, no row lies outside of the file."""
+    shard = read_manifest(packed).shards[0]
+    data = bytearray((packed / shard.file).read_bytes())
+    for position, mask in flips:
+        data[int(position * len(data))] ^= mask
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / shard.file
+        path.write_bytes(data)
+        for opened in (open_columns, open_checksums):
+            try:
+                opened(path, shard)
+            except ShardError:
+                continue
+        if path.suffix == ".lmdb":
+            try:
+                for _, (start, nbytes) in lmdb.find_values(path):
+                    assert 0 <= start <= start + nbytes <= len(data)
+            except ShardError:
+                pass
+
+
+def test_lmdb_pages_that_lead_in_circles_end(tmp_path: Path) -> None:
+    """A branch page full of entries that lead back to itself would take 200**32 steps."""
+    page = bytearray(4096 * 3)
+    for meta in (0, 1):
+        struct.pack_into("<II", page, meta * 4096 + 16, 0xBEEFC0DE, 1)
+        struct.pack_into("<q", page, meta * 4096 + 16 + 24 + 48 + 40, 2)
+    num = 200
+    struct.pack_into("<HH", page, 2 * 4096 + 10, 1, 16 + 2 * num)
+    for i in range(num):
+        struct.pack_into("<H", page, 2 * 4096 + 16 + 2 * i, 2048)
+    struct.pack_into("<HHHH", page, 2 * 4096 + 2048, 2, 0, 0, 0)
+    (tmp_path / "a.lmdb").write_bytes(page)
+
+    with pytest.raises(ShardError, match="leads to page 2"):
+        list(lmdb.find_values(tmp_path / "a.lmdb"))
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 4096, b"\0" * 8192])
+def test_files_that_are_no_lmdb_are_shard_errors(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.lmdb").write_bytes(data)
+
+    with pytest.raises(ShardError, match="not a well-formed LMDB file"):
+        list(lmdb.find_values(tmp_path / "a.lmdb"))
+
+
+def test_checksums_nested_too_deep_are_a_shard_error(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 2, fields=["pixels"])
+    shard = read_manifest(folder).shards[0]
+    (folder / shard.file).write_bytes(b"[" * shard.size_bytes)
+    wide = type(shard)(
+        shard.file, 2, shard.size_bytes, shard.xxh3_128, shard.places, (0, shard.size_bytes)
+    )
+
+    with pytest.raises(ShardError, match="checksums cannot be read"):
+        open_checksums(folder / shard.file, wide)
+
+
+# Repair
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_repair_restores_what_is_damaged_and_only_that(tmp_path: Path, format: str) -> None:
+    folder = pack_samples(tmp_path / "a", 16, format=format)
+    shutil.copytree(folder, tmp_path / "copy")
+    files = [shard.file for shard in read_manifest(folder).shards]
+    untouched = (folder / files[0]).stat().st_ino
+    flip(folder / files[1], 9000)
+    (folder / files[2]).unlink()
+    os.truncate(folder / files[3], 100)
+
+    done = repair(folder, tmp_path / "copy")
+
+    assert (done.restored, done.failed, done.num_whole) == (files[1:], {}, 1)
+    assert (folder / files[0]).stat().st_ino == untouched
+    report = verify(folder)
+    assert report.ok
+    assert report.notes == ()
+
+
+def test_repair_goes_on_past_a_shard_that_the_copy_lacks(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 12)
+    shutil.copytree(folder, tmp_path / "copy")
+    for file in ("shard-00000.lmdb", "shard-00001.lmdb", "shard-00002.lmdb"):
+        flip(folder / file, 9000)
+    flip(tmp_path / "copy" / "shard-00000.lmdb", 5000)
+    (tmp_path / "copy" / "shard-00001.lmdb").unlink()
+    damaged = (folder / "shard-00000.lmdb").read_bytes()
+
+    done = repair(folder, tmp_path / "copy")
+
+    assert done.restored == ["shard-00002.lmdb"]
+    assert done.failed["shard-00000.lmdb"].startswith("in the copy, its xxh3-128 is")
+    assert done.failed["shard-00001.lmdb"] == "in the copy, it is missing"
+    assert (folder / "shard-00000.lmdb").read_bytes() == damaged
+    assert not (folder / ".packing").exists()
+
+
+def test_repair_refuses_another_dataset(tmp_path: Path) -> None:
+    folder, other = pack_samples(tmp_path / "a", 4), pack_samples(tmp_path / "b", 4, seed=1)
+    flip(folder / "shard-00000.lmdb", 9000)
+    before = (folder / "shard-00000.lmdb").read_bytes()
+
+    with pytest.raises(PackError, match="its fingerprint is"):
+        repair(folder, other)
+    assert (folder / "shard-00000.lmdb").read_bytes() == before
+
+
+def test_repair_takes_the_copys_manifest_only_when_told(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 8)
+    shutil.copytree(folder, tmp_path / "copy")
+    flip(folder / MANIFEST_NAME, 50)
+    (folder / "shard-00001.lmdb").unlink()
+
+    with pytest.raises(ManifestError, match="--manifest"):
+        repair(folder, tmp_path / "copy")
+    done = repair(folder, tmp_path / "copy", manifest=True)
+
+    assert done.restored == [MANIFEST_NAME, "shard-00001.lmdb"]
+    assert verify(folder).ok
+
+
+def test_errors_pickle_and_faults_are_json(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 8)
+    flip(folder / "shard-00001.lmdb", 9000)
+
+    data = json.loads(json.dumps(verify(folder).to_json()))
+
+    assert data["ok"] is False
+    assert data["num_samples"] == 8
+    assert {"file", "field", "rows", "keys", "what"} == set(data["faults"][0])
+
+
+def test_provenance_with_numbers_as_names_keeps_its_checksum(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 2)
+    manifest = read_manifest(folder)
+    odd = {"options": {10: "ten", 2: ("a", None)}, "ratio": 0.1, "nan": float("inf")}
+
+    publish_manifest(folder, Manifest(manifest.schema, manifest.shards, odd))
+
+    assert read_manifest(folder).provenance["options"] == {"10": "ten", "2": ["a", None]}
+    assert issubclass(ManifestError, LoadersError)
+    assert len(PackedReader(folder)) == 2

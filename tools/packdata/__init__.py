@@ -1,0 +1,53 @@
+"""Packs images, tokens, tables and arrays into shards that ``loaders`` serves.
+
+The command is ``packdata``; from Python there are ``Writer`` and ``pack`` for any samples, and
+``pack_images`` for what ``packdata images`` does. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from packdata.engine import Summary, pack_recipe, pack_recipes
+    from packdata.plan import pack_images
+    from packdata.recipe import Recipe, Records, Target
+    from packdata.writer import Writer, pack
+
+__all__ = [
+    "Recipe",
+    "Records",
+    "Summary",
+    "Target",
+    "Writer",
+    "pack",
+    "pack_images",
+    "pack_recipe",
+    "pack_recipes",
+]
+
+_HOMES = {
+    "Recipe": "recipe",
+    "Records": "recipe",
+    "Summary": "engine",
+    "Target": "recipe",
+    "Writer": "writer",
+    "pack": "writer",
+    "pack_images": "plan",
+    "pack_recipe": "engine",
+    "pack_recipes": "engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on its first use, so that ``packdata --help`` is quick."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,68 @@
+"""The command ``packdata``; each subcommand is thin over a function that a notebook can call."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from loaders.errors import LoadersError
+from packdata.commands import COMMANDS, images
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DONE, _BAD_DATA, _INTERRUPTED = 0, 1, 130  # beside argparse's 2, and a command's own 3
+
+_DESCRIPTION = """\
+Pack images, tokens, tables and arrays into shards that the Python package 'loaders' serves,
+and look after them."""
+
+_EXAMPLES = """\
+examples:
+  packdata images photos packed               keep the files as they are
+  packdata images photos packed --size 256    shorter side 256 pixels
+  packdata info packed                        what is in it
+  packdata verify packed                      check every byte
+
+Exit status: 0 done, 1 bad data or target, 2 wrong usage, 3 done but some items were rejected,
+130 interrupted."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command."""
+    parser = argparse.ArgumentParser(
+        prog="packdata",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in (images, *COMMANDS):
+        command.add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        0 for done, 1 for bad data, 3 for done with rejects, 130 for Ctrl-C (argparse exits with
+        2).
+    """
+    args = build_parser().parse_args(argv)
+    try:
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Who read our output has seen enough. Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _DONE
+    except KeyboardInterrupt:
+        print("packdata: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except (LoadersError, OSError) as error:
+        print(f"packdata: {error}", file=sys.stderr)
+        return _BAD_DATA

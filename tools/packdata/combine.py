@@ -1,0 +1,153 @@
+"""Datasets put together without reading records: shards are linked or copied, and listed anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaders.errors import PackError, SchemaError, ShardError
+from loaders.formats import hash_file
+from packdata.compare import key_hashes, schema_differences
+from packdata.reader import PackedReader
+from packdata.rewrite import Staging, check_target, origin
+from packdata.verify import size_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loaders.manifest import Manifest, ShardInfo
+
+
+def merge(
+    dst: Path | str, sources: Sequence[Path | str], *, link: bool = True, overwrite: bool = False
+) -> Manifest:
+    """Make one dataset of several with the same fields and classes; the sources stay as they are.
+
+    Args:
+        dst: Folder of the new dataset.
+        sources: Folders of the datasets, in the order in which their samples follow.
+        link: Use hard links where the file system has them: no byte is copied. Shards are never
+            changed once published, so sharing them is safe.
+        overwrite: Replace a dataset at ``dst``.
+
+    Raises:
+        SchemaError: The sources differ in fields or classes, or share a key.
+        PackError: The target is taken or cannot be written.
+    """
+    check_target(Path(dst), overwrite=overwrite)
+    readers = [PackedReader(path) for path in sources]
+    _check_alike(readers)
+    with Staging(dst, overwrite=overwrite) as staging:
+        staged = _stage(staging, readers, link=link)
+        made_from = [origin(reader.path, reader.manifest) for reader in readers]
+        provenance = {"command": "merge", "sources": made_from}
+        return staging.publish(staged, readers[0].schema, provenance)
+
+
+def append(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True) -> Manifest:
+    """Add the samples of other datasets to one; readers see the old one or the new one whole.
+
+    Args:
+        dst: Folder of the dataset that grows.
+        sources: Folders of the datasets to add; they stay as they are.
+        link: As for ``merge``.
+
+    Raises:
+        SchemaError: They differ in fields or classes, or share a key.
+        PackError: The target cannot be written.
+    """
+    with Staging(dst, extend=True) as staging:
+        grown = PackedReader(dst)
+        added = [PackedReader(path) for path in sources]
+        _check_alike([grown, *added])
+        staged = _stage(staging, added, link=link)
+        before = dict(grown.manifest.provenance)
+        made_from = [origin(reader.path, reader.manifest) for reader in added]
+        provenance: dict[str, Any] = before | {
+            "appended": [*before.get("appended", ()), *made_from]
+        }
+        return staging.publish(staged, grown.schema, provenance)
+
+
+def _check_alike(readers: Sequence[PackedReader]) -> None:
+    """Raise SchemaError unless the samples of all can stand in one dataset."""
+    first = readers[0]
+    for reader in readers[1:]:
+        different = schema_differences(first.schema, reader.schema, defaults=False)
+        if different:
+            what = "; ".join(different[:5])
+            raise SchemaError(
+                f"{reader.path} (B) does not match {first.path} (A): {what}. "
+                "'packdata copy --fields' chooses fields, packing with --classes fixes the classes"
+            )
+    if first.has_keys:
+        _check_keys(readers)
+
+
+def _check_keys(readers: Sequence[PackedReader]) -> None:
+    hashes = [key_hashes(reader) for reader in readers]
+    every = np.concatenate(hashes)
+    source = np.repeat(np.arange(len(readers)), [len(part) for part in hashes])
+    order = np.argsort(every, kind="stable")
+    twice = np.flatnonzero(every[order][1:] == every[order][:-1])
+    if len(twice):
+        first = twice[order[twice + 1].argmin()]
+        one, other = int(order[first]), int(order[first + 1])
+        start = sum(len(readers[i]) for i in range(int(source[other])))
+        key = readers[source[other]].key(other - start)
+        where = f"{readers[source[one]].path} and {readers[source[other]].path}"
+        raise SchemaError(
+            f"{len(twice)} keys would stand twice: {key!r} is in {where}. "
+            "'packdata copy --where' leaves samples out"
+        )
+
+
+def _stage(staging: Staging, readers: Sequence[PackedReader], *, link: bool) -> list[ShardInfo]:
+    staged: list[ShardInfo] = []
+    for reader in readers:
+        for info in reader.manifest.shards:
+            suffix = Path(info.file).suffix
+            new = replace(info, file=f"staged-{len(staged):05d}{suffix}")
+            _link_or_copy(reader.path / info.file, staging.path / new.file, info, link=link)
+            staged.append(new)
+    return staged
+
+
+def _link_or_copy(source: Path, target: Path, info: ShardInfo, *, link: bool) -> None:
+    what = size_fault(source, info)
+    if what is not None:
+        raise ShardError(what, source, hint="Run 'packdata verify'; 'packdata repair' restores it")
+    if link:
+        try:
+            os.link(source.resolve(), target)
+        except OSError:  # another file system, or one without links
+            pass
+        else:
+            return
+    copy_shard(source, target, info)
+
+
+def copy_shard(source: Path, target: Path, info: ShardInfo) -> None:
+    """Copy a shard durably, and make sure that what was copied is what the manifest says.
+
+    Raises:
+        ShardError: The source is damaged; the target is gone again.
+        PackError: The target cannot be written.
+    """
+    try:
+        shutil.copyfile(source, target)
+        with open(target, "rb+") as file:
+            os.fsync(file.fileno())
+        digest = hash_file(target)
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        raise PackError(f"it cannot be written ({error.strerror or error})", target) from error
+    if digest != info.xxh3_128:
+        target.unlink()
+        what = f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}"
+        raise ShardError(what, source, hint="Run 'packdata verify' on it")

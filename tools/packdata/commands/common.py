@@ -1,0 +1,178 @@
+"""What the commands share: parsers, output, progress, and arguments with units."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from loaders.errors import LoadersError
+from packdata.describe import describe_size
+from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from loaders.manifest import Manifest
+
+LINE_EVERY_S = 5.0
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+
+
+def new_parser(
+    subparsers: Any, name: str, summary: str, example: str, details: str = ""
+) -> argparse.ArgumentParser:
+    """Add a command with help, and an example below it."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.{' ' if details else ''}{details}",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(parser=parser)
+    return parser
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def add_writing(parser: argparse.ArgumentParser, *, shards: bool = True) -> None:
+    """Add the options of commands that write a dataset."""
+    if shards:
+        parser.add_argument(
+            "--format", choices=FORMATS, help="format of the shards (default: that of the source)"
+        )
+        parser.add_argument(
+            "--shard-size",
+            type=parse_size,
+            default=DEFAULT_SHARD_BYTES,
+            metavar="SIZE",
+            help="bytes per shard, such as 64MB (default: 128MB)",
+        )
+    parser.add_argument("--overwrite", action="store_true", help="replace a dataset at the target")
+
+
+def parse_size(text: str) -> int:
+    """Read a size in bytes; K, M, G and T are powers of 1024.
+
+    Example:
+        >>> parse_size("64MB"), parse_size("1.5k")
+        (67108864, 1536)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"a size is a number and K, M or G, got {text!r}")
+    unit: int = 1024 ** " kmgt".index(match[2].lower() or " ")
+    return round(float(match[1]) * unit)
+
+
+def parse_count(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def parse_names(text: str) -> list[str]:
+    """Read names separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@contextmanager
+def argument_errors(args: argparse.Namespace) -> Iterator[None]:
+    """Report options that contradict each other as argparse does: exit status 2."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, LoadersError):
+            raise
+        args.parser.error(str(error))
+
+
+def show(text: str) -> None:
+    """Print to standard output."""
+    sys.stdout.write(f"{text}\n")
+
+
+def show_json(data: Any) -> None:
+    """Print JSON to standard output."""
+    show(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest) -> None:
+    """Say what was written."""
+    if args.json:
+        show_json(made(folder, manifest))
+        return
+    shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
+    size = describe_size(manifest.size_bytes)
+    show(f"{folder}: {manifest.num_samples:,} samples, {shards}, {size}")
+
+
+def made(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return what was written as JSON types."""
+    return {
+        "path": str(folder),
+        "num_samples": manifest.num_samples,
+        "num_shards": len(manifest.shards),
+        "size_bytes": manifest.size_bytes,
+        "fingerprint": manifest.fingerprint,
+    }
+
+
+@contextmanager
+def progress(
+    doing: str, total: int | None, *, unit: str = "samples"
+) -> Iterator[Callable[[int], None]]:
+    """Yield what to call with each step; a terminal sees a bar, a log a line now and then.
+
+    Args:
+        doing: What is done, as a word.
+        total: Steps in all, if known.
+        unit: What a step is; ``bytes`` are shown as sizes.
+    """
+    from tqdm import tqdm
+
+    lock, stream = threading.Lock(), sys.stderr
+    tqdm.monitor_interval = 0  # no thread of its own
+    scaled = unit == "bytes"
+    with tqdm(
+        total=total,
+        desc=doing,
+        unit="B" if scaled else f" {unit}",
+        unit_scale=scaled,
+        unit_divisor=1024,
+        file=stream,
+        disable=None if stream.isatty() else True,
+        leave=False,
+    ) as bar:
+        done, shown = 0, time.monotonic()
+
+        def tick(steps: int) -> None:
+            nonlocal done, shown
+            with lock:
+                done += steps
+                bar.update(steps)
+                if bar.disable and time.monotonic() - shown >= LINE_EVERY_S:
+                    shown = time.monotonic()
+                    stream.write(f"{doing}: {_amount(done, unit)}{_of(total, unit)}\n")
+                    stream.flush()
+
+        yield tick
+
+
+def _amount(num: int, unit: str) -> str:
+    return describe_size(num) if unit == "bytes" else f"{num:,} {unit}"
+
+
+def _of(total: int | None, unit: str) -> str:
+    return "" if not total else f" of {_amount(total, unit)}"

@@ -1,0 +1,98 @@
+"""``packdata copy``: filter a dataset, choose and add fields, encode pictures anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packdata.commands.common import (
+    add_json,
+    add_writing,
+    argument_errors,
+    new_parser,
+    parse_count,
+    parse_names,
+    progress,
+    show_made,
+)
+from packdata.edit import CopyOptions, copy_dataset
+from packdata.table import KINDS
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+_DETAILS = (
+    "Records that nothing is asked of are copied byte for byte.\n\n"
+    "A condition has comparisons, and, or, not, in, literals, names of fields with one value:\n"
+    "labels compare with numbers and with names of classes, 'x' in key finds a part of a text."
+)  # fmt: skip
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    summary = "copy a dataset with other samples, fields or codecs"
+    example = "packdata copy packed/all packed/cats --where 'label == \"cat\"' --fields image,key"
+    parser = new_parser(subparsers, "copy", summary, example, _DETAILS)
+    parser.add_argument("src", type=Path, help="folder of the dataset")
+    parser.add_argument("dst", type=Path, help="folder of the copy")
+    parser.add_argument("--where", metavar="EXPR", help="keep the samples that fulfil a condition")
+    parser.add_argument("--fields", type=parse_names, metavar="A,B", help="fields to keep")
+    parser.add_argument("--add", type=Path, metavar="FILE.csv", help="add its columns as fields")
+    parser.add_argument(
+        "--on", default="key", metavar="NAME", help="field and column to match by (default: key)"
+    )
+    parser.add_argument(
+        "--as",
+        dest="kinds",
+        nargs="+",
+        default=(),
+        metavar="COLUMN=KIND",
+        help=f"kind of an added column ({', '.join(KINDS)}) where it should not be guessed",
+    )
+    parser.add_argument(
+        "--missing",
+        choices=("error", "skip"),
+        default="error",
+        help="what to do with samples that the CSV file lacks (default: error)",
+    )
+    parser.add_argument("--codec", help="codec for pictures: jpeg, png, webp, raw, ...")
+    parser.add_argument("--quality", type=parse_count, help="of jpeg and webp, 1 to 100")
+    parser.add_argument("--workers", type=parse_count, help="threads (default: all cores)")
+    add_writing(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    with argument_errors(args), progress("writing", None) as tick:
+        options = CopyOptions(
+            where=args.where,
+            fields=args.fields,
+            add=args.add,
+            on=args.on,
+            kinds=_kinds(args.kinds),
+            skip_missing=args.missing == "skip",
+            codec=args.codec,
+            quality=args.quality,
+        )
+        manifest = copy_dataset(
+            args.src,
+            args.dst,
+            options,
+            format=args.format,
+            shard_bytes=args.shard_size,
+            overwrite=args.overwrite,
+            workers=args.workers,
+            tick=tick,
+        )
+    show_made(args, args.dst, manifest)
+    return 0
+
+
+def _kinds(texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise ValueError(f"--as takes COLUMN=KIND, got {' '.join(texts)}")
+    return {name: kind for name, _, kind in pairs}

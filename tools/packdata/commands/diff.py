@@ -1,0 +1,55 @@
+"""``packdata diff``: how two datasets differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packdata.commands.common import add_json, new_parser, parse_count, show, show_json
+from packdata.compare import Difference, diff
+
+if TYPE_CHECKING:
+    import argparse
+
+_DETAILS = "The exit status is 1 if they differ. Records are compared as they are stored."
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    summary = "list the differences of two datasets: fields, samples by key, records"
+    example = "packdata diff packed/v1 packed/v2"
+    parser = new_parser(subparsers, "diff", summary, example, _DETAILS)
+    parser.add_argument("a", type=Path, help="folder of a dataset")
+    parser.add_argument("b", type=Path, help="folder of the other")
+    parser.add_argument(
+        "--limit", type=parse_count, default=10, help="samples to name of each kind (default: 10)"
+    )
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    found = diff(args.a, args.b, limit=args.limit)
+    if args.json:
+        show_json(found.to_json())
+    else:
+        _show(found)
+    return 1 if found else 0
+
+
+def _show(found: Difference) -> None:
+    for what in found.schema:
+        show(what)
+    for kind, num in (("only_a", found.only_a), ("only_b", found.only_b)):
+        if num:
+            show(f"only {kind[-1].upper()} has {num:,} samples: {_examples(found, kind, num)}")
+    for name, num in found.changed.items():
+        show(f"{name} differs in {num:,} samples: {_examples(found, name, num)}")
+    matched = "key" if found.by_key else "position"
+    show(f"{found.num_same:,} samples are the same (matched by {matched})")
+
+
+def _examples(found: Difference, kind: str, num: int) -> str:
+    names = found.examples.get(kind, [])
+    return ", ".join(names) + (", ..." if num > len(names) else "")

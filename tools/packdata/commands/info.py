@@ -1,0 +1,46 @@
+"""``packdata info``: what a packed dataset is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaders.schema import field_from_json
+from packdata.commands.common import add_json, new_parser, show, show_json
+from packdata.describe import describe, describe_field, describe_size
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    summary = "show fields, samples, shards and origin of a packed dataset"
+    parser = new_parser(subparsers, "info", summary, "packdata info packed/train")
+    parser.add_argument("dataset", type=Path, help="folder of the dataset")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    about = describe(args.dataset)
+    if args.json:
+        show_json(about)
+        return 0
+    per_sample = describe_size(about["bytes_per_sample"])
+    show(str(args.dataset))
+    show(f"  samples      {about['num_samples']:,} ({per_sample} each)")
+    size = describe_size(about["size_bytes"])
+    show(f"  shards       {about['num_shards']:,} {about['format']}, {size}")
+    show(f"  fingerprint  {about['fingerprint']}")
+    width = max(map(len, about["fields"]))
+    for n, (name, described) in enumerate(about["fields"].items()):
+        default = " (default)" if name in about["defaults"] else ""
+        head = "fields" if n == 0 else ""
+        field = describe_field(field_from_json(described))
+        show(f"  {head:<12} {name:<{width}}  {field}{default}")
+    origin = json.dumps(about["provenance"], ensure_ascii=False)
+    show(f"  made from    {origin if len(origin) <= 400 else origin[:399] + '…'}")
+    return 0

@@ -1,0 +1,32 @@
+"""``packdata merge``: one dataset of several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packdata.combine import merge
+from packdata.commands.common import add_json, add_writing, new_parser, show_made
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    summary = "make one dataset of several with the same fields and classes"
+    example = "packdata merge packed/all packed/train packed/val"
+    parser = new_parser(subparsers, "merge", summary, example)
+    parser.add_argument("dst", type=Path, help="folder of the new dataset")
+    parser.add_argument("sources", type=Path, nargs="+", metavar="src", help="datasets, in order")
+    parser.add_argument("--no-link", action="store_true", help="copy shards even where links work")
+    add_writing(parser, shards=False)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    made = merge(args.dst, args.sources, link=not args.no_link, overwrite=args.overwrite)
+    show_made(args, args.dst, made)
+    return 0

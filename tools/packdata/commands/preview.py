@@ -1,0 +1,50 @@
+"""``packdata preview``: look at samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packdata.commands.common import new_parser, parse_count, show
+from packdata.preview import as_text, choose, contact_sheet, has_pictures, save_sheet
+from packdata.reader import PackedReader
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    summary = (
+        "draw a labelled contact sheet of some samples, or print them if they have no pictures"
+    )
+    example = "packdata preview packed/train --out sheet.png --num 24"
+    parser = new_parser(subparsers, "preview", summary, example)
+    parser.add_argument("dataset", type=Path, help="folder of the dataset")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="SHEET.png",
+        help="the picture (default: DATASET's name.png, here)",
+    )
+    parser.add_argument(
+        "--num", type=parse_count, default=24, help="samples to show (default: 24)"
+    )
+    parser.add_argument("--columns", type=parse_count, help="samples side by side")
+    parser.add_argument("--seed", type=int, default=0, help="another seed shows other samples")
+    parser.add_argument("--text", action="store_true", help="print the samples, draw nothing")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    reader = PackedReader(args.dataset)
+    indices = choose(len(reader), args.num, args.seed)
+    if args.text or not has_pictures(reader):
+        for i in indices:
+            show(as_text(reader, i))
+        return 0
+    out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
+    save_sheet(contact_sheet(reader, indices, columns=args.columns), out)
+    show(f"{out}: {len(indices)} of {len(reader):,} samples")
+    return 0

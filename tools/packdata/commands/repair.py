@@ -1,0 +1,45 @@
+"""``packdata repair``: restore damaged shards from a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packdata.commands.common import add_json, new_parser, progress, show, show_json
+from packdata.repair import repair
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    summary = "restore damaged or missing shards from a copy of the dataset"
+    example = "packdata repair packed/train --from /backup/train"
+    parser = new_parser(subparsers, "repair", summary, example)
+    parser.add_argument("dataset", type=Path, help="folder of the damaged dataset")
+    parser.add_argument(
+        "--from", dest="source", type=Path, required=True, metavar="OTHER", help="the copy"
+    )
+    parser.add_argument(
+        "--manifest",
+        action="store_true",
+        help="also take the copy's manifest if the dataset's own is damaged or missing",
+    )
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    with progress("repairing", None, unit="bytes") as tick:
+        done = repair(args.dataset, args.source, manifest=args.manifest, tick=tick)
+    if args.json:
+        show_json(done.to_json())
+    else:
+        for file in done.restored:
+            show(f"{file}: restored")
+        for file, what in done.failed.items():
+            show(f"{file}: not restored: {what}")
+        show(f"{done.num_whole} shards were whole, {len(done.restored)} files restored")
+    return 1 if done.failed else 0

@@ -1,0 +1,83 @@
+"""``packdata split``: divide a dataset into parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packdata.commands.common import (
+    add_json,
+    add_writing,
+    argument_errors,
+    made,
+    new_parser,
+    progress,
+    show_json,
+    show_made,
+)
+from packdata.partition import parse_parts, split
+from packdata.reader import PackedReader
+
+if TYPE_CHECKING:
+    import argparse
+
+_DETAILS = (
+    "Each part is a dataset DST/NAME with the same fields and classes; records stay as they are."
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    summary = "divide a dataset into parts, such as train and val"
+    example = "packdata split packed/all packed --parts train=0.9 val=0.1 --stratify label"
+    parser = new_parser(subparsers, "split", summary, example, _DETAILS)
+    parser.add_argument("dataset", type=Path, help="folder of the dataset")
+    parser.add_argument("dst", type=Path, help="folder of the parts' folders")
+    parser.add_argument("--parts", nargs="+", required=True, metavar="NAME=FRACTION")
+    parser.add_argument(
+        "--stratify", metavar="FIELD", help="give each part its share of each label"
+    )
+    parser.add_argument(
+        "--by",
+        choices=("shuffle", "key-hash"),
+        default="shuffle",
+        help="key-hash: a key stays in its part when samples are added (default: shuffle, exact)",
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    add_writing(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    num = len(PackedReader(args.dataset))
+    with argument_errors(args), progress("writing", num) as tick:
+        manifests = split(
+            args.dataset,
+            args.dst,
+            parse_parts(args.parts),
+            by=args.by,
+            stratify=args.stratify,
+            seed=args.seed,
+            format=args.format,
+            shard_bytes=args.shard_size,
+            overwrite=args.overwrite,
+            tick=tick,
+        )
+    if args.json:
+        show_json({name: made(args.dst / name, part) for name, part in manifests.items()})
+        return 0
+    for name, part in manifests.items():
+        show_made(args, args.dst / name, part)
+    left = num - sum(part.num_samples for part in manifests.values())
+    if left:
+        show_left(left)
+    return 0
+
+
+def show_left(num: int) -> None:
+    """Say how many samples are in no part."""
+    from packdata.commands.common import show
+
+    show(f"{num:,} samples are in no part: the fractions add up to less than 1")

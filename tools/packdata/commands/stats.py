@@ -1,0 +1,84 @@
+"""``packdata stats``: pixels, sizes, classes and numbers of a packed dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packdata.commands.common import add_json, new_parser, parse_count, progress, show, show_json
+from packdata.reader import PackedReader
+from packdata.stats import Stats, stats
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+_MAX_CLASSES = 20
+_DETAILS = (
+    "With --json the result is what Normalize.from_stats reads: mean and std in pixel units."
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    summary = "compute mean and std of the pixels, sizes, and counts of the classes"
+    example = "packdata stats packed/train --json > stats.json"
+    parser = new_parser(subparsers, "stats", summary, example, _DETAILS)
+    parser.add_argument("dataset", type=Path, help="folder of the dataset")
+    parser.add_argument(
+        "--limit", type=parse_count, help="decode only so many samples, evenly spread"
+    )
+    parser.add_argument("--workers", type=parse_count, help="threads (default: all cores)")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    num = len(PackedReader(args.dataset))
+    with progress("reading", min(num, args.limit or num)) as tick:
+        found = stats(args.dataset, limit=args.limit, workers=args.workers, tick=tick)
+    if args.json:
+        show_json(found.to_json())
+    else:
+        _show(found)
+    return 0
+
+
+def _show(found: Stats) -> None:
+    some = "" if found.num_decoded == found.num_samples else f", {found.num_decoded:,} decoded"
+    show(f"{found.num_samples:,} samples{some}")
+    show(f"bytes per sample: {_row(found.bytes_per_sample)}")
+    for name, about in found.fields.items():
+        rest = {key: value for key, value in about.items() if key != "kind"}
+        if rest:
+            show(f"{name} ({about['kind']})")
+        for key, value in rest.items():
+            if key in ("classes", "pixels_by_value"):
+                _show_counts(key.replace("_", " "), value)
+            else:
+                show(f"  {key.replace('_', ' ')}: {_row(value)}")
+
+
+def _row(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_row(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_row, value))
+    return f"{value:,.6g}" if isinstance(value, float) and value != round(value) else _whole(value)
+
+
+def _whole(value: Any) -> str:
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+
+
+def _show_counts(what: str, counts: Mapping[str, int]) -> None:
+    most = max(counts.values(), default=0)
+    width = max((len(name) for name in list(counts)[:_MAX_CLASSES]), default=0)
+    show(f"  {what}: {len(counts)}")
+    for name, num in list(counts.items())[:_MAX_CLASSES]:
+        bar = "█" * round(30 * num / most) if most else ""
+        show(f"    {name:<{width}} {num:>10,} {bar}".rstrip())
+    if len(counts) > _MAX_CLASSES:
+        low, high = min(counts.values()), max(counts.values())
+        show(f"    and {len(counts) - _MAX_CLASSES} more, from {low:,} to {high:,} each")

@@ -1,0 +1,65 @@
+"""``packdata verify``: check everything that a packed dataset says about itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaders.errors import ManifestError
+from loaders.manifest import read_manifest
+from packdata.commands.common import add_json, new_parser, parse_count, progress, show, show_json
+from packdata.describe import describe_size
+from packdata.verify import Report, verify
+
+if TYPE_CHECKING:
+    import argparse
+
+_DETAILS = (
+    "Every fault is listed with file, field, rows and keys; with a fault the exit status is 1.\n"
+    "It reads each shard once from disk for the hash of the file and the checksums of its rows,\n"
+    "and again (mostly from memory) through liblmdb or pyarrow, in a process that damage may end."
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    summary = "check every byte of a packed dataset"
+    parser = new_parser(subparsers, "verify", summary, "packdata verify packed/train", _DETAILS)
+    parser.add_argument("dataset", type=Path, help="folder of the dataset")
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument("--quick", action="store_true", help="only sizes and hashes of the files")
+    depth.add_argument("--decode", action="store_true", help="also decode every record")
+    parser.add_argument("--workers", type=parse_count, help="shards at once (default: all cores)")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    try:
+        total = read_manifest(args.dataset).size_bytes
+    except ManifestError:  # verify will say so
+        total = 0
+    with progress("verifying", total, unit="bytes") as tick:
+        report = verify(
+            args.dataset, quick=args.quick, decode=args.decode, workers=args.workers, tick=tick
+        )
+    if args.json:
+        show_json(report.to_json())
+    else:
+        _show(report)
+    return 0 if report.ok else 1
+
+
+def _show(report: Report) -> None:
+    for fault in report.faults:
+        show(str(fault))
+    for note in report.notes:
+        show(f"note: {note}")
+    if not report.ok:
+        num = len(report.faults)
+        show(f"{report.path}: {num} fault{'' if num == 1 else 's'}")
+    elif report.manifest is not None:
+        num, size = report.manifest.num_samples, describe_size(report.manifest.size_bytes)
+        shards = len(report.manifest.shards)
+        show(f"{report.path}: {num:,} samples in {shards} shards, {size}: all is well")

@@ -1,0 +1,178 @@
+"""How two packed datasets differ: in their fields, in their samples, and record by record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from packdata.reader import KEY_FIELD, PackedReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from loaders.schema import Schema
+
+
+@dataclass(slots=True)
+class Difference:
+    """What ``diff`` found between A and B.
+
+    Attributes:
+        schema: Differences of the schemas, one sentence each.
+        by_key: True if samples were matched by key, False if by position.
+        num_same: Samples with the same records in both (of the fields that both have).
+        only_a: Number of samples that only A holds.
+        only_b: The same for B.
+        changed: Samples whose records differ, by field.
+        examples: Key or position of the first samples of each kind: ``only_a``, ``only_b``,
+            fields.
+    """
+
+    schema: list[str] = field(default_factory=list)
+    by_key: bool = True
+    num_same: int = 0
+    only_a: int = 0
+    only_b: int = 0
+    changed: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.schema or self.only_a or self.only_b or self.changed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as JSON types."""
+        return {
+            "same": not self,
+            "schema": self.schema,
+            "matched_by": "key" if self.by_key else "position",
+            "num_same": self.num_same,
+            "only_a": self.only_a,
+            "only_b": self.only_b,
+            "changed": dict(self.changed),
+            "examples": self.examples,
+        }
+
+    def note(self, kind: str, name: str, limit: int) -> None:
+        """Keep the name of a sample as an example of a kind, if there are not enough yet."""
+        known = self.examples.setdefault(kind, [])
+        if len(known) < limit:
+            known.append(name)
+
+
+def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
+    """Compare two packed datasets, sample by sample.
+
+    Samples are matched by key where both have keys, else by position. Records are compared as
+    stored: pictures that were encoded anew differ.
+
+    Args:
+        a: The one dataset's folder.
+        b: The other's.
+        limit: How many samples to name of each kind.
+    """
+    first, second = PackedReader(a), PackedReader(b)
+    found = Difference(schema_differences(first.schema, second.schema))
+    if first.manifest.fingerprint == second.manifest.fingerprint:
+        found.num_same = len(first)
+        return found
+    found.by_key = first.has_keys and second.has_keys
+    in_a, in_b = _matches(first, second, by_key=found.by_key)
+    found.only_a, found.only_b = len(first) - len(in_a), len(second) - len(in_b)
+    for kind, reader, matched in (("only_a", first, in_a), ("only_b", second, in_b)):
+        rest = np.setdiff1d(np.arange(len(reader)), matched)[:limit]
+        for i in rest.tolist():
+            found.note(kind, _name(reader, i), limit)
+    common = [name for name in first.schema.fields if name in second.schema.fields]
+    for i, j in zip(in_a.tolist(), in_b.tolist(), strict=True):
+        records, others = first.records(i, common), second.records(j, common)
+        unequal = [name for name in common if not np.array_equal(records[name], others[name])]
+        found.num_same += not unequal
+        for name in unequal:
+            found.changed[name] += 1
+            found.note(name, _name(first, i), limit)
+    return found
+
+
+def _matches(
+    a: PackedReader, b: PackedReader, *, by_key: bool
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the positions in A and in B of the samples that both hold, in A's order."""
+    if not by_key:
+        both = np.arange(min(len(a), len(b)))
+        return both, both
+    hashes = key_hashes(a), key_hashes(b)
+    _, in_a, in_b = np.intersect1d(*hashes, return_indices=True)
+    order = np.argsort(in_a)
+    return in_a[order], in_b[order]
+
+
+def key_hashes(reader: PackedReader) -> npt.NDArray[np.uint64]:
+    """Return the xxh3-64 of every sample's key: equal for equal keys, and small."""
+    parts = [np.empty(0, np.uint64)]
+    for _, columns in reader.shards():
+        column = columns[KEY_FIELD]
+        rows = (xxhash.xxh3_64_intdigest(column.row(i).tobytes()) for i in range(len(column)))
+        parts.append(np.fromiter(rows, np.uint64, len(column)))
+    return np.concatenate(parts)
+
+
+def _name(reader: PackedReader, i: int) -> str:
+    key = reader.key(i)
+    return f"sample {i}" if key is None else key
+
+
+def schema_differences(a: Schema, b: Schema, *, defaults: bool = True) -> list[str]:
+    """Say in words where schema B differs from A; an empty list if nowhere.
+
+    Args:
+        a: The one.
+        b: The other.
+        defaults: Whether the choice of default fields counts.
+    """
+    found = [f"only A has field {name!r}" for name in a.fields if name not in b.fields]
+    found += [f"only B has field {name!r}" for name in b.fields if name not in a.fields]
+    for name in a.fields:
+        if name in b.fields:
+            one, other = a.fields[name].to_json(), b.fields[name].to_json()
+            found += [f"field {name!r}: {what}" for what in _option_differences(one, other)]
+    if defaults and a.defaults != b.defaults:
+        found.append(f"default fields: {', '.join(a.defaults)} in A, {', '.join(b.defaults)} in B")
+    return found
+
+
+def _option_differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
+    if a["kind"] != b["kind"]:
+        yield f"kind is {a['kind']} in A, {b['kind']} in B"
+        return
+    for option, value in a.items():
+        other = b[option]
+        if value == other:
+            continue
+        if option == "classes" and value is not None and other is not None:
+            yield _class_difference(value, other)
+        else:
+            yield f"{option} is {_short(value)} in A, {_short(other)} in B"
+
+
+def _class_difference(a: Sequence[str], b: Sequence[str]) -> str:
+    only_a, only_b = sorted(set(a) - set(b)), sorted(set(b) - set(a))
+    sizes = f"{len(a)} classes in A, {len(b)} in B"
+    parts = [
+        f"{who} only: {_short(names)}" for who, names in (("A", only_a), ("B", only_b)) if names
+    ]
+    if not parts:
+        i = next(i for i, (one, other) in enumerate(zip(a, b, strict=True)) if one != other)
+        parts = [f"the order differs, class {i} is {a[i]!r} in A, {b[i]!r} in B"]
+    return f"{sizes}; {'; '.join(parts)}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list) and len(value) > 6:
+        return f"{', '.join(map(repr, value[:6]))} and {len(value) - 6} more"
+    return ", ".join(map(repr, value)) if isinstance(value, list) else repr(value)

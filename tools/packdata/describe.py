@@ -1,0 +1,78 @@
+"""What a packed dataset is, from its manifest alone: no shard is opened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loaders.manifest import FORMAT_VERSION, read_manifest
+from loaders.schema import Field, Label, MultiLabel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def describe(path: Path | str) -> dict[str, Any]:
+    """Return what is known of a packed dataset, as JSON types.
+
+    Raises:
+        ManifestError: The folder is not a packed dataset, or its manifest is damaged.
+    """
+    manifest = read_manifest(path)
+    suffixes = sorted({shard.file.rpartition(".")[2] for shard in manifest.shards})
+    return {
+        "path": str(path),
+        "format": "+".join(suffixes),
+        "version": FORMAT_VERSION,
+        "fingerprint": manifest.fingerprint,
+        "num_samples": manifest.num_samples,
+        "num_shards": len(manifest.shards),
+        "size_bytes": manifest.size_bytes,
+        "bytes_per_sample": round(manifest.size_bytes / max(1, manifest.num_samples), 1),
+        "fields": {name: field.to_json() for name, field in manifest.schema.fields.items()},
+        "defaults": list(manifest.schema.defaults),
+        "num_classes": {
+            name: None if field.classes is None else len(field.classes)
+            for name, field in manifest.schema.fields.items()
+            if isinstance(field, Label | MultiLabel)
+        },
+        "shards": [
+            {"file": s.file, "num_samples": s.num_samples, "size_bytes": s.size_bytes}
+            for s in manifest.shards
+        ],
+        "provenance": dict(manifest.provenance),
+    }
+
+
+def describe_field(field: Field) -> str:
+    """Return a field in a few words.
+
+    Example:
+        >>> describe_field(Label(classes=("cat", "dog")))
+        'label of 2 classes (cat, dog)'
+    """
+    if isinstance(field, Label | MultiLabel):
+        if field.classes is None:
+            return f"{field.kind}, a number"
+        few = ", ".join(field.classes[:4]) + (", ..." if len(field.classes) > 4 else "")
+        return f"{field.kind} of {len(field.classes)} classes ({few})"
+    if field.shape is None:
+        return field.kind
+    shape = " x ".join("*" if n is None else str(n) for n in field.shape) or "one number"
+    codec = "" if field.codec == "raw" else f", {field.codec}"
+    return f"{field.kind} of {field.dtype}, {shape}{codec}"
+
+
+def describe_size(num_bytes: float) -> str:
+    """Return a size as people read it.
+
+    Example:
+        >>> describe_size(1536), describe_size(12)
+        ('1.5 KiB', '12 bytes')
+    """
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB"):
+        num_bytes /= 1024
+        if num_bytes < 1024:
+            return f"{num_bytes:.1f} {unit}"
+    return f"{num_bytes / 1024:.1f} TiB"

@@ -1,0 +1,258 @@
+"""A new dataset from an old one: fewer samples, other fields, pictures encoded anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.codecs import codec_for
+from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
+from loaders.errors import SchemaError, SourceError
+from loaders.schema import Field, Image, Schema
+from packdata.pool import OrderedPool, one_opencv_thread, usable_cores
+from packdata.reader import KEY_FIELD, PackedReader
+from packdata.rewrite import check_target, format_of, origin, write_dataset
+from packdata.shards import DEFAULT_SHARD_BYTES
+from packdata.table import Table, read_table
+from packdata.where import Where, scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from loaders.manifest import Manifest
+    from packdata.recipe import Records
+    from packdata.shards import Format
+
+_MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG", "webp": b"RIFF"}
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """What ``copy_dataset`` changes.
+
+    Attributes:
+        where: Condition on the samples to keep, as ``packdata.where.Where`` takes it.
+        fields: Fields to keep, in this order; all by default.
+        add: CSV file whose columns become fields.
+        on: The column of that file, and the field of the dataset, by which they match.
+        kinds: Kind of an added column, by name, where it should not be guessed.
+        skip_missing: Leave out samples that the file lacks, instead of refusing.
+        codec: Codec for the pictures.
+        quality: Quality for ``jpeg`` and ``webp``; if given, pictures that have the codec already
+            are encoded anew too.
+    """
+
+    where: str | None = None
+    fields: Sequence[str] | None = None
+    add: Path | str | None = None
+    on: str = KEY_FIELD
+    kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    skip_missing: bool = False
+    codec: str | None = None
+    quality: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise ValueError(f"quality must be in [1, 100], got {self.quality}")
+        if self.quality is not None and self.codec not in ("jpeg", "webp"):
+            raise ValueError(f"quality is for codec jpeg or webp, got codec {self.codec}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was asked for, for the provenance: no paths."""
+        options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        options["add"] = None if self.add is None else Path(self.add).name
+        options["kinds"] = dict(self.kinds)
+        options["fields"] = None if self.fields is None else list(self.fields)
+        return {name: value for name, value in options.items() if value}
+
+
+def copy_dataset(
+    src: Path | str,
+    dst: Path | str,
+    options: CopyOptions | None = None,
+    *,
+    format: Format | None = None,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+    workers: int | None = None,
+    tick: Callable[[int], object] = int,
+) -> Manifest:
+    """Write a changed copy of a packed dataset; what is not to be changed is copied byte for byte.
+
+    Args:
+        src: The dataset's folder.
+        dst: The copy's; with ``overwrite`` it may be ``src``.
+        options: What to change.
+        format: Format of the copy; by default that of the original.
+        shard_bytes: A shard ends with the sample that reaches this size.
+        overwrite: Replace a dataset at ``dst``.
+        workers: Threads that encode pictures; all cores by default.
+        tick: Called with the number of samples written, one at a time.
+
+    Raises:
+        SchemaError: The condition or a field's name does not fit the dataset.
+        SourceError: The CSV file cannot be read, or lacks samples.
+        ShardError: A record to be copied is damaged.
+        PackError: The target is taken or cannot be written, or no sample is left.
+    """
+    options = options or CopyOptions()
+    check_target(Path(dst), overwrite=overwrite)
+    reader = PackedReader(src, check=True)
+    table = None if options.add is None else read_table(options.add, options.on, options.kinds)
+    plan = _Plan(reader, table, options)
+    with one_opencv_thread():
+        return write_dataset(
+            dst,
+            plan.schema,
+            _ticking(plan.samples(workers or usable_cores()), tick),
+            format=format or format_of(reader.manifest),
+            shard_bytes=shard_bytes,
+            provenance={
+                "command": "copy",
+                "source": origin(reader.path, reader.manifest),
+                "options": options.to_json(),
+            },
+            overwrite=overwrite,
+        )
+
+
+def _ticking(samples: Iterator[Records], tick: Callable[[int], object]) -> Iterator[Records]:
+    for records in samples:
+        yield records
+        tick(1)
+
+
+class _Plan:
+    """What becomes of each sample, checked before anything is written."""
+
+    def __init__(self, reader: PackedReader, table: Table | None, options: CopyOptions) -> None:
+        self.reader, self.table, self.options = reader, table, options
+        self.kept = list(reader.check_fields(options.fields))
+        self.added = {} if table is None else dict(table.fields)
+        for name in self.added:
+            if name in self.kept:
+                raise SchemaError(
+                    f"field {name!r} is there already: leave it out with --fields, or rename "
+                    "the column"
+                )
+        self.recoders = dict(self._recoders())
+        self.schema = self._schema()
+        self.keys = self._keys() if table is not None else []
+        self.indices = self._select()
+
+    def _schema(self) -> Schema:
+        old = self.reader.schema
+        fields: dict[str, Field] = {name: old.fields[name] for name in self.kept} | self.added
+        fields |= {name: recode.field for name, recode in self.recoders.items()}
+        if len(set(self.kept)) != len(self.kept) or not fields:
+            raise SchemaError(f"each field can be kept once, and one must be, got {self.kept}")
+        return Schema(fields, tuple(name for name in old.defaults if name in fields))
+
+    def _recoders(self) -> Iterator[tuple[str, Recode]]:
+        if self.options.codec is None:
+            return
+        for name in self.kept:
+            field = self.reader.schema.fields[name]
+            if isinstance(field, Image):
+                yield name, Recode(field, self.options.codec, self.options.quality)
+
+    def _keys(self) -> list[str]:
+        """Return what each sample is called in the table."""
+        on = self.options.on
+        self.reader.check_fields([on])
+        field = self.reader.schema.fields[on]
+        values = (self.reader.sample(i, [on])[on] for i in range(len(self.reader)))
+        try:
+            return [str(scalar(field, value)) for value in values]
+        except (AttributeError, ValueError) as error:
+            raise SchemaError(
+                f"field {on!r} has no single value to match a column with"
+            ) from error
+
+    def _select(self) -> npt.NDArray[np.int64]:
+        keep = np.ones(len(self.reader), bool)
+        if self.table is not None:
+            keep = np.array([key in self.table.records for key in self.keys], bool)
+            if not keep.all() and not self.options.skip_missing:
+                lacking = [self.keys[i] for i in np.flatnonzero(~keep)[:_SHOWN].tolist()]
+                what = (
+                    f"it lacks {int((~keep).sum())} of {len(keep)} samples: {', '.join(lacking)}"
+                )
+                hint = "Add them, or leave these samples out with '--missing skip'"
+                raise SourceError(what, self.options.add or "", hint)
+        if self.options.where is not None:
+            where = Where(self.options.where, dict(self.reader.schema.fields) | self.added)
+            for i in np.flatnonzero(keep).tolist():
+                keep[i] = where(self._values(i, where.names))
+        return np.flatnonzero(keep)
+
+    def _values(self, i: int, names: set[str]) -> dict[str, Any]:
+        values = {}
+        for name in names:
+            if name in self.added and self.table is not None:
+                field, record = self.added[name], self.table.records[self.keys[i]][name]
+                value = codec_for(field).decode(np.frombuffer(record, np.uint8))
+            else:
+                field = self.reader.schema.fields[name]
+                value = self.reader.sample(i, [name])[name]
+            values[name] = scalar(field, value)
+        return values
+
+    def samples(self, workers: int) -> Iterator[Records]:
+        """Yield the records of every sample of the copy."""
+        if not self.recoders:
+            yield from map(self._records, self.indices.tolist())
+            return
+        with OrderedPool(self._records, workers, size_of=_nbytes) as pool:
+            done = (pool.put(i) for i in self.indices.tolist())
+            yield from chain.from_iterable(done)
+            yield from pool.drain()
+
+    def _records(self, i: int) -> Records:
+        stored = self.reader.records(i, self.kept)
+        records = {name: record.tobytes() for name, record in stored.items()}
+        for name, recode in self.recoders.items():
+            if not recode.keeps(records[name]):
+                picture = self.reader.decode(i, name, stored[name])
+                records[name] = recode.encode(picture)
+        if self.table is not None:
+            records |= self.table.records[self.keys[i]]
+        return records
+
+
+def _nbytes(records: Records) -> int:
+    return sum(map(len, records.values()))
+
+
+class Recode:
+    """Stores pictures of one field with another codec or quality.
+
+    Attributes:
+        field: The field afterwards.
+    """
+
+    def __init__(self, field: Image, codec: str, quality: int | None) -> None:
+        self.field = dataclasses.replace(field, codec=codec)
+        self._codec, self._quality = codec_for(self.field), quality
+        self._from_raw = field.codec == "raw"
+
+    def keeps(self, record: bytes) -> bool:
+        """Return whether a record is as wanted already."""
+        if self.field.codec == "raw":
+            return self._from_raw
+        magic = _MAGIC.get(self.field.codec)
+        alike = not self._from_raw and magic is not None and record.startswith(magic)
+        return alike and self._quality is None
+
+    def encode(self, picture: npt.NDArray[Any]) -> bytes:
+        """Return the new record of a picture."""
+        if isinstance(self._codec, PictureCodec):
+            return self._codec.encode(picture, self._quality or DEFAULT_QUALITY)
+        return self._codec.encode(picture)

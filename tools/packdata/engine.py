@@ -1,0 +1,439 @@
+"""The packer: runs recipes on all cores, cuts shards, and can be killed at any moment.
+
+1. Normal: items are encoded on threads and taken in order; each target's records gather until they
+   make a shard; a thread writes it, and then the journal says so. When all is done the datasets
+   are published together.
+2. Failure: the first error in the order of items ends the packing. What the journal has stays; the
+   same plan continues.
+3. Kill, Ctrl-C, lost power: the same as a failure. Items behind a target's last finished shard are
+   encoded again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from loaders.errors import CodecError, LoadersError, PackError, SourceError
+from packdata.describe import describe_size
+from packdata.journal import Reject
+from packdata.pool import OrderedPool, one_opencv_thread, usable_cores
+from packdata.progress import Progress, Quiet
+from packdata.shards import (
+    DEFAULT_SHARD_BYTES,
+    Format,
+    ShardBuilder,
+    check_records,
+    check_shard_options,
+    records_nbytes,
+)
+from packdata.target import PACKER, REJECTED_NAME, Packing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from packdata.recipe import Recipe, Records
+
+OnError = Literal["fail", "skip"]
+_SHOWN_REJECTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDataset:
+    """One dataset that was packed."""
+
+    folder: str
+    samples: int
+    shards: int
+    bytes: int
+    fingerprint: str
+
+    def __str__(self) -> str:
+        counts = f"{_count(self.samples, 'sample')}, {_count(self.shards, 'shard')}"
+        return f"{self.folder or '.'}: {counts}, {describe_size(self.bytes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a packing did.
+
+    Attributes:
+        dst: Where the datasets are.
+        samples: Samples packed, counted once where several sizes were made of each.
+        shards: Files, of all datasets together.
+        bytes: Their size.
+        rejected: ``(item, error)`` of what was left out.
+        seconds: Time this run took.
+        images_per_s: Items of this run per second.
+        datasets: Each dataset, by its folder below ``dst``.
+        notes: What else is worth knowing.
+    """
+
+    dst: str
+    samples: int
+    shards: int
+    bytes: int
+    rejected: tuple[tuple[str, str], ...]
+    seconds: float
+    images_per_s: float
+    datasets: tuple[PackedDataset, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as JSON types."""
+        rejected = [{"item": item, "error": error} for item, error in self.rejected]
+        return asdict(self) | {"rejected": rejected}
+
+    def __str__(self) -> str:
+        rate = f"{self.seconds:.1f} s, {self.images_per_s:,.0f}/s"
+        lines = [
+            f"packed {_count(self.samples, 'sample')} into {self.dst}: "
+            f"{_count(self.shards, 'shard')}, {describe_size(self.bytes)} ({rate})"
+        ]
+        if len(self.datasets) > 1:
+            lines += [f"  {dataset}" for dataset in self.datasets]
+        return "\n".join([*lines, *self.notes, *self._reject_lines()])
+
+    def _reject_lines(self) -> Iterator[str]:
+        if self.rejected:
+            listed = Path(self.dst) / REJECTED_NAME
+            yield f"rejected {len(self.rejected):,}, listed in {listed}:"
+        for item, error in self.rejected[:_SHOWN_REJECTS]:
+            yield f"  {error}" if item in error else f"  {item}: {error}"
+        if len(self.rejected) > _SHOWN_REJECTS:
+            yield f"  and {len(self.rejected) - _SHOWN_REJECTS:,} more"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+class Outcome(NamedTuple):
+    """What became of an item: its records, one mapping per target, or why there are none."""
+
+    number: int
+    name: str
+    records: Sequence[Records]
+    error: LoadersError | None = None
+    given_nbytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its records, or of what they were made from if that is more."""
+        return max(self.given_nbytes, sum(records_nbytes(records) for records in self.records))
+
+
+def pack_recipe(
+    recipe: Recipe,
+    dst: Path | str,
+    *,
+    format: Format,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    workers: int | None = None,
+    on_error: OnError = "fail",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Pack what one recipe makes; see ``pack_recipes``."""
+    return pack_recipes(
+        [("", recipe)],
+        dst,
+        format=format,
+        shard_bytes=shard_bytes,
+        workers=workers,
+        on_error=on_error,
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+def pack_recipes(
+    parts: Sequence[tuple[str, Recipe]],
+    dst: Path | str,
+    *,
+    format: Format,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    workers: int | None = None,
+    on_error: OnError = "fail",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    is_unchanged: Callable[[], bool] = lambda: True,
+) -> Summary:
+    """Pack recipes into one destination and publish their datasets together.
+
+    The result depends on the recipes, ``format`` and ``shard_bytes`` alone. Ended early, however
+    that came about, the same call continues where the journal in ``dst/.packing`` ends.
+
+    Args:
+        parts: (folder below ``dst``, recipe) each; "" is ``dst`` itself.
+        dst: A folder that is new or empty, or holds a packing or a dataset of the same parts.
+        format: ``"lmdb"`` or ``"parquet"``.
+        shard_bytes: A shard ends with the sample that brings its records to this size.
+        workers: Threads that encode; None for all usable cores.
+        on_error: ``"fail"`` stops at an item that cannot be packed, ``"skip"`` leaves it out and
+            lists it.
+        overwrite: Replace the datasets in ``dst``. They can be read until the new ones are
+            complete.
+        progress: Is told of every item.
+        is_unchanged: Asked before publishing whether the source is still what the recipes listed.
+
+    Raises:
+        SourceError: An item cannot be packed, and ``on_error`` is ``"fail"``.
+        PackError: The target cannot be written, is in use, or holds something else; or the source
+        changed.
+        ValueError: An option is out of range.
+    """
+    check_shard_options(format, shard_bytes)
+    num_workers = check_workers(workers)
+    check_on_error(on_error)
+    progress = Quiet() if progress is None else progress
+    options = (format, shard_bytes, num_workers, on_error, progress, is_unchanged)
+    return _Run(parts, Path(dst), *options)(overwrite)
+
+
+def check_on_error(on_error: str) -> None:
+    """Raise ValueError unless it is one of the choices."""
+    if on_error not in get_args(OnError):
+        raise ValueError(f"on_error must be 'fail' or 'skip', got {on_error!r}")
+
+
+def check_workers(workers: int | None) -> int:
+    """Return the number of threads to use; ValueError if it is below 1."""
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    return workers or usable_cores()
+
+
+class _Run:
+    """One call of ``pack_recipes``."""
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[str, Recipe]],
+        dst: Path,
+        format: Format,
+        shard_bytes: int,
+        num_workers: int,
+        on_error: OnError,
+        progress: Progress,
+        is_unchanged: Callable[[], bool],
+    ) -> None:
+        self.parts, self.dst, self.format, self.shard_bytes = parts, dst, format, shard_bytes
+        self.num_workers, self.on_error, self.progress = num_workers, on_error, progress
+        self.is_unchanged = is_unchanged
+        self.num_encoded = self.num_rejected = 0
+
+    def __call__(self, overwrite: bool) -> Summary:
+        began = time.monotonic()
+        folders = [f for part, recipe in self.parts for f in target_folders(part, recipe)]
+        if not folders or len(set(folders)) != len(folders):
+            raise ValueError(f"the parts must fill different folders, got {folders}")
+        notes: list[str] = []
+        with Packing(self.dst, folders, self._plan(), overwrite=overwrite) as packing:
+            if packing.is_published:
+                notes.append("all was packed earlier, and is published now")
+            else:
+                self._pack(packing, notes)
+            firsts = [target_folders(part, recipe)[0] for part, recipe in self.parts]
+            return summarize(packing, firsts, time.monotonic() - began, self.num_encoded, notes)
+
+    def _plan(self) -> dict[str, Any]:
+        targets = {
+            folder: target.schema.to_json()
+            for part, recipe in self.parts
+            for folder, target in zip(target_folders(part, recipe), recipe.targets, strict=True)
+        }
+        identities = {part: dict(recipe.identity) for part, recipe in self.parts}
+        return {
+            "recipe": identities.get("", identities),
+            "fields": targets,
+            "format": self.format,
+            "shard_bytes": self.shard_bytes,
+            "packer": PACKER,
+        }
+
+    def _pack(self, packing: Packing, notes: list[str]) -> None:
+        self._check_earlier_rejects(packing)
+        packers = [_PartPacker(self, packing, part, recipe) for part, recipe in self.parts]
+        total = sum(len(p.recipe) for p in packers)
+        if total == 0:
+            raise PackError("there is nothing to pack", self.dst, "The source lists no item")
+        earlier = sum(p.start for p in packers)
+        if earlier:
+            notes.append(f"continued: {earlier:,} of {total:,} items were packed earlier")
+        self.num_rejected = sum(len(r) for r in packing.state.rejects.values())
+        try:
+            self.progress.start(total, earlier)
+            with one_opencv_thread():
+                for packer in packers:
+                    packer.pack()
+        finally:
+            self.progress.close()
+        if not self.is_unchanged():
+            hint = "Start anew with --overwrite; nothing was published"
+            raise PackError("the source changed while it was packed", self.dst, hint)
+        packing.publish({f: c for packer in packers for f, c in packer.contents()})
+
+    def _check_earlier_rejects(self, packing: Packing) -> None:
+        earlier = [r for rejects in packing.state.rejects.values() for r in rejects]
+        if earlier and self.on_error == "fail":
+            what = f"the run to continue left {len(earlier)} items out, such as {earlier[0].item}"
+            raise PackError(
+                what, self.dst, "Continue with --on-error skip, or start anew with --overwrite"
+            )
+
+
+def target_folders(part: str, recipe: Recipe) -> list[str]:
+    """Return the folder of each target of a part, below the destination."""
+    return ["/".join(filter(None, (part, target.folder))) for target in recipe.targets]
+
+
+class _PartPacker:
+    """Packs one part: its items in order, from where its shards end."""
+
+    def __init__(self, options: _Run, packing: Packing, part: str, recipe: Recipe) -> None:
+        self.options, self.packing, self.part, self.recipe = options, packing, part, recipe
+        self.folders = target_folders(part, recipe)
+        state = packing.state
+        self.is_ended = part in state.ended
+        self._reached = [state.items.get(folder, 0) for folder in self.folders]
+        self.start = state.ended.get(part, min(self._reached))
+        self._expected = {
+            r.number: r for r in state.rejects.get(part, []) if r.number >= self.start
+        }
+        self._builders = [
+            ShardBuilder(target.schema, options.format, options.shard_bytes)
+            for target in recipe.targets
+        ]
+        self._rejects: list[Reject] = []
+
+    def contents(self) -> Iterator[tuple[str, tuple[Any, Mapping[str, Any]]]]:
+        """Yield each target's folder with its schema and provenance."""
+        provenance = {**self.recipe.provenance, "packer": PACKER}
+        for folder, target in zip(self.folders, self.recipe.targets, strict=True):
+            yield folder, (target.schema, provenance)
+
+    def pack(self) -> None:
+        """Pack what is left of the part."""
+        if not self.is_ended:
+            self._encode_all()
+            self._finish()
+        if not all(self.packing.state.shards.get(folder) for folder in self.folders):
+            where = f"{self.part!r} holds " if self.part else ""
+            raise PackError(
+                f"{where}no sample that could be packed", self.options.dst, self._why_none()
+            )
+
+    def _why_none(self) -> str:
+        rejects = self.packing.state.rejects.get(self.part, [])
+        return (
+            f"{len(rejects)} items were rejected, the first: {rejects[0].error}" if rejects else ""
+        )
+
+    def _encode_all(self) -> None:
+        def size_of(outcome: Outcome) -> int:
+            return outcome.nbytes
+
+        with OrderedPool(self._encode, self.options.num_workers, size_of) as pool:
+            num_items = self.start
+            for item in self.recipe.items(self.start):
+                for outcome in pool.put((num_items, item)):
+                    self._take(outcome)
+                num_items += 1
+            for outcome in pool.drain():
+                self._take(outcome)
+        if num_items != len(self.recipe):
+            what = f"the source listed {len(self.recipe)} items and then gave {num_items}"
+            raise PackError(what, self.options.dst, "It changed while it was packed: run it again")
+
+    def _encode(self, numbered: tuple[int, Any]) -> Outcome:
+        """Runs on the threads."""
+        number, item = numbered
+        try:
+            all_records = self.recipe.encode(item)
+            for records, target in zip(all_records, self.recipe.targets, strict=True):
+                check_records(records, target.schema, self.options.format)
+            return Outcome(number, "", all_records)
+        except SourceError as error:
+            return Outcome(number, self.recipe.name(item), (), error)
+        except (CodecError, OSError) as error:
+            name = self.recipe.name(item)
+            refused = SourceError(str(error), name)
+            refused.__cause__ = error
+            return Outcome(number, name, (), refused)
+        except Exception as error:
+            error.add_note(f"while packing {self.recipe.name(item)}, item {number}")
+            raise
+
+    def _take(self, outcome: Outcome) -> None:
+        self._check_unchanged(outcome)
+        if outcome.error is not None:
+            self._reject(outcome, outcome.error)
+        else:
+            for i, records in enumerate(outcome.records):
+                if outcome.number >= self._reached[i]:
+                    self._builders[i].add(records)
+                    if self._builders[i].is_full:
+                        self._cut(i, outcome.number + 1)
+        self.options.num_encoded += 1
+        self.options.progress.advance(self.options.num_rejected)
+
+    def _reject(self, outcome: Outcome, error: LoadersError) -> None:
+        if self.options.on_error == "fail":
+            raise error
+        if outcome.number not in self._expected:
+            self._rejects.append(Reject(outcome.number, outcome.name, str(error)))
+            self.options.num_rejected += 1
+
+    def _check_unchanged(self, outcome: Outcome) -> None:
+        """Refuse to continue if an item that was good is bad now, or the other way round."""
+        if outcome.number >= max(self._reached):
+            return
+        if (outcome.error is not None) != (outcome.number in self._expected):
+            name = outcome.name or self._expected[outcome.number].item
+            what = f"the source changed while it was packed ({name})"
+            raise PackError(what, self.options.dst, "Start anew with --overwrite")
+
+    def _cut(self, i: int, items: int) -> None:
+        schema, rejects = self.recipe.targets[i].schema, self._rejects
+        self._rejects = []
+        columns = self._builders[i].take()
+        self.packing.write(
+            self.part, self.folders[i], columns, schema, self.options.format, items, rejects
+        )
+
+    def _finish(self) -> None:
+        num_items = len(self.recipe)
+        for i, builder in enumerate(self._builders):
+            if builder.num_samples:
+                self._cut(i, num_items)
+        self.packing.end_part(self.part, num_items, self._rejects)
+
+
+def summarize(
+    packing: Packing,
+    firsts: Sequence[str],
+    seconds: float,
+    num_items: int,
+    notes: Sequence[str] = (),
+) -> Summary:
+    """Return the summary of a published packing; samples are counted in the ``firsts``."""
+    manifests = {folder: packing.manifest(folder) for folder in packing.folders}
+    datasets = tuple(
+        PackedDataset(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
+        for folder, m in manifests.items()
+    )
+    rejected = [r for part in packing.state.rejects.values() for r in sorted(part)]
+    return Summary(
+        dst=str(packing.dst),
+        samples=sum(manifests[folder].num_samples for folder in firsts),
+        shards=sum(d.shards for d in datasets),
+        bytes=sum(d.bytes for d in datasets),
+        rejected=tuple((r.item, r.error) for r in rejected),
+        seconds=seconds,
+        images_per_s=num_items / max(seconds, 1e-9),
+        datasets=datasets,
+        notes=tuple(notes),
+    )

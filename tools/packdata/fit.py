@@ -1,0 +1,161 @@
+"""How a picture becomes another size: ``--size`` and ``--fit``.
+
+Shrinking averages areas, which is what a camera with fewer pixels would have seen; enlarging is
+cubic. Masks take the nearest pixel. The geometry depends on the full size alone, so a picture and
+its mask stay aligned.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from loaders.errors import SchemaError
+
+Array = npt.NDArray[Any]
+Size = tuple[int, int]  # height, width
+Fit = Literal["shorter", "cover", "contain", "stretch"]
+MAX_SIDE = 65_535  # of a JPEG
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """One ``--size`` with its ``--fit``.
+
+    ``shorter``: the shorter side becomes ``height`` (= ``width``), the other follows; smaller
+    pictures stay as they are. ``cover``: scaled until it covers the size, then cut to its centre.
+    ``contain``: scaled to lie inside, the rest is 0 (black; class 0 in a mask). ``stretch``:
+    scaled to the size, whatever its shape. The last three give every picture the same size,
+    enlarging small ones.
+
+    Raises:
+        SchemaError: At construction, the size or fit makes no sense.
+    """
+
+    height: int
+    width: int
+    fit: Fit = "shorter"
+
+    def __post_init__(self) -> None:
+        if self.fit not in get_args(Fit):
+            raise SchemaError(f"fit must be one of {', '.join(get_args(Fit))}, got {self.fit!r}")
+        if not all(0 < side <= MAX_SIDE for side in (self.height, self.width)):
+            raise SchemaError(
+                f"sizes are 1 to {MAX_SIDE} pixels, got {self.height} x {self.width}"
+            )
+        if self.fit == "shorter" and self.height != self.width:
+            raise SchemaError(
+                f"fit 'shorter' takes one number, got {self.name}: "
+                "take 'cover', 'contain' or 'stretch' for height x width"
+            )
+
+    @classmethod
+    def parse(cls, size: int | str | Size, fit: str) -> Resize:
+        """Build it from ``256``, ``"256"``, ``"224x320"`` (height x width) or ``(224, 320)``."""
+        numbers = (
+            re.fullmatch(r"(\d+)(?:x(\d+))?", str(size).strip())
+            if isinstance(size, int | str)
+            else None
+        )
+        if numbers is not None:
+            height, width = int(numbers[1]), int(numbers[2] or numbers[1])
+        elif isinstance(size, tuple) and len(size) == 2:
+            height, width = size
+        else:
+            raise SchemaError(f"a size is N or HEIGHTxWIDTH in pixels, got {size!r}")
+        return cls(height, width, fit)  # type: ignore[arg-type]
+
+    @property
+    def name(self) -> str:
+        """``256`` or ``224x320``."""
+        return f"{self.height}" if self.height == self.width else f"{self.height}x{self.width}"
+
+    @property
+    def fixed(self) -> Size | None:
+        """The (height, width) that every picture gets, or None where it varies."""
+        return None if self.fit == "shorter" else (self.height, self.width)
+
+    def scaled(self, size: Size) -> Size:
+        """Return the size of the whole picture after scaling, before it is cut or padded."""
+        height, width = size
+        down, across = self.height / height, self.width / width
+        if self.fit == "stretch":
+            return self.height, self.width
+        scale = min(down, across) if self.fit == "contain" else max(down, across)
+        if self.fit == "shorter" and scale >= 1:
+            return size
+        sides = (max(1, math.floor(side * scale + 0.5)) for side in size)
+        return next(sides), next(sides)
+
+    def keeps(self, size: Size) -> bool:
+        """Tell whether a picture of this size stays as it is."""
+        return self.scaled(size) == size and self.fixed in (None, size)
+
+    def apply(self, pixels: Array, size: Size | None = None, *, nearest: bool = False) -> Array:
+        """Return the picture in its new size.
+
+        Args:
+            pixels: H x W or H x W x C, uint8 or uint16.
+            size: Its full (height, width), where ``pixels`` are already a reduced version of it.
+            nearest: Take the nearest pixel, as for masks.
+        """
+        size = size or (pixels.shape[0], pixels.shape[1])
+        if self.fit == "cover":
+            pixels, size = self._trim(pixels, size)
+        scale = _take_nearest if nearest else _scale
+        pixels = scale(pixels, self.scaled(size))
+        if self.fixed is None:
+            return np.ascontiguousarray(pixels)
+        return _place(pixels, self.fixed)
+
+    def _trim(self, pixels: Array, size: Size) -> tuple[Array, Size]:
+        """Drop what lies far outside before enlarging: 20,000 x 1 would grow to millions."""
+        height, width = size
+        scale = max(self.height / height, self.width / width)
+        if scale <= 1:
+            return pixels, size
+        top = max(0, height - 2 * math.ceil(self.height / scale)) // 2
+        left = max(0, width - 2 * math.ceil(self.width / scale)) // 2
+        pixels = pixels[top : height - top, left : width - left]
+        return pixels, (pixels.shape[0], pixels.shape[1])
+
+
+def _scale(pixels: Array, size: Size) -> Array:
+    """Average areas along the sides that shrink, then interpolate along those that grow."""
+    shrunk = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
+    return _cv2_resize(_cv2_resize(pixels, shrunk, cv2.INTER_AREA), size, cv2.INTER_CUBIC)
+
+
+def _cv2_resize(pixels: Array, size: Size, method: int) -> Array:
+    if pixels.shape[:2] == size:
+        return pixels
+    resized = cv2.resize(pixels, size[::-1], interpolation=method)
+    return resized.reshape(*size, *pixels.shape[2:])  # cv2 drops a single channel
+
+
+def _take_nearest(pixels: Array, size: Size) -> Array:
+    rows, columns = (
+        ((2 * np.arange(new) + 1) * old) // (2 * new)  # the pixel under the new one's centre
+        for new, old in zip(size, pixels.shape[:2], strict=True)
+    )
+    return np.asarray(pixels[rows[:, None], columns])
+
+
+def _place(pixels: Array, size: Size) -> Array:
+    """Cut to the centre, or put into the centre of zeros."""
+    if pixels.shape[:2] == size:
+        return np.ascontiguousarray(pixels)
+    result = np.zeros((*size, *pixels.shape[2:]), pixels.dtype)
+    target, source = [], []
+    for new, old in zip(size, pixels.shape[:2], strict=True):
+        length = min(new, old)
+        target.append(slice((new - length) // 2, (new - length) // 2 + length))
+        source.append(slice((old - length) // 2, (old - length) // 2 + length))
+    result[tuple(target)] = pixels[tuple(source)]
+    return result

@@ -1,0 +1,171 @@
+"""What a JPEG, PNG or WebP file says of itself: enough to tell whether it can be kept as it is.
+
+Pixels are not touched here. Sources of the rules: ITU T.81 B.1 (JPEG markers), W3C PNG 3rd edition
+section 11, RFC 9649 (WebP), and TIFF 6.0 section 2 for the Exif block that all three may carry.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import simplejpeg
+
+from loaders.codecs.picture import picture_size
+from loaders.errors import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PNG_START = b"\x89PNG\r\n\x1a\n"
+_ORIENTATION_TAG = 0x0112
+_PNG_COLORS = {0: "gray", 2: "color", 3: "palette", 4: "gray", 6: "color"}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What is known of an encoded picture before decoding it.
+
+    Attributes:
+        format: ``jpeg``, ``png`` or ``webp``.
+        size: (height, width) in pixels, as stored.
+        color: ``gray``, ``color``, ``palette`` or ``cmyk``.
+        depth: Bits per channel as stored.
+        alpha: True if pixels may be transparent.
+        animated: True if it holds more than one picture.
+        orientation: Exif's, 1 to 8; 1 is upright.
+    """
+
+    format: str
+    size: tuple[int, int]
+    color: str = "color"
+    depth: int = 8
+    alpha: bool = False
+    animated: bool = False
+    orientation: int = 1
+
+
+def read_header(data: bytes) -> Header | None:
+    """Return what the bytes say of themselves; None if they are neither JPEG nor PNG nor WebP.
+
+    Raises:
+        CodecError: They are one of the three, and damaged or cut.
+    """
+    if data[:2] == b"\xff\xd8":
+        return _jpeg_header(data)
+    if data[:8] == PNG_START:
+        return _png_header(data)
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return _webp_header(data)
+    return None
+
+
+def _jpeg_header(data: bytes) -> Header:
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+        size = (height, width)
+    except (ValueError, KeyError):  # KeyError: simplejpeg on a header without colors
+        size, space = _frame_of(data)
+    exif = next((body[6:] for mark, body in jpeg_segments(data) if _is_exif(mark, body)), b"")
+    color = {"Gray": "gray", "CMYK": "cmyk", "YCCK": "cmyk"}.get(space, "color")
+    return Header("jpeg", size, color, orientation=exif_orientation(exif))
+
+
+def _is_exif(mark: int, body: bytes) -> bool:
+    return mark == 0xE1 and body[:6] == b"Exif\0\0"
+
+
+def _frame_of(data: bytes) -> tuple[tuple[int, int], str]:
+    """Read the frame header: libjpeg-turbo stops at some harmless oddities before it."""
+    for mark, body in jpeg_segments(data):
+        if 0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xC8, 0xCC) and len(body) >= 6:
+            _, height, width, channels = struct.unpack_from(">BHHB", body)
+            if height and width:
+                return (height, width), {1: "Gray", 4: "CMYK"}.get(channels, "YCbCr")
+    raise CodecError("the JPEG has no frame header: it is cut or damaged")
+
+
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the marker and the contents of each segment before the first scan."""
+    at = 2
+    while at + 4 <= len(data):
+        if data[at] != 0xFF:
+            return
+        mark = data[at + 1]
+        if mark == 0xFF:  # a fill byte
+            at += 1
+            continue
+        if mark == 0xDA:
+            return
+        (length,) = struct.unpack_from(">H", data, at + 2)
+        yield mark, data[at + 4 : at + 2 + length]
+        at += 2 + length
+
+
+def _png_header(data: bytes) -> Header:
+    height, width = picture_size(data)
+    depth, code = data[24:26].ljust(2, b"\0")
+    chunks = {kind: start for kind, start, _ in _png_chunks(data)}
+    orientation = exif_orientation(data[chunks[b"eXIf"] :]) if b"eXIf" in chunks else 1
+    if b"IEND" not in chunks:
+        raise CodecError("the PNG is cut: its last chunk is missing")
+    color = _PNG_COLORS.get(code)
+    if color is None:
+        raise CodecError(f"the header of the PNG has color type {code}: it is damaged")
+    alpha = code in (4, 6) or b"tRNS" in chunks
+    return Header("png", (height, width), color, depth, alpha, b"acTL" in chunks, orientation)
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the kind, start and length of each chunk that is whole."""
+    at = 8
+    while at + 12 <= len(data):
+        (length,) = struct.unpack_from(">I", data, at)
+        if at + 12 + length > len(data):
+            return
+        yield data[at + 4 : at + 8], at + 8, length
+        at += 12 + length
+
+
+def _webp_header(data: bytes) -> Header:
+    size = picture_size(data)
+    (length,) = struct.unpack_from("<I", data, 4)
+    if length + 8 > len(data):
+        raise CodecError(f"the WebP is cut: it has {len(data)} of {length + 8} bytes")
+    if data[12:16] == b"VP8L":
+        has_alpha = bool(struct.unpack_from("<I", data, 21)[0] >> 28 & 1)
+        return Header("webp", size, alpha=has_alpha)
+    if data[12:16] != b"VP8X":
+        return Header("webp", size)
+    flags, exif = data[20], _webp_chunk(data, b"EXIF")
+    orientation = exif_orientation(exif.removeprefix(b"Exif\0\0"))
+    animated, alpha = bool(flags & 0x02), bool(flags & 0x10)
+    return Header("webp", size, alpha=alpha, animated=animated, orientation=orientation)
+
+
+def _webp_chunk(data: bytes, wanted: bytes) -> bytes:
+    at = 12
+    while at + 8 <= len(data):
+        (length,) = struct.unpack_from("<I", data, at + 4)
+        if data[at : at + 4] == wanted:
+            return data[at + 8 : at + 8 + length]
+        at += 8 + length + length % 2
+    return b""
+
+
+def exif_orientation(block: bytes) -> int:
+    """Return the orientation in an Exif block (a small TIFF file), 1 if it says none."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(block[:4]))
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(f"{order}I", block, 4)
+        (count,) = struct.unpack_from(f"{order}H", block, start)
+        for entry in range(count):
+            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", block, start + 2 + 12 * entry)
+            if tag == _ORIENTATION_TAG and kind == 3 and 1 <= value <= 8:
+                return int(value)
+    except struct.error:  # cut: viewers ignore such a block too
+        pass
+    return 1

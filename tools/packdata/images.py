@@ -1,0 +1,427 @@
+"""The recipe ``packdata images``: pictures with labels and masks, as they are or in other sizes.
+
+Without ``sizes`` and ``codec``, files are kept verbatim if they are upright JPEG, PNG or WebP of 8
+bits, gray or RGB. The others are stored upright and plain: JPEG as JPEG of quality 95, the rest as
+PNG, without loss. With ``sizes`` the same holds for pictures that already have their size.
+Whatever is packed has been decoded once, so it can be decoded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.codecs import Codec, codec_for
+from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
+from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.schema import Array, Field, Image, Mask, Schema, Text
+from packdata.fit import Resize, Size
+from packdata.headers import read_header
+from packdata.labels import LABEL, LabelField, label_fields
+from packdata.pictures import Picture, decode_mask, decode_picture, use_exact_opencv
+from packdata.recipe import Target
+from packdata.sources import Item, MaskFolder, Source, find_splits, open_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from packdata.sources.base import Pixels
+
+CODECS = ("jpeg", "png", "webp", "raw")
+KEPT_QUALITY = 95  # of a JPEG that could not be kept: what re-encoding loses stays invisible
+_NUM_PEEKED = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """What becomes of each picture.
+
+    Attributes:
+        sizes: The sizes to make of each picture; none to leave it as large as it is.
+        codec: ``jpeg``, ``png``, ``webp`` or ``raw``; None keeps files where it can.
+        quality: 1 to 100, for JPEG and WebP.
+        gray: Store one channel.
+        keep_depth: Store 16 bits.
+    """
+
+    sizes: tuple[Resize, ...] = ()
+    codec: str | None = None
+    quality: int = DEFAULT_QUALITY
+    gray: bool = False
+    keep_depth: bool = False
+
+    def __post_init__(self) -> None:
+        if self.codec not in (None, *CODECS):
+            raise SchemaError(f"codec must be one of {', '.join(CODECS)}, got {self.codec!r}")
+        if not 1 <= self.quality <= 100:
+            raise SchemaError(f"quality must be in [1, 100], got {self.quality}")
+        if self.keep_depth and self.codec in ("jpeg", "webp"):
+            raise SchemaError(f"codec {self.codec!r} holds 8 bits: to keep 16 take 'png' or 'raw'")
+        names = [resize.name for resize in self.sizes]
+        if len(set(names)) < len(names):
+            raise SchemaError(f"each size can be asked for once, got {', '.join(names)}")
+
+    @property
+    def channels(self) -> int:
+        """1 or 3."""
+        return 1 if self.gray else 3
+
+    @property
+    def dtype(self) -> str:
+        """uint8 or uint16."""
+        return "uint16" if self.keep_depth else "uint8"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON types."""
+        return {
+            "sizes": [resize.name for resize in self.sizes],
+            "fit": self.sizes[0].fit if self.sizes else None,
+            "codec": self.codec,
+            "quality": self.quality,
+            "gray": self.gray,
+            "keep_depth": self.keep_depth,
+        }
+
+
+def plan_images(
+    src: Path | str,
+    *,
+    sizes: Sequence[int | str | Size] = (),
+    fit: str = "shorter",
+    codec: str | None = None,
+    quality: int = DEFAULT_QUALITY,
+    gray: bool = False,
+    keep_depth: bool = False,
+    masks: Path | str | None = None,
+    classes: Sequence[str] | Path | str | None = None,
+    image_column: str | None = None,
+    mask_column: str | None = None,
+) -> list[tuple[str, ImagesRecipe]]:
+    """Return a recipe for each split of a source, named ``""`` if it has no splits.
+
+    Args:
+        src: What ``packdata.sources.open_source`` reads, or a folder of splits.
+        sizes: ``256``, ``"224x320"`` (height x width), ...; each its own target.
+        fit: How a picture comes to a size: ``shorter``, ``cover``, ``contain`` or ``stretch`` (see
+            ``Resize``).
+        codec: ``jpeg``, ``png``, ``webp`` or ``raw`` re-encodes everything; None keeps files where
+            it can.
+        quality: Of JPEG and WebP, 1 to 100.
+        gray: Store one channel.
+        keep_depth: Store 16 bits.
+        masks: A folder with one mask for each picture, of the same relative name, with any suffix;
+            below it a folder for each split, if there are splits.
+        classes: What fixes the class numbers: names, a file with one a line, or a packed dataset.
+        image_column: The column of paths or pictures, where the source has columns.
+        mask_column: The column of masks there.
+
+    Raises:
+        SourceError: The source cannot be listed or recognized, or the classes do not fit it.
+        SchemaError: The options contradict each other.
+    """
+    options = ImageOptions(
+        sizes=tuple(Resize.parse(size, fit) for size in sizes),
+        codec=codec,
+        quality=quality,
+        gray=gray,
+        keep_depth=keep_depth,
+    )
+    columns = {"image_column": image_column, "mask_column": mask_column}
+    splits = find_splits(src) or {"": Path(src)}
+    sources = {split: open_source(path, **columns) for split, path in splits.items()}
+    labels = label_fields(sources, classes)
+    return [
+        (split, ImagesRecipe(source, options, labels[split], _masks_of(masks, split)))
+        for split, source in sources.items()
+    ]
+
+
+def _masks_of(masks: Path | str | None, split: str) -> MaskFolder | None:
+    if masks is None:
+        return None
+    inside = Path(masks) / split
+    return MaskFolder(inside if inside.is_dir() else Path(masks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """One target: a size, and the fields and codecs that depend on it."""
+
+    resize: Resize | None
+    image: Image
+    mask: Mask | None
+    codec: Codec = field(init=False)
+    mask_codec: Codec | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", codec_for(self.image))
+        object.__setattr__(self, "mask_codec", self.mask and codec_for(self.mask))
+
+    def scaled(self, size: Size) -> Size:
+        return size if self.resize is None else self.resize.scaled(size)
+
+    def keeps(self, size: Size) -> bool:
+        return self.resize is None or self.resize.keeps(size)
+
+    def fitted(self, picture: Picture) -> npt.NDArray[Any]:
+        if self.resize is None:
+            return picture.pixels
+        return self.resize.apply(picture.pixels, picture.size)
+
+    def fitted_mask(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return mask if self.resize is None else self.resize.apply(mask, nearest=True)
+
+
+class ImagesRecipe:
+    """Turns each picture of a source into one sample per size; a ``packdata.recipe.Recipe``.
+
+    Fields: ``image``, ``label`` and the other columns of the source, ``mask`` if there are masks,
+        ``key``, and
+    ``original_size`` (height, width in pixels of the upright source). One instance serves all
+    threads.
+
+    Args:
+        source: Where the pictures come from.
+        options: What becomes of them.
+        labels: The fields of the source's columns.
+        masks: Where the masks are; None to take those of the source, if it has any.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        options: ImageOptions,
+        labels: Sequence[LabelField] = (),
+        masks: MaskFolder | None = None,
+    ) -> None:
+        self.source, self.options, self.masks = source, options, masks
+        self._labels = tuple(labels)
+        self._outputs = self._plan_outputs()
+        self._codecs = {
+            name: codec_for(Image(codec=name, channels=options.channels))
+            for name in ("jpeg", "png")
+        }
+        self._extra: dict[str, Field] = {
+            "key": Text(),
+            "original_size": Array(dtype="int32", dims=(2,)),
+        }
+        self._extra_codecs = {name: codec_for(extra) for name, extra in self._extra.items()}
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.targets: Sequence[Target] = [
+            Target(self._folder(output), self._schema(output)) for output in self._outputs
+        ]
+        self.identity: Mapping[str, Any] = {
+            "recipe": "images",
+            "source": source.identity,
+            "options": options.to_json(),
+            "masks": masks and masks.identity,
+            "schemas": [target.schema.to_json() for target in self.targets],
+        }
+        self.provenance: Mapping[str, Any] = {
+            "recipe": "images",
+            "source": source.name,
+            "kind": source.kind,
+            "masks": masks and masks.root.name,
+            **options.to_json(),
+        }
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many pictures this process has ``kept`` or ``re-encoded``, and why the latter."""
+        with self._lock:
+            return dict(self._counts)
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        """Yield the items of the source from number ``start`` on."""
+        return self.source.items(start)
+
+    def name(self, item: Item) -> str:
+        """Return the place of an item."""
+        return item.where
+
+    def encode(self, item: Item) -> list[dict[str, bytes]]:
+        """Return the records of an item for each target.
+
+        Raises:
+            SourceError: The picture, its mask or its label is missing, damaged or of the wrong
+                kind.
+        """
+        use_exact_opencv()
+        try:
+            data = item.read()
+            picture = self._decode(data)
+            shared = self._shared_records(item, picture)
+            mask = self._read_mask(item, picture)
+            kept = [self._kept(output, picture, data) for output in self._outputs]
+            samples = [
+                self._sample(output, record, picture, mask) | shared
+                for output, record in zip(self._outputs, kept, strict=True)
+            ]
+        except CodecError as error:
+            raise SourceError(str(error), item.where) from error
+        self._count(picture, kept[0] is not None)
+        return samples
+
+    def _decode(self, data: bytes | Pixels) -> Picture:
+        options = self.options
+        if isinstance(data, np.ndarray):
+            pixels = np.repeat(data[:, :, None], self._outputs[0].image.channels, axis=2)
+            if options.keep_depth:
+                pixels = pixels.astype(np.uint16) * np.uint16(257)
+            return Picture(pixels, data.shape, "pixels", True, ())
+        channels, dtype = options.channels, options.dtype
+        return decode_picture(data, channels=channels, dtype=dtype, needed=self._needed)
+
+    def _needed(self, size: Size) -> Size:
+        sizes = [output.scaled(size) for output in self._outputs]
+        return max(height for height, _ in sizes), max(width for _, width in sizes)
+
+    def _shared_records(self, item: Item, picture: Picture) -> dict[str, bytes]:
+        records = {label.name: label.encode(item) for label in self._labels}
+        extra = {"key": item.key, "original_size": np.array(picture.size, np.int32)}
+        return records | {name: self._extra_codecs[name].encode(extra[name]) for name in extra}
+
+    def _sample(
+        self,
+        output: _Output,
+        kept: bytes | None,
+        picture: Picture,
+        mask: npt.NDArray[Any] | None,
+    ) -> dict[str, bytes]:
+        image = self._encode_image(output, picture) if kept is None else kept
+        if mask is None or output.mask_codec is None:
+            return {"image": image}
+        return {"image": image, "mask": output.mask_codec.encode(output.fitted_mask(mask))}
+
+    def _kept(self, output: _Output, picture: Picture, data: bytes | Pixels) -> bytes | None:
+        """Return the file itself if it can be the record, else None."""
+        if self.options.codec is not None or not isinstance(data, bytes):
+            return None
+        if not output.keeps(picture.size) or (self.options.gray and not picture.gray):
+            return None
+        return None if picture.changes else data
+
+    def _encode_image(self, output: _Output, picture: Picture) -> bytes:
+        pixels, options = output.fitted(picture), self.options
+        codec, quality = output.codec, options.quality
+        if options.codec is None and not options.sizes and isinstance(codec, PictureCodec):
+            is_jpeg = picture.format == "jpeg" and not options.keep_depth
+            codec = codec if options.keep_depth else self._codecs["jpeg" if is_jpeg else "png"]
+            quality = KEPT_QUALITY
+        return (
+            codec.encode(pixels, quality)
+            if isinstance(codec, PictureCodec)
+            else codec.encode(pixels)
+        )
+
+    def _read_mask(self, item: Item, picture: Picture) -> npt.NDArray[Any] | None:
+        data = self._mask_bytes(item)
+        if data is None:
+            return None
+        mask, wanted = decode_mask(data), self._outputs[0].mask
+        if mask.shape != picture.size:
+            height, width = picture.size
+            what = f"its mask is {mask.shape[0]} x {mask.shape[1]}, the picture {height} x {width}"
+            turned = "rotated" in picture.changes and mask.shape == picture.size[::-1]
+            hint = "Turn the mask as Exif turns the picture" if turned else ""
+            raise SourceError(f"{what} pixels (height x width)", item.where, hint)
+        if (
+            wanted is not None
+            and mask.dtype != wanted.dtype
+            and mask.max() > np.iinfo(wanted.dtype).max
+        ):
+            what = f"its mask holds {mask.max()}, the first masks were 8-bit"
+            raise SourceError(what, item.where, "Give --keep-depth")
+        return mask if wanted is None else mask.astype(wanted.dtype)
+
+    def _mask_bytes(self, item: Item) -> bytes | None:
+        if self.masks is not None:
+            return self.masks.read(item.key, item.where)
+        if self.source.has_masks and item.read_mask is None:
+            raise SourceError("it has no mask, others have", item.where)
+        return None if item.read_mask is None else item.read_mask()
+
+    def _count(self, picture: Picture, kept: bool) -> None:
+        with self._lock:
+            self._counts["kept" if kept else "re-encoded"] += 1
+            self._counts.update(picture.changes)
+
+    def _folder(self, output: _Output) -> str:
+        if output.resize is None or len(self._outputs) == 1:
+            return ""
+        return output.resize.name
+
+    def _schema(self, output: _Output) -> Schema:
+        fields: dict[str, Field] = {"image": output.image}
+        if output.mask is not None:
+            fields["mask"] = output.mask
+        fields |= {label.name: label.field for label in self._labels}
+        fields |= self._extra
+        first = [name for name in ("image", LABEL, "mask") if name in fields]
+        rest = [name for name in fields if name not in first]
+        return Schema({name: fields[name] for name in first + rest}, tuple(first))
+
+    def _plan_outputs(self) -> list[_Output]:
+        options, pixels = self.options, self.source.pixels
+        codec = options.codec or self._default_codec()
+        mask_dtype = self._mask_dtype()
+        outputs = []
+        for resize in options.sizes or (None,):
+            size = resize.fixed if resize is not None else None
+            if pixels is not None:
+                size = size or (pixels if resize is None else resize.scaled(pixels))
+            if codec == "raw" and size is None:
+                raise SchemaError(
+                    "codec 'raw' needs pictures of one size: "
+                    "give --size with --fit cover, contain or stretch"
+                )
+            channels = 1 if pixels is not None else options.channels
+            image = Image(channels=channels, size=size, dtype=options.dtype, codec=codec)
+            mask = None if mask_dtype is None else Mask(size=size, dtype=mask_dtype)
+            outputs.append(_Output(resize, image, mask))
+        return outputs
+
+    def _default_codec(self) -> str:
+        """Pixels stay pixels; 16 bits need PNG; what is kept is named after the first files."""
+        if self.source.pixels is not None:
+            return "raw"
+        if self.options.keep_depth:
+            return "png"
+        return (None if self.options.sizes else self._peek_format()) or "jpeg"
+
+    def _peek_format(self) -> str | None:
+        """Return what most of the first pictures are; None if none of them can be read."""
+        formats: Counter[str] = Counter()
+        for item in islice(self.source.items(0), _NUM_PEEKED):
+            try:
+                header = read_header(bytes(item.read()))
+            except (SourceError, CodecError):  # it is rejected in its turn
+                continue
+            formats["png" if header is None else header.format] += 1
+        return formats.most_common(1)[0][0] if formats else None
+
+    def _mask_dtype(self) -> str | None:
+        """uint16 if asked for, or if one of the first masks is; None if there are none."""
+        if self.masks is None and not self.source.has_masks:
+            return None
+        if self.options.keep_depth:
+            return "uint16"
+        for item in islice(self.source.items(0), _NUM_PEEKED):
+            try:
+                data = self._mask_bytes(item)
+                if data is not None and decode_mask(data).dtype == np.uint16:
+                    return "uint16"
+            except (SourceError, CodecError):  # it is rejected in its turn
+                continue
+        return "uint8"

@@ -1,0 +1,283 @@
+"""The journal of a packing: what is finished, so that the same command can go on after any end.
+
+``DST/.packing/journal.jsonl`` is only ever appended to, one JSON object a line, each fsynced:
+
+1. The header: what decides the output (``plan``), and what an ``--overwrite`` will delete in the
+   end.
+2. ``{"part", "target", "items", "shard", "rejects"}``: a shard lies complete in the staging
+   folder. ``items`` counts what its source had given up to and including it; ``rejects`` are those
+   since the line before.
+3. ``{"part", "end", "rejects"}``: a part (a split) is at its end, after so many items.
+4. ``{"done"}``: every shard is complete; only publishing is left, and this line has all that it
+   takes.
+
+A line that is torn, because the machine or the process died while it was written, is dropped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import xxhash
+
+from loaders.errors import PackError
+from loaders.manifest import Place, ShardInfo, publish_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOURNAL_VERSION = 1
+JOURNAL_NAME = "journal.jsonl"
+LOCK_NAME = "lock"
+_MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
+
+
+class Reject(NamedTuple):
+    """An item that could not be packed: its number in the source, what it is called, and why."""
+
+    number: int
+    item: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a packing was started with.
+
+    Attributes:
+        plan: All that decides the output, flat: name to JSON text or its hash.
+        resumable: False if the packing cannot go on in another process (``Writer``).
+        first: Number of the first shard, per target: above those of files that are there.
+        replaces: Fingerprint and files of the dataset that is there already, per target; the files
+            are deleted once the new one is published.
+    """
+
+    plan: Mapping[str, str]
+    resumable: bool = True
+    first: Mapping[str, int] = field(default_factory=dict)
+    replaces: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the header as JSON types."""
+        return {
+            "journal": JOURNAL_VERSION,
+            "plan": dict(self.plan),
+            "resumable": self.resumable,
+            "first": dict(self.first),
+            "replaces": dict(self.replaces),
+        }
+
+    def differences(self, plan: Mapping[str, str]) -> list[str]:
+        """Say in words where another plan differs."""
+        names = [*self.plan, *sorted(plan.keys() - self.plan.keys())]
+        return [
+            f"{name} was {self.plan.get(name, 'not there')}, is now {plan.get(name, 'not there')}"
+            for name in names
+            if self.plan.get(name) != plan.get(name)
+        ]
+
+
+@dataclass(slots=True)
+class State:
+    """How far a packing has come.
+
+    Attributes:
+        shards: Finished shards per target.
+        items: Items of the source that they cover, per target.
+        rejects: Items left out, per part.
+        ended: Parts whose last item was reached, with their number of items.
+        done: Per target its schema and provenance as JSON, once nothing but publishing is left.
+    """
+
+    shards: dict[str, list[ShardInfo]] = field(default_factory=dict)
+    items: dict[str, int] = field(default_factory=dict)
+    rejects: dict[str, list[Reject]] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    done: dict[str, Any] | None = None
+
+    def apply(self, line: Mapping[str, Any]) -> None:
+        """Take one line of the journal in."""
+        if "shard" in line:
+            self.shards.setdefault(line["target"], []).append(shard_from_json(line["shard"]))
+            self.items[line["target"]] = line["items"]
+        if "part" in line:
+            rejects = self.rejects.setdefault(line["part"], [])
+            known = {reject.number for reject in rejects}
+            rejects += [Reject(*r) for r in line["rejects"] if r[0] not in known]
+        if "end" in line:
+            self.ended[line["part"]] = line["end"]
+        if "done" in line:
+            self.done = line["done"]
+
+
+def shard_from_json(data: Mapping[str, Any]) -> ShardInfo:
+    """Return the shard that ``ShardInfo.to_json`` described."""
+    places = {name: Place(**place) for name, place in data["places"].items()}
+    offset, nbytes = data["checksums"]
+    return ShardInfo(
+        data["file"],
+        data["num_samples"],
+        data["size_bytes"],
+        data["xxh3_128"],
+        places,
+        (offset, nbytes),
+    )
+
+
+def flatten_plan(value: Any, name: str = "") -> dict[str, str]:
+    """Return a plan as flat names and short texts, so that a difference can be named.
+
+    Example:
+        >>> flatten_plan({"options": {"quality": 90}, "format": "lmdb"})
+        {'options.quality': '90', 'format': '"lmdb"'}
+    """
+    if isinstance(value, Mapping) and 0 < len(value) <= 64:
+        flat: dict[str, str] = {}
+        for key, inner in value.items():
+            flat |= flatten_plan(inner, f"{name}.{key}" if name else str(key))
+        return flat
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    if len(text) > _MAX_VALUE_CHARS:
+        text = f"xxh3:{xxhash.xxh3_128_hexdigest(text.encode())}"
+    return {name: text}
+
+
+class Journal:
+    """An open journal; ``append`` returns once the line is on disk."""
+
+    def __init__(self, path: Path, header: Header, state: State, size: int) -> None:
+        self.path, self.header, self.state = path, header, state
+        self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        os.ftruncate(self._fd, size)
+        os.lseek(self._fd, size, os.SEEK_SET)
+
+    @classmethod
+    def create(cls, path: Path, header: Header) -> Journal:
+        """Start a journal, replacing one that is there."""
+        line = _dump(header.to_json())
+        publish_bytes(path, line)
+        return cls(path, header, State(), len(line))
+
+    @classmethod
+    def open(cls, path: Path, exists: Callable[[str, ShardInfo], bool]) -> Journal | None:
+        """Read a journal up to where it can be trusted; None if there is none, or nothing can.
+
+        Args:
+            path: The file.
+            exists: Whether the finished shard of a target is still there; lines from the first
+                lost one on are dropped.
+        """
+        try:
+            lines = path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return None
+        header = _parse_header(lines[0] if lines else b"", path)
+        if header is None:
+            return None
+        state, size = State(), len(lines[0])
+        for raw in lines[1:]:
+            line = _parse(raw)
+            if line is None or not _applies(line, exists):
+                break
+            state.apply(line)
+            size += len(raw)
+        return cls(path, header, state, size)
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Write a line durably and take it into the state."""
+        data = memoryview(_dump(line))
+        while data:
+            data = data[os.write(self._fd, data) :]
+        os.fsync(self._fd)
+        self.state.apply(line)
+
+    def close(self) -> None:
+        """Close the file, which stays; may be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _dump(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw) if raw.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _parse_header(raw: bytes, path: Path) -> Header | None:
+    line = _parse(raw)
+    if line is None:
+        return None
+    if line.get("journal") != JOURNAL_VERSION:
+        what = f"the unfinished packing there is of journal version {line.get('journal')}"
+        raise PackError(what, path.parent.parent, "Finish it with that release, or --overwrite")
+    replaces = {folder: (print_, files) for folder, (print_, files) in line["replaces"].items()}
+    return Header(line["plan"], line["resumable"], line["first"], replaces)
+
+
+def _applies(line: Mapping[str, Any], exists: Callable[[str, ShardInfo], bool]) -> bool:
+    try:
+        return "shard" not in line or exists(line["target"], shard_from_json(line["shard"]))
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+class TargetLock:
+    """The right to pack into one folder; the kernel takes it back when the process ends.
+
+    Raises:
+        PackError: Another process has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+        while self._fd < 0:
+            path.parent.mkdir(exist_ok=True)  # its last owner may have removed it just now
+            try:
+                self._acquire(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            except FileNotFoundError:
+                continue
+
+    def _acquire(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            os.close(fd)
+            who = f"process {pid}" if pid.isdigit() else "another process"
+            what = f"{who} is packing into it"
+            raise PackError(what, self.path.parent.parent, "Wait for it, or stop it") from None
+        except OSError:
+            os.close(fd)
+            raise
+        if not _is_same_file(fd, self.path):  # its last owner finished, and removed it, just now
+            os.close(fd)
+            return
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock back; may be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _is_same_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,183 @@
+"""Label columns of a source as fields of a dataset, with one list of classes for all splits."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaders.codecs import Codec, codec_for
+from loaders.errors import SourceError
+from loaders.manifest import read_manifest
+from loaders.schema import Array, Bytes, Field, Json, Label, Text
+from packdata.sources import Column, Item, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LABEL = "label"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelField:
+    """One column: its field, and the way of a value into it.
+
+    Attributes:
+        name: Of the field.
+        column: What the source says of it.
+        field: What the dataset says of it.
+        codec: The field's.
+        numbers: The number of each class by name; empty if there are no names.
+    """
+
+    name: str
+    column: Column
+    field: Field
+    codec: Codec = dataclasses.field(init=False)
+    numbers: Mapping[str, int] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        classes = (self.field.classes if isinstance(self.field, Label) else None) or ()
+        numbers = {name: number for number, name in enumerate(classes)}
+        object.__setattr__(self, "codec", codec_for(self.field))
+        object.__setattr__(self, "numbers", numbers)
+
+    def encode(self, item: Item) -> bytes:
+        """Return the record of an item's label; SourceError if it is missing or no class."""
+        value = item.labels.get(self.name)
+        if value is None and self.column.kind != "json":
+            raise SourceError(f"its {self.name} is missing", item.where)
+        if isinstance(self.field, Label):
+            value = self._number(value, item.where)
+        return self.codec.encode(value)
+
+    def _number(self, value: Any, where: str) -> int:
+        if isinstance(value, int) and self.column.kind == "class":
+            if value == -1:  # Hugging Face's mark for "not labelled", in test splits
+                return -1
+            value = _name_of(self.column, value, where)
+        if isinstance(value, int):
+            if self.numbers and not 0 <= value < len(self.numbers):
+                raise SourceError(f"class {value} is not in [0, {len(self.numbers)})", where)
+            return value
+        if value not in self.numbers:
+            raise SourceError(f"class {value!r} is not known", where)
+        return self.numbers[value]
+
+
+def _name_of(column: Column, number: int, where: str) -> str:
+    if not 0 <= number < len(column.classes):
+        raise SourceError(f"class {number} is not in [0, {len(column.classes)})", where)
+    return column.classes[number]
+
+
+def label_fields(
+    sources: Mapping[str, Source], classes: Sequence[str] | Path | str | None
+) -> dict[str, tuple[LabelField, ...]]:
+    """Return the label fields of each source.
+
+    Whole numbers in the column ``label`` become ``Label``, elsewhere ``Array`` of int64; other
+    numbers ``Array`` of float32; strings in ``label`` become ``Label`` with the sorted names,
+    elsewhere ``Text``; lists and objects ``Json``. Sources that name classes share the list:
+    theirs if all have the same, else all names together, sorted.
+
+    Args:
+        sources: The splits by name.
+        classes: What fixes the classes of ``label``: names, a file with one a line, or a packed
+            dataset; or None.
+
+    Raises:
+        SourceError: A class is not in ``classes``, there are no labels for them, or they cannot be
+            read.
+    """
+    fixed = None if classes is None else _read_classes(classes)
+    lists = {name: _shared_classes(name, sources) for name in _class_columns(sources)}
+    if fixed is not None:
+        _check_fixed(sources, fixed, classes)
+        lists[LABEL] = fixed
+    return {
+        split: tuple(
+            LabelField(name, column, _field(name, column, lists.get(name)))
+            for name, column in source.labels.items()
+        )
+        for split, source in sources.items()
+    }
+
+
+def _class_columns(sources: Mapping[str, Source]) -> set[str]:
+    return {
+        name
+        for source in sources.values()
+        for name, column in source.labels.items()
+        if column.kind == "class"
+    }
+
+
+def _shared_classes(name: str, sources: Mapping[str, Source]) -> tuple[str, ...]:
+    columns = [source.labels[name] for source in sources.values() if name in source.labels]
+    named = [column for column in columns if column.kind == "class"]
+    if all(column.classes == named[0].classes for column in named):
+        return named[0].classes
+    return tuple(sorted({each for column in named for each in column.classes}))
+
+
+def _field(name: str, column: Column, classes: tuple[str, ...] | None) -> Field:
+    if column.kind == "class" or (name == LABEL and column.kind == "int"):
+        return Label(classes=classes)
+    if column.kind in ("int", "float"):
+        return Array(dtype="int64" if column.kind == "int" else "float32")
+    return {"text": Text(), "json": Json(), "bytes": Bytes()}[column.kind]
+
+
+def _check_fixed(sources: Mapping[str, Source], fixed: tuple[str, ...], given: object) -> None:
+    if not any(LABEL in source.labels for source in sources.values()):
+        names = ", ".join(source.name for source in sources.values())
+        raise SourceError(
+            "it has no labels, so classes mean nothing", names, "Leave --classes out"
+        )
+    for source in sources.values():
+        column = source.labels.get(LABEL, Column("text"))
+        unknown = [name for name in column.classes if name not in set(fixed)]
+        if unknown:
+            what = f"class {unknown[0]!r} is not among the {len(fixed)} classes given"
+            what += f" (nor are {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+            place = given if isinstance(given, str | Path) else "the classes"
+            raise SourceError(what, source.name, f"Add it to {place}, or remove its pictures")
+    if any(c.kind in ("float", "text", "json") for c in _label_columns(sources)):
+        raise SourceError("its labels are not classes", next(iter(sources.values())).name)
+
+
+def _label_columns(sources: Mapping[str, Source]) -> list[Column]:
+    return [source.labels[LABEL] for source in sources.values() if LABEL in source.labels]
+
+
+def _read_classes(classes: Sequence[str] | Path | str) -> tuple[str, ...]:
+    if not isinstance(classes, str | Path):
+        names, place = tuple(classes), "classes"
+    elif Path(classes).is_dir():
+        return _classes_of_dataset(Path(classes))
+    else:
+        names, place = tuple(_lines(Path(classes))), str(classes)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or not names:
+        what = f"it has {twice[:3]} more than once" if twice else "it holds no class names"
+        raise SourceError(what, place, "It takes one class name a line")
+    return names
+
+
+def _classes_of_dataset(folder: Path) -> tuple[str, ...]:
+    field = read_manifest(folder).schema.fields.get(LABEL)
+    if not isinstance(field, Label) or field.classes is None:
+        raise SourceError(
+            "its labels have no class names", folder, "Give a file with one name a line"
+        )
+    return field.classes
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"class names cannot be read from it ({error})", path) from error
+    return [line.strip() for line in text.splitlines() if line.strip()]

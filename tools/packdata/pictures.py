@@ -1,0 +1,375 @@
+"""One picture: the bytes of a file to upright pixels, right where there is a right answer.
+
+JPEG goes through libjpeg-turbo, PNG and WebP through OpenCV, everything else through Pillow; the
+bytes decide, not the name. What is done to a picture, and noted in ``Picture.changes``:
+
+- Exif orientation is applied, so that stored pixels are upright.
+- CMYK and YCCK become RGB; palettes and 1-, 2- and 4-bit gray become 8-bit. Color profiles are
+  ignored, as in other loaders.
+- Transparent pixels are laid on white, the page that such pictures are drawn for. (Dropping alpha,
+  as others do, shows whatever color hides below.)
+- 16 bits become 8 by value / 257, rounded, so that white stays white; with ``dtype="uint16"`` they
+  are kept, and 8 bits become 16 by value x 257.
+- Of animated and multi-page files the first picture counts.
+
+Cut and damaged files are errors, also those that a viewer shows with a gray rest. JPEG oddities
+that lose no pixel pass.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import PIL.ImageOps
+import simplejpeg
+
+from loaders.codecs.picture import MAX_PIXELS
+from loaders.errors import CodecError
+from packdata.headers import Header, exif_orientation, jpeg_segments, read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from packdata.fit import Size
+
+Array = npt.NDArray[Any]
+
+# Warnings of libjpeg after which every pixel is still there.
+_HARMLESS = ("extraneous bytes before marker", "Invalid SOS parameters", "Unknown Adobe")
+_HARMLESS_HEADERS = ("unknown JFIF revision", "bad ICC marker")
+_PIL_FORMATS = ("GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "JPEG", "MPO", "PNG", "WEBP")
+# Pillow's plugins raise nearly anything on damage; warnings are errors where the user says so.
+_PIL_ERRORS = (
+    *(OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError),
+    *(struct.error, OverflowError, Warning),
+)
+_TIFF_STARTS = (b"II*\0", b"MM\0*")
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Decoded pixels with what was done to get them.
+
+    Attributes:
+        pixels: H x W x C, upright, of the channels and dtype that were asked for; possibly
+            reduced.
+        size: The full (height, width), upright.
+        format: ``jpeg``, ``png``, ``webp``, or in lower case what else it was.
+        gray: True if the file itself holds a single channel.
+        changes: What keeps the file from being stored as it is: ``rotated``, ``cmyk``,
+            ``palette``, ``alpha``, ``16-bit``, ``8-bit``, ``animated``, ``gif``, ``odd jpeg``, ...
+    """
+
+    pixels: Array
+    size: Size
+    format: str
+    gray: bool
+    changes: tuple[str, ...]
+
+
+def use_exact_opencv() -> None:
+    """Make OpenCV compute the same on every machine, for the thread that calls this."""
+    cv2.ipp.setUseIPP(False)
+
+
+def decode_picture(
+    data: bytes,
+    *,
+    channels: int = 3,
+    dtype: str = "uint8",
+    needed: Callable[[Size], Size] | None = None,
+) -> Picture:
+    """Return the pixels of an encoded picture.
+
+    Args:
+        data: The file.
+        channels: 1 for gray, 3 for RGB.
+        dtype: uint8 or uint16.
+        needed: Given the full size, says which size the picture will be scaled down to. A JPEG may
+            then be decoded at a half, a quarter or an eighth, as long as that is twice as large as
+            needed or more.
+
+    Raises:
+        CodecError: The bytes are no picture, or a damaged one.
+
+    Source:
+        The factor of two is the ``reducing_gap=2.0`` of Pillow's ``Image.thumbnail``: beyond it
+        the result "is very close to fair resampling".
+    """
+    if not len(data):
+        raise CodecError("the file is empty")
+    header = read_header(data)
+    if header is None or header.color == "cmyk" or header.animated:
+        pixels, name, notes = _decode_other(data)
+        size = (pixels.shape[0], pixels.shape[1])
+        gray = pixels.ndim == 2
+    else:
+        _check_size(header.size)
+        reduction = _reduction(header, needed)
+        pixels, notes = _decode_known(data, header, channels, reduction)
+        pixels, notes = _turn(pixels, header.orientation, notes)
+        size = header.size if header.orientation < 5 else header.size[::-1]
+        name, gray = header.format, header.color == "gray"
+    pixels, notes = _flatten(pixels, notes)
+    pixels, notes = _to_dtype(pixels, np.dtype(dtype), notes)
+    return Picture(_to_channels(pixels, channels), size, name, gray, tuple(notes))
+
+
+def _check_size(size: Size) -> None:
+    if size[0] * size[1] > MAX_PIXELS:
+        raise CodecError(f"it has {size[0]} x {size[1]} pixels; up to {MAX_PIXELS} are accepted")
+
+
+def _reduction(header: Header, needed: Callable[[Size], Size] | None) -> int:
+    if needed is None or header.format != "jpeg":
+        return 1
+    size = header.size if header.orientation < 5 else header.size[::-1]
+    target = needed(size)
+    for factor in (8, 4, 2):
+        if all(
+            2 * wanted <= -(-side // factor) for side, wanted in zip(size, target, strict=True)
+        ):
+            return factor
+    return 1
+
+
+def _decode_known(
+    data: bytes, header: Header, channels: int, reduction: int
+) -> tuple[Array, list[str]]:
+    if header.format == "jpeg":
+        return _decode_jpeg(data, header.size, "GRAY" if channels == 1 else "RGB", reduction)
+    notes = ["palette"] if header.color == "palette" else []
+    if header.depth < 8 and not notes:
+        notes = [f"{header.depth}-bit"]
+    if (
+        header.color == "gray" and header.alpha and header.depth <= 8
+    ):  # OpenCV drops the transparent gray
+        return _decode_pil(data)[0], notes
+    return _decode_cv2(data, header.format), notes
+
+
+def _decode_jpeg(data: bytes, size: Size, space: str, reduction: int) -> tuple[Array, list[str]]:
+    """Decode strictly: libjpeg fills what is missing with gray, and only warns."""
+    height, width = (-(-side // reduction) for side in size)
+    options: dict[str, Any] = {"min_factor": reduction, "colorspace": space}
+    if reduction > 1:
+        options |= {"min_height": height, "min_width": width}
+    try:
+        return simplejpeg.decode_jpeg(data, **options), []
+    except ValueError as error:
+        reason = str(error)
+    try:
+        if any(words in reason for words in _HARMLESS):
+            return simplejpeg.decode_jpeg(data, strict=False, **options), ["odd jpeg"]
+        if any(words in reason for words in _HARMLESS_HEADERS):
+            return simplejpeg.decode_jpeg(_plain_headers(data), **options), ["odd jpeg"]
+    except ValueError as error:
+        reason = str(error)
+    raise CodecError(f"the JPEG is cut or damaged ({reason})")
+
+
+def _plain_headers(data: bytes) -> bytes:
+    """Return the JPEG without color profile and with version 1 of JFIF, which is all there is."""
+    parts, at = [data[:2]], 2
+    for mark, body in jpeg_segments(data):
+        at = data.index(bytes([0xFF, mark]), at) + 4 + len(body)
+        if mark == 0xE0 and body[:5] == b"JFIF\0":
+            body = body[:5] + b"\1" + body[6:]
+        if mark != 0xE2:
+            parts.append(bytes([0xFF, mark]) + (len(body) + 2).to_bytes(2, "big") + body)
+    return b"".join([*parts, data[at:]])
+
+
+def _decode_cv2(data: bytes, name: str) -> Array:
+    """Decode to gray, RGB or RGBA of 8 or 16 bits."""
+    try:
+        flags = cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:
+        raise CodecError(f"the {name} cannot be decoded ({error.err})") from error
+    if pixels is None:
+        raise CodecError(f"the {name} is cut or damaged")
+    if pixels.dtype not in (np.uint8, np.uint16):
+        raise CodecError(
+            f"the {name} has pixels of {pixels.dtype}; convert it to 8 or 16 bits first"
+        )
+    if pixels.ndim == 2:
+        return pixels
+    code = cv2.COLOR_BGRA2RGBA if pixels.shape[2] == 4 else cv2.COLOR_BGR2RGB
+    return cv2.cvtColor(pixels, code)
+
+
+def _decode_other(data: bytes) -> tuple[Array, str, list[str]]:
+    """Decode what Pillow knows, upright; 16-bit color TIFF through OpenCV, as Pillow halves it."""
+    pixels, image = _decode_pil(data, upright=True)
+    name = str(image.format).lower()
+    notes = [name] if name not in ("jpeg", "png", "webp") else []
+    if image.mode == "CMYK":
+        notes.append("cmyk")
+    if _has_more(image):
+        notes.append("animated")
+    if data[:4] in _TIFF_STARTS and image.mode.startswith("RGB") and 16 in _tiff_bits(image):
+        pixels, notes = _turn(_decode_cv2(data, "tiff"), exif_orientation(data), notes)
+    return pixels, name, notes or [f"odd {name}"]
+
+
+def _has_more(image: PIL.Image.Image) -> bool:
+    try:
+        return int(getattr(image, "n_frames", 1)) > 1
+    except _PIL_ERRORS:  # damage behind the first picture
+        return True
+
+
+def _tiff_bits(image: PIL.Image.Image) -> tuple[int, ...]:
+    return tuple(getattr(image, "tag_v2", {}).get(258) or ())
+
+
+def _decode_pil(data: bytes, *, upright: bool = False) -> tuple[Array, PIL.Image.Image]:
+    """Return the first picture as gray, gray + alpha, RGB or RGBA, and Pillow's view of it."""
+    image = open_pil(data)
+    try:
+        image.load()
+        mode = image.mode  # ImageOps would give another object
+        turned = PIL.ImageOps.exif_transpose(image) if upright else image
+        return _array_of(turned, mode), image
+    except _PIL_ERRORS as error:
+        raise CodecError(f"the {str(image.format).lower()} is cut or damaged ({error})") from error
+
+
+def open_pil(data: bytes) -> PIL.Image.Image:
+    """Open a file of the formats that are pictures (not EPS, which would run a program)."""
+    PIL.Image.init()
+    formats = [name for name in _PIL_FORMATS if name in PIL.Image.OPEN]
+    try:
+        image = PIL.Image.open(io.BytesIO(data), formats=formats)
+    except PIL.UnidentifiedImageError:
+        raise CodecError(f"it is not a picture: it starts with {bytes(data[:12])!r}") from None
+    except PIL.Image.DecompressionBombError as error:
+        raise CodecError(str(error)) from error
+    except _PIL_ERRORS as error:
+        raise CodecError(f"it cannot be opened as a picture ({error})") from error
+    _check_size((image.height, image.width))
+    return image
+
+
+def _array_of(image: PIL.Image.Image, mode: str) -> Array:
+    if mode.startswith("I;16"):
+        return np.asarray(image).astype(np.uint16)
+    if mode == "I":
+        return _narrow(np.asarray(image))
+    if mode == "F":
+        raise ValueError("32-bit floats have no one right 8-bit form; convert it first")
+    if mode in ("La", "RGBa"):
+        image = image.convert(mode.upper())
+    if "transparency" in image.info or mode == "PA":
+        return np.asarray(image.convert("RGBA"))
+    if mode == "1":
+        return np.asarray(image.convert("L"))
+    plain = mode in ("L", "LA", "RGB", "RGBA", "La", "RGBa")
+    return np.asarray(image if plain else image.convert("RGB"))
+
+
+def _narrow(values: Array) -> npt.NDArray[np.uint16]:
+    if values.size and (values.min() < 0 or values.max() > 65_535):
+        raise ValueError(f"values from {values.min()} to {values.max()} do not fit 16 bits")
+    return values.astype(np.uint16)
+
+
+def _turn(pixels: Array, orientation: int, notes: list[str]) -> tuple[Array, list[str]]:
+    """Apply Exif's orientation."""
+    if orientation == 1:
+        return pixels, notes
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels), [*notes, "rotated"]
+
+
+def _flatten(pixels: Array, notes: list[str]) -> tuple[Array, list[str]]:
+    """Lay transparent pixels on white, rounding to the nearest value."""
+    if pixels.ndim == 2 or pixels.shape[2] in (1, 3):
+        return pixels, notes
+    color, alpha = pixels[:, :, :-1], pixels[:, :, -1:]
+    white = np.iinfo(pixels.dtype).max
+    if (alpha == white).all():
+        # OpenCV, which serves it, drops alpha: an opaque picture may stay as it is.
+        return np.ascontiguousarray(color), notes if pixels.shape[2] == 4 else [*notes, "alpha"]
+    weight = alpha.astype(np.uint32)
+    mixed = (color * weight + white * (white - weight) + white // 2) // white
+    return mixed.astype(pixels.dtype), [*notes, "alpha"]
+
+
+def _to_dtype(pixels: Array, dtype: np.dtype[Any], notes: list[str]) -> tuple[Array, list[str]]:
+    if pixels.dtype == dtype:
+        return pixels, notes
+    if dtype == np.uint16:
+        return pixels.astype(np.uint16) * np.uint16(257), [*notes, "8-bit"]
+    return ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8), [*notes, "16-bit"]
+
+
+def _to_channels(pixels: Array, channels: int) -> Array:
+    pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
+    if pixels.shape[2] == channels:
+        return np.ascontiguousarray(pixels)
+    if channels == 1:
+        return cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)[:, :, None]
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], channels)))
+
+
+def decode_mask(data: bytes) -> Array:
+    """Return a mask as H x W, uint8 or uint16, its integers exactly as stored.
+
+    Palette files give indices, not colors; 1-, 2- and 4-bit files their values (0 and 1, not 0 and
+    255). Color files pass if their channels are equal, transparency if it is opaque.
+
+    Raises:
+        CodecError: The bytes are no picture, a damaged one, a lossy one, or colors.
+    """
+    if not len(data):
+        raise CodecError("the mask is empty")
+    header = read_header(data)
+    if header is not None and header.format != "png":
+        raise CodecError(f"a mask as {header.format} is not exact; save it as PNG")
+    if header is None or header.color == "palette" or header.depth == 1 or header.animated:
+        values = _decode_indices(data)
+    else:
+        _check_size(header.size)
+        values = _decode_cv2(data, "png")
+        if header.depth in (2, 4) and header.color == "gray":
+            values = values // (255 // (2**header.depth - 1))  # decoders stretch them to 8 bits
+    return _one_channel(values)
+
+
+def _decode_indices(data: bytes) -> Array:
+    image = open_pil(data)
+    try:
+        values = np.asarray(image)
+        if image.mode == "F":
+            raise ValueError("its values are floats")
+        if image.mode == "I":
+            return _narrow(values)
+        return values.astype(np.uint16 if values.dtype.itemsize == 2 else np.uint8)
+    except _PIL_ERRORS as error:
+        raise CodecError(f"the mask is cut or damaged ({error})") from error
+
+
+def _one_channel(values: Array) -> Array:
+    if values.ndim == 2:
+        return np.ascontiguousarray(values)
+    opaque = values.shape[2] in (1, 3) or (values[:, :, -1] == np.iinfo(values.dtype).max).all()
+    colors = values[:, :, : 3 if values.shape[2] > 2 else 1]
+    if not opaque or (colors != colors[:, :, :1]).any():
+        raise CodecError(
+            "the mask has colors; it needs one whole number per pixel (gray or palette)"
+        )
+    return np.ascontiguousarray(colors[:, :, 0])

@@ -1,0 +1,159 @@
+"""Ordered work on threads: what goes in first comes out first, and only so much is in between.
+
+1. Normal: ``put`` hands an item over and returns the results that are ready and next in order;
+   ``drain`` returns the rest. Items travel in chunks that grow until one takes a few milliseconds,
+   so that tiny items cost little each.
+2. Failure: an exception of the function comes out where the item's result would have, of ``put``
+   or ``drain``.
+3. Early close: ``close`` (or leaving ``with``) drops what has not begun, waits for what runs, and
+   may be called twice.
+
+At most ``max_chunks`` chunks are in flight. That many smooth out items of unequal cost; fewer
+where results are large.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+import cv2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+_CHUNK_S = 0.005
+_MAX_CHUNK = 256
+# Where one item in a hundred takes fifty times as long, 64 keep eight workers busy for 94 % of the
+# time, 16 for 71 %, 4 for 39 %.
+_CHUNKS_PER_WORKER = 64
+_MAX_RESULT_BYTES = 256 << 20
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use (containers and taskset count)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class one_opencv_thread:
+    """Keep OpenCV from starting threads of its own inside our workers; may overlap with itself."""
+
+    _lock = threading.Lock()
+    _users = 0
+    _before = 0
+
+    def __enter__(self) -> None:
+        cls = one_opencv_thread
+        with cls._lock:
+            if cls._users == 0:
+                cls._before = cv2.getNumThreads()
+                cv2.setNumThreads(1)
+            cls._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        cls = one_opencv_thread
+        with cls._lock:
+            cls._users -= 1
+            if cls._users == 0:
+                cv2.setNumThreads(cls._before)
+
+
+def without_ipp() -> None:
+    """Make OpenCV compute the same bits on every CPU; the switch is per thread."""
+    if hasattr(cv2, "ipp"):
+        cv2.ipp.setUseIPP(False)
+
+
+class OrderedPool(Generic[ItemT, ResultT]):
+    """Threads that apply a function to items, with results in the items' order.
+
+    Args:
+        function: Runs on the threads.
+        num_workers: How many threads.
+        size_of: Bytes that a result, or its item, holds: bounds the memory of what is in flight.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[ItemT], ResultT],
+        num_workers: int,
+        size_of: Callable[[ResultT], int] = lambda _: 0,
+    ) -> None:
+        self._function, self._num_workers, self._size_of = function, num_workers, size_of
+        self._threads = ThreadPoolExecutor(num_workers, "packdata", initializer=without_ipp)
+        self._pending: deque[Future[tuple[list[ResultT], BaseException | None, float]]] = deque()
+        self._chunk: list[ItemT] = []
+        self._chunk_size = 1
+        self._mean_bytes = 0.0
+
+    @property
+    def max_chunks(self) -> int:
+        """Chunks that may be in flight now."""
+        chunk_bytes = max(1.0, self._mean_bytes * self._chunk_size)
+        most = self._num_workers * _CHUNKS_PER_WORKER
+        return max(self._num_workers + 1, min(most, int(_MAX_RESULT_BYTES / chunk_bytes)))
+
+    def put(self, item: ItemT) -> Iterator[ResultT]:
+        """Hand an item over; yield what is next in order, waiting if too much is in flight."""
+        self._chunk.append(item)
+        if len(self._chunk) >= self._chunk_size:
+            self._submit()
+            while self._pending and (
+                self._pending[0].done() or len(self._pending) >= self.max_chunks
+            ):
+                yield from self._next_results()
+
+    def drain(self) -> Iterator[ResultT]:
+        """Yield the results of all items that are still in flight."""
+        if self._chunk:
+            self._submit()
+        while self._pending:
+            yield from self._next_results()
+
+    def _submit(self) -> None:
+        self._pending.append(self._threads.submit(self._run, self._chunk))
+        self._chunk = []
+
+    def _run(self, chunk: list[ItemT]) -> tuple[list[ResultT], BaseException | None, float]:
+        """Runs on the threads; results from before an error are kept."""
+        began = time.perf_counter()
+        results: list[ResultT] = []
+        try:
+            for item in chunk:
+                results.append(self._function(item))  # noqa: PERF401
+        except BaseException as error:
+            return results, error, 0.0
+        return results, None, time.perf_counter() - began
+
+    def _next_results(self) -> Iterator[ResultT]:
+        results, error, seconds = self._pending.popleft().result()
+        yield from results
+        if error is not None:
+            raise error
+        self._adapt(results, seconds)
+
+    def _adapt(self, results: list[ResultT], seconds: float) -> None:
+        wanted = len(results) * _CHUNK_S / max(seconds, 1e-6)
+        self._chunk_size = max(1, min(int(wanted), 2 * self._chunk_size, _MAX_CHUNK))
+        for result in results:
+            self._mean_bytes += (self._size_of(result) - self._mean_bytes) / 16
+
+    def close(self) -> None:
+        """Drop what has not begun and wait for what runs."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._pending.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,373 @@
+"""A contact sheet of a packed dataset: what the samples look like, with class, size and key.
+
+Masks lie over their picture in colours, boxes are drawn; in place of a picture that cannot be
+decoded stands why.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image as Pictures
+from PIL import ImageDraw, ImageFont
+
+from loaders.errors import LoadersError, PackError
+from loaders.rng import hash64, key64, uniform
+from loaders.schema import Array, Boxes, Field, Image, Label, Mask, MultiLabel, Text
+from packdata.describe import describe_size
+from packdata.reader import KEY_FIELD, PackedReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_PURPOSE = 0x9E7
+_EXACT_DRAW = 1 << 20
+_TILE = 208  # pixels: side of the square that a picture is fitted into
+_CAPTION_LINES = 3
+_GAP = 14
+_MARGIN = 26
+_PAPER, _WELL, _INK, _FAINT, _RED = "#ffffff", "#eef0f3", "#1b1f24", "#69717d", "#b3261e"
+# Colours that stay apart for most eyes, in an order of our own.
+# Source: P. Green-Armytage, "A colour alphabet and the limits of colour coding", 2010.
+_COLOURS = (
+    (255, 80, 5), (0, 117, 220), (43, 206, 72), (255, 204, 0), (153, 63, 0), (240, 163, 255),
+    (0, 153, 143), (255, 0, 16), (116, 10, 255), (148, 255, 181), (194, 0, 136), (0, 51, 128),
+    (157, 204, 0), (255, 168, 187), (66, 102, 0), (94, 241, 242), (76, 0, 92), (255, 255, 128),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Tile:
+    """One sample on the sheet."""
+
+    pictures: list[Pictures.Image] = field(default_factory=list)
+    title: str = ""
+    lines: list[str] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
+    error: str = ""
+
+
+def choose(num_samples: int, num: int, seed: int = 0) -> list[int]:
+    """Return ``num`` of the indices below ``num_samples`` (or all), drawn by ``seed``, sorted."""
+    if num >= num_samples:
+        return list(range(num_samples))
+    if num_samples <= _EXACT_DRAW:
+        order = np.argsort(hash64(key64(seed, _PURPOSE), np.arange(num_samples)), kind="stable")
+        return sorted(order[:num].tolist())
+    chosen: set[int] = set()
+    for draw in range(64 * num):  # few of so many coincide
+        at = uniform(key64(seed, _PURPOSE), np.array([draw]), num=1)[0, 0]
+        chosen.add(int(at * num_samples))
+        if len(chosen) == num:
+            break
+    return sorted(chosen)
+
+
+def has_pictures(reader: PackedReader) -> bool:
+    """Return whether a contact sheet can show anything."""
+    return any(isinstance(kind, Image | Mask) for kind in reader.schema.fields.values())
+
+
+def contact_sheet(
+    reader: PackedReader, indices: Sequence[int], *, columns: int | None = None
+) -> Pictures.Image:
+    """Draw the samples with the given indices.
+
+    Args:
+        reader: The dataset.
+        indices: Which samples, in which order.
+        columns: Tiles side by side; by default the sheet is a little wider than high.
+
+    Returns:
+        An RGB picture.
+    """
+    tiles = [_tile(reader, i) for i in indices]
+    side_by_side = max((len(tile.pictures) for tile in tiles), default=1) or 1
+    columns = columns or math.ceil(math.sqrt(1.5 * len(tiles) / side_by_side))
+    columns = max(1, min(columns, len(tiles)))
+    width = side_by_side * _TILE + (side_by_side - 1) * 4
+    pen = _Pen()
+    for tile in tiles:
+        for caption in tile.captions:
+            tile.lines += pen.wrapped(caption, width, _CAPTION_LINES)
+    num_lines = max((len(tile.lines) for tile in tiles), default=0)
+    height = _TILE + 8 + pen.title_height + num_lines * pen.line_height
+    rows = math.ceil(len(tiles) / columns)
+    head = _head(reader, len(tiles))
+    top = _MARGIN + pen.head_height + pen.line_height + 16
+    sheet_width = 2 * _MARGIN + columns * width + (columns - 1) * _GAP
+    sheet_width = max(sheet_width, 2 * _MARGIN + 320)
+    sheet = Pictures.new(
+        "RGB", (sheet_width, top + rows * (height + _GAP) + _MARGIN - _GAP), _PAPER
+    )
+    draw = ImageDraw.Draw(sheet)
+    pen.write(draw, (_MARGIN, _MARGIN), head[0], pen.head, _INK, sheet_width - 2 * _MARGIN)
+    under = (_MARGIN, _MARGIN + pen.head_height)
+    pen.write(draw, under, head[1], pen.line, _FAINT, sheet_width - 2 * _MARGIN)
+    for n, tile in enumerate(tiles):
+        x = _MARGIN + n % columns * (width + _GAP)
+        y = top + n // columns * (height + _GAP)
+        _draw_tile(sheet, draw, pen, tile, (x, y), width)
+    return sheet
+
+
+def _head(reader: PackedReader, num: int) -> tuple[str, str]:
+    manifest = reader.manifest
+    parts = [f"{num:,} of {len(reader):,} samples", describe_size(manifest.size_bytes)]
+    for name, kind in reader.schema.fields.items():
+        if isinstance(kind, Label | MultiLabel) and kind.classes is not None:
+            parts.append(f"{name}: {len(kind.classes)} classes")
+    parts.append(f"fingerprint {manifest.fingerprint[:8]}")
+    return reader.path.absolute().name, "  ·  ".join(parts)
+
+
+class _Pen:
+    """Fonts, and text that is cut to fit. PIL's own font needs no file; it knows few letters."""
+
+    def __init__(self) -> None:
+        self.head, self.title, self.line = (ImageFont.load_default(size) for size in (22, 15, 13))
+        self.head_height, self.title_height, self.line_height = 32, 20, 17
+        self._unknown = self._shape(self.line, "\ue000")
+
+    @staticmethod
+    def _shape(font: Any, letter: str) -> bytes:
+        mask = font.getmask(letter)
+        return bytes(mask) + repr(mask.size).encode()
+
+    def _readable(self, text: str) -> str:
+        """Write letters that the font lacks in others, or they would all be the same box."""
+        letters = (c if c.isprintable() else " " for c in text)
+        return "".join(c if self._knows(c) else self._instead(c) for c in letters)
+
+    def _knows(self, letter: str) -> bool:
+        return letter.isascii() or self._shape(self.line, letter) != self._unknown
+
+    def _instead(self, letter: str) -> str:
+        plain = unicodedata.normalize("NFKD", letter.replace("ß", "ss"))
+        plain = "".join(c for c in plain if not unicodedata.combining(c))
+        return plain if plain.isascii() else f"\\u{ord(letter):04x}"
+
+    def wrapped(self, text: str, width: int, num_lines: int) -> list[str]:
+        """Return a text in lines of this width; the last one takes what is too much."""
+        lines, words = [""], self._readable(text[:400]).split()
+        for word in words:
+            longer = f"{lines[-1]} {word}".strip()
+            if len(lines) == num_lines or self.line.getlength(longer) <= width:
+                lines[-1] = longer
+            else:
+                lines.append(word)
+        return [line for line in lines if line]
+
+    def write(
+        self,
+        draw: ImageDraw.ImageDraw,
+        at: tuple[int, int],
+        text: str,
+        font: Any,
+        ink: str,
+        width: int,
+    ) -> None:
+        """Write one line, shortened in its middle if it is too long: ends of keys matter."""
+        text = self._readable(text[:400])
+        if font.getlength(text) > width:
+            keep = len(text)
+            while keep > 2 and font.getlength(_cut(text, keep)) > width:
+                keep -= 1
+            text = _cut(text, keep)
+        draw.text(at, text, font=font, fill=ink)
+
+
+def _cut(text: str, keep: int) -> str:
+    return f"{text[: (keep + 1) // 2].rstrip()}…{text[len(text) - keep // 2 :].lstrip()}"
+
+
+def _draw_tile(
+    sheet: Pictures.Image,
+    draw: ImageDraw.ImageDraw,
+    pen: _Pen,
+    tile: _Tile,
+    at: tuple[int, int],
+    width: int,
+) -> None:
+    x, y = at
+    for n, picture in enumerate(tile.pictures or [None]):
+        left = x + n * (_TILE + 4)
+        draw.rectangle((left, y, left + _TILE - 1, y + _TILE - 1), fill=_WELL)
+        if picture is not None:
+            corner = left + (_TILE - picture.width) // 2, y + (_TILE - picture.height) // 2
+            sheet.paste(picture, corner)
+    if tile.error:
+        draw.rectangle((x, y, x + _TILE - 1, y + _TILE - 1), outline=_RED, width=2)
+        reason = [] if tile.pictures else pen.wrapped(tile.error, _TILE - 20, 10)
+        for n, line in enumerate(reason):
+            pen.write(
+                draw, (x + 10, y + 10 + n * pen.line_height), line, pen.line, _RED, _TILE - 20
+            )
+    y += _TILE + 6
+    pen.write(draw, (x, y), tile.title, pen.title, _INK, width)
+    for n, line in enumerate(tile.lines):
+        pen.write(
+            draw, (x, y + pen.title_height + n * pen.line_height), line, pen.line, _FAINT, width
+        )
+
+
+def _tile(reader: PackedReader, i: int) -> _Tile:
+    fields, tile = reader.schema.fields, _Tile()
+    values: dict[str, Any] = {}
+    for name in fields:
+        try:
+            values[name] = reader.sample(i, [name])[name]
+        except LoadersError as error:
+            tile.error = tile.error or f"{name}: {error.__cause__ or error}"
+    _add_pictures(tile, fields, values)
+    labels = [
+        _label(fields[name], value) for name, value in values.items() if _is_label(fields[name])
+    ]
+    key = values.get(KEY_FIELD)
+    name = f"sample {i}" if key is None else str(key)
+    tile.title = ", ".join(labels) or name
+    sizes = [
+        _size(values[n]) for n, kind in fields.items() if isinstance(kind, Image) and n in values
+    ]
+    tile.lines = [", ".join(sizes)] if sizes else []
+    if labels:
+        tile.lines.append(name)
+    captions = [n for n, kind in fields.items() if isinstance(kind, Text) and n != KEY_FIELD]
+    named = len(captions) > 1
+    tile.captions = [f"{n}: {values[n]}" if named else values[n] for n in captions if n in values]
+    if tile.error and tile.pictures:
+        tile.captions.append(tile.error)
+    return tile
+
+
+def _is_label(kind: Field) -> bool:
+    return isinstance(kind, Label | MultiLabel)
+
+
+def _label(kind: Field, value: Any) -> str:
+    if isinstance(kind, MultiLabel):
+        return (
+            " + ".join(name for name, on in zip(kind.classes, value, strict=True) if on) or "none"
+        )
+    number = int(value)
+    classes = kind.classes if isinstance(kind, Label) else None
+    known = classes is not None and 0 <= number < len(classes)
+    return classes[number] if known and classes is not None else f"class {number}"
+
+
+def _size(picture: npt.NDArray[Any]) -> str:
+    height, width, channels = picture.shape
+    depth = "" if picture.dtype == np.uint8 else f" {picture.dtype}"
+    kind = {1: " gray", 3: ""}.get(channels, f" {channels} channels")
+    return f"{width} x {height}{kind}{depth}"
+
+
+def _add_pictures(tile: _Tile, fields: Mapping[str, Field], values: Mapping[str, Any]) -> None:
+    """Fit every picture into its square; masks and boxes belong to the first one of their size."""
+    if tile.error and not any(isinstance(fields[n], Image) for n in values):
+        return  # the reason takes the place
+    arrays = [values[n] for n, kind in fields.items() if isinstance(kind, Image) and n in values]
+    masks = [values[n] for n, kind in fields.items() if isinstance(kind, Mask) and n in values]
+    boxes = [values[n] for n, kind in fields.items() if isinstance(kind, Boxes) and n in values]
+    for array in arrays:
+        fits = [mask for mask in masks if mask.shape == array.shape[:2]]
+        masks = [mask for mask in masks if mask.shape != array.shape[:2]]
+        tile.pictures.append(_fitted(array, fits, boxes))
+        boxes = []
+    tile.pictures += [_fitted(_mask_colours(mask), [], []) for mask in masks]
+
+
+def _fitted(
+    array: npt.NDArray[Any], masks: list[npt.NDArray[Any]], boxes: list[npt.NDArray[Any]]
+) -> Pictures.Image:
+    height, width = array.shape[:2]
+    scale = min(_TILE / width, _TILE / height)
+    scale = (
+        max(1, math.floor(scale)) if scale >= 1 else scale
+    )  # small pictures: whole, sharp pixels
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    picture = Pictures.fromarray(_rgb(array))
+    picture = picture.resize(
+        size, Pictures.Resampling.NEAREST if scale >= 1 else Pictures.Resampling.LANCZOS
+    )
+    for mask in masks:
+        small = Pictures.fromarray(_mask_colours(mask)).resize(size, Pictures.Resampling.NEAREST)
+        part = Pictures.fromarray((mask != 0).astype(np.uint8) * 140)
+        picture.paste(small, (0, 0), part.resize(size, Pictures.Resampling.NEAREST))
+    draw = ImageDraw.Draw(picture)
+    for n, (x1, y1, x2, y2) in enumerate(row for part in boxes for row in (part * scale).tolist()):
+        if all(map(math.isfinite, (x1, y1, x2, y2))):
+            x1, x2 = (min(max(x, 0), size[0] - 1) for x in sorted((x1, x2)))
+            y1, y2 = (min(max(y, 0), size[1] - 1) for y in sorted((y1, y2)))
+            draw.rectangle((x1, y1, x2, y2), outline=_COLOURS[n % len(_COLOURS)], width=2)
+    return picture
+
+
+def _rgb(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return any picture as 8-bit RGB: deep ones stretched to their range, alpha over gray."""
+    if array.dtype != np.uint8:
+        low, high = float(array.min()), float(array.max())
+        array = ((array - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
+    channels = array.shape[2]
+    if channels == 4:
+        alpha = array[..., 3:].astype(np.uint16)
+        return ((array[..., :3] * alpha + 200 * (255 - alpha)) // 255).astype(np.uint8)
+    return np.ascontiguousarray(array if channels == 3 else np.repeat(array[..., :1], 3, axis=2))
+
+
+def _mask_colours(mask: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return a colour for each value, black for 0."""
+    table = np.array(_COLOURS, np.uint8)
+    colours = table[(mask.astype(np.int64) - 1) % len(table)]
+    colours[mask == 0] = 0
+    return colours
+
+
+def save_sheet(sheet: Pictures.Image, path: Path) -> None:
+    """Write a PNG, complete or not at all.
+
+    Raises:
+        PackError: It cannot be written.
+    """
+    beside = path.with_name(f"{path.name}.tmp")
+    try:
+        sheet.save(beside, format="PNG", optimize=True)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise PackError(f"it cannot be written ({error.strerror or error})", path) from error
+
+
+def as_text(reader: PackedReader, i: int, width: int = 100) -> str:
+    """Return a sample as lines of text, one for each field."""
+    lines = [f"sample {i}"]
+    for name, kind in reader.schema.fields.items():
+        try:
+            value = _short(kind, reader.sample(i, [name])[name])
+        except LoadersError as error:
+            value = f"({error.__cause__ or error})"
+        value = " ".join(value.split())
+        lines.append(f"  {name}: {value if len(value) <= width else value[: width - 1] + '…'}")
+    return "\n".join(lines)
+
+
+def _short(kind: Field, value: Any) -> str:
+    if _is_label(kind):
+        return _label(kind, value)
+    if isinstance(value, np.ndarray):
+        few = np.array2string(value.reshape(-1)[:12], separator=" ", threshold=20).strip("[]")
+        more = " ..." if value.size > 12 else ""
+        shape = (
+            "" if isinstance(kind, Array) and not kind.dims else f"{value.dtype} {value.shape}: "
+        )
+        return f"{shape}{few}{more}"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes: {value[:32].hex(' ')}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

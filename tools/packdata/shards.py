@@ -1,0 +1,154 @@
+"""Cutting shards: the records of samples gather here, field by field, until they make a file.
+
+Where a shard ends follows from the records alone, never from the number of workers or from timing:
+that is what makes the same input and options the same bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from loaders.columns import Column, FixedColumn, VarColumn, ends
+from loaders.errors import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from loaders.schema import Schema
+    from packdata.recipe import Records
+
+Format = Literal["lmdb", "parquet"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+# Writing 64 MiB at a time takes half as long per byte as 128 MiB, and half the memory.
+DEFAULT_SHARD_BYTES = 64 << 20
+# Parquet: other tools load a whole page, here a column of a shard, for one row.
+MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
+# What a shard may exceed that by is its last sample. LMDB: sizes are int32. Parquet: 1 GiB per
+# column.
+MAX_RECORD_BYTES: dict[Format, int] = {"lmdb": (2 << 30) - 1, "parquet": 512 << 20}
+_RECORD_BYTES = 8  # what counts for a record beside its bytes: its length, or its row
+_FIRST_BYTES = 1 << 20
+
+
+def check_shard_options(format: str, shard_bytes: int) -> None:
+    """Raise ValueError unless shards of this format can have this size."""
+    if format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
+    most = MAX_SHARD_BYTES[format]
+    if not 0 < shard_bytes <= most:
+        raise ValueError(f"shard_bytes must be in [1, {most}] for {format}, got {shard_bytes}")
+
+
+class _Rows:
+    """Records of one field, one after the other, in memory that the next shard but one uses again.
+
+    Fresh memory costs more in page faults than the copy that fills it.
+    """
+
+    def __init__(self, nbytes: int | None) -> None:
+        self._nbytes = nbytes  # of each record, if all are alike
+        self._data = bytearray(_FIRST_BYTES)
+        self._view = memoryview(self._data)
+        self._lengths = array("q")
+        self._used = 0
+
+    def clear(self) -> None:
+        self._used = 0
+        self._lengths = array("q")
+
+    def append(self, record: bytes) -> None:
+        end = self._used + len(record)
+        if end > len(self._data):
+            self._grow(end)
+        self._view[self._used : end] = record
+        self._used = end
+        if self._nbytes is None:
+            self._lengths.append(len(record))
+
+    def _grow(self, needed: int) -> None:
+        data = bytearray(max(needed, 2 * len(self._data)))
+        view = memoryview(data)
+        view[: self._used] = self._view[: self._used]
+        self._data, self._view = data, view
+
+    def column(self, num_samples: int) -> Column:
+        data = np.frombuffer(self._data, np.uint8)[: self._used]
+        if self._nbytes is not None:
+            return FixedColumn(data.reshape(num_samples, self._nbytes))
+        lengths = np.array(self._lengths, np.int64)
+        return VarColumn(data, ends(lengths) - lengths, lengths)
+
+
+class ShardBuilder:
+    """Collects the records of one shard.
+
+    Args:
+        schema: The fields of every sample.
+        format: Format of the shard, for its limits.
+        shard_bytes: The shard is full once its records have this many bytes.
+    """
+
+    def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
+        self.schema, self.format, self.shard_bytes = schema, format, shard_bytes
+        self._rows, self._spare = (
+            {name: _Rows(field.record_nbytes) for name, field in schema.fields.items()}
+            for _ in range(2)
+        )
+        self.num_samples = self.nbytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True once the shard should be written."""
+        return self.nbytes >= self.shard_bytes
+
+    def add(self, records: Records) -> None:
+        """Append one sample, whose records passed ``check_records``."""
+        for name, rows in self._rows.items():
+            record = records[name]
+            rows.append(record)
+            self.nbytes += len(record) + _RECORD_BYTES
+        self.num_samples += 1
+
+    def take(self) -> dict[str, Column]:
+        """Return what was collected as columns, and begin the next shard.
+
+        The columns are views: they must be written before a sample is added behind the next
+        ``take``, which fills the same memory again.
+        """
+        columns = {name: rows.column(self.num_samples) for name, rows in self._rows.items()}
+        self._rows, self._spare = self._spare, self._rows
+        for rows in self._rows.values():
+            rows.clear()
+        self.num_samples = self.nbytes = 0
+        return columns
+
+
+def check_records(records: Records, schema: Schema, format: Format) -> None:
+    """Check one sample's records.
+
+    Raises:
+        CodecError: A record is larger than the format can hold.
+        ValueError: The records contradict the schema, which is a defect of what made them.
+    """
+    if set(records) != set(schema.fields):
+        raise ValueError(f"records of {sorted(records)}, the schema has {sorted(schema.fields)}")
+    for name, record in records.items():
+        fixed = schema.fields[name].record_nbytes
+        if fixed is not None and len(record) != fixed:
+            raise ValueError(f"a record of {name!r} has {len(record)} bytes, the schema {fixed}")
+        if len(record) > MAX_RECORD_BYTES[format]:
+            most = MAX_RECORD_BYTES[format]
+            raise CodecError(f"{name!r} takes {len(record)} bytes; a {format} shard holds {most}")
+
+
+def shard_name(stem: str, number: int, format: Format) -> str:
+    """Return the file name of a shard."""
+    return f"{stem}-{number:05d}.{format}"
+
+
+def records_nbytes(records: Mapping[str, bytes]) -> int:
+    """Return the bytes of one sample's records together."""
+    return sum(len(record) for record in records.values())

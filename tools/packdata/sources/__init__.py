@@ -1,0 +1,177 @@
+"""Inputs: one file per kind, each a ``Source`` of items in a fixed order."""
+
+from __future__ import annotations
+
+import glob
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loaders.errors import SourceError
+from packdata.sources.base import PICTURE_SUFFIXES, Column, Item, Source, is_hidden, suffix_of
+from packdata.sources.folders import FolderSource, MaskFolder
+from packdata.sources.idx import IDX_IMAGES, IdxSource
+from packdata.sources.lists import LIST_SUFFIXES, ListSource
+from packdata.sources.parquet import ParquetSource
+from packdata.sources.tars import TAR_SUFFIXES, TarSource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Column", "Item", "MaskFolder", "Source", "find_splits", "open_source"]
+
+SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
+_SPLIT_FILE = re.compile(rf"({'|'.join(SPLIT_NAMES)}|t10k)([-_.].*)?", re.IGNORECASE)
+_LOOKED_FOR = (
+    "Sources are a folder of pictures or of one folder per class, a .csv, .tsv or .jsonl list, "
+    "WebDataset .tar files, .parquet files with pictures, or MNIST's images-idx3-ubyte"
+)
+
+
+def open_source(
+    path: Path | str, *, image_column: str | None = None, mask_column: str | None = None
+) -> Source:
+    """Recognize what lies at a path and list its items.
+
+    Args:
+        path: A folder, a file, or a pattern of tar or Parquet files (``data/train-*.tar``).
+        image_column: The column of paths in a list, or of pictures in Parquet; None for the usual
+            names.
+        mask_column: The column of masks there; None for ``mask`` if there is one.
+
+    Raises:
+        SourceError: There is nothing, nothing known, or nothing that can be listed.
+    """
+    path = Path(path)
+    files = _files_at(path)
+    name = path.resolve().name if path.exists() else path.name
+    if files is None:
+        _check_columns_unused(path, image_column, mask_column)
+        return FolderSource(path)
+    first, kind = files[0], _archive_kind(files[0])
+    if kind == "parquet":
+        return ParquetSource(files, name, image_column=image_column, mask_column=mask_column)
+    if kind == "tar":
+        _check_columns_unused(path, image_column, mask_column)
+        return TarSource(files, name)
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:3])
+        raise SourceError(f"several sources lie there ({names})", path, "Choose one")
+    if kind == "idx":
+        _check_columns_unused(path, image_column, mask_column)
+        return IdxSource(first)
+    if suffix_of(first.name) in LIST_SUFFIXES:
+        return ListSource(first, image_column=image_column, mask_column=mask_column)
+    raise _unknown(first)
+
+
+def find_splits(path: Path | str) -> dict[str, Path] | None:
+    """Return the splits below a folder by name, or None if it is one source.
+
+    Splits are folders all named ``train``, ``val``, ``valid``, ``validation`` or ``test``; or tar,
+    Parquet or MNIST files, all of whose names begin so and not all alike.
+
+    Raises:
+        SourceError: Two or more folders are splits and others are not: neither reading is safe.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return None
+    inside = sorted(entry for entry in _list(path) if not is_hidden(entry.name))
+    folders = [entry for entry in inside if entry.is_dir()]
+    splits = {entry.name: entry for entry in folders if entry.name.lower() in SPLIT_NAMES}
+    others = [entry.name for entry in folders if entry.name not in splits]
+    if len(splits) >= 2 and others:
+        what = f"it holds splits ({', '.join(splits)}) and other folders ({', '.join(others[:5])})"
+        raise SourceError(what, path, "Pack each split by itself, or move the others away")
+    if splits and not others:
+        return {name: splits[name] for name in sorted(splits, key=_split_rank)}
+    return None if folders and not _archives(inside) else _split_files(path, inside)
+
+
+def _split_rank(name: str) -> tuple[int, str]:
+    return SPLIT_NAMES.index(name.lower()), name
+
+
+def _split_files(path: Path, inside: Sequence[Path]) -> dict[str, Path] | None:
+    """Group ``train-00000-of-00002.parquet``, ... by split: as patterns, or MNIST's two files."""
+    archives = _archives(inside)
+    matches = {file: _SPLIT_FILE.fullmatch(file.name) for file in archives}
+    if not archives or None in matches.values():
+        return None
+    splits: dict[str, Path] = {}
+    for file, match in matches.items():
+        start = match[1] if match else ""
+        pattern = Path(f"{glob.escape(str(path))}/{start}[-_.]*{file.suffix}")
+        pattern = file if _archive_kind(file) == "idx" else pattern
+        splits["test" if start.lower() == "t10k" else start] = pattern
+    if len(splits) < 2:
+        return None
+    return {name: splits[name] for name in sorted(splits, key=_split_rank)}
+
+
+def _archives(inside: Sequence[Path]) -> list[Path]:
+    """Return the tar, Parquet and IDX files; of an IDX file that is there twice, not the .gz."""
+    files = [file for file in inside if file.is_file() and _archive_kind(file)]
+    names = {file.name for file in files if _archive_kind(file) == "idx"}
+    return [file for file in files if file.name.removesuffix(".gz") not in names - {file.name}]
+
+
+def _archive_kind(file: Path) -> str:
+    if file.name.lower().endswith(TAR_SUFFIXES):
+        return "tar"
+    if IDX_IMAGES.fullmatch(file.name):
+        return "idx"
+    return "parquet" if suffix_of(file.name) == ".parquet" else ""
+
+
+def _list(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise SourceError(f"the folder cannot be listed ({error.strerror})", folder) from error
+
+
+def _files_at(path: Path) -> list[Path] | None:
+    """Return the files to read, all of one kind, or None for a folder of pictures."""
+    try:
+        is_folder, exists = path.is_dir(), path.exists()
+    except OSError as error:
+        raise SourceError(f"it cannot be read ({error.strerror})", path) from error
+    if is_folder:
+        inside = sorted(entry for entry in _list(path) if not is_hidden(entry.name))
+        if any(entry.name == "manifest.json" for entry in inside):
+            hint = "'packdata copy' re-encodes, filters and extends packed datasets"
+            raise SourceError("it is a packed dataset already", path, hint)
+        files = _archives(inside)
+        if not files or any(suffix_of(entry.name) in PICTURE_SUFFIXES for entry in inside):
+            return None
+    elif exists:
+        files = [path]
+    else:
+        files = [Path(name) for name in sorted(glob.glob(str(path))) if not Path(name).is_dir()]
+        if not files:
+            raise SourceError("there is no such file or folder", path, "Check the path")
+    _check_one_kind(path, files)
+    return files
+
+
+def _check_one_kind(path: Path, files: Sequence[Path]) -> None:
+    kinds = {_archive_kind(file) or suffix_of(file.name) or file.name for file in files}
+    if len(kinds) > 1:
+        raise SourceError(f"files of several kinds lie there ({', '.join(sorted(kinds))})", path)
+
+
+def _check_columns_unused(path: Path, *columns: str | None) -> None:
+    for column in columns:
+        if column is not None:
+            raise SourceError(f"it has no columns, so none is called {column!r}", path)
+
+
+def _unknown(path: Path) -> SourceError:
+    hint = _LOOKED_FOR
+    if suffix_of(path.name) in PICTURE_SUFFIXES:
+        hint = "Give the folder that holds it"
+    elif suffix_of(path.name) in (".zip", ".rar", ".7z"):
+        hint = "Unpack it first"
+    return SourceError("this kind of source is not known", path, hint)

@@ -1,0 +1,237 @@
+"""What every source gives: items in a fixed order, each read only when it is packed."""
+
+from __future__ import annotations
+
+import keyword
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from loaders.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+Pixels = npt.NDArray[np.uint8]
+_JPEG_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif"}
+_ODD_SUFFIXES = {".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"}
+PICTURE_SUFFIXES = frozenset({".png", ".webp"} | _JPEG_SUFFIXES | _ODD_SUFFIXES)
+LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes the field "label"
+_RESERVED = frozenset(
+    {"image", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
+)
+_SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
+
+ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of labels.
+
+    Attributes:
+        kind: ``class`` (values are names of ``classes``, or their numbers), ``int``, ``float``,
+            ``text``, ``json`` or ``bytes``.
+        classes: The names by number, for ``class``.
+        numbered: True if the source itself fixes the order of the classes.
+    """
+
+    kind: ColumnKind
+    classes: tuple[str, ...] = ()
+    numbered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One picture of a source with what is known of it.
+
+    Attributes:
+        key: Its name, unique in the source: a relative path without suffix where there are paths.
+        where: Its place: ``cats/1.jpg``, ``a.tar: 1.jpg``, ``list.csv, line 12 (1.jpg)``.
+        read: Returns the bytes of the file, or the pixels (H x W) where the source holds those;
+            SourceError.
+        labels: Value by field name; None where it is missing.
+        read_mask: Returns the bytes of the mask, if the source has masks; SourceError.
+    """
+
+    key: str
+    where: str
+    read: Callable[[], bytes | Pixels]
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    read_mask: Callable[[], bytes] | None = None
+
+
+class Source(Protocol):
+    """Lists pictures in a fixed order.
+
+    Attributes:
+        kind: What it is: ``classes``, ``folder``, ``list``, ``tar``, ``parquet`` or ``idx``.
+        name: Its last path component.
+        identity: JSON: changes when the files do (names, sizes, modification times); no absolute
+            paths.
+        labels: The label columns by field name; the same for every item.
+        has_masks: True if items come with ``read_mask``.
+        pixels: (height, width) of every item, where ``read`` gives pixels; else None.
+        ignored: How many files of which other kinds were passed over, by suffix.
+    """
+
+    kind: str
+    name: str
+    identity: Mapping[str, Any]
+    labels: Mapping[str, Column]
+    has_masks: bool
+    pixels: tuple[int, int] | None
+    ignored: Mapping[str, int]
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        """Yield items from number ``start`` on, always in the same order."""
+
+
+def broken_item(key: str, what: str, where: str, hint: str = "") -> Item:
+    """Return an item whose reading fails: it is rejected in its turn, and the listing goes on."""
+
+    def read() -> bytes:
+        raise SourceError(what, where, hint)
+
+    return Item(key, where, read)
+
+
+def read_file(path: Path | str, where: str) -> bytes:
+    """Return the bytes of a file; SourceError that names ``where`` if that fails."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError as error:
+        raise SourceError(f"there is no file {str(path)!r}", where, "Was it moved?") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise SourceError(f"it cannot be read ({error})", where) from error
+
+
+def is_hidden(name: str) -> bool:
+    """Tell whether a file or folder is the system's own: dot files, Thumbs.db and the like."""
+    return name.startswith(".") or name.lower() in _SYSTEM_FILES
+
+
+def suffix_of(name: str) -> str:
+    """Return the last suffix in lower case, dot included; '' if there is none."""
+    return os.path.splitext(name)[1].lower()
+
+
+def key_of(relative: str) -> str:
+    """Return a relative path without its suffix, with forward slashes."""
+    path = PurePosixPath(relative)
+    return str(path.with_name(os.path.splitext(path.name)[0]))
+
+
+class FileHash:
+    """Hashes names, sizes and modification times of files, so that an identity stays short."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+
+    def add(self, name: str, stat: os.stat_result | None) -> None:
+        """Add a file; None for one that is not there."""
+        numbers = "" if stat is None else f"{stat.st_size},{stat.st_mtime_ns}"
+        self._hash.update(f"{name}\0{numbers}\n".encode(errors="surrogateescape"))
+
+    def hexdigest(self) -> str:
+        """Return the hash so far, 32 hexadecimal digits."""
+        return self._hash.hexdigest()
+
+
+def files_identity(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
+    """Return the identity of a source made of a few large files; SourceError if one is missing."""
+    files = FileHash()
+    for path in paths:
+        try:
+            files.add(path.name, path.stat())
+        except OSError as error:
+            raise SourceError(f"it cannot be read ({error.strerror})", path) from error
+    return {"kind": kind, "num_files": len(paths), "files": files.hexdigest()}
+
+
+def check_name(name: str, path: Path | str) -> None:
+    """Raise SourceError for a file name that is not text: keys are stored as UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        what = f"the name {name!r} is not UTF-8"
+        raise SourceError(what, ascii(str(path)), "Rename it (see 'convmv')") from None
+
+
+def check_unique(keys: Iterable[tuple[str, str]], path: Path | str) -> None:
+    """Raise SourceError if two items share a key; ``keys`` are pairs of key and place."""
+    seen: dict[str, str] = {}
+    for key, where in keys:
+        if key in seen:
+            what = f"two samples have the key {key!r}: {seen[key]} and {where}"
+            raise SourceError(what, path, "Keys are names without suffix: rename or remove one")
+        seen[key] = where
+
+
+def field_names(columns: Sequence[str], path: Path | str) -> dict[str, str]:
+    """Return the field name of each column: an identifier that no other field has.
+
+    The first of ``label``, ``class`` and ``target`` becomes ``label``; other characters than
+    letters, digits and underscores become underscores; a name that is taken (``image``, ``key``,
+    ``class``) gets one behind it.
+    """
+    by_lower = {name.strip().lower(): name for name in reversed(columns)}
+    label = next((by_lower[name] for name in LABEL_NAMES if name in by_lower), None)
+    fields: dict[str, str] = {}
+    for column in columns:
+        name = "label" if column == label else _identifier(column)
+        if name in fields.values():
+            other = next(first for first, taken in fields.items() if taken == name)
+            what = f"columns {other!r} and {column!r} would both be the field {name!r}"
+            raise SourceError(what, path, "Rename one of them")
+        fields[column] = name
+    return fields
+
+
+def _identifier(column: str) -> str:
+    name = re.sub(r"\W", "_", column.strip())
+    name = re.sub(r"__+", "_", name).lstrip("_") or "column"
+    if not name.isidentifier():
+        name = f"column_{name}"
+    return f"{name.rstrip('_')}_" if name in _RESERVED or keyword.iskeyword(name) else name
+
+
+def column_of(field: str, values: Iterable[Any]) -> Column:
+    """Say what a column of plain Python values holds; None counts for nothing.
+
+    Whole numbers are ``int``, numbers ``float``, strings ``text``, anything else ``json``. In the
+    field ``label``, strings (also among numbers) are the names of classes, sorted.
+    """
+    kinds: Counter[str] = Counter()
+    names: set[str] = set()
+    for value in values:
+        if value is None:
+            continue
+        kind = _kind_of(value)
+        kinds[kind] += 1
+        if field == "label" and kind != "json":
+            names.add(str(value))
+    if field == "label" and "text" in kinds and "json" not in kinds:
+        return Column("class", tuple(sorted(names)))
+    if set(kinds) == {"int", "float"}:
+        return Column("float")
+    return Column(next(iter(kinds)) if len(kinds) == 1 else "json" if kinds else "text")  # type: ignore[arg-type]
+
+
+def _kind_of(value: Any) -> ColumnKind:
+    if isinstance(value, int):  # bool too: 0 or 1
+        return "int" if -(1 << 63) <= value < 1 << 63 else "json"
+    if isinstance(value, float):
+        return "float"
+    return "text" if isinstance(value, str) else "json"

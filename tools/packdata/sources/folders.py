@@ -1,0 +1,204 @@
+"""Folders of pictures: one per class, or one for all.
+
+Order and class numbers are those of torchvision's ``ImageFolder``: classes sorted by name, in each
+the folders below it sorted by path, in each of those the files sorted by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from loaders.errors import SourceError
+from packdata.sources.base import (
+    PICTURE_SUFFIXES,
+    Column,
+    FileHash,
+    Item,
+    check_name,
+    check_unique,
+    is_hidden,
+    key_of,
+    read_file,
+    suffix_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+
+class Listing:
+    """The pictures in a folder and below it, relative to ``root``, in order.
+
+    Attributes:
+        files: Their relative paths with forward slashes.
+        ignored: Other files passed over, by suffix; also each ``link to a folder above``.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files: list[str] = []
+        self.ignored: Counter[str] = Counter()
+        self._hash = FileHash()
+
+    @property
+    def digest(self) -> str:
+        """A hash of the names, sizes and modification times of the pictures."""
+        return self._hash.hexdigest()
+
+    def add_top(self) -> list[str]:
+        """List the pictures directly in ``root``; return the folders beside them, sorted."""
+        entries, folders = _scan(self.root)
+        self._add("", entries)
+        return [name for name in folders if not is_hidden(name)]
+
+    def add_below(self, folder: str) -> None:
+        """List the pictures in a folder of ``root`` and below it."""
+        found: list[tuple[str, list[os.DirEntry[str]]]] = []
+        above: frozenset[tuple[int, int]] = frozenset({_inode(self.root)})
+        pending = [(folder, above)]
+        while pending:
+            relative, above = pending.pop()
+            inode = _inode(self.root / relative)
+            if inode in above:
+                self.ignored["link to a folder above"] += 1
+                continue
+            entries, folders = _scan(self.root / relative)
+            found.append((relative, entries))
+            inner = (f"{relative}/{name}" for name in folders if not is_hidden(name))
+            pending += [(path, above | {inode}) for path in inner]
+        for relative, entries in sorted(found, key=lambda pair: pair[0]):
+            self._add(f"{relative}/", entries)
+
+    def _add(self, prefix: str, entries: list[os.DirEntry[str]]) -> None:
+        for entry in entries:
+            suffix = suffix_of(entry.name)
+            if is_hidden(entry.name):
+                continue
+            if suffix not in PICTURE_SUFFIXES:
+                self.ignored[suffix or "no suffix"] += 1
+                continue
+            check_name(prefix + entry.name, entry.path)
+            self.files.append(prefix + entry.name)
+            self._hash.add(prefix + entry.name, _stat(entry))
+
+
+def _scan(folder: Path) -> tuple[list[os.DirEntry[str]], list[str]]:
+    """Return files and names of folders, sorted; a link counts as what it leads to."""
+    try:
+        with os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
+        folders = [entry.name for entry in entries if _is_folder(entry)]
+    except OSError as error:
+        raise SourceError(f"the folder cannot be listed ({error.strerror})", folder) from error
+    names = set(folders)
+    return [entry for entry in entries if entry.name not in names], folders
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: it is rejected when it is read
+        return False
+
+
+def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat()
+    except OSError:  # a link to nowhere: it is rejected when it is read
+        return None
+
+
+def _inode(folder: Path) -> tuple[int, int]:
+    try:
+        stat = folder.stat()
+    except OSError as error:
+        raise SourceError(f"the folder cannot be listed ({error.strerror})", folder) from error
+    return stat.st_dev, stat.st_ino
+
+
+class FolderSource:
+    """The pictures of a folder: with classes if they lie in folders of it, else without."""
+
+    has_masks = False
+    pixels: tuple[int, int] | None = None
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.name = root.resolve().name
+        listing = Listing(root)
+        folders = listing.add_top()
+        num_top = len(listing.files)
+        for folder in folders:
+            listing.add_below(folder)
+        if num_top and len(listing.files) > num_top:
+            raise _mixed(root, listing.files[:num_top], listing.files[num_top:])
+        if not listing.files:
+            raise _empty(root, listing.ignored)
+        self.kind = "folder" if num_top else "classes"
+        self.labels: Mapping[str, Column] = {}
+        if not num_top:
+            self.labels = {"label": Column("class", tuple(folders))}
+        self.ignored: Mapping[str, int] = dict(listing.ignored)
+        self._files = listing.files
+        self.identity: Mapping[str, Any] = {
+            "kind": self.kind,
+            "classes": [] if num_top else folders,
+            "num_files": len(self._files),
+            "files": listing.digest,
+        }
+        check_unique(((key_of(file), file) for file in self._files), root)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        """Yield the pictures from number ``start`` on."""
+        labelled = self.kind == "classes"
+        for i in range(start, len(self._files)):
+            file = self._files[i]
+            path = os.path.join(self.root, file)
+            labels = {"label": file.split("/", 1)[0]} if labelled else {}
+            yield Item(key_of(file), path, partial(read_file, path, path), labels)
+
+
+def _mixed(root: Path, top: list[str], below: list[str]) -> SourceError:
+    more = "" if len(top) <= 3 else f" and {len(top) - 3} more"
+    folders = sorted({file.split("/", 1)[0] for file in below})
+    what = f"{', '.join(top[:3])}{more} lie beside folders of pictures ({', '.join(folders[:5])})"
+    return SourceError(what, root, "Move them into the folder of their class, or out of this one")
+
+
+def _empty(root: Path, ignored: Counter[str]) -> SourceError:
+    if not ignored:
+        return SourceError("it holds no pictures", root, "Check the path")
+    seen = ", ".join(f"{count} x {suffix}" for suffix, count in ignored.most_common(5))
+    known = " ".join(sorted(PICTURE_SUFFIXES))
+    return SourceError(f"it holds no pictures, but {seen}", root, f"Pictures end in {known}")
+
+
+class MaskFolder:
+    """Masks in a folder, found by the key of their picture."""
+
+    def __init__(self, root: Path) -> None:
+        listing = Listing(root)
+        for folder in listing.add_top():
+            listing.add_below(folder)
+        if not listing.files:
+            raise _empty(root, listing.ignored)
+        check_unique(((key_of(file), file) for file in listing.files), root)
+        self.root = root
+        self.identity = {"num_files": len(listing.files), "files": listing.digest}
+        self._files = {key_of(file): file for file in listing.files}
+
+    def read(self, key: str, where: str) -> bytes:
+        """Return the bytes of the mask for a picture; SourceError if there is none."""
+        file = self._files.get(key)
+        if file is None:
+            hint = f"It is looked for as {os.path.join(self.root, key)}.png (or another suffix)"
+            raise SourceError("it has no mask", where, hint)
+        path = os.path.join(self.root, file)
+        return read_file(path, path)

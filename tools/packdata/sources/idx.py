@@ -1,0 +1,90 @@
+"""IDX files, gzipped or not: the MNIST family, gray pixels in one file, labels in another.
+
+Source: the format at the foot of Y. LeCun's MNIST page: two zero bytes, type (8: unsigned byte),
+number of dimensions, each as a big-endian uint32, then the bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import struct
+import zlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaders.errors import SourceError
+from packdata.sources.base import Column, Item, Pixels, files_identity, read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+IDX_IMAGES = re.compile(r".*images[-.]idx3-ubyte(\.gz)?", re.IGNORECASE)
+
+
+class IdxSource:
+    """The images of an IDX file, with the labels of ``labels-idx1`` beside ``images-idx3``."""
+
+    kind = "idx"
+    has_masks = False
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+        images = _read_idx(path, num_axes=3)
+        if not images.size:
+            raise SourceError(f"it holds no pictures: its shape is {images.shape}", path)
+        self._images = images
+        self.pixels: tuple[int, int] | None = (images.shape[1], images.shape[2])
+        self.ignored: Mapping[str, int] = {}
+        labels = _labels_beside(path)
+        self._labels = None if labels is None else _read_idx(labels, num_axes=1)
+        if self._labels is not None and len(self._labels) != len(images):
+            raise SourceError(
+                f"it has {len(self._labels)} labels for {len(images)} images of {path.name}",
+                labels or path,
+            )
+        self.labels: Mapping[str, Column] = {} if labels is None else {"label": Column("int")}
+        paths = [path] if labels is None else [path, labels]
+        self.identity: Mapping[str, Any] = files_identity(self.kind, paths)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        """Yield the images from number ``start`` on."""
+        digits = len(str(len(self._images) - 1))
+        for i in range(start, len(self._images)):
+            labels = {} if self._labels is None else {"label": int(self._labels[i])}
+            read = partial(self._images.__getitem__, i)
+            yield Item(f"{i:0{digits}d}", f"{self.path}, image {i}", read, labels)
+
+
+def _labels_beside(path: Path) -> Path | None:
+    plain = re.sub(r"\.gz$", "", path.name)
+    name = re.sub("(?i)images([-.])idx3", r"labels\1idx1", plain)
+    found = [path.with_name(name + end) for end in ("", ".gz")]
+    return next((file for file in found if file.name != path.name and file.is_file()), None)
+
+
+def _read_idx(path: Path, num_axes: int) -> Pixels:
+    data = read_file(path, str(path))
+    if path.name.endswith(".gz"):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise SourceError(f"it is not a whole gzip file ({error})", path) from error
+    if len(data) < 4 + 4 * num_axes or data[:4] != bytes([0, 0, 8, num_axes]):
+        what = f"it is not an IDX file of bytes with {num_axes} axes: it starts with {data[:4]!r}"
+        raise SourceError(what, path)
+    shape = struct.unpack_from(f">{num_axes}I", data, 4)
+    start, count = 4 + 4 * num_axes, math.prod(shape)
+    if len(data) != start + count:
+        what = (
+            f"it has {len(data)} bytes; for {' x '.join(map(str, shape))} it needs {start + count}"
+        )
+        raise SourceError(what, path, "Copy or download it again")
+    return np.frombuffer(data, np.uint8, count, start).reshape(shape)

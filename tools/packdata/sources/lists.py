@@ -1,0 +1,239 @@
+"""Lists: a CSV or JSONL file with a path and labels in each row.
+
+Paths are relative to the list's folder. A cell that is empty, or a name that a JSON line lacks, is
+a missing value: nothing for text, an error for labels and numbers when the row is packed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from loaders.errors import SourceError
+from packdata.sources.base import (
+    Column,
+    FileHash,
+    Item,
+    check_unique,
+    column_of,
+    field_names,
+    key_of,
+    read_file,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
+LIST_SUFFIXES = TABLE_SUFFIXES | {".jsonl", ".ndjson"}
+PATH_COLUMNS = ("path", "file", "filename", "image", "file_name", "filepath", "image_path")
+_INT = re.compile(r"[+-]?[0-9]+")
+_NAME = re.compile(r"[+-]?(0[0-9]|[0-9]{19})")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+Row = tuple[int, dict[str, Any]]  # line number, from 1; value by column
+
+
+class ListSource:
+    """The pictures that a list names, in its order.
+
+    Args:
+        path: The list.
+        image_column: The column of paths; None for the first of ``PATH_COLUMNS`` that it has.
+        mask_column: The column of mask paths; None for ``mask`` if there is one.
+    """
+
+    kind = "list"
+    pixels: tuple[int, int] | None = None
+
+    def __init__(
+        self, path: Path, *, image_column: str | None = None, mask_column: str | None = None
+    ) -> None:
+        self.path, self.name = path, path.name
+        columns, self._rows = _read_rows(path)
+        self._image = _find_column(columns, image_column, path)
+        self._mask = _find_mask(columns, mask_column, path)
+        _check_paths(self._rows, self._image, path)
+        plain = [name for name in columns if name not in (self._image, self._mask, "key")]
+        if path.suffix.lower() in TABLE_SUFFIXES:
+            _convert_numbers(plain, self._rows)
+        self._fields = field_names(plain, path)
+        self.labels: Mapping[str, Column] = {
+            field: column_of(field, (row.get(name) for _, row in self._rows))
+            for name, field in self._fields.items()
+        }
+        self.has_masks = self._mask is not None
+        self.ignored: Mapping[str, int] = {}
+        self._has_keys = "key" in columns
+        check_unique(((self._key(row), f"line {row[0]}") for row in self._rows), path)
+        self.identity: Mapping[str, Any] = self._identity()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        """Yield the rows from number ``start`` on."""
+        for i in range(start, len(self._rows)):
+            row = line, values = self._rows[i]
+            where = f"{self.path}, line {line}"
+            place = f"{where} ({values[self._image]})"
+            read = partial(_read_listed, self._path_of(values[self._image]), place)
+            labels = {
+                field: self._value(field, values.get(name)) for name, field in self._fields.items()
+            }
+            yield Item(self._key(row), place, read, labels, self._mask_reader(values, where))
+
+    def _mask_reader(self, values: Mapping[str, Any], where: str) -> Any:
+        if self._mask is None:
+            return None
+        cell = values.get(self._mask)
+        path = None if cell is None else self._path_of(str(cell))
+        return partial(_read_listed, path, f"{where} (mask {cell})")
+
+    def _value(self, field: str, value: Any) -> Any:
+        if value is None:
+            return "" if self.labels[field].kind == "text" else None
+        return str(value) if self.labels[field].kind in ("class", "text") else value
+
+    def _key(self, row: Row) -> str:
+        line, values = row
+        if not self._has_keys:
+            cell = values[self._image]
+            inside = os.path.relpath(cell, self.path.parent) if os.path.isabs(cell) else cell
+            return key_of(inside)
+        if values.get("key") is None:
+            raise SourceError("the key is missing", f"{self.path}, line {line}")
+        return str(values["key"])
+
+    def _path_of(self, cell: str) -> str:
+        return os.path.join(self.path.parent, cell)
+
+    def _identity(self) -> dict[str, Any]:
+        files = FileHash()
+        names = [name for name in (self._image, self._mask) if name is not None]
+        for _, values in self._rows:
+            for cell in (values.get(name) for name in names):
+                files.add(str(cell), None if cell is None else _stat(self._path_of(str(cell))))
+        text = xxhash.xxh3_128_hexdigest(read_file(self.path, str(self.path)))
+        columns = [self._image, self._mask]
+        return {"kind": self.kind, "list": text, "columns": columns, "files": files.hexdigest()}
+
+
+def _read_listed(path: str | None, where: str) -> bytes:
+    if path is None:
+        raise SourceError("the path is missing", where)
+    if re.search(r"[a-z0-9]{2,}:/+", path):
+        raise SourceError("it is an address, not a file", where, "Download it first")
+    return read_file(path, where)
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (OSError, ValueError):  # it is rejected when it is read
+        return None
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[Row]]:
+    try:
+        text = read_file(path, str(path)).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"it is not UTF-8 ({error})", path, "Save it as UTF-8") from error
+    is_table = path.suffix.lower() in TABLE_SUFFIXES
+    columns, rows = _read_csv(text, path) if is_table else _read_jsonl(text, path)
+    if not rows:
+        raise SourceError("the list has no rows", path)
+    return columns, rows
+
+
+def _read_csv(text: str, path: Path) -> tuple[list[str], list[Row]]:
+    first = text.split("\n", 1)[0]
+    delimiter = max(",\t;", key=first.count)  # the comma where none occurs
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows: list[Row] = []
+    columns: list[str] | None = None
+    try:
+        for cells in reader:
+            if not any(cells):
+                continue
+            if columns is None:
+                columns = _check_columns([cell.strip() for cell in cells], path)
+                continue
+            if len(cells) > len(columns):
+                what = f"{len(cells)} cells in a list of {len(columns)} columns"
+                raise SourceError(
+                    what, f"{path}, line {reader.line_num}", "Quote cells with commas"
+                )
+            named = zip(columns, cells, strict=False)
+            rows.append((reader.line_num, {name: cell for name, cell in named if cell != ""}))
+    except csv.Error as error:
+        raise SourceError(str(error), f"{path}, line {reader.line_num}") from error
+    return columns or [], rows
+
+
+def _check_columns(columns: list[str], path: Path) -> list[str]:
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    if twice:
+        raise SourceError(f"the header has {twice} more than once", f"{path}, line 1")
+    return columns
+
+
+def _convert_numbers(columns: Sequence[str], rows: list[Row]) -> None:
+    """Turn columns of numbers into numbers; ``007`` and 19 digits and more stay text."""
+    for name in columns:
+        cells = [values[name].strip() for _, values in rows if name in values]
+        if not all(_FLOAT.fullmatch(cell) for cell in cells) or any(map(_NAME.match, cells)):
+            continue
+        convert = int if all(map(_INT.fullmatch, cells)) else float
+        for _, values in rows:
+            if name in values:
+                values[name] = convert(values[name])
+
+
+def _read_jsonl(text: str, path: Path) -> tuple[list[str], list[Row]]:
+    rows: list[Row] = []
+    columns: dict[str, None] = {}
+    for line, part in enumerate(text.split("\n"), start=1):
+        if not part.strip():
+            continue
+        try:
+            values = json.loads(part)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"it is not JSON ({error})", f"{path}, line {line}") from error
+        if not isinstance(values, dict):
+            raise SourceError("it is not a JSON object", f"{path}, line {line}")
+        rows.append((line, {name: value for name, value in values.items() if value is not None}))
+        columns.update(dict.fromkeys(values))
+    return list(columns), rows
+
+
+def _find_column(columns: Sequence[str], wanted: str | None, path: Path) -> str:
+    by_lower = {name.lower(): name for name in reversed(columns)}
+    names = PATH_COLUMNS if wanted is None else (wanted,)
+    found = wanted if wanted in columns else None
+    if wanted is None:
+        found = next((by_lower[name] for name in PATH_COLUMNS if name in by_lower), None)
+    if found is None:
+        what = f"it has no column {' or '.join(names[:4])}, but {list(columns)}"
+        raise SourceError(what, path, "Name the column of paths with --image-column")
+    return found
+
+
+def _check_paths(rows: Sequence[Row], image: str, path: Path) -> None:
+    for line, values in rows:
+        if not isinstance(values.get(image), str):
+            raise SourceError(f"it has no path in column {image!r}", f"{path}, line {line}")
+
+
+def _find_mask(columns: Sequence[str], wanted: str | None, path: Path) -> str | None:
+    if wanted is not None and wanted not in columns:
+        raise SourceError(f"it has no column {wanted!r}, but {list(columns)}", path)
+    return wanted or ("mask" if "mask" in columns else None)

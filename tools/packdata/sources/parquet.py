@@ -1,0 +1,276 @@
+"""Parquet files with encoded pictures.
+
+Pictures are a binary column, or Hugging Face's struct of ``bytes`` and ``path``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from loaders.errors import SourceError
+from packdata.sources.base import (
+    Column,
+    Item,
+    broken_item,
+    check_unique,
+    column_of,
+    field_names,
+    files_identity,
+    read_file,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
+_BATCH_ROWS = 32
+
+
+class ParquetSource:
+    """The rows of Parquet files that share a schema.
+
+    Args:
+        paths: The files, in order.
+        name: What to call them.
+        image_column: The column of pictures; None for the one that looks like it.
+        mask_column: The column of masks; None for ``mask`` if there is one.
+    """
+
+    kind = "parquet"
+    pixels: tuple[int, int] | None = None
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        name: str,
+        *,
+        image_column: str | None = None,
+        mask_column: str | None = None,
+    ) -> None:
+        self.paths, self.name = list(paths), name
+        self.identity: Mapping[str, Any] = files_identity(self.kind, self.paths)
+        schemas = [_open(path).schema_arrow for path in self.paths]
+        schema = schemas[0]
+        for path, other in zip(self.paths, schemas, strict=True):
+            if not schema.equals(other):
+                what = f"its columns differ from those of {self.paths[0].name}"
+                raise SourceError(what, path, "Pack files of different columns one by one")
+        self._image = _find_image(schema, image_column, self.paths[0])
+        self._mask = _find_mask(schema, mask_column, self.paths[0])
+        self._lengths = [_open(path).metadata.num_rows for path in self.paths]
+        if not sum(self._lengths):
+            raise SourceError("it has no rows", self.paths[0])
+        self.has_masks = self._mask is not None
+        self.ignored: Mapping[str, int] = {}
+        self._has_keys = "key" in schema.names and _is_text(schema.field("key").type)
+        taken = [self._image, self._mask, "key" if self._has_keys else None]
+        plain = [column for column in schema.names if column not in taken]
+        self._fields = field_names(plain, self.paths[0])
+        self.labels: Mapping[str, Column] = self._find_labels(schema)
+        if self._has_keys:
+            check_unique(self._read_keys(), self.paths[0])
+
+    def __len__(self) -> int:
+        return sum(self._lengths)
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        """Yield the rows from number ``start`` on; a row group is read from its beginning."""
+        for path, length in zip(self.paths, self._lengths, strict=True):
+            if start < length:
+                yield from self._rows(path, start)
+            start = max(0, start - length)
+
+    def _rows(self, path: Path, start: int) -> Iterator[Item]:
+        file, first = _open(path), 0
+        for group in range(file.num_row_groups):
+            end = first + file.metadata.row_group(group).num_rows
+            if end > start:
+                yield from self._group_rows(file, path, group, first, start)
+            first = end
+
+    def _group_rows(
+        self, file: pq.ParquetFile, path: Path, group: int, row: int, start: int
+    ) -> Iterator[Item]:
+        batches = file.iter_batches(_BATCH_ROWS, row_groups=[group], use_threads=False)
+        while (batch := _next_batch(batches, path, row)) is not None:
+            for i in range(max(0, start - row), len(batch)):
+                yield self._item(batch, i, path, row + i)
+            row += len(batch)
+
+    def _item(self, batch: pa.RecordBatch, i: int, path: Path, row: int) -> Item:
+        where = f"{path}, row {row}"
+        key = batch.column("key")[i].as_py() if self._has_keys else _row_key(path, row)
+        if key is None:
+            return broken_item(_row_key(path, row), "the key is missing", where)
+        labels = {
+            field: self._value(field, batch.column(name)[i].as_py())
+            for name, field in self._fields.items()
+        }
+        read = _reader(batch.column(self._image)[i].as_py(), path.parent, where, "picture")
+        mask = None
+        if self._mask is not None:
+            mask = _reader(batch.column(self._mask)[i].as_py(), path.parent, where, "mask")
+        return Item(key, where, read, labels, mask)
+
+    def _value(self, field: str, value: Any) -> Any:
+        kind = self.labels[field].kind
+        if kind == "text":
+            return "" if value is None else str(value)
+        return value
+
+    def _find_labels(self, schema: pa.Schema) -> dict[str, Column]:
+        named = _class_names(schema)
+        labels = {}
+        for name, field in self._fields.items():
+            kind = schema.field(name).type
+            if name in named and pa.types.is_integer(kind):
+                labels[field] = Column("class", named[name], numbered=True)
+            elif field == "label" and _is_text(kind):
+                labels[field] = column_of(field, self._distinct(name))
+            else:
+                labels[field] = _column(kind)
+        return labels
+
+    def _distinct(self, name: str) -> list[str | None]:
+        values: set[str | None] = set()
+        for path in self.paths:
+            values.update(_read_column(path, name).unique().to_pylist())
+        return list(values - {None})
+
+    def _read_keys(self) -> Iterator[tuple[str, str]]:
+        for path in self.paths:
+            for row, key in enumerate(_read_column(path, "key").to_pylist()):
+                if key is not None:
+                    yield key, f"{path.name}, row {row}"
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise SourceError(f"it cannot be read as Parquet ({error})", path) from error
+
+
+def _read_column(path: Path, name: str) -> pa.ChunkedArray:
+    try:
+        return pq.read_table(path, columns=[name], partitioning=None, use_threads=False).column(0)
+    except (OSError, pa.ArrowException) as error:
+        raise SourceError(f"column {name!r} cannot be read ({error})", path) from error
+
+
+def _next_batch(batches: Iterator[pa.RecordBatch], path: Path, row: int) -> pa.RecordBatch | None:
+    try:
+        return next(batches, None)
+    except (OSError, pa.ArrowException) as error:
+        raise SourceError(f"it cannot be read ({error})", f"{path}, row {row}") from error
+
+
+def _row_key(path: Path, row: int) -> str:
+    return f"{path.stem}/{row:08d}"
+
+
+def _reader(value: Any, folder: Path, where: str, what: str) -> Any:
+    data, path = value, None
+    if isinstance(value, Mapping):
+        data, path = value.get("bytes"), value.get("path")
+    if data is None and path:
+        return partial(read_file, os.path.join(folder, path), f"{where} ({path})")
+    return partial(_given, data, where, what)
+
+
+def _given(data: bytes | None, where: str, what: str) -> bytes:
+    if data is None:
+        raise SourceError(f"the {what} is missing", where)
+    return data
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_picture(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        names = [kind.field(i).name for i in range(kind.num_fields)]
+        return "bytes" in names and _is_binary(kind.field(names.index("bytes")).type)
+    return _is_binary(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _column(kind: pa.DataType) -> Column:
+    types = pa.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_integer(kind) or types.is_boolean(kind):
+        return Column("int")
+    if types.is_floating(kind):
+        return Column("float")
+    if _is_binary(kind):
+        return Column("bytes")
+    nested = types.is_nested(kind) and not types.is_map(kind)
+    return Column(
+        "json" if nested else "text"
+    )  # text: strings, dates, decimals, maps as Python shows them
+
+
+def _find_image(schema: pa.Schema, wanted: str | None, path: Path) -> str:
+    if wanted is not None:
+        if wanted not in schema.names:
+            raise SourceError(f"it has no column {wanted!r}, but {schema.names}", path)
+        if not _is_picture(schema.field(wanted).type):
+            what = f"column {wanted!r} holds {schema.field(wanted).type}"
+            raise SourceError(what, path, "Pictures are binary, or a struct of bytes and path")
+        return wanted
+    pictures: list[str] = [name for name in schema.names if _is_picture(schema.field(name).type)]
+    by_lower = {name.lower(): name for name in reversed(pictures)}
+    found = next((by_lower[name] for name in _IMAGE_NAMES if name in by_lower), None)
+    if found is None and len(pictures) == 1:
+        found = pictures[0]
+    if found is None:
+        hint = (
+            "Choose one with --image-column"
+            if pictures
+            else "Is it a table? See 'packdata tables'"
+        )
+        what = f"no column is known to hold pictures; binary: {pictures}, all: {schema.names}"
+        raise SourceError(what, path, hint)
+    return found
+
+
+def _find_mask(schema: pa.Schema, wanted: str | None, path: Path) -> str | None:
+    if wanted is not None:
+        return _find_image(schema, wanted, path)
+    has_mask = "mask" in schema.names and _is_picture(schema.field("mask").type)
+    return "mask" if has_mask else None
+
+
+def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Return the class names that Hugging Face's ``datasets`` wrote into the schema, by column."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        return {
+            name: tuple(str(each) for each in feature["names"])
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return {}

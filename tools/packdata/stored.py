@@ -1,0 +1,72 @@
+"""Picture files that were given to ``Writer``, as records: kept verbatim where that serves right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.codecs.picture import PictureCodec
+from loaders.codecs.raw import RawCodec
+from loaders.errors import CodecError
+from loaders.schema import Image, Mask
+from packdata.pictures import decode_mask, decode_picture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Array = npt.NDArray[Any]
+_KEPT = ("jpeg", "png", "webp")  # what every picture field serves, whichever it encodes to
+
+
+def stored_picture(data: bytes, field: Image | Mask, quality: int) -> tuple[bytes, tuple[int, int]]:
+    """Return the record of an encoded file, and the (height, width) of its picture.
+
+    A JPEG, PNG or WebP that needs no change is kept verbatim. Everything else is turned upright,
+    converted to the field's channels and encoded with its codec; see ``packdata.pictures``.
+
+    Raises:
+        CodecError: The file is damaged, or is not a picture that the field can hold.
+    """
+    if isinstance(field, Mask):
+        array, is_kept = _mask(data, field)
+    else:
+        array, is_kept = _image(data, field)
+    size = (int(array.shape[0]), int(array.shape[1]))
+    if is_kept and field.codec != "raw":
+        return data, size
+    return _encoder(field, quality)(array), size
+
+
+def _image(data: bytes, field: Image) -> tuple[Array, bool]:
+    if field.channels not in (1, 3):
+        return PictureCodec(field).decode(np.frombuffer(data, np.uint8)), True
+    picture = decode_picture(data, channels=field.channels, dtype=field.dtype)
+    return picture.pixels, not picture.changes and picture.format in _KEPT
+
+
+def _mask(data: bytes, field: Mask) -> tuple[Array, bool]:
+    mask = decode_mask(data)
+    cast = mask.astype(field.dtype)
+    if not np.array_equal(cast, mask):
+        raise CodecError(f"the mask has values up to {mask.max()}, the field holds {field.dtype}")
+    return cast, _serves(data, field, cast)
+
+
+def _serves(data: bytes, field: Mask, expected: Array) -> bool:
+    """Tell whether readers would see these numbers in the file (palettes come out as colors)."""
+    if field.dtype not in ("uint8", "uint16"):
+        return False
+    try:
+        served = PictureCodec(field).decode(np.frombuffer(data, np.uint8))
+    except CodecError:
+        return False
+    return np.array_equal(served, expected)
+
+
+def _encoder(field: Image | Mask, quality: int) -> Callable[[Array], bytes]:
+    if field.codec == "raw":
+        return RawCodec(field).encode
+    codec = PictureCodec(field)
+    return lambda array: codec.encode(array, quality)

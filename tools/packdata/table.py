@@ -1,0 +1,142 @@
+"""Columns from a CSV file, matched to samples by key, as records of new fields."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaders.codecs import codec_for
+from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.schema import Array, Field, Json, Label, Text, check_field_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+# Not 007: that is a name, and must come back as it was.
+_INT = re.compile(r"-?(0|[1-9]\d{0,17})")
+_FLOAT = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?inf|nan", re.IGNORECASE)
+KINDS = ("label", "text", "json", "int64", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """New fields, and for each key what to store in them.
+
+    Attributes:
+        fields: Field by column name.
+        records: By key: the record of each field.
+    """
+
+    fields: Mapping[str, Field]
+    records: Mapping[str, Mapping[str, bytes]]
+
+
+def read_table(path: Path | str, on: str, kinds: Mapping[str, str] | None = None) -> Table:
+    """Read a CSV file with a header line.
+
+    Columns of whole numbers become int64, of other numbers float64 (empty cells NaN), the rest
+    text. ``kinds`` decides otherwise: a ``label``'s classes are the column's values, sorted.
+
+    Args:
+        path: The file: UTF-8, separated by commas.
+        on: The column of keys.
+        kinds: By column name one of ``KINDS``.
+
+    Raises:
+        SourceError: The file is no such table, names a key twice, or a value is not of its kind.
+    """
+    path, kinds = Path(path), kinds or {}
+    header, rows = _read(path)
+    if on not in header:
+        raise SourceError(f"it has no column {on!r}; it has {', '.join(header)}", path)
+    for name, kind in kinds.items():
+        if kind not in KINDS or name not in header or name == on:
+            raise SourceError(
+                f"column {name!r} cannot be read as {kind!r}; kinds are {', '.join(KINDS)}", path
+            )
+    keys = _column(header, rows, on)
+    _check_keys(keys, path)
+    fields: dict[str, Field] = {}
+    records: dict[str, dict[str, bytes]] = {key: {} for key in keys}
+    for name in header:
+        if name == on:
+            continue
+        values = _column(header, rows, name)
+        fields[name], parse = _field(name, values, kinds.get(name), path)
+        for i, (key, text) in enumerate(zip(keys, values, strict=True)):
+            records[key][name] = _record(
+                fields[name], parse, text, f"row {i + 1}, column {name!r}", path
+            )
+    return Table(fields, records)
+
+
+def _read(path: Path) -> tuple[list[str], list[list[str]]]:
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            header, *rows = [row for row in csv.reader(file, strict=True) if row] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"it cannot be read as CSV ({error})", path) from error
+    if not header or len(set(header)) != len(header):
+        raise SourceError(f"its first line must name the columns, each once; it is {header}", path)
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(header):
+            raise SourceError(f"row {number} has {len(row)} cells, the header {len(header)}", path)
+    return header, rows
+
+
+def _column(header: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> list[str]:
+    i = header.index(name)
+    return [row[i] for row in rows]
+
+
+def _check_keys(keys: Sequence[str], path: Path) -> None:
+    if len(set(keys)) != len(keys):
+        twice = Counter(keys).most_common(1)[0][0]
+        raise SourceError(
+            f"key {twice!r} stands in it twice", path, "One row for each key, please"
+        )
+
+
+def _field(
+    name: str, values: Sequence[str], kind: str | None, path: Path
+) -> tuple[Field, Callable[[str], Any]]:
+    """Return the field for a column and what turns its cells into values."""
+    try:
+        check_field_name(name)
+    except SchemaError as error:
+        raise SourceError(str(error), path, "Rename the column") from error
+    if kind == "label":
+        classes = tuple(sorted(set(values)))
+        return Label(classes=classes), {name: i for i, name in enumerate(classes)}.__getitem__
+    if kind == "json":
+        import json
+
+        return Json(), json.loads
+    kind = kind or _guess(values)
+    if kind == "text":
+        return Text(), str
+    return Array(dtype=kind), int if kind == "int64" else _float
+
+
+def _guess(values: Sequence[str]) -> str:
+    if values and all(_INT.fullmatch(text) for text in values):
+        return "int64"
+    if any(values) and all(not text or _FLOAT.fullmatch(text) for text in values):
+        return "float64"
+    return "text"
+
+
+def _float(text: str) -> float:
+    return float(text) if text else float("nan")
+
+
+def _record(field: Field, parse: Callable[[str], Any], text: str, where: str, path: Path) -> bytes:
+    try:
+        return codec_for(field).encode(parse(text))
+    except (ValueError, OverflowError, CodecError) as error:
+        kind = field.dtype if isinstance(field, Array) else field.kind
+        raise SourceError(f"{where}: {text!r} is not {kind} ({error})", path) from error

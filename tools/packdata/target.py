@@ -1,0 +1,398 @@
+"""The folder that is packed into: who may write there, what is staged, how it is published.
+
+Everything unfinished lies in ``DST/.packing``: the lock, the journal, and the staged shards.
+Nothing else in DST is touched until every shard is complete. Then (``publish``) the shards are
+renamed into place under names that no file there has, the manifests are replaced, each in one
+step, and only after that the files of the dataset that was there before are deleted: a reader
+finds the old dataset or the new one, and dying in between costs neither. Each step may be
+repeated.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from loaders.errors import LoadersError, ManifestError, PackError
+from loaders.formats import write_shard
+from loaders.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ShardInfo,
+    publish_bytes,
+    publish_manifest,
+    read_manifest,
+)
+from loaders.schema import Schema
+from packdata.journal import (
+    JOURNAL_NAME,
+    LOCK_NAME,
+    Header,
+    Journal,
+    Reject,
+    State,
+    TargetLock,
+    flatten_plan,
+)
+from packdata.shards import Format, shard_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from loaders.columns import Column
+
+PACKER = "loaders 0.1.0"  # part of every plan, too: another version may encode other bytes
+PACKING_NAME = ".packing"
+REJECTED_NAME = "rejected.jsonl"
+_STAGED = "shards"
+_NEVER_OURS = frozenset({PACKING_NAME, "lost+found"})
+_NUMBERED = re.compile(r"shard-(\d+)\.")
+_GO_ON = "Then run the same command again: it continues"
+
+
+class Packing:
+    """A packing under way: the lock on its target, its journal, and a thread that writes shards.
+
+    Args:
+        dst: The destination.
+        folders: The datasets below it that will be filled; "" is the destination itself.
+        plan: JSON of all that decides the output.
+        overwrite: Replace the datasets that are there, and drop an unfinished packing of another
+            plan.
+        resumable: False if nothing can go on where this ends early.
+
+    Raises:
+        PackError: The target holds something else, is in use, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        dst: Path,
+        folders: Sequence[str],
+        plan: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        resumable: bool = True,
+    ) -> None:
+        self.dst, self.folders = dst, tuple(folders)
+        self._work = dst / PACKING_NAME
+        self._writer = ThreadPoolExecutor(1, "packdata-shard")
+        self._written: Future[None] | None = None
+        self._is_published = self._is_closed = False
+        with _told(dst, "it cannot be packed into"):
+            if not self._work.exists():
+                self._existing(overwrite)  # refuses before anything is created
+            self._created = not dst.exists()
+            dst.mkdir(parents=True, exist_ok=True)
+            self._lock = TargetLock(self._work / LOCK_NAME)
+            try:
+                self.journal = self._open_journal(flatten_plan(plan), overwrite, resumable)
+            except BaseException:
+                if not (self._work / JOURNAL_NAME).exists():
+                    self._clean_up()
+                self._lock.release()
+                raise
+
+    @property
+    def is_published(self) -> bool:
+        """True once the target holds the datasets."""
+        return self._is_published
+
+    @property
+    def state(self) -> State:
+        """How far the packing has come."""
+        return self.journal.state
+
+    def _open_journal(self, plan: dict[str, str], overwrite: bool, resumable: bool) -> Journal:
+        journal = Journal.open(self._work / JOURNAL_NAME, self._has_shard)
+        if journal is not None:
+            same = resumable and journal.header.resumable and not journal.header.differences(plan)
+            if self._can_go_on(journal, plan, same=same, overwrite=overwrite):
+                return journal
+            journal.close()
+            journal.path.unlink()
+        existing = self._existing(overwrite)
+        self._clear()
+        first = {folder: _free_number(self.dst / folder) for folder in self.folders}
+        header = Header(plan, resumable, first, _replaced(existing))
+        return Journal.create(self._work / JOURNAL_NAME, header)
+
+    def _can_go_on(
+        self, journal: Journal, plan: dict[str, str], *, same: bool, overwrite: bool
+    ) -> bool:
+        """Continue the packing of the journal, or return False if it is to be dropped."""
+        if journal.state.done is not None:
+            self.journal = journal
+            self._publish()  # the last run died while publishing: finish that, whatever comes next
+            self._is_published = same
+            return same
+        if same:
+            return journal.header.replaces == _replaced(self._existing(overwrite))
+        if journal.header.resumable and journal.state.shards and not overwrite:
+            differences = "; ".join(journal.header.differences(plan)[:4])
+            what = f"an unfinished packing there is another: {differences}"
+            raise PackError(
+                what, self.dst, "Give what it was given to continue it, or --overwrite to drop it"
+            )
+        return False
+
+    def _clear(self) -> None:
+        """Remove what an ended process has left in our folder, but for the lock that we hold."""
+        for path in self._work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK_NAME:
+                path.unlink()
+
+    def _existing(self, overwrite: bool) -> dict[str, Manifest]:
+        """Return the datasets that would be replaced; PackError where that is not wanted."""
+        existing = find_datasets(self.dst, self.folders)
+        if existing and not overwrite:
+            hint = "--overwrite replaces it; 'packdata append' adds to it"
+            raise PackError("a packed dataset is there", self.dst / next(iter(existing)), hint)
+        return existing
+
+    def _has_shard(self, folder: str, info: ShardInfo) -> bool:
+        places = (self._staged(folder) / info.file, self.dst / folder / info.file)
+        return any(path.exists() and path.stat().st_size == info.size_bytes for path in places)
+
+    def _staged(self, folder: str) -> Path:
+        return self._work / _STAGED / folder
+
+    def write(
+        self,
+        part: str,
+        folder: str,
+        columns: Mapping[str, Column],
+        schema: Schema,
+        format: Format,
+        items: int,
+        rejects: Sequence[Reject],
+    ) -> None:
+        """Write the next shard of a target on a thread; one at a time, which bounds memory.
+
+        Args:
+            part: The part it belongs to.
+            folder: The target.
+            columns: Its rows.
+            schema: Their fields.
+            format: Of the file.
+            items: Items of the part's source that are done with this shard.
+            rejects: Items of the part that were left out since the last call.
+
+        Raises:
+            PackError: This shard's predecessor could not be written.
+        """
+        self.wait()
+        line = {"part": part, "target": folder, "items": items, "rejects": list(rejects)}
+        number = self.journal.header.first[folder] + len(self.state.shards.get(folder, ()))
+        path = self._staged(folder) / shard_name("shard", number, format)
+        self._written = self._writer.submit(self._write, path, columns, schema, line)
+
+    def _write(
+        self, path: Path, columns: Mapping[str, Column], schema: Schema, line: dict[str, Any]
+    ) -> None:
+        with _told(path, "the shard cannot be written"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # half of it may be left from a run that was killed
+            try:
+                info = write_shard(path, columns, schema.fields)
+            except BaseException:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+                raise
+            _sync_folder(path.parent)
+            self.journal.append(line | {"shard": info.to_json()})
+
+    def wait(self) -> None:
+        """Return once the shard under way is on disk; PackError if it cannot be written."""
+        if self._written is not None:
+            written, self._written = self._written, None
+            written.result()
+
+    def end_part(self, part: str, items: int, rejects: Sequence[Reject]) -> None:
+        """Note that a part of the source is packed to its end."""
+        self.wait()
+        with _told(self._work, "the journal cannot be written"):
+            self.journal.append({"part": part, "end": items, "rejects": list(rejects)})
+
+    def publish(self, contents: Mapping[str, tuple[Schema, Mapping[str, Any]]]) -> None:
+        """Make datasets of the finished shards: per target its schema and provenance."""
+        self.wait()
+        done = {
+            folder: {"schema": schema.to_json(), "provenance": dict(provenance)}
+            for folder, (schema, provenance) in contents.items()
+        }
+        with _told(self.dst, "the dataset cannot be published"):
+            self.journal.append({"done": done})
+            self._publish()
+
+    def _publish(self) -> None:
+        for folder in self.state.done or {}:
+            self._rename_shards(folder)
+        self._publish_rejects()
+        for folder in self.state.done or {}:
+            replaced, files = self.journal.header.replaces.get(folder, (None, ()))
+            there = _dataset_at(self.dst / folder)
+            if there is None or there.fingerprint == replaced:
+                there = self.manifest(folder)
+                publish_manifest(self.dst / folder, there)
+            # else it is ours already, maybe with more appended to it since
+            for name in set(files) - set(_files(there)):
+                (self.dst / folder / name).unlink(missing_ok=True)
+        self._is_published = True
+
+    def _rename_shards(self, folder: str) -> None:
+        target = self.dst / folder
+        target.mkdir(parents=True, exist_ok=True)
+        for shard in self.state.shards[folder]:
+            staged = self._staged(folder) / shard.file
+            if staged.exists():
+                os.replace(staged, target / shard.file)
+        _sync_folder(target)
+        with suppress(PermissionError):  # a folder may be writable below one that cannot be read
+            _sync_folder(target.parent)
+
+    def _publish_rejects(self) -> None:
+        path = self.dst / REJECTED_NAME
+        rejects = [reject for part in self.state.rejects.values() for reject in sorted(part)]
+        lines = [
+            json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects
+        ]
+        if rejects:
+            publish_bytes(path, "".join(f"{line}\n" for line in lines).encode())
+        elif self.journal.header.replaces:
+            path.unlink(missing_ok=True)
+
+    def manifest(self, folder: str) -> Manifest:
+        """Return the manifest of a target that is complete."""
+        content = (self.state.done or {})[folder]
+        schema = Schema.from_json(content["schema"])
+        return Manifest(schema, tuple(self.state.shards[folder]), content["provenance"])
+
+    def close(self) -> None:
+        """Wait for the shard under way, and leave what it takes to go on; may be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._writer.shutdown(wait=True, cancel_futures=True)
+        self.journal.close()
+        can_go_on = self.journal.header.resumable and bool(self.state.shards)
+        with suppress(OSError):
+            if self._is_published or not (can_go_on or self.state.done):
+                self._clean_up()
+        self._lock.release()
+
+    def _clean_up(self) -> None:
+        self._clear()
+        (self._work / LOCK_NAME).unlink(missing_ok=True)
+        self._work.rmdir()
+        if self._created and not self._is_published:
+            self.dst.rmdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def find_datasets(dst: Path, folders: Sequence[str]) -> dict[str, Manifest]:
+    """Return which of the folders below a destination are datasets already.
+
+    Raises:
+        PackError: The destination holds something that packing did not put there.
+    """
+    if dst.exists() and not dst.is_dir():
+        raise PackError("it is a file", dst, "Choose a folder that is new or empty")
+    found = {folder: _dataset_at(dst / folder) for folder in folders}
+    datasets = {folder: manifest for folder, manifest in found.items() if manifest is not None}
+    for foreign in _foreign(dst, "", found):
+        if (foreign / MANIFEST_NAME).exists():
+            raise PackError("another packed dataset is there", foreign, "Choose another folder")
+        if not datasets:
+            hint = "Choose a folder that is new or empty; nothing here was touched"
+            raise PackError(f"it is not empty (it holds {foreign.name!r})", foreign.parent, hint)
+    return datasets
+
+
+def _dataset_at(folder: Path) -> Manifest | None:
+    if not (folder / MANIFEST_NAME).exists():
+        return None
+    try:
+        return read_manifest(folder)
+    except ManifestError as error:
+        hint = "Which files belong to it is not known: remove the folder yourself"
+        raise PackError(
+            f"the dataset there cannot be replaced ({error.what})", folder, hint
+        ) from error
+
+
+def _foreign(dst: Path, below: str, found: Mapping[str, Manifest | None]) -> Iterator[Path]:
+    """Yield what lies in and between the target folders, and belongs to none of their datasets."""
+    folder = dst / below
+    if found.get(below) is not None or not folder.is_dir():
+        return
+    inner = {f.split("/")[0] for f in _below(found, below)}
+    for path in sorted(folder.iterdir()):
+        if path.name in inner and path.is_dir():
+            yield from _foreign(dst, f"{below}/{path.name}".lstrip("/"), found)
+        elif path.name not in _NEVER_OURS:
+            yield path
+
+
+def _below(folders: Mapping[str, Any], below: str) -> list[str]:
+    prefix = f"{below}/" if below else ""
+    return [f.removeprefix(prefix) for f in folders if f.startswith(prefix) and f != below]
+
+
+def _free_number(folder: Path) -> int:
+    """Return the first shard number that no file there has, and none after it."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return 1 + max((int(m[1]) for m in map(_NUMBERED.match, names) if m), default=-1)
+
+
+def _replaced(existing: Mapping[str, Manifest]) -> dict[str, tuple[str, list[str]]]:
+    return {folder: (m.fingerprint, _files(m)) for folder, m in existing.items()}
+
+
+def _files(manifest: Manifest) -> list[str]:
+    return [shard.file for shard in manifest.shards]
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _told(path: Path, what: str) -> Iterator[None]:
+    """Turn what the system says into a PackError."""
+    import lmdb
+
+    try:
+        yield
+    except LoadersError:
+        raise
+    except (OSError, lmdb.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise PackError(f"{what} ({reason})", path, _remedy(error)) from error
+
+
+def _remedy(error: Exception) -> str:
+    code = getattr(error, "errno", None)
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space" in str(error):
+        return f"Make room there. {_GO_ON}"
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "Choose a folder that may be written to"
+    return _GO_ON

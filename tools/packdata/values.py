@@ -1,0 +1,224 @@
+"""Values as users have them (paths, arrays, names of classes) to the records of a field.
+
+``prepare`` does at once what is cheap, so that a wrong value is an error where it was given, and
+returns the rest as work for a thread. Nothing keeps an array: the caller may change it afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loaders.codecs import codec_for
+from loaders.errors import CodecError, SourceError
+from loaders.schema import Boxes, Field, Image, Label, Mask, MultiLabel
+
+Size = tuple[int, int]
+
+
+class Encoded(NamedTuple):
+    """A record, and (height, width) if it is of an image or mask."""
+
+    record: bytes
+    size: Size | None = None
+
+
+class Work(NamedTuple):
+    """What makes a record, (height, width) where that is known before, and the bytes it holds."""
+
+    make: Callable[[], Encoded]
+    size: Size | None = None
+    nbytes: int = 0
+
+
+Prepared = Encoded | Work
+
+
+class Preparer:
+    """Turns the values of one field into records.
+
+    Args:
+        field: The field.
+        quality: Of newly encoded JPEG and WebP, 1 to 100.
+    """
+
+    def __init__(self, field: Field, quality: int) -> None:
+        self.field, self.codec, self._quality = field, codec_for(field), quality
+        self._classes = {}
+        if isinstance(field, Label | MultiLabel):
+            self._classes = {name: i for i, name in enumerate(field.classes or ())}
+
+    def __call__(self, value: Any) -> Prepared:
+        """Return the record of a value, or the work that makes it.
+
+        Raises:
+            CodecError: The field cannot hold the value.
+        """
+        if isinstance(self.field, Image | Mask):
+            return self._picture(value, self.field)
+        if isinstance(self.field, Label):
+            value = self._label(value, self.field)
+        elif isinstance(self.field, MultiLabel):
+            value = self._multilabel(value, self.field)
+        elif isinstance(self.field, Boxes):
+            value = _boxes(value)
+        return Encoded(self._encode(value))
+
+    def _encode(self, value: Any) -> bytes:
+        try:
+            return self.codec.encode(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, CodecError):
+                raise
+            raise CodecError(f"takes {describe(self.field)}, got {_shown(value)}") from error
+
+    def _label(self, value: Any, field: Label) -> int:
+        if isinstance(value, str):
+            if value in self._classes:
+                return self._classes[value]
+            known = (
+                f"known: {_some(field.classes)}" if field.classes else "no classes are declared"
+            )
+            raise CodecError(f"class {value!r} is unknown ({known})")
+        number = np.asarray(value)
+        if number.dtype.kind not in "ui" or number.ndim:
+            raise CodecError(f"takes a class name or number, got {_shown(value)}")
+        if field.classes is not None and not 0 <= number < len(field.classes):
+            raise CodecError(f"class number must be in [0, {len(field.classes)}), got {number}")
+        return int(number)
+
+    def _multilabel(self, value: Any, field: MultiLabel) -> np.ndarray[Any, Any]:
+        if isinstance(value, str):
+            raise CodecError(f"takes several class names, got the string {value!r}")
+        values = list(value) if isinstance(value, Sequence | set | frozenset) else value
+        if isinstance(values, list) and all(isinstance(name, str) for name in values):
+            flags = np.zeros(len(field.classes), np.uint8)
+            for name in values:
+                if name not in self._classes:
+                    raise CodecError(f"class {name!r} is unknown (known: {_some(field.classes)})")
+                flags[self._classes[name]] = 1
+            return flags
+        flags = np.asarray(values)
+        if flags.shape != (len(field.classes),) or not np.isin(flags, (0, 1)).all():
+            takes = f"takes class names, or a 0 or 1 for each of the {len(field.classes)} classes"
+            raise CodecError(f"{takes}, got {_shown(value)}")
+        return flags.astype(np.uint8)
+
+    def _picture(self, value: Any, field: Image | Mask) -> Prepared:
+        if isinstance(value, str | Path):
+            path = Path(value)
+            return Work(lambda: self._from_file(path, field))
+        if isinstance(value, bytes | bytearray | memoryview):
+            data = bytes(value)
+            return Work(lambda: self._from_bytes(data, field), nbytes=len(data))
+        array = np.asarray(value)
+        size = _check_picture(array, field)
+        if field.codec == "raw":
+            return Encoded(self._encode(array), size)
+        array = array.astype(field.dtype)  # ours: a copy
+        return Work(lambda: Encoded(self._encode_picture(array), size), size, array.nbytes)
+
+    def _encode_picture(self, array: np.ndarray[Any, Any]) -> bytes:
+        if self.field.codec in ("jpeg", "webp"):
+            return self.codec.encode(array, self._quality)  # type: ignore[call-arg]
+        return self._encode(array)
+
+    def _from_file(self, path: Path, field: Image | Mask) -> Encoded:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise SourceError(f"it cannot be read ({error.strerror})", path) from error
+        try:
+            return self._from_bytes(data, field)
+        except CodecError as error:
+            raise SourceError(str(error), path) from error
+
+    def _from_bytes(self, data: bytes, field: Image | Mask) -> Encoded:
+        from packdata.stored import stored_picture
+
+        record, size = stored_picture(data, field, self._quality)
+        _check_size(size, field)
+        return Encoded(record, size)
+
+
+def _check_picture(array: np.ndarray[Any, Any], field: Image | Mask) -> Size:
+    """Check what an array is, before it is encoded; return its size."""
+    channels = field.channels if isinstance(field, Image) else None
+    wanted = "H x W" if channels is None else f"H x W x {channels}"
+    is_gray = channels == 1 and array.ndim == 2
+    if channels is None:
+        fits = array.ndim == 2
+    else:
+        fits = is_gray or (array.ndim == 3 and array.shape[2] == channels)
+    fits = fits and 0 not in array.shape and _holds(field, array)
+    if not fits:
+        raise CodecError(f"takes {field.dtype} of {wanted}, got {_shown(array)}")
+    size = (int(array.shape[0]), int(array.shape[1]))
+    _check_size(size, field)
+    return size
+
+
+def _holds(field: Image | Mask, array: np.ndarray[Any, Any]) -> bool:
+    """Masks may come as any integers that fit; pixels have one dtype, so that none is rescaled."""
+    if array.dtype == np.dtype(field.dtype):
+        return True
+    return (
+        isinstance(field, Mask)
+        and array.dtype.kind in "uib"
+        and np.array_equal(array.astype(field.dtype), array)
+    )
+
+
+def _check_size(size: Size, field: Image | Mask) -> None:
+    if field.size is not None and size != field.size:
+        wanted = "{} x {}".format(*field.size)
+        raise CodecError(f"takes pictures of {wanted} (H x W), got {size[0]} x {size[1]}")
+
+
+def _boxes(value: Any) -> np.ndarray[Any, Any]:
+    boxes = np.asarray(value, np.float32) if len(value) else np.zeros((0, 4), np.float32)
+    if boxes.ndim != 2 or boxes.shape[1] != 4:
+        raise CodecError(f"takes boxes of (n, 4): x1, y1, x2, y2; got {boxes.shape}")
+    wrong = ~(
+        np.isfinite(boxes).all(1) & (boxes[:, 0] <= boxes[:, 2]) & (boxes[:, 1] <= boxes[:, 3])
+    )
+    if wrong.any():
+        box = boxes[wrong.argmax()].tolist()
+        raise CodecError(f"takes boxes of x1, y1, x2, y2 with x1 <= x2 and y1 <= y2; got {box}")
+    return boxes
+
+
+def describe(field: Field) -> str:
+    """Return in words what a field holds."""
+    if field.shape is None:
+        return {"text": "str", "json": "JSON values", "bytes": "bytes"}.get(field.kind, field.kind)
+    shape = ", ".join("any" if n is None else str(n) for n in field.shape)
+    return f"{field.dtype} of ({shape})" if field.shape else f"one {field.dtype}"
+
+
+def _shown(value: Any) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None:
+        return f"{dtype} of {tuple(shape)}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def check_sizes(sizes: Mapping[str, Size | None], fields: Mapping[str, Field]) -> None:
+    """Raise CodecError if masks differ in size from the one image; sizes not known yet pass."""
+    images = [name for name, field in fields.items() if isinstance(field, Image)]
+    if len(images) != 1:  # which image a mask belongs to is then the user's to know
+        return
+    want = sizes[images[0]]
+    for name, field in fields.items():
+        got = sizes[name]
+        if isinstance(field, Mask) and want != got and want is not None and got is not None:
+            image = f"the image {images[0]!r} {want[0]} x {want[1]}"
+            raise CodecError(f"the mask {name!r} is {got[0]} x {got[1]} (H x W), {image}")

@@ -1,0 +1,199 @@
+"""Conditions on samples, as ``--where`` takes them: ``label == "cat" and width >= 256``.
+
+An expression is Python's syntax of comparisons, ``and``, ``or``, ``not``, ``in``, names and
+literals; anything else is refused. It is parsed and then interpreted here: nothing is passed to
+``eval``.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import itertools
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from loaders.errors import SchemaError
+from loaders.schema import Array, Label, MultiLabel, Text
+
+if TYPE_CHECKING:
+    from loaders.schema import Field
+
+Values = Mapping[str, Any]
+_Part = Callable[[Values], Any]
+_MAX_CHARS = 10_000
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+
+
+class ClassNumber(int):
+    """The number of a class that also equals the class's name."""
+
+    name: str | None
+
+    def __new__(cls, number: int, classes: tuple[str, ...] | None) -> ClassNumber:
+        """Make the number, with its name if it has one."""
+        self = super().__new__(cls, number)
+        known = classes is not None and 0 <= number < len(classes)
+        self.name = classes[number] if known and classes is not None else None
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other if isinstance(other, str) else int(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return int.__hash__(self)
+
+
+class Where:
+    """A condition on the values of a sample.
+
+    Args:
+        expression: For example ``key in ("a", "b") or not label < 3``. A label compares with
+            numbers and with class names; a multi-label is the tuple of its class names (``"cat"
+            in tags``); ``x in text`` finds a part.
+        fields: The fields that may be named; of these only scalars, labels and texts have a value.
+
+    Attributes:
+        names: The fields that the expression names.
+
+    Raises:
+        SchemaError: It is not such an expression, or names what is not there.
+
+    Example:
+        >>> Where("0 <= x < 3", {"x": Array(dtype="int32")})({"x": 2})
+        True
+    """
+
+    def __init__(self, expression: str, fields: Mapping[str, Field]) -> None:
+        self.expression, self._fields = expression, fields
+        self.names: set[str] = set()
+        if len(expression) > _MAX_CHARS:
+            raise SchemaError(
+                f"the condition has {len(expression)} characters, up to {_MAX_CHARS} are read"
+            )
+        try:
+            tree = ast.parse(expression.strip(), mode="eval")
+            self._test = self._compile(tree.body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            if isinstance(error, SchemaError):
+                raise
+            raise SchemaError(f"the condition {expression!r} cannot be read ({error})") from error
+
+    def __call__(self, values: Values) -> bool:
+        """Return whether a sample with these values (of ``names``) fulfils the condition."""
+        try:
+            return bool(self._test(values))
+        except TypeError as error:
+            shown = ", ".join(f"{name} = {values[name]!r}" for name in sorted(self.names))
+            raise SchemaError(
+                f"the condition {self.expression!r} does not fit {shown}: {error}"
+            ) from error
+
+    def _compile(self, node: ast.expr) -> _Part:
+        match node:
+            case ast.BoolOp(op=op, values=values):
+                return _all_or_any(op, [self._compile(value) for value in values])
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                inner = self._compile(operand)
+                return lambda values: not inner(values)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+                return lambda values: -number
+            case ast.Compare(left=left, ops=ops, comparators=comparators):
+                return self._compare([left, *comparators], ops)
+            case ast.Constant(value=bool() | int() | float() | str() as value):
+                return lambda values: value
+            case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
+                parts = [self._compile(element) for element in elements]
+                return lambda values: tuple(part(values) for part in parts)
+            case ast.Name(id=name):
+                self._check_name(name)
+                return lambda values: values[name]
+        what = ast.unparse(node)
+        raise SchemaError(
+            f"the condition may not contain {what!r}: it takes comparisons, and, or, not, in, "
+            "names and literals"
+        )
+
+    def _compare(self, operands: list[ast.expr], ops: list[ast.cmpop]) -> _Part:
+        for op in ops:
+            if type(op) not in _COMPARE:
+                raise SchemaError(f"the condition {self.expression!r} uses 'is': take '=='")
+        for one, other in itertools.pairwise(operands):
+            self._check_class_names(one, other)
+            self._check_class_names(other, one)
+        parts = [self._compile(operand) for operand in operands]
+        tests = [_COMPARE[type(op)] for op in ops]
+
+        def compare(values: Values) -> bool:
+            found = [part(values) for part in parts]
+            pairs = zip(tests, found, found[1:], strict=False)
+            return all(test(one, other) for test, one, other in pairs)
+
+        return compare
+
+    def _check_name(self, name: str) -> None:
+        field = self._fields.get(name)
+        usable = [n for n, f in self._fields.items() if has_scalar(f)]
+        if field is None or not has_scalar(field):
+            what = (
+                f"there is no field {name!r}" if field is None else f"{name!r} has no single value"
+            )
+            raise SchemaError(
+                f"{what}; a condition can name {', '.join(usable) or 'nothing here'}"
+            )
+        self.names.add(name)
+
+    def _check_class_names(self, name: ast.expr, literal: ast.expr) -> None:
+        """Refuse names of no class: they are typing errors, and would select nothing."""
+        field = self._fields.get(name.id) if isinstance(name, ast.Name) else None
+        classes = field.classes if isinstance(field, Label | MultiLabel) else None
+        elements = (
+            literal.elts if isinstance(literal, ast.Tuple | ast.List | ast.Set) else [literal]
+        )
+        for element in elements:
+            if (
+                classes is not None
+                and isinstance(element, ast.Constant)
+                and isinstance(element.value, str)
+            ):
+                if element.value in classes:
+                    continue
+                near = difflib.get_close_matches(element.value, classes, 3) or list(classes[:5])
+                raise SchemaError(
+                    f"there is no class {element.value!r}; there is {', '.join(map(repr, near))}"
+                )
+
+
+def _all_or_any(op: ast.boolop, parts: list[_Part]) -> _Part:
+    if isinstance(op, ast.And):
+        return lambda values: all(part(values) for part in parts)
+    return lambda values: any(part(values) for part in parts)
+
+
+def has_scalar(field: Field) -> bool:
+    """Return whether a condition can name this field."""
+    return isinstance(field, Label | MultiLabel | Text) or (
+        isinstance(field, Array) and field.dims == ()
+    )
+
+
+def scalar(field: Field, value: Any) -> Any:
+    """Return a decoded value as conditions see it."""
+    if isinstance(field, Label):
+        return ClassNumber(int(value), field.classes)
+    if isinstance(field, MultiLabel):
+        return tuple(name for name, on in zip(field.classes, value, strict=True) if on)
+    return value.item() if isinstance(field, Array) else value

@@ -1,0 +1,373 @@
+"""Packing from Python: samples one by one, of any fields.
+
+1. Normal: ``add`` checks a sample and hands it over; threads encode its pictures, in order; shards
+   are written as they fill; ``close``, or leaving ``with``, publishes the dataset.
+2. Failure: an error in ``add`` leaves the sample out; an error on a thread comes out of the next
+   ``add`` or ``close`` and ends the writer.
+3. Early close: leaving ``with`` by an exception publishes nothing and removes what was written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sized
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
+from loaders.schema import Field, Schema, Text
+from packdata.engine import OnError, Outcome, Summary, check_on_error, check_workers, summarize
+from packdata.journal import Reject
+from packdata.pool import OrderedPool, one_opencv_thread
+from packdata.progress import Progress, Quiet
+from packdata.shards import (
+    DEFAULT_SHARD_BYTES,
+    Format,
+    ShardBuilder,
+    check_records,
+    check_shard_options,
+)
+from packdata.target import PACKER, Packing
+from packdata.values import Encoded, Prepared, Preparer, Work, check_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
+
+KEY = "key"
+
+
+class _Sample(NamedTuple):
+    """A sample that is checked, but not encoded yet."""
+
+    number: int
+    key: str | None
+    values: dict[str, Prepared]
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"sample {self.number}" + ("" if self.key is None else f" (key {self.key!r})")
+
+
+class Writer:
+    """Writes a packed dataset sample by sample; leaving ``with`` publishes it.
+
+    Args:
+        dst: A folder that is new or empty.
+        fields: Field by name. The codec of each says how its values are stored.
+        defaults: Names of the fields that ``dataset[i]`` holds; all but ``key`` by default.
+        format: ``"lmdb"`` or ``"parquet"``.
+        shard_bytes: A shard ends with the sample that brings its records to this size.
+        workers: Threads that encode; None for all usable cores. The bytes do not depend on it.
+        overwrite: Replace a dataset in ``dst``; it can be read until the new one is complete.
+        quality: Of pictures that are newly encoded as JPEG or WebP, 1 to 100.
+        on_error: ``"fail"`` raises on a sample that cannot be packed, ``"skip"`` leaves it out and
+            lists it in ``rejected.jsonl``.
+        provenance: JSON for the manifest: what the data is.
+
+    Raises:
+        PackError: The target is in use, holds something else, or cannot be written.
+        ValueError: An option is out of range.
+
+    Example:
+        >>> fields = {"image": Image(), "boxes": Boxes(), "caption": Text()}  # doctest: +SKIP
+        >>> with Writer("packed", fields) as writer:  # doctest: +SKIP
+        ...     writer.add(image="a.jpg", boxes=[[1, 2, 30, 40]], caption="a cat", key="a")
+    """
+
+    def __init__(
+        self,
+        dst: Path | str,
+        fields: Mapping[str, Field],
+        *,
+        defaults: Iterable[str] | None = None,
+        format: Format = "lmdb",
+        shard_bytes: int = DEFAULT_SHARD_BYTES,
+        workers: int | None = None,
+        overwrite: bool = False,
+        quality: int = 90,
+        on_error: OnError = "fail",
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_shard_options(format, shard_bytes)
+        check_on_error(on_error)
+        if not 1 <= quality <= 100:
+            raise ValueError(f"quality must be in [1, 100], got {quality}")
+        self._fields = dict(fields)
+        self._defaults = tuple(defaults or ()) or tuple(n for n in fields if n != KEY)
+        self._schema = Schema(self._fields, self._defaults)
+        self._preparers = {name: Preparer(field, quality) for name, field in fields.items()}
+        self._format, self._shard_bytes, self._on_error = format, shard_bytes, on_error
+        self._provenance = {"source": {"kind": "python"}} if provenance is None else provenance
+        self._keys: set[str] = set()
+        self._rejects: list[Reject] = []
+        self._builder: ShardBuilder | None = None  # from the first sample on: it decides on keys
+        self._num_samples = 0
+        self._error: BaseException | None = None
+        self._began = time.monotonic()
+        self.summary: Summary | None = None
+        num_workers = check_workers(workers)
+        self._packing = Packing(
+            Path(dst), [""], {"writer": True}, overwrite=overwrite, resumable=False
+        )
+        self._open = ExitStack()  # what is released at the end, last first
+        self._open.callback(self._packing.close)
+        self._open.enter_context(one_opencv_thread())
+        pool = OrderedPool(self._encode, num_workers, lambda outcome: outcome.nbytes)
+        self._pool = self._open.enter_context(pool)
+
+    def __len__(self) -> int:
+        """Return how many samples were added."""
+        return self._num_samples
+
+    @property
+    def num_rejected(self) -> int:
+        """How many samples were left out so far."""
+        earlier = self._packing.state.rejects.get("", ())
+        return len(self._rejects) + len(earlier)
+
+    def add(self, **values: Any) -> None:
+        """Add one sample.
+
+        Args:
+            values: One per field. Pictures and masks: a path, an encoded file as ``bytes``, or an
+                array (H x W x C; masks H x W). Labels: the name or number of the class.
+                ``MultiLabel``: names, or a 0 or 1 for each class. ``Boxes``: (n, 4) of x1, y1, x2,
+                y2. ``key`` may be given for any dataset, but then to each sample, and each its
+                own.
+
+        Raises:
+            SchemaError: A field is missing, or unknown.
+            CodecError: A value is not what its field holds. Message and ``SourceError`` below name
+                the sample, its key and the field.
+            SourceError: The file of an earlier sample cannot be packed; the writer has ended.
+            PackError: A shard cannot be written, or the writer has ended; a key was used before.
+        """
+        self._check_open()
+        try:
+            sample = self._prepared(values)
+        except LoadersError as error:
+            if self._on_error == "fail":
+                raise
+            self._reject(self._num_samples, _name(self._num_samples, values), error)
+            self._num_samples += 1
+            return
+        if sample.key is not None:
+            self._keys.add(sample.key)
+        self._num_samples += 1
+        try:
+            for outcome in self._pool.put(sample):
+                self._take(outcome)
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            hint = "Nothing can be added; leave it, and write anew"
+            raise PackError(f"the writer has ended ({self._error})", self._packing.dst, hint)
+        if self.summary is not None:
+            raise PackError("the writer is closed", self._packing.dst, "Open another for more")
+
+    def _prepared(self, values: Mapping[str, Any]) -> _Sample:
+        name = _name(self._num_samples, values)
+        self._settle_key(values)
+        missing = [n for n in self._fields if n not in values]
+        unknown = [n for n in values if n not in self._fields]
+        if missing or unknown:
+            found = [f"has no {n!r}" for n in missing] + [f"has unknown {n!r}" for n in unknown]
+            raise SchemaError(f"{name} {', '.join(found)}; its fields are {list(self._fields)}")
+        key = self._checked_key(values.get(KEY), name)
+        prepared: dict[str, Prepared] = {}
+        for field, value in values.items():
+            try:
+                prepared[field] = self._preparers[field](value)
+            except CodecError as error:
+                raise CodecError(f"{name}, field {field!r}: {error}") from error
+        try:
+            check_sizes({field: value.size for field, value in prepared.items()}, self._fields)
+        except CodecError as error:
+            raise CodecError(f"{name}: {error}") from error
+        return _Sample(self._num_samples, key, prepared)
+
+    def _settle_key(self, values: Mapping[str, Any]) -> None:
+        """Let the first sample decide whether there are keys."""
+        if self._builder is None:
+            if KEY in values and KEY not in self._fields:
+                self._fields[KEY] = Text()
+                self._schema = Schema(self._fields, self._defaults)
+                self._preparers[KEY] = Preparer(self._fields[KEY], 0)
+            self._builder = ShardBuilder(self._schema, self._format, self._shard_bytes)
+
+    def _checked_key(self, key: Any, name: str) -> str | None:
+        if not isinstance(self._fields.get(KEY), Text):
+            return None
+        if not isinstance(key, str):
+            raise CodecError(f"{name}, field 'key': takes str, got {type(key).__name__}")
+        if key in self._keys:
+            raise CodecError(f"{name}, field 'key': another sample has this key")
+        return key
+
+    def _encode(self, sample: _Sample) -> Outcome:
+        """Runs on the threads."""
+        field = ""
+        try:
+            encoded: dict[str, Encoded] = {}
+            for field, value in sample.values.items():
+                encoded[field] = value if isinstance(value, Encoded) else value.make()
+            field = ""
+            check_sizes({name: e.size for name, e in encoded.items()}, self._fields)
+            records = {name: e.record for name, e in encoded.items()}
+            check_records(records, self._schema, self._format)
+            given = sum(v.nbytes for v in sample.values.values() if isinstance(v, Work))
+            return Outcome(sample.number, sample.name, [records], given_nbytes=given)
+        except LoadersError as error:
+            where = sample.name + (f", field {field!r}" if field else "")
+            return Outcome(sample.number, sample.name, (), _with_place(error, where))
+        except Exception as error:
+            error.add_note(f"while packing {sample.name}, field {field!r}")
+            raise
+
+    def _take(self, outcome: Outcome) -> None:
+        assert self._builder is not None
+        if outcome.error is not None:
+            if self._on_error == "fail":
+                raise outcome.error
+            self._reject(outcome.number, outcome.name, outcome.error)
+            return
+        self._builder.add(outcome.records[0])
+        if self._builder.is_full:
+            self._cut(self._builder, outcome.number + 1)
+
+    def _reject(self, number: int, name: str, error: LoadersError) -> None:
+        self._rejects.append(Reject(number, name, str(error)))
+
+    def _cut(self, builder: ShardBuilder, items: int) -> None:
+        rejects, self._rejects = self._rejects, []
+        columns = builder.take()
+        self._packing.write("", "", columns, self._schema, self._format, items, rejects)
+
+    def close(self) -> Summary:
+        """Encode what is left and publish the dataset; may be called twice.
+
+        Raises:
+            PackError: No sample was added, or a shard cannot be written.
+            SourceError: The file of a sample cannot be packed.
+        """
+        if self.summary is not None:
+            return self.summary
+        self._check_open()
+        try:
+            for outcome in self._pool.drain():
+                self._take(outcome)
+            self.summary = self._publish()
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._open.close()
+        return self.summary
+
+    def _publish(self) -> Summary:
+        if self._builder is not None and self._builder.num_samples:
+            self._cut(self._builder, self._num_samples)
+        self._packing.end_part("", self._num_samples, self._rejects)
+        if not self._packing.state.shards:
+            raise PackError(
+                "no sample was added", self._packing.dst, "A dataset needs at least one"
+            )
+        provenance = {**self._provenance, "packer": PACKER}
+        self._packing.publish({"": (self._schema, provenance)})
+        return summarize(self._packing, [""], time.monotonic() - self._began, self._num_samples)
+
+    def abort(self) -> None:
+        """Publish nothing and remove what was written; after ``close`` it does nothing."""
+        if self._error is None and self.summary is None:
+            self._error = PackError("aborted", self._packing.dst)
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None and self._error is None:
+            self.close()
+        else:
+            self.abort()
+
+
+def _name(number: int, values: Mapping[str, Any]) -> str:
+    key = values.get(KEY)
+    return f"sample {number}" + ("" if key is None else f" (key {key!r})")
+
+
+def _with_place(error: LoadersError, where: str) -> LoadersError:
+    """Return the error with the sample and field that it belongs to."""
+    if isinstance(error, SourceError):
+        placed: LoadersError = SourceError(f"{error.what} ({where})", error.path, error.hint)
+    else:
+        placed = CodecError(f"{where}: {error}")
+    placed.__cause__ = error
+    return placed
+
+
+def pack(
+    source: Iterable[Mapping[str, Any]],
+    dst: Path | str,
+    fields: Mapping[str, Field],
+    *,
+    defaults: Iterable[str] | None = None,
+    format: Format = "lmdb",
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    workers: int | None = None,
+    overwrite: bool = False,
+    quality: int = 90,
+    on_error: OnError = "fail",
+    provenance: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Pack samples, given as mappings of field name to value; the rest is as in ``Writer``.
+
+    Args:
+        source: The samples; read once, in one thread. With a length, progress can say what is
+            left.
+        dst: A folder that is new or empty.
+        fields: Field by name.
+        defaults: As in ``Writer``, and so on.
+        format: Format of the shards.
+        shard_bytes: Size of a shard.
+        workers: Threads that encode.
+        overwrite: Replace a dataset in ``dst``.
+        quality: Of pictures that are newly encoded.
+        on_error: What becomes of samples that cannot be packed.
+        provenance: JSON for the manifest.
+        progress: Is told of every sample.
+    """
+    progress = Quiet() if progress is None else progress
+    with Writer(
+        dst,
+        fields,
+        defaults=defaults,
+        format=format,
+        shard_bytes=shard_bytes,
+        workers=workers,
+        overwrite=overwrite,
+        quality=quality,
+        on_error=on_error,
+        provenance=provenance,
+    ) as writer:
+        try:
+            progress.start(len(source) if isinstance(source, Sized) else None, 0)
+            for values in source:
+                writer.add(**values)
+                progress.advance(writer.num_rejected)
+        finally:
+            progress.close()
+        return writer.close()
