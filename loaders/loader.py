@@ -171,6 +171,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if ours and isinstance(self.sampler, EpochSampler):
             assert batch_size is not None
             batches = _LoaderBatches(self.sampler, batch_size, drop_last=drop_last, pad=pad)
+            batches.seed = seed
             object.__setattr__(self, "batch_sampler", batches)
         self._slots = Slots()
         self._stats = LoaderStats()
@@ -261,8 +262,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 class _LoaderBatches(EpochBatches):
     """Batches for a loader, which itself counts what was delivered: prefetching takes more than that."""
 
+    seed = 0
+
     def __iter__(self) -> Iterator[IndexBatch]:  # type: ignore[override]  # sequences, not lists
-        return index_batches(self.sampler.order, self.plan(), self.sampler.epoch)
+        return index_batches(self.sampler.order, self.plan(), self.sampler.epoch, self.seed)
 
 
 @dataclass(slots=True)
@@ -414,8 +417,7 @@ class _BatchOf:
         if isinstance(dataset, PackedDataset):
             if loader.batch_sampler is None:
                 indices = [indices]
-            seed = loader.seed if isinstance(loader.sampler, EpochSampler) else None
-            self._job = dataset.job(indices, loader._slots, max(1, loader.num_workers), seed)
+            self._job = dataset.job(indices, loader._slots, max(1, loader.num_workers))
         else:
             self._job = CallJob(dataset, indices)
         self.num_parts = self._job.num_parts

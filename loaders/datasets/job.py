@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.datasets.samples import SampleBatch, item, sample_type
+from loaders.datasets.samples import SampleBatch, batch_type, item, sample_type
 from loaders.errors import LoadersError, SampleError
 from loaders.rng import hash64, key64
 
@@ -125,7 +125,7 @@ class BatchJob:
         parts: list[Any] = []
         for reader, values in zip(self.dataset.readers, self._begin(), strict=True):
             parts += reader.finish(values)
-        return self.dataset.batch_type._make(parts)
+        return batch_type(self.dataset.names)._make(parts)
 
     def finish(self) -> SampleBatch | list[Any]:
         """Return the batch; transformed samples as a list, for a collate function to join."""

@@ -20,8 +20,8 @@ import xxhash
 from loaders.buffers import FreshMemory
 from loaders.columns import Column, FixedColumn
 from loaders.datasets.job import BatchJob
-from loaders.datasets.readers import FixedReader, Reader, Request, make_readers
-from loaders.datasets.samples import SampleBatch, batch_type
+from loaders.datasets.readers import FixedReader, Memory, Reader, Request, make_readers
+from loaders.datasets.samples import SampleBatch
 from loaders.datasets.store import Rows, Store
 from loaders.errors import LoadersError, SampleError, SchemaError
 from loaders.rng import hash64, key64
@@ -76,7 +76,6 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             self.store, fields, self.augment, self.batching
         )
         self.names = tuple(name for reader in self.readers for name in reader.names)
-        self.batch_type = batch_type(self.names)
         self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
         if isinstance(self.transform, Mapping) and (
             unknown := set(self.transform) - set(self.names)
@@ -102,24 +101,20 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         job.run(0)
         return job.finish()
 
-    def job(
-        self, indices: Sequence[int], memory: Any, num_workers: int = 1, seed: int | None = None
-    ) -> BatchJob:
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> BatchJob:
         """Return the work of reading a batch."""
-        return BatchJob(self, self.request(indices, seed), memory, num_workers)
+        return BatchJob(self, self.request(indices), memory, num_workers)
 
-    def request(self, indices: Any, seed: int | None = None) -> Request:
-        """Turn indices, with the epoch and draws that our samplers attach to them, into a request."""
+    def request(self, indices: Any) -> Request:
+        """Turn indices, with the seed, epoch and draws that our samplers attach, into a request."""
         array = getattr(indices, "indices", None)
         if array is None:
             array = np.ascontiguousarray(indices, np.int64).reshape(-1)
-            epoch, draws = self._epoch_and_draws(indices)
+            seed, (epoch, draws) = self.seed, self._epoch_and_draws(indices)
         else:
-            epoch, draws = indices.epoch, indices.draws
+            seed, epoch, draws = indices.seed, indices.epoch, indices.draws
         array = self._wrap(array)
-        return Request(
-            array, self.rows_of(array), epoch, draws, self.seed if seed is None else seed
-        )
+        return Request(array, self.rows_of(array), epoch, draws, seed)
 
     def _epoch_and_draws(self, indices: Sequence[Any]) -> tuple[int, Indices | None]:
         """Read what a sampler that yields single indices attached to them."""

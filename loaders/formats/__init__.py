@@ -1,7 +1,8 @@
 """Shard files: columns of bytes go in, and come out again as views of the mapped file.
 
-One file per format says how bytes are laid out (``write``) and how another library sees them (``read_back``). Opening is
-the same for all: the manifest has the place of every column, so serving needs neither liblmdb nor pyarrow.
+One file per format says how bytes are laid out (``write``) and how another library sees them
+(``read_back``). Opening is the same for all: the manifest has the place of every column, so
+serving needs neither liblmdb nor pyarrow.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +20,19 @@ from loaders.columns import Column, FixedColumn, VarColumn, ends
 from loaders.errors import ShardError
 from loaders.formats.checksums import Checksums, dump_checksums, load_checksums
 from loaders.manifest import Place, ShardInfo
-from loaders.schema import Field
+from loaders.schema import MAX_RECORD_NBYTES, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 SUFFIXES = (".lmdb", ".parquet")
 _RESTORE = "Run 'packdata verify'; restore the shard from a copy, or pack again"
 
 
-def write_shard(path: Path, columns: Mapping[str, Column], fields: Mapping[str, Field]) -> ShardInfo:
+def write_shard(
+    path: Path, columns: Mapping[str, Column], fields: Mapping[str, Field]
+) -> ShardInfo:
     """Write columns as one shard, and prove that what can be mapped is what its library reads.
 
     Args:
@@ -37,30 +42,55 @@ def write_shard(path: Path, columns: Mapping[str, Column], fields: Mapping[str, 
 
     Raises:
         ShardError: What was read back differs from what was written.
+        ValueError: The columns are not such a shard's, or too large for the format.
     """
     from loaders.formats import lmdb, parquet  # here, so that serving imports neither library
 
-    sizes = {name: len(column) for name, column in columns.items()}
-    if len(set(sizes.values())) != 1 or 0 in sizes.values():
-        raise ValueError(f"a shard has columns of one length, at least 1, got {sizes}")
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"a shard's name ends in {' or '.join(SUFFIXES)}, got {path.name!r}")
+    _check_columns(columns, fields)
     checksums = dump_checksums(columns)
     if path.suffix == lmdb.SUFFIX:
         places, checksums_at = lmdb.write(path, columns, checksums)
     else:
         places, checksums_at = parquet.write(path, columns, checksums, fields)
-    num_samples = next(iter(sizes.values()))
-    info = ShardInfo(path.name, num_samples, path.stat().st_size, hash_file(path), places, checksums_at)
+    num_samples = len(next(iter(columns.values())))
+    info = ShardInfo(
+        path.name, num_samples, path.stat().st_size, hash_file(path), places, checksums_at
+    )
     difference = read_back(path, open_columns(path, info))
     if difference is not None:
-        raise ShardError(f"reading it back, {difference}", path, hint="This is a defect of loaders: report it")
+        raise ShardError(
+            f"reading it back, {difference}", path, hint="This is a defect of loaders: report it"
+        )
     return info
+
+
+def _check_columns(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:
+    if set(columns) != set(fields):
+        raise ValueError(f"columns {sorted(columns)} are not the fields {sorted(fields)}")
+    sizes = {name: len(column) for name, column in columns.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise ValueError(f"a shard has columns of one length, at least 1, got {sizes}")
+    for name, column in columns.items():
+        if isinstance(column, FixedColumn):
+            least = most = column.data.shape[1]
+        else:
+            least, most = int(column.lengths.min()), int(column.lengths.max())
+        if most > MAX_RECORD_NBYTES or (isinstance(column, FixedColumn) and most == 0):
+            raise ValueError(f"records have 1 to {MAX_RECORD_NBYTES} bytes, {name!r} has {most}")
+        nbytes = fields[name].record_nbytes
+        if nbytes is not None and not least == most == nbytes:
+            raise ValueError(f"records of {name!r} have {nbytes} bytes, got {least} to {most}")
 
 
 def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
     """Compare columns with what the format's own library reads; return the first difference, or None."""
     from loaders.formats import lmdb, parquet
 
-    return (lmdb if path.suffix == lmdb.SUFFIX else parquet).read_back(path, columns)
+    if path.suffix == lmdb.SUFFIX:
+        return lmdb.read_back(path, columns)
+    return parquet.read_back(path, columns)
 
 
 def hash_file(path: Path) -> str:
@@ -73,7 +103,7 @@ def hash_file(path: Path) -> str:
 
 
 def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
-    """Map a shard read-only, after checking that it has its recorded size (a read past its end would be fatal).
+    """Map a shard read-only, after checking its size: a read past its end would be fatal.
 
     Raises:
         ShardError: The file is missing or has another size.
@@ -84,13 +114,15 @@ def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
             if size != info.size_bytes:
                 what = f"it has {size} bytes, the manifest says {info.size_bytes}"
                 raise ShardError(what, path, hint=_RESTORE)
-            # A map needs no open file, and a dataset may have more shards than the process may have files.
+            # A map needs no open file, and a dataset may have more shards than files may be open.
             options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-            return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, **options), np.uint8)
+            data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, **options)
+            return np.frombuffer(data, np.uint8)
     except FileNotFoundError as error:
         raise ShardError("the shard is missing", path, hint=_RESTORE) from error
     except OSError as error:
-        raise ShardError(f"it cannot be mapped ({error})", path, hint="See 'ulimit -n' and 'ulimit -v'") from error
+        hint = "See 'ulimit -n' and 'ulimit -v'"
+        raise ShardError(f"it cannot be mapped ({error})", path, hint=hint) from error
 
 
 def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:
@@ -100,7 +132,16 @@ def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:
         ShardError: The file is missing, has another size, or rows would lie outside of it.
     """
     data = map_shard(path, info)
-    return {name: _column(data, place, info.num_samples, path, name) for name, place in info.places.items()}
+    columns = {}
+    for name, place in info.places.items():
+        try:
+            columns[name] = _column(data, place, info.num_samples, path, name)
+        except ShardError:
+            raise
+        except ValueError as error:  # a place that the manifest would have refused
+            what = f"its column cannot lie where it is said to ({error})"
+            raise ShardError(what, path, None, name, _RESTORE) from error
+    return columns
 
 
 def _column(data: npt.NDArray[np.uint8], place: Place, n: int, path: Path, name: str) -> Column:
@@ -115,12 +156,15 @@ def _column(data: npt.NDArray[np.uint8], place: Place, n: int, path: Path, name:
     bad = (lengths < 0) | (starts < 0) | (starts > len(data) - lengths)
     if bad.any():
         row = int(bad.argmax())
-        what = f"its record would lie at {starts[row]} + {lengths[row]}, outside the file of {len(data)} bytes"
+        where = f"{starts[row]} + {lengths[row]}"
+        what = f"its record would lie at {where}, outside the file of {len(data)} bytes"
         raise ShardError(what, path, row, name, _RESTORE)
     return VarColumn(data, starts, lengths)
 
 
-def _numbers(data: npt.NDArray[np.uint8], offset: int, n: int, dtype: str) -> npt.NDArray[np.int64]:
+def _numbers(
+    data: npt.NDArray[np.uint8], offset: int, n: int, dtype: str
+) -> npt.NDArray[np.int64]:
     return np.frombuffer(data, dtype, n, offset).astype(np.int64)
 
 
@@ -133,12 +177,15 @@ def open_checksums(path: Path, info: ShardInfo) -> dict[str, Checksums]:
     offset, nbytes = info.checksums
     try:
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size < offset + nbytes:  # or the read would reserve what is not there
+            # Or the read would reserve memory for what is not there.
+            if os.fstat(file.fileno()).st_size < offset + nbytes:
                 raise ValueError("the file ends before them")
             file.seek(offset)
             checksums = load_checksums(file.read(nbytes), info.num_samples)
     except (OSError, ValueError, RecursionError) as error:
-        raise ShardError(f"its row checksums cannot be read ({error})", path, hint=_RESTORE) from error
+        what = f"its row checksums cannot be read ({error})"
+        raise ShardError(what, path, hint=_RESTORE) from error
     if set(checksums) != set(info.places):
-        raise ShardError(f"it has row checksums of {sorted(checksums)} only", path, hint=_RESTORE)
+        what = f"it has row checksums of {sorted(checksums)}, the manifest {sorted(info.places)}"
+        raise ShardError(what, path, hint=_RESTORE)
     return checksums

@@ -1,7 +1,7 @@
 """Row checksums: which rows are hashed together, and the JSON text in which a shard keeps the hashes.
 
-Rows of 16 KiB and more are hashed one by one; smaller rows in blocks of about 64 KiB, so that the
-hashes stay below 0.1 % of the data and the first read of a row costs one block.
+Rows of 16 KiB and more (on average) are hashed one by one, smaller ones in blocks of about 64 KiB:
+so the hashes stay below 0.1 % of the data, and the first read of a row costs one block.
 """
 
 from __future__ import annotations

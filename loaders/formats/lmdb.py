@@ -1,9 +1,10 @@
 """LMDB shards: one file that any LMDB tool opens, and that we read without one.
 
-Keys: for a column with one value per row, the field's name and the row as 8 big-endian bytes; for a column of small
-fixed rows, the field's name alone and all rows in one value. Beside a column of values lie ``<field>__nbytes`` and
-``<field>__starts``: the size and the offset in the file of every value, as int32 and int64. They are what serving reads.
-The offsets exist only once LMDB has laid its pages out: the value is reserved, and filled in after the last commit.
+Keys: for a column with one value per row, the field's name and the row as 8 big-endian bytes; for a
+column of small fixed rows, the field's name alone and all rows in one value. Beside a column of
+values lie ``<field>__nbytes`` and ``<field>__starts``: the size and the offset in the file of every
+value, as int32 and int64. They are what serving reads. The offsets exist only once LMDB has laid
+its pages out: the value is reserved, and filled in after the last commit.
 
 Source:
     Page layout: ``mdb.c`` of LMDB 0.9 (data version 1), little-endian, 64-bit.
@@ -11,11 +12,10 @@ Source:
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lmdb
 import numpy as np
@@ -25,10 +25,14 @@ from loaders.columns import Column, FixedColumn
 from loaders.errors import ShardError
 from loaders.manifest import Place
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
 SUFFIX = ".lmdb"
 CHECKSUMS_KEY = b"__checksums"
 VALUE_BYTES = 4 << 10  # rows from here on get a value of their own
-_PAGE = 4096
+_MAX_VALUE_BYTES = (1 << 32) - 1  # of any value: LMDB's own limit
 _HEADER = 16  # bytes before the body of a page
 _BRANCH, _LEAF = 1, 2
 _BIG_DATA = 1
@@ -39,24 +43,31 @@ def row_key(field: str, row: int) -> bytes:
     return field.encode() + struct.pack(">Q", row)
 
 
-def write(path: Path, columns: Mapping[str, Column], checksums: bytes) -> tuple[dict[str, Place], tuple[int, int]]:
-    """Write columns as an LMDB file and fsync it.
+def write(
+    path: Path, columns: Mapping[str, Column], checksums: bytes
+) -> tuple[dict[str, Place], tuple[int, int]]:
+    """Write columns as an LMDB file, in place of any file of that name, and fsync it.
 
     Returns:
         The place of each column, and of the checksums' text.
+
+    Raises:
+        ValueError: A value would be larger than LMDB's 4 GiB.
     """
     items = dict(_items(columns)) | {CHECKSUMS_KEY: checksums}
+    path.unlink(missing_ok=True)  # liblmdb would add to it
     _write_items(path, items)
-    places = dict(find_values(path))
-    _fill_in_starts(path, columns, places)
-    return {name: _place(name, column, places) for name, column in columns.items()}, places[CHECKSUMS_KEY]
+    values = dict(find_values(path))
+    _fill_in_starts(path, columns, values)
+    places = {name: _place(name, column, values) for name, column in columns.items()}
+    return places, values[CHECKSUMS_KEY]
 
 
 def _items(columns: Mapping[str, Column]) -> Iterator[tuple[bytes, Any]]:
     for name, column in columns.items():
         key = name.encode()
         if _is_one_value(column):
-            yield key, column.data  # type: ignore[union-attr]
+            yield key, column.data.reshape(-1)  # type: ignore[union-attr]
             continue
         lengths = [len(column.row(i)) for i in range(len(column))]
         yield key + b"__nbytes", np.array(lengths, "<i4").tobytes()
@@ -70,10 +81,17 @@ def _is_one_value(column: Column) -> bool:
 
 
 def _write_items(path: Path, items: Mapping[bytes, Any]) -> None:
-    # The size of the map is stored in the file: it follows from the contents alone, so that the bytes do too.
-    pages = sum(2 + (len(memoryview(value).cast("B")) + _HEADER) // _PAGE for value in items.values())
-    map_size = (2 * pages + 64) * _PAGE
-    env = lmdb.open(str(path), map_size=map_size, subdir=False, lock=False, sync=False, meminit=True)
+    sizes = {key: memoryview(value).nbytes for key, value in items.items()}
+    for key, nbytes in sizes.items():
+        if nbytes > _MAX_VALUE_BYTES:
+            raise ValueError(f"value {key!r} has {nbytes} bytes, LMDB holds {_MAX_VALUE_BYTES}")
+    # The size of the map is stored in the file: it follows from the contents alone (and the
+    # machine's page size), so that the bytes do too.
+    pages = sum(2 + (nbytes + _HEADER) // mmap.PAGESIZE for nbytes in sizes.values())
+    map_size = (2 * pages + 64) * mmap.PAGESIZE
+    env = lmdb.open(
+        str(path), map_size=map_size, subdir=False, lock=False, sync=False, meminit=True
+    )
     try:
         with env.begin(write=True) as txn:
             for key in sorted(items):
@@ -112,47 +130,62 @@ def find_values(path: Path) -> Iterator[tuple[bytes, tuple[int, int]]]:
     """
     try:
         buffer = memoryview(np.memmap(path, np.uint8, "r"))  # type: ignore[arg-type]
-        yield from _walk(buffer, _root_page(buffer), 0, set())
+        page_size = _page_size(buffer)
+        yield from _walk(buffer, page_size, _root_page(buffer, page_size), 0, set())
     except (struct.error, IndexError, ValueError) as error:
         raise ShardError(f"it is not a well-formed LMDB file ({error})", path) from error
 
 
-def _root_page(buffer: memoryview) -> int:
-    # A meta page after its header: magic, version, address, map size, two databases of 48 bytes, last page, transaction.
-    newest = max((0, 1), key=lambda page: struct.unpack_from("<Q", buffer, page * _PAGE + _HEADER + 128)[0])
-    magic, version = struct.unpack_from("<II", buffer, newest * _PAGE + _HEADER)
+# The first two pages are meta pages. After the header they have: magic, version, address, map size,
+# two databases of 48 bytes (the first begins with the page size), last page, transaction.
+
+
+def _page_size(buffer: memoryview) -> int:
+    """Return the size of a page: that of the machine on which the file was made."""
+    magic, version = struct.unpack_from("<II", buffer, _HEADER)
     if (magic, version) != (0xBEEFC0DE, 1):
         raise ValueError(f"magic {magic:#x}, version {version}")
-    return int(struct.unpack_from("<q", buffer, newest * _PAGE + _HEADER + 24 + 48 + 40)[0])
+    page_size = int(struct.unpack_from("<I", buffer, _HEADER + 24)[0])
+    if page_size not in (1 << bits for bits in range(8, 17)):
+        raise ValueError(f"pages of {page_size} bytes")
+    return page_size
+
+
+def _root_page(buffer: memoryview, page_size: int) -> int:
+    metas = (_HEADER, page_size + _HEADER)
+    newest = max(metas, key=lambda meta: struct.unpack_from("<Q", buffer, meta + 128)[0])
+    return int(struct.unpack_from("<q", buffer, newest + 24 + 48 + 40)[0])
 
 
 def _walk(
-    buffer: memoryview, page: int, depth: int, seen: set[int]
+    buffer: memoryview, page_size: int, page: int, depth: int, seen: set[int]
 ) -> Iterator[tuple[bytes, tuple[int, int]]]:
     if page == -1:  # an empty database
         return
-    if depth > 32 or page in seen or not 2 <= page < len(buffer) // _PAGE:
+    if depth > 32 or page in seen or not 2 <= page < len(buffer) // page_size:
         raise ValueError(f"a branch at depth {depth} leads to page {page}")
     seen.add(page)
-    base = page * _PAGE
+    base = page * page_size
     flags, lower = struct.unpack_from("<HH", buffer, base + 10)
     for i in range((lower - _HEADER) // 2):
         node = base + struct.unpack_from("<H", buffer, base + _HEADER + 2 * i)[0]
         low, high, node_flags, key_size = struct.unpack_from("<HHHH", buffer, node)
         if flags & _BRANCH:
-            yield from _walk(buffer, low | high << 16 | node_flags << 32, depth + 1, seen)
+            child = low | high << 16 | node_flags << 32
+            yield from _walk(buffer, page_size, child, depth + 1, seen)
         elif flags & _LEAF:
-            yield _leaf_value(buffer, node, node_flags, key_size, low | high << 16)
+            yield _leaf_value(buffer, page_size, node, (node_flags, key_size, low | high << 16))
         else:
             raise ValueError(f"page {page} has flags {flags}")
 
 
 def _leaf_value(
-    buffer: memoryview, node: int, flags: int, key_size: int, size: int
+    buffer: memoryview, page_size: int, node: int, header: tuple[int, int, int]
 ) -> tuple[bytes, tuple[int, int]]:
+    flags, key_size, size = header
     key, start = bytes(buffer[node + 8 : node + 8 + key_size]), node + 8 + key_size
     if flags & _BIG_DATA:  # the value lies on pages of its own
-        start = struct.unpack_from("<Q", buffer, start)[0] * _PAGE + _HEADER
+        start = struct.unpack_from("<Q", buffer, start)[0] * page_size + _HEADER
     if start + size > len(buffer):
         raise ValueError(f"value {key!r} ends at byte {start + size}")
     return key, (start, size)

@@ -1,20 +1,20 @@
 """Parquet shards: an ordinary Parquet file whose columns can be mapped in place.
 
-Every column is required, PLAIN, uncompressed, without dictionary, in one row group and one v1 data page: its values then
-lie contiguous at the end of the column chunk. 8- and 16-bit data is FIXED_LEN_BYTE_ARRAY (Parquet itself would store it in
-4 bytes), 32- and 64-bit numbers have their own types, rows of varying size are BYTE_ARRAY beside an int32 column
-``<field>__nbytes`` from which their offsets follow.
+Every column is required, PLAIN, uncompressed, without dictionary, in one row group and one v1 data
+page: its values then lie contiguous at the end of the column chunk. 8- and 16-bit data is
+FIXED_LEN_BYTE_ARRAY (Parquet itself would store it in 4 bytes), 32- and 64-bit numbers have their
+own types, rows of varying size are BYTE_ARRAY beside an int32 column ``<field>__nbytes`` from which
+their offsets follow.
 
 Source:
-    https://parquet.apache.org/docs/file-format/: PLAIN encoding, data pages, column chunk metadata.
+    https://parquet.apache.org/docs/file-format/: PLAIN encoding, data pages, page headers (Thrift's
+    compact protocol), column chunk metadata.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,21 +24,30 @@ import pyarrow.parquet as pq
 from loaders.columns import Column, FixedColumn, VarColumn
 from loaders.errors import ShardError
 from loaders.manifest import Place
-from loaders.schema import Array, Field, Json, Label, Text
+from loaders.schema import Array, Field, Label
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 SUFFIX = ".parquet"
 CHECKSUMS_KEY = b"loaders.checksums"
-MAX_COLUMN_BYTES = 1 << 30  # pages are counted in int32, and other tools load a whole page for one row
+# Pages are counted in int32, and other tools load a whole page for one row.
+MAX_COLUMN_BYTES = 1 << 30
 _PREFIX = 4  # bytes before each BYTE_ARRAY value: its length
 
 
 def write(
     path: Path, columns: Mapping[str, Column], checksums: bytes, fields: Mapping[str, Field]
 ) -> tuple[dict[str, Place], tuple[int, int]]:
-    """Write columns as a Parquet file, prove that they can be mapped, and fsync it.
+    """Write columns as a Parquet file and fsync it.
 
     Returns:
         The place of each column, and of the checksums' text.
+
+    Raises:
+        ShardError: The file cannot be mapped: this version of pyarrow lays it out differently.
+        ValueError: A column has more than 1 GiB.
     """
     table = _table(columns, fields)
     with pq.ParquetWriter(path, table.schema, **_options(table.num_rows)) as writer:
@@ -70,11 +79,13 @@ def _table(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> Any:
     arrays: dict[str, Any] = {}
     for name, column in columns.items():
         if column.nbytes + _PREFIX * len(column) > MAX_COLUMN_BYTES:
-            raise ValueError(f"column {name!r} has {column.nbytes} bytes; a Parquet shard holds 1 GiB per column")
+            what = f"column {name!r} has {column.nbytes} bytes"
+            raise ValueError(f"{what}; a Parquet shard holds 1 GiB per column")
         if isinstance(column, FixedColumn):
             arrays[name] = _fixed_array(column, _fixed_type(fields[name], column.data.shape[1]))
         else:
-            arrays[name] = _var_array(column, pa.string() if isinstance(fields[name], Text | Json) else pa.binary())
+            is_text = fields[name].codec in ("text", "json")
+            arrays[name] = _var_array(column, pa.string() if is_text else pa.binary())
             arrays[f"{name}__nbytes"] = pa.array(column.lengths.astype(np.int32))
     schema = [pa.field(name, array.type, nullable=False) for name, array in arrays.items()]
     return pa.Table.from_arrays(list(arrays.values()), schema=pa.schema(schema))
@@ -83,7 +94,8 @@ def _table(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> Any:
 def _fixed_type(field: Field, nbytes: int) -> Any:
     """Return the Arrow type under which other tools read a column of equal rows best."""
     dtype = np.dtype(field.dtype)
-    if not isinstance(field, Label | Array) or dtype.itemsize < 4 or len(field.shape or ()) > 1:
+    is_number = isinstance(field, Label | Array) and nbytes == field.record_nbytes
+    if not is_number or dtype.itemsize < 4 or len(field.shape or ()) > 1:
         return pa.binary(nbytes)
     number = pa.from_numpy_dtype(dtype)
     if not field.shape:
@@ -92,7 +104,8 @@ def _fixed_type(field: Field, nbytes: int) -> Any:
 
 
 def _fixed_array(column: FixedColumn, kind: Any) -> Any:
-    data = pa.py_buffer(np.ascontiguousarray(column.data))
+    rows = np.ascontiguousarray(column.data)
+    data = pa.py_buffer(rows.copy() if rows.ctypes.data % 8 else rows)  # Arrow wants it aligned
     if pa.types.is_fixed_size_list(kind):
         values = pa.Array.from_buffers(kind.value_type, len(column) * kind.list_size, [None, data])
         return pa.FixedSizeListArray.from_arrays(values, type=kind)
@@ -102,8 +115,10 @@ def _fixed_array(column: FixedColumn, kind: Any) -> Any:
 def _var_array(column: VarColumn, kind: Any) -> Any:
     offsets = np.zeros(len(column) + 1, np.int32)
     np.cumsum(column.lengths, out=offsets[1:])
-    data = b"".join(column.row(i) for i in range(len(column)))
-    return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    data = b"".join(column.row(i).data for i in range(len(column)))
+    return pa.Array.from_buffers(
+        kind, len(column), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
 
 
 def find_columns(path: Path, columns: Mapping[str, Column]) -> dict[str, Place]:
@@ -136,12 +151,34 @@ def _chunks(path: Path) -> dict[str, Any]:
 
 def _values(path: Path, chunk: Any, nbytes: int) -> int:
     """Return the offset of a chunk's values: the last ``nbytes`` of its only page."""
-    if chunk.compression != "UNCOMPRESSED" or chunk.has_dictionary_page or set(chunk.encodings) - {"PLAIN", "RLE"}:
-        raise ShardError(f"column {chunk.path_in_schema} is not plain and uncompressed", path)
+    name, encodings = chunk.path_in_schema, set(chunk.encodings)
+    if (
+        chunk.compression != "UNCOMPRESSED"
+        or chunk.has_dictionary_page
+        or encodings - {"PLAIN", "RLE"}
+    ):
+        raise ShardError(f"column {name} is not plain and uncompressed", path)
     end = chunk.data_page_offset + chunk.total_compressed_size
     if nbytes > chunk.total_compressed_size:
-        raise ShardError(f"column {chunk.path_in_schema} has fewer bytes than its rows need", path)
+        raise ShardError(f"column {name} has fewer bytes than its rows need", path)
+    if _page_nbytes(path, chunk.data_page_offset) < nbytes:
+        raise ShardError(f"column {name} is not one data page of version 1", path)
     return int(end - nbytes)
+
+
+def _page_nbytes(path: Path, offset: int) -> int:
+    """Return the size of a v1 data page without its header; 0 if it is none."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        header = file.read(16)
+    if header[:3] != b"\x15\x00\x15":  # an int32, type: data page; an int32, size:
+        return 0
+    number = 0
+    for i, byte in enumerate(header[3:]):
+        number |= (byte & 127) << (7 * i)
+        if byte < 128:
+            break
+    return number >> 1  # zigzag: the lowest bit is the sign
 
 
 def _find_checksums(path: Path, checksums: bytes) -> tuple[int, int]:
@@ -156,12 +193,25 @@ def _find_checksums(path: Path, checksums: bytes) -> tuple[int, int]:
 
 
 def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
-    """Compare the file, as pyarrow sees it, with columns; return the first difference in words, or None."""
-    table = pq.read_table(path, memory_map=False, page_checksum_verification=True)
+    """Compare the file, as pyarrow sees it, with columns.
+
+    Returns:
+        The first difference in words, or None.
+    """
+    with pq.ParquetFile(path, memory_map=False, page_checksum_verification=True) as file:
+        table = file.read()
     for name, column in columns.items():
-        if not np.array_equal(_bytes_of(table[name].combine_chunks()), _flat(column)):
+        array = table[name].combine_chunks()
+        if not np.array_equal(_bytes_of(array), _flat(column)):
             return f"column {name!r} differs"
+        if isinstance(column, VarColumn) and not np.array_equal(_lengths(array), column.lengths):
+            return f"the sizes of column {name!r} differ"
     return None
+
+
+def _lengths(array: Any) -> npt.NDArray[np.int32]:
+    offsets = np.frombuffer(array.buffers()[1], np.int32)
+    return np.diff(offsets[array.offset : array.offset + len(array) + 1])
 
 
 def _bytes_of(array: Any) -> npt.NDArray[np.uint8]:
@@ -178,4 +228,4 @@ def _bytes_of(array: Any) -> npt.NDArray[np.uint8]:
 def _flat(column: Column) -> npt.NDArray[np.uint8]:
     if isinstance(column, FixedColumn):
         return column.data.reshape(-1)
-    return np.frombuffer(b"".join(column.row(i) for i in range(len(column))), np.uint8)
+    return np.frombuffer(b"".join(column.row(i).data for i in range(len(column))), np.uint8)

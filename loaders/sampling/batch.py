@@ -56,12 +56,14 @@ class IndexBatch(Sequence[int]):
         epoch: The epoch they are drawn in.
         draws: ``(N,)``, telling repeats of an index within the epoch apart; None: there are none.
         valid: ``(N,)``, False where a row is padding; None: padding was not asked to be marked.
+        seed: For augmentation, like epoch and draw.
     """
 
     indices: Int64s
     epoch: int = 0
     draws: Int64s | None = None
     valid: Bools | None = None
+    seed: int = 0
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -79,7 +81,7 @@ class IndexBatch(Sequence[int]):
             return int(self.indices[item])
         draws = None if self.draws is None else self.draws[item]
         valid = None if self.valid is None else self.valid[item]
-        return IndexBatch(self.indices[item], self.epoch, draws, valid)
+        return IndexBatch(self.indices[item], self.epoch, draws, valid, self.seed)
 
 
 class Steps(NamedTuple):
@@ -107,7 +109,7 @@ def evaluate(order: Order, plan: Plan, epoch: int) -> Iterator[Steps]:
         )
 
 
-def index_batches(order: Order, plan: Plan, epoch: int) -> Iterator[IndexBatch]:
+def index_batches(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterator[IndexBatch]:
     """Yield the remaining batches of a plan: a pure function, a few microseconds each.
 
     Example:
@@ -123,6 +125,7 @@ def index_batches(order: Order, plan: Plan, epoch: int) -> Iterator[IndexBatch]:
                 epoch,
                 None if draws is None else draws[row],
                 None if valid is None else valid[row],
+                seed,
             )
 
 

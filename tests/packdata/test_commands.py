@@ -429,7 +429,7 @@ def test_shards_are_copied_where_links_do_not_work(
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr(combine.os, "link", refuse)
+    monkeypatch.setattr("os.link", refuse)
     combine.merge(tmp_path / "c", parts)
 
     assert samples_of(tmp_path / "c") == samples_of(parts[0]) + samples_of(parts[1])
@@ -446,7 +446,7 @@ def test_copying_a_damaged_shard_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="xxh3-128"):
         combine.merge(tmp_path / "c", parts, link=False)
     os.truncate(shard, 5)
-    with pytest.raises(ShardError, match="was cut"):
+    with pytest.raises(ShardError, match="it has 5 bytes"):
         combine.append(parts[0], parts[1:])
     assert not (tmp_path / "c").exists()
     assert len(PackedReader(parts[0])) == 3
@@ -979,7 +979,7 @@ def test_quality_encodes_what_has_the_codec_already(tmp_path: Path) -> None:
         {"quality": 5, "codec": "png"},
     ):
         with pytest.raises(ValueError, match="quality"):
-            CopyOptions(**options)  # type: ignore[arg-type]
+            CopyOptions(**options)
     with pytest.raises(SystemExit, match="2"):
         run("copy", folder, tmp_path / "x", "--quality", 50)
 

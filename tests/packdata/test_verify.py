@@ -331,7 +331,7 @@ def test_the_reader_never_imports_from_the_current_folder(
 
 @pytest.mark.parametrize("mask", [0x01, 0x20])
 def test_every_flipped_byte_of_the_manifest_is_found(tmp_path: Path, mask: int) -> None:
-    folder = pack_samples(tmp_path / "a", 4, fields=FIELDS)
+    folder = pack_samples(tmp_path / "a", 4, fields=["label", "key"])
     path = folder / MANIFEST_NAME
     good = path.read_bytes()
 
@@ -597,6 +597,7 @@ def test_lmdb_pages_that_lead_in_circles_end(tmp_path: Path) -> None:
     page = bytearray(4096 * 3)
     for meta in (0, 1):
         struct.pack_into("<II", page, meta * 4096 + 16, 0xBEEFC0DE, 1)
+        struct.pack_into("<I", page, meta * 4096 + 16 + 24, 4096)
         struct.pack_into("<q", page, meta * 4096 + 16 + 24 + 48 + 40, 2)
     num = 200
     struct.pack_into("<HH", page, 2 * 4096 + 10, 1, 16 + 2 * num)

@@ -30,7 +30,6 @@ MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
 # column.
 MAX_RECORD_BYTES: dict[Format, int] = {"lmdb": (2 << 30) - 1, "parquet": 512 << 20}
 _RECORD_BYTES = 8  # what counts for a record beside its bytes: its length, or its row
-_FIRST_BYTES = 1 << 20
 
 
 def check_shard_options(format: str, shard_bytes: int) -> None:
@@ -50,8 +49,7 @@ class _Rows:
 
     def __init__(self, nbytes: int | None) -> None:
         self._nbytes = nbytes  # of each record, if all are alike
-        self._data = bytearray(_FIRST_BYTES)
-        self._view = memoryview(self._data)
+        self._data = bytearray()
         self._lengths = array("q")
         self._used = 0
 
@@ -61,18 +59,19 @@ class _Rows:
 
     def append(self, record: bytes) -> None:
         end = self._used + len(record)
-        if end > len(self._data):
-            self._grow(end)
-        self._view[self._used : end] = record
+        if end <= len(self._data):
+            self._data[self._used : end] = record
+        else:
+            self._extend(record)
         self._used = end
         if self._nbytes is None:
             self._lengths.append(len(record))
 
-    def _grow(self, needed: int) -> None:
-        data = bytearray(max(needed, 2 * len(self._data)))
-        view = memoryview(data)
-        view[: self._used] = self._view[: self._used]
-        self._data, self._view = data, view
+    def _extend(self, record: bytes) -> None:
+        try:
+            self._data[self._used :] = record
+        except BufferError:  # somebody still looks at the columns that lay here
+            self._data = self._data[: self._used] + record
 
     def column(self, num_samples: int) -> Column:
         data = np.frombuffer(self._data, np.uint8)[: self._used]

@@ -148,13 +148,9 @@ def _check_picture(array: np.ndarray[Any, Any], field: Image | Mask) -> Size:
     """Check what an array is, before it is encoded; return its size."""
     channels = field.channels if isinstance(field, Image) else None
     wanted = "H x W" if channels is None else f"H x W x {channels}"
-    is_gray = channels == 1 and array.ndim == 2
-    if channels is None:
-        fits = array.ndim == 2
-    else:
-        fits = is_gray or (array.ndim == 3 and array.shape[2] == channels)
-    fits = fits and 0 not in array.shape and _holds(field, array)
-    if not fits:
+    shape = array.shape[:2] if channels is None else (*array.shape[:2], channels)
+    fits = array.shape == shape or (channels == 1 and array.ndim == 2)
+    if not fits or array.ndim < 2 or 0 in array.shape or not _holds(field, array):
         raise CodecError(f"takes {field.dtype} of {wanted}, got {_shown(array)}")
     size = (int(array.shape[0]), int(array.shape[1]))
     _check_size(size, field)

@@ -357,7 +357,8 @@ def _duplicate_keys(
         info, row = manifest.shards[shard_of[i]], int(row_of[i])
         first = int(order[np.searchsorted(in_order, every[i])])
         other = manifest.shards[shard_of[first]]
-        key = _key(open_columns(folder / info.file, info)[KEY_FIELD], row)
+        keys_only = replace(info, places={KEY_FIELD: info.places[KEY_FIELD]})
+        key = _key(open_columns(folder / info.file, keys_only)[KEY_FIELD], row)
         what = f"{other.file}, row {row_of[first]} has the same key"
         yield Fault(info.file, what, KEY_FIELD, (row, row), (key,))
     if len(later) > _MAX_DUPLICATES:
