@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     from loaders.device.normalize import Normalize
     from loaders.errors import LoadersError
     from loaders.loader import DataLoader
-    from loaders.sampling import audit
+    from loaders.sampling import Balanced, BlockShuffled, Weighted, audit
 
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Balanced": "loaders.sampling",
+    "BlockShuffled": "loaders.sampling",
     "DataLoader": "loaders.loader",
     "LoadersError": "loaders.errors",
     "Normalize": "loaders.device.normalize",
     "RAMDataset": "loaders.datasets.ram",
     "ShardDataset": "loaders.datasets.shard",
+    "Weighted": "loaders.sampling",
     "audit": "loaders.sampling",
     "augment": "",
     "collate": "loaders.datasets.samples",
@@ -41,11 +44,14 @@ _WHERE = {
 }
 
 __all__ = [
+    "Balanced",
+    "BlockShuffled",
     "DataLoader",
     "LoadersError",
     "Normalize",
     "RAMDataset",
     "ShardDataset",
+    "Weighted",
     "audit",
     "augment",
     "collate",

@@ -1,18 +1,21 @@
 """Batch slots: buffers that go back to their pool when the last tensor on them dies.
 
-A fresh 20 MB buffer costs more in page faults than the copy that fills it, so buffers are used again; and a user may
-keep a batch for as long as he likes, so they are used again only when nobody can see them any more.
+A fresh 20 MB buffer costs more in page faults than the copy that fills it, so buffers are used
+again; and a user may keep a batch for as long as he likes, so they are used again only when nobody
+can see them any more.
 
-1. ``take`` hands out a *lease*: an ndarray view of a buffer. ``torch.from_numpy(lease)`` keeps the lease alive for as
-   long as any tensor shares its storage. Slice and reshape the tensor, never the lease: a view of an ndarray refers to
-   the buffer below it, and the lease would end early.
-2. When the lease dies, its finalizer appends the buffer to a deque and does nothing else: it may run in any thread, at
-   any moment.
+1. ``take`` hands out a *lease*: an ndarray view of a buffer. ``torch.from_numpy(lease)`` keeps the
+   lease alive for as long as any tensor shares its storage. Slice and reshape the tensor, never the
+   lease: a view of an ndarray refers to the buffer below it, and the lease would end early.
+2. When the lease dies, its finalizer appends the buffer to a deque and does nothing else: it may run
+   in any thread, at any moment, also while that thread is inside ``take``.
 3. The pool grows when nothing is free, so it holds as many buffers as were ever out at once.
+4. Any thread may take.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING
@@ -21,8 +24,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-
 _SMALL_BYTES = 32 << 10
 
 
@@ -31,16 +32,25 @@ class SlotPool:
 
     Args:
         nbytes: Size of the first buffers; a larger request raises it.
+
+    Attributes:
+        num_slots: Buffers there are, free or leased.
+        size_bytes: Their bytes together.
     """
 
     def __init__(self, nbytes: int = 0) -> None:
         self.nbytes = nbytes
-        self.num_slots = 0
+        self.num_slots = self.size_bytes = 0
+        self._lock = threading.Lock()
         self._free: deque[npt.NDArray[np.uint8]] = deque()
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Lease ``nbytes`` bytes of undefined content; they return when the last tensor over the lease dies."""
-        buffer = self._reuse(nbytes)
+        """Lease ``nbytes`` bytes of undefined content.
+
+        They return when the last tensor over the lease dies.
+        """
+        with self._lock:
+            buffer = self._reuse(nbytes)
         lease = buffer[:nbytes]
         weakref.finalize(lease, self._free.append, buffer).atexit = False
         return lease
@@ -54,9 +64,12 @@ class SlotPool:
             if len(buffer) >= nbytes:
                 return buffer
             self.num_slots -= 1  # too small since a larger request came: let it go
+            self.size_bytes -= len(buffer)
         self.nbytes = max(self.nbytes, nbytes)
+        buffer = np.empty(self.nbytes, np.uint8)
         self.num_slots += 1
-        return np.empty(self.nbytes, np.uint8)
+        self.size_bytes += len(buffer)
+        return buffer
 
 
 class Slots:
@@ -66,15 +79,15 @@ class Slots:
         self._pools: dict[str, SlotPool] = {}
 
     def take(self, name: str, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Lease a buffer from the pool of this name; a small one is new, which costs less than a lease."""
+        """Lease a buffer from the pool of this name; a small one is new: a lease would cost more."""
         if nbytes < _SMALL_BYTES:
             return np.empty(nbytes, np.uint8)
         return self._pools.setdefault(name, SlotPool()).take(nbytes)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, free or leased."""
-        return sum(pool.nbytes * pool.num_slots for pool in self._pools.values())
+        """Bytes of all buffers in the pools, free or leased."""
+        return sum(pool.size_bytes for pool in list(self._pools.values()))
 
 
 class FreshMemory:

@@ -14,7 +14,8 @@
     ├── SourceError     (ValueError)    offline: an input file that cannot be packed
     └── PackError       (RuntimeError)  offline: a target that cannot be written, or is in use
 
-Every error pickles, so it crosses process borders whole.
+Every error pickles, with its attributes and notes, so it crosses process borders. Its ``__cause__``
+does not: what it says is part of the text.
 """
 
 from __future__ import annotations

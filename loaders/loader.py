@@ -20,11 +20,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from loaders.buffers import Slots
-from loaders.datasets.job import CallJob
+from loaders.datasets.job import CallJob, OneSample
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.samples import collate
-from loaders.errors import StateError
+from loaders.errors import BatchError, StateError
 from loaders.sampling.batch import IndexBatch, index_batches
+from loaders.sampling.blocks import BlockShuffled
+from loaders.sampling.order import Order, Sequential, Shuffled
 from loaders.sampling.sampler import EpochBatches, EpochSampler
 from loaders.workers import Job, Workers
 
@@ -68,7 +70,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     Args:
         dataset: Any map-style or iterable dataset.
         batch_size: Samples per batch and rank.
-        shuffle: True: a new order each epoch, a keyed permutation that is computed, never stored.
+        shuffle: True: a new order each epoch, a keyed permutation that is computed, never stored. ``"block"``:
+            blocks of neighbours, mixed within a window, for disks that dislike random reads.
         sampler: Any sampler; ours (``loaders.sampling``) are sliced by rank and can be resumed.
         num_workers: Threads (or processes, see ``backend``). ``"auto"``: the cores that this
             process may use for our datasets, 0 for others.
@@ -97,8 +100,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: bool | None = None,
-        sampler: Iterable[Any] | None = None,
+        shuffle: bool | Literal["block"] | None = None,
+        sampler: Iterable[Any] | Order | None = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int | Literal["auto"] = "auto",
         collate_fn: Callable[[Any], Any] | None = None,
@@ -138,21 +141,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             and batch_size is not None
             and not isinstance(dataset, IterableDataset)
         )
-        if ours and sampler is None and generator is None:
-            sampler = EpochSampler(
-                len(dataset),
-                shuffle=bool(shuffle),
-                seed=seed,
-                rank=rank,
-                world_size=world_size,
-                drop_last=drop_last,
-            )
+        if ours and ((sampler is None and generator is None) or isinstance(sampler, Order)):
+            order = _choose_order(len(dataset), shuffle, sampler, seed)
+            sampler = EpochSampler(order, rank=rank, world_size=world_size, drop_last=drop_last)
             shuffle = None
+        elif shuffle == "block":
+            raise ValueError(
+                "shuffle='block' is an order of ours: leave out sampler, batch_sampler and generator"
+            )
+        elif not isinstance(sampler, EpochSampler) and (rank, world_size) != (None, None):
+            raise ValueError(
+                "rank and world_size divide batches of ours: leave out sampler, batch_sampler and generator"
+            )
         super().__init__(
             dataset,
             batch_size=batch_size,
             shuffle=shuffle,
-            sampler=sampler,
+            sampler=sampler,  # type: ignore[arg-type]  # an Order was replaced above
             batch_sampler=batch_sampler,
             num_workers=num_workers,
             collate_fn=collate_fn
@@ -184,13 +189,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._position = self._begin()
         batches = super().__iter__() if self.backend == "process" else self._batches()
         if self._position is not None:
-            self._own_sampler().start = (
-                0  # the next iteration begins at the start, unless told otherwise
-            )
+            self._own_sampler().start = 0  # of the next iteration, unless told otherwise
         return _Delivery(self, batches, self._position)
 
     def _batches(self) -> Iterator[Any]:
-        return _ThreadBatches(self) if self.num_workers else _inline_batches(self)
+        return _ThreadBatches(self) if self.num_workers else _InlineBatches(self)
 
     def _begin(self) -> _Position | None:
         batches = self.batch_sampler
@@ -252,11 +255,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._position = None
 
     def _own_sampler(self) -> EpochSampler:
-        if not isinstance(self.sampler, EpochSampler):
+        if not isinstance(self.batch_sampler, _LoaderBatches):
             raise StateError(
-                "only an order of ours can be resumed: leave out sampler, batch_sampler and generator"
+                "only batches of ours can be resumed: leave out sampler, batch_sampler and generator"
             )
-        return self.sampler
+        return self.batch_sampler.sampler
 
 
 class _LoaderBatches(EpochBatches):
@@ -278,6 +281,13 @@ class _Position:
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "delivered": self.plan.delivered(self.num_steps)}
+
+    def valid(self) -> torch.Tensor | None:
+        """Tell which rows of the next batch are real, if that was asked for."""
+        if self.plan.pad != "mark":
+            return None
+        valid = self.plan.positions(self.num_steps)[1]
+        return None if valid is None else torch.from_numpy(valid)
 
 
 class _Delivery:
@@ -304,9 +314,11 @@ class _Delivery:
             raise
         stats.wait_s += time.perf_counter() - began
         stats.num_batches += 1
+        valid = None
         if self._position is not None:
+            valid = self._position.valid()
             self._position.num_steps += 1
-        return self._finish(batch)
+        return self._finish(batch, valid)
 
     def _end(self) -> None:
         """A full pass advances the epoch, unless someone chose another one or began anew meanwhile."""
@@ -315,12 +327,13 @@ class _Delivery:
             loader._own_sampler().set_epoch(position.epoch + 1)
             loader._position = None
 
-    def _finish(self, batch: Any) -> Any:
+    def _finish(self, batch: Any, valid: torch.Tensor | None) -> Any:
+        if self._loader.as_dict and hasattr(batch, "_asdict"):
+            batch = batch._asdict()
         if self._loader.device is not None:
             batch = _to_device(batch, self._loader.device)
-        if self._loader.as_dict and hasattr(batch, "_asdict"):
-            return batch._asdict()
-        return batch
+            valid = _to_device(valid, self._loader.device)
+        return batch if valid is None else _marked(batch, valid)
 
     def close(self) -> None:
         """End the workers now; otherwise they end when this iterator is dropped."""
@@ -333,10 +346,7 @@ def _to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        moved = type(value)(*(_to_device(v, device) for v in value))
-        if getattr(value, "valid", None) is not None:
-            moved.valid = value.valid.to(device)  # type: ignore[attr-defined]
-        return moved
+        return type(value)(*(_to_device(v, device) for v in value))
     if isinstance(value, dict):
         return {name: _to_device(v, device) for name, v in value.items()}
     if isinstance(value, list | tuple):
@@ -344,14 +354,33 @@ def _to_device(value: Any, device: torch.device) -> Any:
     return value
 
 
-def _inline_batches(loader: DataLoader) -> Iterator[Any]:
-    """Make the batches of one epoch on the trainer's own thread: the plain path, which threads must equal."""
-    cv2.setNumThreads(1)
-    for indices in loader._index_sampler:
-        job = _BatchOf(loader, indices)
+def _marked(batch: Any, valid: torch.Tensor) -> Any:
+    """Tell real rows from padding: ``batch.valid``, or ``batch["valid"]`` in a mapping."""
+    if isinstance(batch, dict):
+        return batch | {"valid": valid}
+    try:
+        batch.valid = valid
+    except AttributeError as error:
+        what = f"pad='mark' has no place for its marks in a {type(batch).__name__}"
+        raise BatchError(f"{what}: let collate_fn return a dict") from error
+    return batch
+
+
+class _InlineBatches:
+    """The batches of one epoch, made on the trainer's own thread: the plain path, which threads must equal."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        cv2.setNumThreads(1)
+        self._loader, self._indices = loader, iter(loader._index_sampler)
+
+    def __iter__(self) -> _InlineBatches:
+        return self
+
+    def __next__(self) -> Any:
+        job = _BatchOf(self._loader, next(self._indices))
         for part in range(job.num_parts):
             job.run(part)
-        yield job.finish()
+        return job.finish()
 
 
 class _ThreadBatches:
@@ -381,14 +410,23 @@ class _ThreadBatches:
     def _fill(self) -> None:
         """Keep as many jobs in flight as asked for, whatever the number of threads."""
         while len(self._workers) < self._loader.prefetch_batches:
-            indices = list(islice(self._indices, self._group))
-            if not indices:
+            jobs: list[Job] = []
+            failed: list[Job] = []
+            try:
+                for batch in islice(self._indices, self._group):
+                    jobs.append(_BatchOf(self._loader, batch))  # noqa: PERF401  # keep those before an error
+            except Exception as error:  # whatever it is: it comes after the batches before it
+                self._indices = iter(())
+                failed = [_Failed(error)]
+            for group in (jobs, failed):
+                if group:
+                    self._workers.put(_Step(group))
+            if not jobs:
                 return
-            self._workers.put(_Step([_BatchOf(self._loader, batch) for batch in indices]))
 
     def _take(self) -> list[Any]:
         loader = self._loader
-        patience = loader.timeout or loader.stall_warning_s
+        patience = loader.timeout or loader.stall_warning_s or None
         began = time.monotonic()
         while True:
             try:
@@ -412,11 +450,10 @@ class _BatchOf:
         dataset = loader.dataset
         self._collate = loader.collate_fn
         self._pin = loader.pin_memory and torch.cuda.is_available()
-        self._valid = indices.valid if isinstance(indices, IndexBatch) else None
         self._job: Job
-        if isinstance(dataset, PackedDataset):
-            if loader.batch_sampler is None:
-                indices = [indices]
+        if loader.batch_sampler is None:
+            self._job = OneSample(dataset, indices)
+        elif isinstance(dataset, PackedDataset):
             self._job = dataset.job(indices, loader._slots, max(1, loader.num_workers))
         else:
             self._job = CallJob(dataset, indices)
@@ -425,9 +462,25 @@ class _BatchOf:
 
     def finish(self) -> Any:
         batch = self._collate(self._job.finish())
-        if self._valid is not None:
-            batch.valid = torch.from_numpy(self._valid)
         return torch.utils.data._utils.pin_memory.pin_memory(batch) if self._pin else batch
+
+
+class _Failed:
+    """A batch whose indices could not be had: the error waits for its turn."""
+
+    num_parts = 1
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def run(self, part: int) -> None:
+        raise self._error
+
+    def finish(self) -> None:
+        """Never called."""
+
+    def describe(self, part: int) -> str:
+        return "raising an error of the sampler"
 
 
 class _Step:
@@ -474,6 +527,17 @@ def _start_workers(num_workers: int) -> Workers:
     barrier.wait(timeout=60)
     torch.set_num_threads(num_threads)
     return workers
+
+
+def _choose_order(length: int, shuffle: bool | str | None, sampler: Any, seed: int) -> Order:
+    """Return the order that the arguments ask for."""
+    if sampler is not None:
+        if shuffle:
+            raise ValueError(f"{type(sampler).__name__} is an order of its own: leave out shuffle")
+        return sampler  # type: ignore[no-any-return]
+    if shuffle == "block":
+        return BlockShuffled(length, seed)
+    return Shuffled(length, seed) if shuffle else Sequential(length)
 
 
 def _choose_backend(backend: Backend, dataset: Any, process_only: dict[str, Any]) -> str:

@@ -1,30 +1,38 @@
-"""Ordered work on threads: jobs are done in parts by many threads, and handed over in the order they were put in.
+"""Ordered work on threads: many threads do jobs in parts, and hand them over in the order they came.
 
 Contract:
 
-1. *Normal end.* The owner puts jobs in and takes their results out, in the same order, from one thread. A job's parts
-   run on any worker; whoever runs the last of them also finishes the job. How many jobs are in flight is the owner's
-   choice, so memory does not depend on the number of threads.
-2. *Failure.* The first error of a job ends it (parts not yet begun are skipped); ``take`` raises that error when the
-   job's turn comes. Other jobs are not touched. A worker survives any error: it is an item like the others.
-3. *Early close.* ``close`` may be called at any time, more than once, from any thread: parts not yet begun are dropped,
-   running ones end, threads are joined. It happens when the pool is dropped, too, and at interpreter exit. ``take`` on a
-   closed pool raises; in a forked child, where the threads do not exist, too.
+1. *Normal end.* The owner puts jobs in and takes their results out, in the same order, from one
+   thread. A job's parts run on any worker; whoever runs the last of them also finishes the job. How
+   many jobs are in flight is the owner's choice, so memory does not depend on the number of threads.
+2. *Failure.* The first error of a job ends it (parts not yet begun are skipped); ``take`` raises that
+   error when the job's turn comes. Other jobs are not touched. A worker survives any error, also one
+   of ``prepare``, which it then tries again: an error is an item like the others.
+3. *Early close.* ``close`` may be called at any time, more than once, from any thread: parts not yet
+   begun are dropped, running ones end, threads are joined (for up to 30 s; a part that never ends is
+   logged, and ends with the process). It happens when the pool is dropped, too, and at interpreter
+   exit. ``put`` and ``take`` on a closed pool raise, also in an owner that is waiting; in a forked
+   child, where the threads do not exist, too.
 
 Workers hold no reference to their pool, only to its queues; that is why dropping the pool can end them.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 30.0
 
 
@@ -36,7 +44,8 @@ class Job(Protocol):
     """
 
     @property
-    def num_parts(self) -> int: ...
+    def num_parts(self) -> int:
+        """How many parts there are."""
 
     def run(self, part: int) -> None:
         """Do one part; may run at the same time as the others."""
@@ -57,17 +66,20 @@ class _Ticket:
         self.job = job
         self.lock = threading.Lock()
         self.remaining = job.num_parts
+        if self.remaining < 1:
+            raise ValueError(f"a job has at least one part, got {self.remaining}")
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False
 
-    def run(self, part: int) -> bool:
+    def run(self, part: int, prepare: Callable[[], None]) -> bool:
         """Run one part; return True if it was the last and the job is now done."""
         if self.error is None:
             try:
+                prepare()
                 self.job.run(part)
-            except BaseException as error:  # whatever it was: a worker that dies silently is a hang
-                self.error = error
+            except BaseException as error:  # whatever it is: a worker that dies silently is a hang
+                self._fail(error)
         with self.lock:
             self.remaining -= 1
             if self.remaining:
@@ -75,13 +87,41 @@ class _Ticket:
         self._finish()
         return True
 
+    def _fail(self, error: BaseException) -> None:
+        with self.lock:
+            if self.error is None:
+                self.error = error
+
     def _finish(self) -> None:
         if self.error is None:
             try:
                 self.result = self.job.finish()
             except BaseException as error:
-                self.error = error
+                self._fail(error)
         self.done = True
+
+    def outcome(self) -> Any:
+        """Return the result, or raise the error, and keep neither."""
+        error, self.error = self.error, None
+        if error is None:
+            result, self.result = self.result, None
+            return result
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame: the two would keep the batch alive
+
+
+class _Once:
+    """Calls a function until it has succeeded once."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function: Callable[[], None] | None = function
+
+    def __call__(self) -> None:
+        if self._function is not None:
+            self._function()
+            self._function = None
 
 
 _Task = tuple[_Ticket, int]
@@ -94,12 +134,14 @@ def _work(
     running: _Running,
     prepare: Callable[[], None],
 ) -> None:
-    prepare()
+    prepare_once = _Once(prepare)
+    with suppress(BaseException):  # it is tried again, and its error raised, with the first part
+        prepare_once()
     me = threading.get_ident()
     while (task := tasks.get()) is not None:
         ticket, part = task
         running[me] = (ticket, part, time.monotonic())
-        last = ticket.run(part)
+        last = ticket.run(part, prepare_once)
         del running[me], ticket, task  # an idle worker keeps no batch alive
         if last:
             finished.put(None)
@@ -115,8 +157,14 @@ class Workers:
     """
 
     def __init__(
-        self, num_workers: int, *, prepare: Callable[[], None] = lambda: None, name: str = "loaders"
+        self,
+        num_workers: int,
+        *,
+        prepare: Callable[[], None] = lambda: None,
+        name: str = "loaders",
     ) -> None:
+        if num_workers < 1:
+            raise ValueError(f"num_workers must be at least 1, got {num_workers}")
         self.num_workers = num_workers
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
@@ -125,9 +173,12 @@ class Workers:
         self._running: _Running = {}
         args = (self._tasks, self._finished, self._running, prepare)
         self._threads = [
-            threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True) for i in range(num_workers)
+            threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
+            for i in range(num_workers)
         ]
-        self._close = weakref.finalize(self, _close, self._tasks, self._threads)
+        self._close = weakref.finalize(
+            self, _close, self._tasks, self._finished, self._threads, self._running
+        )
         for thread in self._threads:
             thread.start()
 
@@ -138,15 +189,14 @@ class Workers:
     @property
     def num_ready(self) -> int:
         """Jobs that could be taken without waiting."""
-        return sum(ticket.done for ticket in self._tickets)
+        return sum(ticket.done for ticket in tuple(self._tickets))
 
     def put(self, job: Job) -> None:
         """Begin a job."""
-        if not self._close.alive:
-            raise RuntimeError("this pool of workers is closed")
+        self._check_open()
         ticket = _Ticket(job)
         self._tickets.append(ticket)
-        for part in range(job.num_parts):
+        for part in range(ticket.remaining):
             self._tasks.put((ticket, part))
 
     def take(self, *, timeout_s: float | None = None) -> Any:
@@ -154,20 +204,30 @@ class Workers:
 
         Raises:
             TimeoutError: It was not done in time; it can be taken later.
+            RuntimeError: The pool is closed.
+            IndexError: No job is left.
         """
+        self._check_open()
+        if not self._tickets:
+            raise IndexError("there is no job to take")
         ticket = self._tickets[0]
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not ticket.done:
             self._wait(deadline)
+            self._check_open()
         self._tickets.popleft()
-        if ticket.error is not None:
-            raise ticket.error
-        return ticket.result
+        with suppress(Empty):  # each job leaves one word that it is done: let them not pile up
+            self._finished.get_nowait()
+        return ticket.outcome()
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("these workers are threads of the parent of this forked process")
+        if not self._close.alive:
+            raise RuntimeError("this pool of workers is closed")
 
     def _wait(self, deadline: float | None) -> None:
-        """Wait until some job is done, the deadline passes, or the threads turn out to be gone."""
-        if not self._close.alive or os.getpid() != self._pid:
-            raise RuntimeError("these workers are closed, or belong to the parent of this forked process")
+        """Wait until some job is done, the pool is closed or the deadline passes."""
         left = 5.0 if deadline is None else min(5.0, deadline - time.monotonic())
         try:
             self._finished.get(timeout=max(0.0, left))
@@ -178,7 +238,10 @@ class Workers:
     def describe(self) -> str:
         """Say what each thread is doing and for how long."""
         now = time.monotonic()
-        lines = [f"{t.job.describe(part)} for {now - since:.1f} s" for t, part, since in list(self._running.values())]
+        lines = [
+            f"{ticket.job.describe(part)} for {now - since:.1f} s"
+            for ticket, part, since in list(self._running.values())
+        ]
         return "; ".join(lines) or "no worker is running"
 
     def close(self) -> None:
@@ -187,15 +250,22 @@ class Workers:
         self._tickets.clear()
 
 
-def _close(tasks: SimpleQueue[_Task | None], threads: list[threading.Thread]) -> None:
-    while True:
-        try:
+def _close(
+    tasks: SimpleQueue[_Task | None],
+    finished: SimpleQueue[None],
+    threads: list[threading.Thread],
+    running: _Running,
+) -> None:
+    with suppress(Empty):
+        while True:
             tasks.get_nowait()
-        except Empty:
-            break
     for _ in threads:
         tasks.put(None)
+    finished.put(None)  # an owner that waits shall see it now
     deadline = time.monotonic() + _JOIN_TIMEOUT_S
     for thread in threads:
         if thread is not threading.current_thread() and thread.ident is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
+    stuck = [thread.name for thread in threads if thread.is_alive() and thread.ident in running]
+    if stuck and time.monotonic() >= deadline:
+        logger.warning("%s did not end within %.0f s", ", ".join(stuck), _JOIN_TIMEOUT_S)

@@ -79,7 +79,8 @@ def test_a_position_does_not_depend_on_what_else_is_asked(make: Make) -> None:
     positions = np.random.default_rng(0).integers(0, order.length, 300)
     together, draws = order.at(2, positions)
 
-    order.at(5, positions)  # another epoch in between
+    in_between = order.at(5, positions)[0]
+    assert np.array_equal(in_between, make(1).at(5, positions)[0])
     for place, position in enumerate(positions[:40]):
         index, draw = make(1).at(2, np.array([position]))
         assert index[0] == together[place]

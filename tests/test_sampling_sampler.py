@@ -162,6 +162,15 @@ def test_after_break_the_next_pass_starts_the_epoch_anew() -> None:
     assert len(second) == 100
 
 
+def test_a_resumed_position_is_used_once() -> None:
+    sampler = EpochSampler(100)
+    sampler.load_state_dict({**sampler.state_dict(), "delivered": 90})
+    take(iter(sampler), 3)
+
+    assert sampler.state_dict()["delivered"] == 93
+    assert len(list(sampler)) == 100
+
+
 def test_an_iterator_left_behind_does_not_disturb() -> None:
     sampler = EpochSampler(10)
     stale = iter(sampler)
@@ -335,6 +344,16 @@ def test_batches_take_what_is_not_given_from_the_sampler() -> None:
     assert all(batch.valid is None for batch in sampler.batches(4, pad=True))
     batches = sampler.batches(4)
     assert (batches.sampler, batches.batch_size, batches.drop_last) == (sampler, 4, True)
+
+
+def test_batches_carry_epoch_and_seed_for_augmentation() -> None:
+    sampler = EpochSampler(9, seed=6)
+    sampler.set_epoch(2)
+
+    batches = list(sampler.batches(4))
+
+    assert {(batch.epoch, batch.seed) for batch in batches} == {(2, 6)}
+    assert batches[0][1:].seed == 6
 
 
 class Echo(Dataset[tuple[int, int, int]]):

@@ -1,13 +1,13 @@
 """Codecs: a value of one field to its record of bytes, and back.
 
-A codec is made for a field (``codec_for``) and knows its dtype and shape. Pictures are H x W x C arrays here, masks
-H x W: channels first is a matter of the batch. ``register_codec`` adds one from outside.
+A codec is made for a field (``codec_for``) and knows its dtype and shape. Pictures are H x W x C
+arrays here, masks H x W: channels first is a matter of the batch. ``register_codec`` adds one from
+outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,11 @@ from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.codecs.text import BytesCodec, JsonCodec, TextCodec
 from loaders.errors import CodecError
-from loaders.schema import Field
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loaders.schema import Field
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -46,8 +50,12 @@ def register_codec(name: str, factory: Callable[[Any], Codec]) -> None:
     """Make a codec known under a name, for ``Field.codec``.
 
     Args:
-        name: The name; one that is taken is refused.
-        factory: Called with the field, returns its codec; must work in every process that reads the data.
+        name: The name.
+        factory: Called with the field, returns its codec, or raises CodecError if it is none for
+            this field. Every process that reads the data has to register it.
+
+    Raises:
+        CodecError: The name is taken by another factory.
     """
     if _FACTORIES.get(name, factory) is not factory:
         raise CodecError(f"codec name {name!r} is taken")
@@ -55,7 +63,7 @@ def register_codec(name: str, factory: Callable[[Any], Codec]) -> None:
 
 
 def codec_for(field: Field) -> Codec:
-    """Return the codec of a field; CodecError if its name is unknown."""
+    """Return the codec of a field; CodecError if its name is unknown or does not fit the field."""
     factory = _FACTORIES.get(field.codec)
     if factory is None:
         known = ", ".join(sorted(_FACTORIES))

@@ -1,8 +1,9 @@
 """Pictures and masks as encoded files: JPEG, PNG or WebP, told apart by their first bytes.
 
-JPEG goes through libjpeg-turbo (``simplejpeg``), which decodes into a given buffer and can shrink while decoding; what it
-refuses, and the rest, goes through OpenCV. A field's codec name says how new pictures are encoded; any of the three is
-read, because files are often kept as they came.
+JPEG goes through libjpeg-turbo (``simplejpeg``), which decodes into a given buffer and can shrink
+while decoding; PNG and WebP go through OpenCV. A field's codec name says how new pictures are
+encoded; any of the three is read, because files are often kept as they came. What libjpeg warns of
+(cut, damaged) is refused: the packer converts what it can.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ DEFAULT_QUALITY = 90
 _PNG_LEVEL = 3  # zlib: on photos 6 saves 2 % more and takes 3 times as long
 MAX_PIXELS = 1 << 28
 _HEAD_BYTES = 4096  # a longer header (a large EXIF thumbnail) is decoded whole
-_MARGIN_ROWS = 8  # chroma upsampling looks at rows below: up to 4, found by trying every subsampling and reduction
-_NO_BASELINE = frozenset({0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0), 0xDA, 0xD9})
+# Chroma upsampling looks at rows below: up to 4, found by trying every subsampling and reduction.
+_MARGIN_ROWS = 8
+_NO_BASELINE = frozenset(
+    {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB)}
+)  # other frames, and what has no business before a frame
 
 
 def picture_size(record: Any) -> tuple[int, int]:
@@ -43,9 +47,14 @@ def picture_size(record: Any) -> tuple[int, int]:
             height, width = _webp_size(head)
     except (ValueError, struct.error, IndexError) as error:
         raise CodecError(f"the header of the picture cannot be read ({error})") from error
-    if not 0 < height * width <= MAX_PIXELS:
-        raise CodecError(f"the header says {height} x {width} pixels; up to {MAX_PIXELS} are accepted")
+    _check_pixels(height, width)
     return height, width
+
+
+def _check_pixels(height: int, width: int) -> None:
+    if not 0 < height * width <= MAX_PIXELS:
+        what = f"the picture has {height} x {width} pixels"
+        raise CodecError(f"{what}; 1 to {MAX_PIXELS} are accepted")
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:
@@ -73,55 +82,95 @@ class PictureCodec:
         self.field = field
         self.channels = field.channels if isinstance(field, Image) else 0  # 0: H x W
         self.dtype = np.dtype(field.dtype)
-        if self.dtype.name not in ("uint8", "uint16") or (self.dtype != np.uint8 and field.codec != "png"):
-            raise CodecError(f"codec {field.codec!r} cannot store {self.dtype.name}: take 'png' (uint16) or 'raw'")
-        if self.channels > 4 or (isinstance(field, Mask) and field.codec != "png"):
-            raise CodecError(f"codec {field.codec!r} cannot store this {field.kind}: take 'raw' (masks also 'png')")
+        dtypes = ("uint8", "uint16") if field.codec == "png" else ("uint8",)
+        if self.dtype.name not in dtypes:
+            name = self.dtype.name
+            raise CodecError(
+                f"codec {field.codec!r} cannot store {name}: take 'raw' ('png': uint16)"
+            )
+        if self.channels not in (0, 1, 3, 4):
+            raise CodecError(
+                f"encoded pictures have 1, 3 or 4 channels, got {self.channels}: take 'raw'"
+            )
+        if self.channels == 0 and field.codec != "png":
+            raise CodecError(
+                f"codec {field.codec!r} does not keep masks exactly: take 'png' or 'raw'"
+            )
         self.colorspace = {1: "GRAY", 3: "RGB", 4: "RGBA"}.get(self.channels)
 
     def encode(self, value: Any, quality: int = DEFAULT_QUALITY) -> bytes:
-        """Return the encoded file of an H x W x C (or H x W) array."""
-        array = np.ascontiguousarray(value)
+        """Return the encoded file of an H x W x C (or H x W) array.
+
+        Raises:
+            CodecError: The array is of another dtype or shape, or the format cannot hold it.
+        """
+        try:
+            array = np.ascontiguousarray(value)
+        except ValueError as error:
+            raise CodecError(f"the value is not an array ({error})") from error
         wanted = 2 if self.channels == 0 else 3
         if array.ndim == 2 and self.channels == 1:
             array = array[:, :, None]
-        if array.ndim != wanted or array.dtype != self.dtype or (wanted == 3 and array.shape[2] != self.channels):
+        fits = array.ndim == wanted and array.dtype == self.dtype
+        if not fits or array.shape[2:] != (self.channels,) * (wanted - 2):
             channels = "" if self.channels == 0 else f" x {self.channels}"
-            raise CodecError(f"takes {self.dtype.name} of H x W{channels}, got {array.dtype} of {array.shape}")
+            got = f"{array.dtype} of {array.shape}"
+            raise CodecError(f"takes {self.dtype.name} of H x W{channels}, got {got}")
+        _check_pixels(*array.shape[:2])
         if self.field.codec == "jpeg":
             return encode_jpeg(array, quality)
         return _encode_cv2(array, f".{self.field.codec}", quality)
 
     def decode(
-        self, record: UInt8Array, reduction: int = 1, rows: int | None = None, out: UInt8Array | None = None
+        self,
+        record: UInt8Array,
+        reduction: int = 1,
+        rows: int | None = None,
+        out: UInt8Array | None = None,
     ) -> npt.NDArray[Any]:
         """Return the picture as H x W x C (masks H x W), C-contiguous.
 
         Args:
             record: The encoded file.
-            reduction: 1, 2, 4 or 8: JPEG may come out smaller by this factor (sides rounded up); others do not.
-            rows: How many rows from the top are needed: JPEG may come out with fewer than it has, but not fewer than this.
-            out: Where to decode to, flat uint8 of at least the picture's size; used if the decoder can.
+            reduction: 1, 2, 4 or 8: JPEG comes out smaller by this factor (sides rounded up); others
+                do not.
+            rows: How many rows from the top are needed: JPEG may come out with fewer than it has, but
+                not fewer than this. Damage in what is left of it may then go unnoticed.
+            out: Where to decode to, flat uint8 of at least the picture's size; used if the decoder
+                can (JPEG), and undefined after an error.
 
         Raises:
-            CodecError: The file is damaged.
+            CodecError: The file is damaged, is not what the field holds, or does not fit ``out``.
         """
+        if not len(record):
+            raise CodecError("the record is empty")
         if self.colorspace is None or record[0] != 0xFF or self.dtype != np.uint8:
             return self._decode_cv2(record)
+        if out is None:  # else the buffer bounds what a header can ask for
+            picture_size(record)
         options: dict[str, Any] = {}
         if rows is not None:
             record, cut = first_rows(record, rows)
             options["strict"] = not cut  # what is cut off is reported as data that nobody expected
         if reduction > 1:
             height, width = picture_size(record)
-            options["min_height"], options["min_width"] = -(-height // reduction), -(-width // reduction)
+            options["min_height"], options["min_width"] = (
+                -(-height // reduction),
+                -(-width // reduction),
+            )
             options["min_factor"] = reduction
         try:
-            return simplejpeg.decode_jpeg(record, self.colorspace, buffer=out, **options)  # type: ignore[no-any-return]
+            return simplejpeg.decode_jpeg(  # type: ignore[no-any-return]
+                record, self.colorspace, buffer=out, **options
+            )
         except ValueError as error:
             raise CodecError(f"the JPEG cannot be decoded ({error})") from error
 
     def _decode_cv2(self, record: UInt8Array) -> npt.NDArray[Any]:
+        picture_size(record)  # OpenCV knows more formats, and larger pictures
+        if record[0] == 0xFF:
+            what = "masks" if self.channels == 0 else self.dtype.name
+            raise CodecError(f"the picture is a JPEG, which does not keep {what} exactly")
         try:
             array = cv2.imdecode(record, self._flags())
         except cv2.error as error:
@@ -134,8 +183,10 @@ class PictureCodec:
             array = _to_rgba(array)
         elif self.channels == 1:
             array = array[:, :, None]
-        if array.dtype != self.dtype or array.ndim != (2 if self.channels == 0 else 3):
-            raise CodecError(f"the picture is {array.dtype} of {array.shape}, the field {self.field}")
+        channels = array.shape[2] if array.ndim == 3 else 0
+        if array.dtype != self.dtype or channels != self.channels:
+            what = f"the picture is {array.dtype} of {array.shape}"
+            raise CodecError(f"{what}, the field {self.field}")
         return array
 
     def _flags(self) -> int:
@@ -147,14 +198,16 @@ class PictureCodec:
 
 
 def first_rows(record: UInt8Array, rows: int) -> tuple[UInt8Array, bool]:
-    """Make a JPEG end early: its rows come one after the other, and those below a crop need not be decoded.
+    """Make a JPEG end early: its rows come one by one, and those below a crop need no decoding.
 
     Returns:
-        The record with a smaller height in its header, and True; or, where that is impossible (a progressive file) or not
-        worth it, the record as it is, and False. The first ``rows`` rows decode to the same pixels either way.
+        The record with a smaller height in its header, and True; or, where that is impossible (a
+        progressive or cut file) or not worth it, the record as it is, and False. The first
+        ``rows`` rows decode to the same pixels either way.
     """
     height_at = _baseline_height(record)
-    if height_at is None:
+    # A file without an end is decoded whole: only then does the decoder notice what is missing.
+    if height_at is None or record[-2] != 0xFF or record[-1] != 0xD9:
         return record, False
     height = int(record[height_at]) << 8 | int(record[height_at + 1])
     rows += _MARGIN_ROWS
@@ -166,7 +219,10 @@ def first_rows(record: UInt8Array, rows: int) -> tuple[UInt8Array, bool]:
 
 
 def _baseline_height(record: UInt8Array) -> int | None:
-    """Return where the height stands in the frame header of a sequential Huffman JPEG. Source: ITU-T T.81, annex B."""
+    """Return where the height stands in the frame header of a sequential Huffman JPEG.
+
+    Source: ITU-T T.81, annex B.
+    """
     head = bytes(record[:_HEAD_BYTES])
     at = 2
     while at + 9 < len(head) and head[at] == 0xFF:
@@ -187,7 +243,7 @@ def _to_rgba(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def encode_jpeg(array: UInt8Array, quality: int = DEFAULT_QUALITY) -> bytes:
-    """Encode H x W x C uint8 (C = 1 or 3) as JPEG with 4:2:0 chroma, the choice of nearly every camera and web tool."""
+    """Encode H x W x C uint8 (C = 1 or 3) as JPEG with 4:2:0 chroma, as nearly every camera does."""
     if array.shape[2] not in (1, 3):
         raise CodecError(f"JPEG holds 1 or 3 channels, got {array.shape[2]}")
     gray = array.shape[2] == 1
@@ -196,17 +252,23 @@ def encode_jpeg(array: UInt8Array, quality: int = DEFAULT_QUALITY) -> bytes:
             array, quality, "GRAY" if gray else "RGB", "Gray" if gray else "420"
         )
     except ValueError as error:
-        raise CodecError(f"JPEG cannot hold {array.shape[0]} x {array.shape[1]} pixels ({error})") from error
+        what = f"JPEG cannot hold {array.shape[0]} x {array.shape[1]} pixels"
+        raise CodecError(f"{what} ({error})") from error
 
 
 def _encode_cv2(array: npt.NDArray[Any], suffix: str, quality: int) -> bytes:
     if array.ndim == 3 and array.shape[2] in (3, 4):
-        array = cv2.cvtColor(array, cv2.COLOR_RGB2BGR if array.shape[2] == 3 else cv2.COLOR_RGBA2BGRA)
-    options = [cv2.IMWRITE_PNG_COMPRESSION, _PNG_LEVEL] if suffix == ".png" else [cv2.IMWRITE_WEBP_QUALITY, quality]
+        array = cv2.cvtColor(
+            array, cv2.COLOR_RGB2BGR if array.shape[2] == 3 else cv2.COLOR_RGBA2BGRA
+        )
+    options = [cv2.IMWRITE_PNG_COMPRESSION, _PNG_LEVEL]
+    if suffix == ".webp":
+        options = [cv2.IMWRITE_WEBP_QUALITY, quality]
+    what = f"{suffix[1:]} cannot hold {array.dtype} of {array.shape}"
     try:
         done, data = cv2.imencode(suffix, array, options)
     except cv2.error as error:
-        raise CodecError(f"{suffix[1:]} cannot hold {array.dtype} of {array.shape} ({error.err})") from error
+        raise CodecError(f"{what} ({error.err})") from error
     if not done:
-        raise CodecError(f"{suffix[1:]} cannot hold {array.dtype} of {array.shape}")
+        raise CodecError(what)
     return data.tobytes()

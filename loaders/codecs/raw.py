@@ -30,8 +30,17 @@ class RawCodec:
         self._known = math.prod(n for n in self.shape if n is not None)
 
     def encode(self, value: Any) -> bytes:
-        """Return the bytes of an array, after checking its dtype (values must survive) and shape."""
-        array = np.asarray(value)
+        """Return the bytes of an array.
+
+        Whole numbers must fit the field's dtype exactly; floats may be rounded to a narrower float.
+
+        Raises:
+            CodecError: The array has another shape, or values that the field's dtype cannot hold.
+        """
+        try:
+            array = np.asarray(value)
+        except (ValueError, OverflowError) as error:
+            raise CodecError(f"the value is not an array ({error})") from error
         if isinstance(self.field, Image) and array.ndim == 2:
             array = array[:, :, None]
         if len(array.shape) != len(self.shape) or any(
@@ -51,21 +60,33 @@ class RawCodec:
             return array
         if array.dtype.kind not in "uifb":
             raise CodecError(f"the field holds {self.dtype.name}, got {array.dtype}")
-        cast = array.astype(self.dtype)
-        exact = self.dtype.kind in "uib" or array.dtype.kind in "uib"
-        if exact and not np.array_equal(cast.astype(array.dtype), array):
+        with np.errstate(invalid="ignore", over="ignore"):
+            cast = array.astype(self.dtype)
+            if self.dtype.kind in "uib" or array.dtype.kind in "uib":
+                # There and back shows what was cut off, but not a sign that turned: -1 as uint64.
+                back = cast.astype(array.dtype)
+                fits = np.array_equal(back, array) and np.array_equal(cast < 0, array < 0)
+            else:
+                fits = np.array_equal(np.isfinite(cast), np.isfinite(array))
+        if not fits:
             raise CodecError(f"values of {array.dtype} do not fit the field's {self.dtype.name}")
         return cast
 
     def decode(self, record: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-        """Return the array, a view of the record where that is aligned, else a copy; read-only."""
+        """Return the array, read-only: a view of the record where that is aligned, else a copy.
+
+        Raises:
+            CodecError: The record has another size than the field's arrays.
+        """
         shape, data = self._shape_of(record)
         try:
             array: npt.NDArray[Any] = np.frombuffer(data, self.dtype).reshape(shape)
         except ValueError as error:
             what = f"a record of {len(record)} bytes does not hold {self.dtype.name} of shape {self.shape}"
             raise CodecError(what) from error
-        return array if array.flags.aligned else array.copy()
+        array = array if array.flags.aligned else array.copy()
+        array.flags.writeable = False
+        return array
 
     def _shape_of(
         self, record: npt.NDArray[np.uint8]

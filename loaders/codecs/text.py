@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import json
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from loaders.errors import CodecError
-from loaders.schema import Field
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from loaders.schema import Field
+
+
+def _check_kind(field: Field, codec: str) -> Field:
+    if field.kind != codec:
+        raise CodecError(f"codec {codec!r} stores {codec} fields, not {field.kind}")
+    return field
 
 
 class TextCodec:
     """A string as UTF-8."""
 
     def __init__(self, field: Field) -> None:
-        self.field = field
+        self.field = _check_kind(field, "text")
 
     def encode(self, value: Any) -> bytes:
         """Return the UTF-8 bytes."""
         if not isinstance(value, str):
             raise CodecError(f"a text field takes str, got {type(value).__name__}")
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:  # half of a surrogate pair
+            raise CodecError(f"the string is not Unicode text ({error})") from error
 
     def decode(self, record: npt.NDArray[np.uint8]) -> str:
         """Return the string."""
@@ -33,23 +44,24 @@ class TextCodec:
 
 
 class JsonCodec:
-    """Any JSON value as compact text."""
+    """Any JSON value as compact text; tuples come back as lists, and keys as strings."""
 
     def __init__(self, field: Field) -> None:
-        self.field = field
+        self.field = _check_kind(field, "json")
 
     def encode(self, value: Any) -> bytes:
         """Return the JSON text."""
         try:
-            return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-        except (TypeError, ValueError) as error:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            return text.encode()
+        except (TypeError, ValueError, RecursionError) as error:
             raise CodecError(f"the value is not JSON ({error})") from error
 
     def decode(self, record: npt.NDArray[np.uint8]) -> Any:
         """Return the value."""
         try:
             return json.loads(record.tobytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CodecError(f"the record is not JSON ({error})") from error
 
 
@@ -57,7 +69,7 @@ class BytesCodec:
     """Bytes as they are."""
 
     def __init__(self, field: Field) -> None:
-        self.field = field
+        self.field = _check_kind(field, "bytes")
 
     def encode(self, value: Any) -> bytes:
         """Return the bytes."""

@@ -38,6 +38,7 @@ class Gather:
         self._nbytes, self._starts, self._column = nbytes, starts, column
         self._columns: dict[int, Column] = {}
         self._biases = np.full(len(starts), _UNKNOWN, np.int64)
+        self._all_fixed = True
         self._window = 0, torch.empty(0, nbytes, dtype=torch.uint8)
         self._lock = threading.Lock()
 
@@ -51,16 +52,15 @@ class Gather:
         torch.index_select(rows, 0, torch.from_numpy(addresses), out=torch.from_numpy(out))
 
     def _addresses(self, indices: Indices, shards: Indices) -> Indices:
-        if isinstance(self._columns[int(shards[0])], FixedColumn):
-            return indices * self._nbytes + self._biases[shards]
-        addresses = np.empty(len(indices), np.int64)
+        addresses = indices * self._nbytes + self._biases[shards]
+        if self._all_fixed:
+            return addresses
         for number in np.unique(shards).tolist():
             here = shards == number
             column = self._columns[number]
-            assert isinstance(column, VarColumn)
-            addresses[here] = (
-                column.starts[indices[here] - self._starts[number]] + self._biases[number]
-            )
+            if isinstance(column, VarColumn):
+                rows = indices[here] - self._starts[number]
+                addresses[here] = column.starts[rows] + self._biases[number]
         return addresses
 
     def _open(self, shards: list[int]) -> None:
@@ -72,7 +72,9 @@ class Gather:
     def _add(self, number: int, column: Column) -> None:
         data = column.data if isinstance(column, FixedColumn) else column.buffer
         address = int(data.ctypes.data)
-        first = int(self._starts[number]) * self._nbytes if isinstance(column, FixedColumn) else 0
+        is_fixed = isinstance(column, FixedColumn)
+        first = int(self._starts[number]) * self._nbytes if is_fixed else 0
+        self._all_fixed &= is_fixed  # shards of several formats can be concatenated
         self._biases[number] = address - first
         self._widen(address, address + data.nbytes)
         self._columns[number] = column

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.datasets.samples import SampleBatch, batch_type, item, sample_type
-from loaders.errors import LoadersError, SampleError
+from loaders.datasets.samples import SampleBatch, TransformedSamples, batch_type, sample_type
+from loaders.errors import LoadersError
 from loaders.rng import hash64, key64
 
 if TYPE_CHECKING:
@@ -52,20 +52,11 @@ class BatchJob:
         """Read one range of samples; bad ones are replaced if the dataset says so."""
         first = part * self._part_rows
         last = min(first + self._part_rows, len(self.request))
-        for _ in range(_MAX_REPLACEMENTS):
-            try:
-                self._read(first, last)
-            except LoadersError:
-                position, error = self._blame(first, last)
-                if self.dataset.on_error == "raise":
-                    raise error from error.__cause__
-                self._replace(position, error)
-            else:
-                break
-        else:
-            raise SampleError(
-                "its replacements were bad too", int(self.request.indices[first]), "", first, None
-            )
+        try:
+            self._read(first, last)
+        except LoadersError:  # of one of them, or of more: one by one says which
+            for position in range(first, last):
+                self._read_one(position)
         if self.dataset.transform is not None:
             self._transform(first, last)
 
@@ -83,20 +74,24 @@ class BatchJob:
         for reader, values in zip(self.dataset.readers, self._begin(), strict=True):
             reader.read(values, self.request, first, last)
 
-    def _blame(self, first: int, last: int) -> tuple[int, SampleError]:
-        """Find the sample that cannot be read, and say what is wrong with it."""
-        for i in range(first, last):
+    def _read_one(self, position: int) -> None:
+        """Read a sample, or say what is wrong with it, or read another in its place."""
+        index = -1
+        for _ in range(_MAX_REPLACEMENTS):
             try:
-                self._read(i, i + 1)
+                return self._read(position, position + 1)
             except LoadersError as cause:
-                error = self.dataset.sample_error(int(self.request.indices[i]), str(cause))
-                error.__cause__ = cause
-                return i, error
-        raise RuntimeError("reading failed for a range of samples and for none of them alone")
+                index = int(self.request.indices[position])
+                error = self.dataset.sample_error(index, str(cause))
+                if self.dataset.on_error == "raise":
+                    raise error from cause
+                self.dataset.count_replaced(error)
+            with self._lock:  # other threads replace samples of the same request
+                self._replace(position)
+        raise self.dataset.sample_error(index, "it was to replace another, and is bad too")
 
-    def _replace(self, position: int, error: SampleError) -> None:
+    def _replace(self, position: int) -> None:
         """Put another sample in its place: the same one in every run."""
-        self.dataset.count_replaced(error)
         request = self.request
         draw = 0 if request.draws is None else int(request.draws[position])
         key = key64(request.seed, request.epoch, draw, 0x5EED)
@@ -108,9 +103,9 @@ class BatchJob:
         self.request = replace(request, indices=indices, rows=self.dataset.rows_of(indices))
 
     def _transform(self, first: int, last: int) -> None:
-        batch = self._batch()
+        batch = self._batch()  # other threads may still be reading its other rows
         for i in range(first, last):
-            sample = sample_type(batch._fields)(*(item(values, i) for values in batch))
+            sample = sample_type(batch._fields)(*(values[i] for values in batch))
             try:
                 self._transformed[i] = self.dataset.apply_transform(sample)
             except Exception as error:
@@ -130,7 +125,7 @@ class BatchJob:
     def finish(self) -> SampleBatch | list[Any]:
         """Return the batch; transformed samples as a list, for a collate function to join."""
         if self.dataset.transform is not None:
-            return self._transformed
+            return TransformedSamples(self._transformed, self.dataset.forms)
         return SampleBatch(self._batch(), len(self.request))
 
     def describe(self, part: int) -> str:
@@ -164,3 +159,25 @@ class CallJob:
     def describe(self, part: int) -> str:
         """Say which samples are fetched."""
         return f"fetching {len(self.indices)} samples of {type(self.dataset).__name__}"
+
+
+class OneSample:
+    """A single sample, where there are no batches (``batch_size=None``)."""
+
+    num_parts = 1
+
+    def __init__(self, dataset: Any, index: Any) -> None:
+        self.dataset, self.index = dataset, index
+        self._sample: Any = None
+
+    def run(self, part: int) -> None:
+        """Fetch the sample."""
+        self._sample = self.dataset[self.index]
+
+    def finish(self) -> Any:
+        """Return the sample."""
+        return self._sample
+
+    def describe(self, part: int) -> str:
+        """Say which sample is fetched."""
+        return f"fetching sample {self.index} of {type(self.dataset).__name__}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -20,21 +20,30 @@ import xxhash
 from loaders.buffers import FreshMemory
 from loaders.columns import Column, FixedColumn
 from loaders.datasets.job import BatchJob
-from loaders.datasets.readers import FixedReader, Memory, Reader, Request, make_readers
-from loaders.datasets.samples import SampleBatch
+from loaders.datasets.readers import (
+    FixedReader,
+    Memory,
+    ObjectReader,
+    Reader,
+    Request,
+    make_readers,
+)
 from loaders.datasets.store import Rows, Store
 from loaders.errors import LoadersError, SampleError, SchemaError
 from loaders.rng import hash64, key64
-from loaders.schema import VIRTUAL_FIELDS, Label, MultiLabel, Schema
+from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Image, Label, MultiLabel, Schema
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from loaders.datasets.samples import SampleBatch
 
 logger = logging.getLogger(__name__)
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
 Transform = Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]]
 _MAX_REPLACED_SHARE = 0.01
+_MAX_REPLACED = 10  # so many are allowed in a small dataset, too
 
 
 class PackedDataset(torch.utils.data.Dataset[Any]):
@@ -52,8 +61,6 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         batching: Mapping[str, str] | None = None,
         on_error: OnError = "raise",
     ) -> None:
-        if on_error not in ("raise", "replace"):
-            raise ValueError(f"on_error must be 'raise' or 'replace', got {on_error!r}")
         self.store, self.schema = store, schema
         self.fields = tuple(fields) if fields is not None else schema.defaults
         self.augment = tuple(augment or ())
@@ -61,12 +68,14 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.batching = dict(batching or {})
         self.on_error = on_error
         self.epoch, self.seed = 0, 0
-        self.num_replaced = 0
         self._source_fingerprint = fingerprint
         self._view: Indices | None = None
         self._prepare()
 
     def _prepare(self) -> None:
+        if self.on_error not in ("raise", "replace"):
+            raise ValueError(f"on_error must be 'raise' or 'replace', got {self.on_error!r}")
+        self.num_replaced, self._bad = 0, set[int]()
         self.schema.check_names(self.fields)
         fields = {
             name: None if name in VIRTUAL_FIELDS else self.schema.fields[name]
@@ -75,6 +84,15 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.readers: tuple[Reader, ...] = make_readers(
             self.store, fields, self.augment, self.batching
         )
+        self.forms = {
+            name: reader.batching
+            for reader in self.readers
+            if isinstance(reader, ObjectReader) and isinstance(reader.field, Array | Boxes)
+            for name in reader.names
+        }
+        if self.transform is not None:  # it sees samples; its results are joined after it
+            plain = dict.fromkeys(self.batching, "list")
+            self.readers = make_readers(self.store, fields, self.augment, plain)
         self.names = tuple(name for reader in self.readers for name in reader.names)
         self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
         if isinstance(self.transform, Mapping) and (
@@ -93,7 +111,15 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         """Return one sample as a named tuple of tensors, or for a slice a view of the dataset."""
         if isinstance(index, slice):
             return self.select(np.arange(len(self))[index])
+        if not hasattr(index, "__index__"):
+            raise TypeError(
+                f"a sample has a whole number, got {index!r}; select() takes several of them"
+            )
         return self.__getitems__([index])[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the samples one by one; a ``DataLoader`` is faster."""
+        return (self[i] for i in range(len(self)))
 
     def __getitems__(self, indices: Sequence[int]) -> SampleBatch | list[Any]:
         """Return the samples of a batch, read together; ``loaders.collate`` takes them without a copy."""
@@ -109,7 +135,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         """Turn indices, with the seed, epoch and draws that our samplers attach, into a request."""
         array = getattr(indices, "indices", None)
         if array is None:
-            array = np.ascontiguousarray(indices, np.int64).reshape(-1)
+            array = _whole_numbers(indices)
             seed, (epoch, draws) = self.seed, self._epoch_and_draws(indices)
         else:
             seed, epoch, draws = indices.seed, indices.epoch, indices.draws
@@ -186,10 +212,12 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def count_replaced(self, error: SampleError) -> None:
         """Note that a sample was replaced; too many are an error."""
         self.num_replaced += 1
-        logger.warning("replaced: %s", error)
-        if self.num_replaced > max(10, _MAX_REPLACED_SHARE * len(self)):
+        if error.index not in self._bad:  # told of once, counted once in any number of epochs
+            self._bad.add(error.index)
+            logger.warning("replaced: %s", error)
+        if len(self._bad) > max(_MAX_REPLACED, _MAX_REPLACED_SHARE * len(self)):
             raise LoadersError(
-                f"{self.num_replaced} samples had to be replaced, more than 1 %; the last one: {error}"
+                f"{len(self._bad)} samples had to be replaced, more than 1 %; the last one: {error}"
             )
 
     # -- looking things up -------------------------------------------------------------------------
@@ -218,7 +246,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         """
         self.schema.check_names([name])
         if name == "sample_id":
-            return np.arange(len(self))
+            return _read_only(np.arange(len(self)))
         field = self.schema.fields[name]
         if field.record_nbytes is None or field.shape is None:
             raise SchemaError(f"field {name!r} varies in size: read it sample by sample")
@@ -230,10 +258,12 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         )
         if self._view is not None:
             data = data[self._view]
-        flat = np.frombuffer(np.ascontiguousarray(data), field.dtype)
-        array = flat.reshape(len(self), *(n for n in field.shape if n is not None))
-        array.flags.writeable = False
-        return array
+        flat = np.ascontiguousarray(data).reshape(-1).view(field.dtype)
+        shape = tuple(n for n in field.shape if n is not None)
+        if isinstance(field, Image):  # it lies as H x W x C, and is served as C x H x W
+            channels, height, width = shape
+            return _read_only(flat.reshape(-1, height, width, channels).transpose(0, 3, 1, 2))
+        return _read_only(flat.reshape(len(self), *shape))
 
     def find(self, key: str) -> int:
         """Return the index of the sample with this key; KeyError if there is none."""
@@ -292,7 +322,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         other = copy.copy(self)
         other.__dict__.pop("fingerprint", None)
         other.__dict__.pop("_keys", None)
-        other._view = self.numbers_of(self._wrap(array.astype(np.int64).reshape(-1)))
+        other.num_replaced, other._bad = 0, set()
+        other._view = self.numbers_of(self._wrap(_whole_numbers(array)))
         return other
 
     def split(
@@ -314,6 +345,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         """
         if abs(sum(parts) - 1) > 1e-6 or min(parts) < 0:
             raise ValueError(f"parts must be shares that sum to 1, got {list(parts)}")
+        if by not in ("sample", "key") or (by == "key" and stratify is not None):
+            raise ValueError(f"by must be 'sample', or 'key' without stratify, got {by!r}")
         numbers = self._key_hashes() if by == "key" else np.arange(len(self), dtype=np.uint64)
         hashes = hash64(key64(seed, 0x5711), numbers)
         bounds = np.cumsum(parts)[:-1]
@@ -322,6 +355,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         else:
             which = np.zeros(len(self), np.int64)
             groups = np.zeros(len(self), np.int64) if stratify is None else self.column(stratify)
+            if groups.ndim != 1:
+                raise SchemaError(f"stratify takes a field of one value, {stratify!r} has more")
             for group in np.unique(groups):
                 members = np.flatnonzero(groups == group)
                 members = members[np.argsort(hashes[members], kind="stable")]
@@ -341,8 +376,24 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             return NotImplemented
         return concat([self, other])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what can be computed anew, and is large."""
+        return {name: value for name, value in self.__dict__.items() if name != "_keys"}
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} samples of {', '.join(self.names)})"
+
+
+def _whole_numbers(values: Any) -> Indices:
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"samples have whole numbers, got {array.dtype}: {values!r}"[:200])
+    return np.ascontiguousarray(array, np.int64).reshape(-1)
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array
 
 
 def _rows(column: Column, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -355,8 +406,7 @@ def concat(datasets: Sequence[PackedDataset]) -> PackedDataset:
     """Return the samples of several datasets, one after the other.
 
     They must have the same settings (fields, augment, transform, ...) and, in the fields that
-    samples show, the same
-    schema: ``replace`` makes settings equal.
+    samples show, the same schema: ``replace`` makes settings equal.
 
     Raises:
         SchemaError: They differ; the message says in what.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from loaders.codecs import codec_for
 from loaders.codecs.picture import picture_size
-from loaders.columns import Column, FixedColumn, VarColumn, ends, fixed_column, var_column
+from loaders.columns import Column, FixedColumn, VarColumn, ends, var_column
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.store import MemoryShard, Store
@@ -24,8 +25,13 @@ from loaders.errors import CodecError, LoadersError, SchemaError, SourceError
 from loaders.schema import Array, Field, Image, Label, Mask, Schema, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
+    from loaders.datasets.store import Rows
+
+_PART_BYTES, _PART_ROWS = 16 << 20, 4096  # between two steps of the progress bar
+Targets = Sequence[int] | Sequence[str] | npt.NDArray[Any] | torch.Tensor
+Blame = Callable[[int, str], LoadersError]  # a row and what is wrong with it, as an error
 _SPARE_SHARE = 0.9  # of the memory that is available: the rest of the machine needs some
 
 
@@ -33,13 +39,12 @@ class RAMDataset(PackedDataset):
     """The samples of a dataset, held in memory.
 
     Args:
-        source: A folder that ``packdata`` made, or a ``ShardDataset`` (then its settings are the
-            defaults here).
+        source: A folder that ``packdata`` made, or a dataset (then its settings are the defaults
+            here).
         decode: False keeps records as they are stored, e.g. as JPEG; True keeps pixels.
         progress: Show a bar while loading, on stderr.
         **settings: fields, augment, transform, batching, check, on_error: as ``ShardDataset``
-        takes them. Only the
-            fields that samples have, and the key, are loaded.
+            takes them. Only the fields that samples have, and the key, are loaded.
 
     Raises:
         LoadersError: It does not fit into the memory that is available; the message has the
@@ -48,26 +53,35 @@ class RAMDataset(PackedDataset):
 
     def __init__(
         self,
-        source: ShardDataset | Path | str,
+        source: PackedDataset | Path | str,
         *,
         decode: bool = False,
         progress: bool = True,
         **settings: Any,
     ) -> None:
-        if isinstance(source, ShardDataset):
+        dataset: PackedDataset
+        if isinstance(source, PackedDataset):
             dataset = source.replace(**settings) if settings else source
         else:
             dataset = ShardDataset(source, **settings)
         names = _names_to_load(dataset)
         fields = {name: dataset.schema.fields[name] for name in names}
-        rows = dataset.numbers_of(np.arange(len(dataset))) if dataset._view is not None else None
-        with _Progress(_stored_nbytes(dataset, names, rows), progress) as bar:
-            columns = {name: _load_column(dataset.store, name, rows, bar) for name in names}
+        rows = dataset.rows_of(np.arange(len(dataset)))
+        stored_nbytes = _stored_nbytes(dataset, names)
+        _check_fits(stored_nbytes)
+        with _Progress(stored_nbytes, progress) as bar:
+            columns = {
+                name: _load_column(dataset.store, name, field.record_nbytes, rows, bar)
+                for name, field in fields.items()
+            }
         if decode:
             for name, field in fields.items():
                 if isinstance(field, Image | Mask) and field.codec != "raw":
-                    fields[name], columns[name] = _decode_column(field, columns[name], progress)
-        self._init_from(columns, fields, dataset, dataset.path, dataset.fingerprint)
+                    fields[name], columns[name] = _decode_column(
+                        field, columns[name], dataset.sample_error, progress
+                    )
+        origin = getattr(dataset, "path", Path("datasets joined"))
+        self._init_from(columns, fields, dataset, origin, dataset.fingerprint)
 
     def _init_from(
         self,
@@ -102,7 +116,7 @@ class RAMDataset(PackedDataset):
     def from_files(
         cls,
         paths: Sequence[Path | str],
-        targets: Sequence[int] | Sequence[str] | None = None,
+        targets: Targets | None = None,
         *,
         decode: bool = False,
         progress: bool = True,
@@ -124,18 +138,16 @@ class RAMDataset(PackedDataset):
         files = [Path(path) for path in paths]
         if not files:
             raise ValueError("paths is empty")
-        with (
-            _Progress(sum(_size(file) for file in files), progress) as bar,
-            ThreadPoolExecutor(8) as threads,
-        ):
-            records = list(bar.over(threads.map(_read_image, files), len))
-        columns: dict[str, Column] = {"image": var_column(records)}
+        column = _read_files(files, progress)
+        columns: dict[str, Column] = {"image": column}
         fields: dict[str, Field] = {"image": Image()}
         if targets is not None:
             fields["label"], columns["label"] = _label_column(targets, len(files))
         fields["key"], columns["key"] = Text(), var_column([str(file).encode() for file in files])
         if decode:
-            fields["image"], columns["image"] = _decode_column(Image(), columns["image"], progress)
+            fields["image"], columns["image"] = _decode_column(
+                Image(), column, lambda i, what: SourceError(what, files[i]), progress
+            )
         dataset = cls.__new__(cls)
         dataset._init_from(columns, fields, None, Path("files"), _fingerprint(columns), **settings)
         return dataset
@@ -147,10 +159,16 @@ class RAMDataset(PackedDataset):
         Args:
             schema: Fields by name, where the guess below is not meant.
             **arrays: numpy arrays or tensors with one row per sample. 4-D uint8 or uint16 is an
-            ``Image``, ``(N, C, H, W)``
-                with C of 1, 3 or 4, else ``(N, H, W, C)``, which is not copied; 1-D integers are
-                a ``Label``; the rest is an ``Array``.
+                ``Image``, ``(N, C, H, W)`` with C of 1, 3 or 4, else ``(N, H, W, C)``, which is
+                not copied; 1-D integers are a ``Label``; the rest is an ``Array``.
+
+        Raises:
+            SchemaError: The arrays differ in length, or one does not fit its field.
         """
+        if not arrays:
+            raise ValueError("from_arrays needs at least one array")
+        if unknown := set(schema or ()) - set(arrays):
+            raise SchemaError(f"there is no array for {sorted(unknown)} of the schema")
         fields: dict[str, Field] = {}
         columns: dict[str, Column] = {}
         for name, value in arrays.items():
@@ -164,64 +182,106 @@ class RAMDataset(PackedDataset):
         return dataset
 
 
-def _names_to_load(dataset: ShardDataset) -> list[str]:
+def _names_to_load(dataset: PackedDataset) -> list[str]:
     names = [name for name in dataset.fields if name in dataset.schema.fields]
     return names + (["key"] if "key" in dataset.schema.fields and "key" not in names else [])
 
 
-def _stored_nbytes(
-    dataset: ShardDataset, names: Sequence[str], rows: npt.NDArray[np.int64] | None
-) -> int:
-    share = 1.0 if rows is None else len(rows) / max(1, len(dataset.store))
+def _stored_nbytes(dataset: PackedDataset, names: Sequence[str]) -> int:
+    share = len(dataset) / max(1, len(dataset.store))
     shards = [dataset.store.shard(i) for i in range(len(dataset.store.shards))]
     return int(share * sum(shard.columns[name].nbytes for shard in shards for name in names))
 
 
 def _load_column(
-    store: Store, name: str, rows: npt.NDArray[np.int64] | None, bar: _Progress
+    store: Store, name: str, nbytes: int | None, rows: Rows, bar: _Progress
 ) -> Column:
-    """Copy a column out of the maps, verifying it."""
-    if rows is not None:
-        return _join([_compact(store.records(name, store.rows(rows)))])
-    parts = []
-    for column in store.column(name):
-        parts.append(
-            _compact([column.row(i) for i in range(len(column))])
-            if isinstance(column, VarColumn)
-            else column
+    """Copy the records of some rows out of the maps, verified, to where they stay."""
+    if nbytes is not None:
+        data = np.empty((len(rows), nbytes), np.uint8)
+        for part in _parts(len(rows), max(1, _PART_BYTES // nbytes)):
+            store.gather(name, rows[part], data[part])
+            bar.update(data[part].nbytes)
+        return FixedColumn(data)
+    column = _empty_column(_lengths(store, name, rows))
+    for part in _parts(len(rows), _PART_ROWS):
+        for i, record in enumerate(store.records(name, rows[part]), part.start):
+            column.row(i)[:] = record
+        bar.update(int(column.lengths[part].sum()))
+    return column
+
+
+def _parts(length: int, size: int) -> Iterator[slice]:
+    return (slice(first, min(first + size, length)) for first in range(0, length, size))
+
+
+def _lengths(store: Store, name: str, rows: Rows) -> npt.NDArray[np.int64]:
+    """Return the size of each record."""
+    lengths = np.empty(len(rows), np.int64)
+    for number in np.unique(rows.shards).tolist():
+        column, here = store.shard(number).columns[name], rows.shards == number
+        inside = rows.indices[here] - store.starts[number]
+        lengths[here] = (
+            column.lengths[inside] if isinstance(column, VarColumn) else column.data.shape[1]
         )
-        bar.update(column.nbytes)
-    return _join(parts)
+    return lengths
 
 
-def _compact(rows: Sequence[npt.NDArray[np.uint8]]) -> VarColumn:
-    return var_column(rows)  # type: ignore[arg-type]
+def _empty_column(lengths: npt.NDArray[np.int64]) -> VarColumn:
+    last = ends(lengths)
+    return VarColumn(np.empty(int(lengths.sum()), np.uint8), last - lengths, lengths)
 
 
-def _join(parts: Sequence[Column]) -> Column:
-    if all(isinstance(part, FixedColumn) for part in parts):
-        return FixedColumn(np.concatenate([part.data for part in parts]))  # type: ignore[union-attr]
-    buffers = [part.buffer for part in parts]  # type: ignore[union-attr]
-    lengths = np.concatenate([part.lengths for part in parts])  # type: ignore[union-attr]
-    return VarColumn(np.concatenate(buffers), ends(lengths) - lengths, lengths)
-
-
-def _decode_column(field: Image | Mask, column: Column, progress: bool) -> tuple[Field, Column]:
+def _decode_column(
+    field: Image | Mask, column: Column, blame: Blame, progress: bool
+) -> tuple[Field, Column]:
     """Turn encoded pictures into pixels; the field's size becomes known if they share one."""
-    sizes = {picture_size(column.row(i)) for i in range(len(column))}
-    size = sizes.pop() if len(sizes) == 1 else None
-    raw = replace(field, codec="raw", size=size)
-    decode, encode = codec_for(field).decode, codec_for(raw).encode
-    with (
-        _Progress(len(column) * (raw.record_nbytes or 0), progress) as bar,
-        ThreadPoolExecutor(os.cpu_count()) as threads,
-    ):
-        rows = list(
-            bar.over(threads.map(lambda i: encode(decode(column.row(i))), range(len(column))), len)
-        )
-    return raw, var_column(rows) if raw.record_nbytes is None else fixed_column(
-        rows, raw.record_nbytes
+    sizes = np.array([picture_size(column.row(i)) for i in range(len(column))]).reshape(-1, 2)
+    shared = tuple(sizes[0].tolist()) if len(sizes) and (sizes == sizes[0]).all() else None
+    raw = replace(field, codec="raw", size=shared)
+    pixel_nbytes = np.dtype(field.dtype).itemsize * (
+        field.channels if isinstance(field, Image) else 1
     )
+    header_nbytes = 0 if shared else 8  # height and width, where each picture has its own
+    lengths = sizes.prod(axis=1) * pixel_nbytes + header_nbytes
+    _check_fits(int(lengths.sum()))
+    decoded = _empty_column(lengths)
+    decode, encode = codec_for(field).decode, codec_for(raw).encode
+
+    def fill(i: int) -> None:
+        try:
+            record = encode(decode(column.row(i)))
+        except CodecError as error:
+            raise blame(i, str(error)) from error
+        decoded.row(i)[:] = np.frombuffer(record, np.uint8)
+
+    _fill_rows(decoded, fill, os.cpu_count() or 1, progress)
+    if raw.record_nbytes is None:
+        return raw, decoded
+    return raw, FixedColumn(decoded.buffer.reshape(-1, raw.record_nbytes))
+
+
+def _fill_rows(
+    column: VarColumn, fill: Callable[[int], None], num_threads: int, progress: bool
+) -> None:
+    """Call ``fill`` for each row of a column, on threads."""
+
+    def fill_part(part: slice) -> int:
+        for i in range(part.start, part.stop):
+            fill(i)
+        return int(column.lengths[part].sum())
+
+    with _Progress(column.nbytes, progress) as bar, ThreadPoolExecutor(num_threads) as threads:
+        for nbytes in threads.map(fill_part, _parts(len(column), 64)):
+            bar.update(nbytes)
+
+
+def _read_files(files: Sequence[Path], progress: bool) -> VarColumn:
+    lengths = np.array([_size(file) for file in files], np.int64)
+    _check_fits(int(lengths.sum()))
+    column = _empty_column(lengths)
+    _fill_rows(column, lambda i: _read_image(files[i], column.row(i)), 8, progress)
+    return column
 
 
 def _size(file: Path) -> int:
@@ -231,18 +291,29 @@ def _size(file: Path) -> int:
         raise SourceError(f"it cannot be read ({error.strerror})", file) from error
 
 
-def _read_image(file: Path) -> bytes:
+def _read_image(file: Path, out: npt.NDArray[np.uint8]) -> None:
     try:
         data = file.read_bytes()
         picture_size(data)
     except (OSError, CodecError) as error:
         raise SourceError(str(error), file) from error
-    return data
+    if _is_cut(data):
+        raise SourceError("the picture is cut: its end is missing", file)
+    if len(data) != len(out):
+        raise SourceError("it changed while it was read", file)
+    out[:] = np.frombuffer(data, np.uint8)
 
 
-def _label_column(
-    targets: Sequence[int] | Sequence[str], num_samples: int
-) -> tuple[Field, Column]:
+def _is_cut(data: bytes) -> bool:
+    """Tell whether a file ends before its picture does, without decoding it."""
+    if data.startswith(b"\xff\xd8"):  # the end marker follows the last scan; bytes may follow it
+        return data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda")
+    if data.startswith(b"RIFF"):
+        return len(data) < 8 + int.from_bytes(data[4:8], "little")
+    return b"IEND" not in data
+
+
+def _label_column(targets: Targets, num_samples: int) -> tuple[Field, Column]:
     if len(targets) != num_samples:
         raise ValueError(f"there are {num_samples} paths and {len(targets)} targets")
     if isinstance(targets[0], str):
@@ -266,15 +337,19 @@ def _field_of(array: npt.NDArray[Any]) -> tuple[Field, npt.NDArray[Any]]:
 
 
 def _array_column(name: str, field: Field, array: npt.NDArray[Any]) -> Column:
-    nbytes = field.record_nbytes
-    if nbytes is None:
+    nbytes, shape = field.record_nbytes, field.shape
+    if nbytes is None or shape is None:
         raise SchemaError(
             f"field {name!r} does not have records of one size; pack it with packdata.Writer"
         )
-    rows = np.ascontiguousarray(array, np.dtype(field.dtype))
-    if rows.nbytes != nbytes * len(rows):
+    if isinstance(field, Image):
+        if array.shape[1:] == shape:
+            array = array.transpose(0, 2, 3, 1)
+        shape = (*shape[1:], shape[0])
+    if not array.ndim or array.shape[1:] != shape:
         raise SchemaError(f"array {name!r} of shape {array.shape} does not fit {field}")
-    return FixedColumn(rows.reshape(len(rows), -1).view(np.uint8))
+    rows = np.ascontiguousarray(array, np.dtype(field.dtype))
+    return FixedColumn(rows.reshape(-1).view(np.uint8).reshape(len(rows), nbytes))
 
 
 def _fingerprint(columns: Mapping[str, Column]) -> str:
@@ -302,18 +377,21 @@ def available_memory() -> int:
     return min(available, limit - used)
 
 
+def _check_fits(nbytes: int) -> None:
+    available = available_memory()
+    if nbytes > _SPARE_SHARE * available:
+        need, have = nbytes / 1e9, available / 1e9
+        raise LoadersError(
+            f"RAMDataset needs {need:.3g} GB, and {have:.3g} GB of memory are available. "
+            "Use ShardDataset, which maps the files, or pack smaller (packdata images --size)"
+        )
+
+
 class _Progress:
-    """Refuses what does not fit, then shows a bar of bytes."""
+    """Shows a bar of bytes."""
 
     def __init__(self, nbytes: int, show: bool) -> None:
         self._nbytes, self._show = nbytes, show
-        available = available_memory()
-        if nbytes > _SPARE_SHARE * available:
-            need, have = nbytes / 1e9, available / 1e9
-            raise LoadersError(
-                f"RAMDataset needs {need:.1f} GB, and {have:.1f} GB of memory are available. "
-                "Use ShardDataset, which maps the files, or pack smaller (packdata images --size)"
-            )
 
     def __enter__(self) -> Self:
         self._bar = tqdm(
@@ -331,9 +409,3 @@ class _Progress:
 
     def update(self, nbytes: int) -> None:
         self._bar.update(nbytes)
-
-    def over(self, values: Iterator[Any], size: Any) -> Iterator[Any]:
-        """Pass values on, counting their bytes."""
-        for value in values:
-            self._bar.update(size(value))
-            yield value

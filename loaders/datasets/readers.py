@@ -17,7 +17,7 @@ import torch
 from loaders import augment
 from loaders.codecs import codec_for
 from loaders.codecs.picture import picture_size
-from loaders.datasets.samples import Padded, Ragged
+from loaders.datasets.samples import in_form
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Mask
 
@@ -276,10 +276,10 @@ class PictureReader:
         shape: tuple[int, int],
         boxes: list[list[int]],
         sizes: list[list[int]],
-    ) -> tuple[npt.NDArray[Any], tuple[int, int]]:
-        """Decode as much of a picture as its crops need; return it, and the size it would have at full scale."""
+    ) -> tuple[npt.NDArray[Any], tuple[int, int] | None]:
+        """Decode as much of a picture as its crops need; return it and, if it was reduced, its size at full scale."""
         if self.field.codec == "raw":
-            return self.codec.decode(record), shape
+            return self.codec.decode(record), None
         reduction, rows = 8, 0
         for (y, _, height, width), (out_height, out_width) in zip(boxes, sizes, strict=True):
             reduction = min(reduction, augment.reduction(height, width, out_height, out_width))
@@ -288,7 +288,7 @@ class PictureReader:
             record, reduction, rows, _scratch(shape[0] * shape[1] * self._channels)
         )
         if reduction == 1:
-            return image, image.shape[:2]
+            return image, None
         return image, (min(shape[0], image.shape[0] * reduction), shape[1])
 
     def finish(self, values: list[Any]) -> list[Any]:
@@ -364,22 +364,7 @@ class ObjectReader:
                 moved[first + i] = torch.from_numpy(value)
 
     def finish(self, values: list[Any]) -> list[Any]:
-        if self.batching == "pad":
-            return [_pad(tensors) for tensors in values]
-        if self.batching == "offsets":
-            return [_join(tensors) for tensors in values]
-        return values
-
-
-def _pad(tensors: list[torch.Tensor]) -> Padded:
-    lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64)
-    return Padded(torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), lengths)
-
-
-def _join(tensors: list[torch.Tensor]) -> Ragged:
-    offsets = torch.zeros(len(tensors) + 1, dtype=torch.int64)
-    torch.cumsum(torch.tensor([len(t) for t in tensors]), 0, out=offsets[1:])
-    return Ragged(torch.cat(tensors), offsets)
+        return [in_form(tensors, self.batching) for tensors in values]
 
 
 @dataclass(frozen=True, slots=True)

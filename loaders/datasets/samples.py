@@ -93,11 +93,49 @@ def item(values: Any, i: int) -> Any:
     return values[i]
 
 
+def in_form(tensors: list[Any], form: str) -> Any:
+    """Return arrays of different lengths as ``batching`` asks for them: "list", "pad" or "offsets"."""
+    if form == "list":
+        return tensors
+    lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64)
+    if form == "pad":
+        return Padded(torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), lengths)
+    offsets = torch.zeros(len(tensors) + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return Ragged(torch.cat(tensors), offsets)
+
+
+class TransformedSamples(list[Any]):
+    """What a transform made of the samples of a batch, and how arrays of varying length are joined.
+
+    Attributes:
+        forms: "list", "pad" or "offsets" by name, of the fields that hold such arrays.
+    """
+
+    def __init__(self, samples: Sequence[Any], forms: dict[str, str]) -> None:
+        super().__init__(samples)
+        self.forms = forms
+
+
 def collate(samples: Any) -> Any:
     """Turn samples into a batch, for any DataLoader: without a copy where they came as one.
 
-    Anything that is not a ``SampleBatch`` goes to torch's ``default_collate``.
+    What a transform made of our samples becomes a batch like any other if it still is samples;
+    everything else goes to torch's ``default_collate``.
     """
     if isinstance(samples, SampleBatch):
         return samples.batch
+    if isinstance(samples, TransformedSamples) and isinstance(samples[0], _Record):
+        return _collate_transformed(samples)
     return torch.utils.data.default_collate(samples)
+
+
+def _collate_transformed(samples: TransformedSamples) -> Any:
+    names = samples[0]._fields
+    columns = (
+        in_form(list(values), samples.forms[name])
+        if name in samples.forms and all(isinstance(value, torch.Tensor) for value in values)
+        else torch.utils.data.default_collate(list(values))
+        for name, values in zip(names, zip(*samples, strict=True), strict=True)
+    )
+    return batch_type(names)._make(columns)

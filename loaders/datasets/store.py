@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from loaders.columns import Column, VarColumn
 from loaders.datasets.gather import Gather
-from loaders.errors import ChecksumError, ShardError
+from loaders.errors import ChecksumError, SchemaError, ShardError
 from loaders.formats import open_checksums, open_columns
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ class MemoryShard:
 
     path: Path
     columns: Mapping[str, Column]
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(column) for name, column in self.columns.items()}
+        if len(set(lengths.values())) != 1:  # a shorter one would be read beyond its end
+            raise SchemaError(f"all columns have one row per sample, got {lengths}")
 
     @property
     def num_samples(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,15 +27,21 @@ class Normalize(nn.Module):
         mean: Per-channel mean in pixel units (0 to 255 for uint8), length C.
         std: Per-channel standard deviation, same units and length, all above 0.
         dtype: Floating dtype of the result.
-        memory_format: ``torch.contiguous_format`` or ``torch.channels_last``; None keeps the input's memory order.
-        max_value: 1 says that ``mean`` and ``std`` are for images scaled to 0..1, as torchvision gives them;
-            they are then multiplied by 255. Statistics that look like that are refused without it.
+        memory_format: ``torch.contiguous_format`` or ``torch.channels_last``; None keeps the
+            input's memory order.
+        max_value: 1 says that ``mean`` and ``std`` are for uint8 images scaled to 0..1, as
+            torchvision gives them; they are then multiplied by 255. 255 or 65535 says that they are
+            in pixel units. Without either, statistics that look like 0..1 are refused.
+
+    The statistics stay float32, and so does the arithmetic, when the module, or a model around it,
+    is moved to another dtype.
 
     Shape:
-        ``(N, C, H, W)``, ``(C, H, W)`` or ``(N, C, D, H, W)`` uint8 or uint16 in, of ``dtype`` out.
+        ``(N, C, H, W)``, ``(C, H, W)`` or ``(N, C, D, H, W)`` integers in, of ``dtype`` out.
 
     Raises:
-        ValueError: At construction, ``mean`` and ``std`` do not pair up, or look like statistics of another scale.
+        ValueError: At construction, ``mean`` and ``std`` do not pair up, or look like statistics
+            of another scale.
         BatchError: At call, the input is not of integers or does not have C channels.
 
     Source:
@@ -55,13 +62,15 @@ class Normalize(nn.Module):
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format | None = None,
         *,
-        max_value: int = 255,
+        max_value: int | None = None,
     ) -> None:
         super().__init__()
         means, stds = [float(m) for m in mean], [float(s) for s in std]
         _check_statistics(means, stds, max_value)
         if not dtype.is_floating_point:
             raise ValueError(f"dtype must be a floating dtype, got {dtype}")
+        if memory_format not in (None, torch.contiguous_format, torch.channels_last):
+            raise ValueError(f"memory_format must be contiguous or channels_last: {memory_format}")
         scale = 255.0 if max_value == 1 else 1.0
         self.dtype, self.memory_format = dtype, memory_format
         self.register_buffer("mean", torch.tensor(means) * scale)
@@ -81,31 +90,50 @@ class Normalize(nn.Module):
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format | None = None,
     ) -> Self:
-        """Return the module for the mean and std that ``packdata stats --json`` printed: a mapping, or its file."""
+        """Return the module for what ``packdata stats --json`` printed: a mapping, or its file."""
         data = stats if isinstance(stats, Mapping) else json.loads(Path(stats).read_text())
-        return cls(
-            data["mean"], data["std"], dtype, memory_format, max_value=data.get("max_value", 255)
-        )
+        if "mean" not in data or "std" not in data:
+            raise ValueError(f"these statistics have no mean and std of images: {sorted(data)}")
+        max_value = data.get("max_value")
+        return cls(data["mean"], data["std"], dtype, memory_format, max_value=max_value)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the standardized images."""
         self._check(images)
         shape = (-1, *(1,) * max(2, images.dim() - 2))  # C, then H and W, or D, H and W
         result = images.to(torch.float32).sub_(self.mean.view(shape)).div_(self.std.view(shape))
-        result = result.to(self.dtype)
+        return self._ordered(result.to(self.dtype))
+
+    def _ordered(self, images: torch.Tensor) -> torch.Tensor:
         if self.memory_format is None:
-            return result
-        return result.contiguous(memory_format=self.memory_format)
+            return images
+        if self.memory_format == torch.channels_last and images.dim() == 3:
+            return images.unsqueeze(0).contiguous(memory_format=torch.channels_last).squeeze(0)
+        if self.memory_format == torch.channels_last and images.dim() == 5:
+            return images.contiguous(memory_format=torch.channels_last_3d)
+        return images.contiguous(memory_format=self.memory_format)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Move the buffers, but keep their dtype: 123.675 would be 123.5 in bfloat16."""
+        exact = {"mean": self.mean, "std": self.std}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in exact.items():
+            moved = getattr(self, name)
+            if moved.dtype != buffer.dtype:
+                setattr(self, name, buffer.to(moved.device))
+        return self
 
     def _check(self, images: torch.Tensor) -> None:
-        if images.is_floating_point() or images.dtype == torch.bool:
+        is_integer = not images.is_floating_point() and not images.is_complex()
+        if not is_integer or images.dtype == torch.bool:
             raise BatchError(
                 f"Normalize takes integer images, got {images.dtype}: pass what the loader yields"
             )
         axis = 0 if images.dim() == 3 else 1
         if images.dim() not in (3, 4, 5) or images.shape[axis] != len(self.mean):
             raise BatchError(
-                f"Normalize was made for {len(self.mean)} channels and takes (N, C, H, W), got {tuple(images.shape)}"
+                f"Normalize was made for {len(self.mean)} channels and takes (N, C, H, W), "
+                f"got {tuple(images.shape)}"
             )
 
     def extra_repr(self) -> str:
@@ -114,17 +142,20 @@ class Normalize(nn.Module):
         return f"mean={mean}, std={std}, dtype={self.dtype}"
 
 
-def _check_statistics(mean: list[float], std: list[float], max_value: int) -> None:
+def _check_statistics(mean: list[float], std: list[float], max_value: int | None) -> None:
     if len(mean) != len(std) or not mean:
         raise ValueError(
             f"mean and std must have one value per channel, got {len(mean)} and {len(std)}"
         )
     if not all(s > 0 for s in std):
         raise ValueError(f"every std must be above 0, got {std}")
-    if max_value not in (1, 255, 65535):
+    if not all(math.isfinite(number) for number in [*mean, *std]):
+        raise ValueError(f"mean and std must be finite, got {mean} and {std}")
+    if max_value not in (None, 1, 255, 65535):
         raise ValueError(f"max_value must be 1, 255 or 65535, got {max_value}")
-    if max_value != 1 and max(std) <= 1 and max(abs(m) for m in mean) <= 1:
+    if max_value is None and max(std) <= 1 and max(abs(m) for m in mean) <= 1:
         raise ValueError(
             f"mean {mean} and std {std} look like statistics of images scaled to 0..1; "
-            "these images are in pixel units: multiply by 255, or pass max_value=1"
+            "these images are in pixel units: multiply by 255, or pass max_value=1 "
+            "(max_value=255, if they are right as they are)"
         )

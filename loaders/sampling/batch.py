@@ -56,7 +56,7 @@ class IndexBatch(Sequence[int]):
         epoch: The epoch they are drawn in.
         draws: ``(N,)``, telling repeats of an index within the epoch apart; None: there are none.
         valid: ``(N,)``, False where a row is padding; None: padding was not asked to be marked.
-        seed: For augmentation, like epoch and draw.
+        seed: Of the run: augmentation depends on it as on epoch and draw.
     """
 
     indices: Int64s

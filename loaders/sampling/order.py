@@ -9,7 +9,7 @@ arithmetic, not from a history, so they need not ascend with position.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from loaders.rng import key64
 from loaders.sampling.permutation import check_positions, permute
@@ -25,6 +25,7 @@ PLACES, BLOCKS, SHORT_SLOT, WINDOWS, STRATA, CHOICE, CLASSES, MEMBERS = range(8)
 _ORDER = int.from_bytes(b"order", "big")
 
 
+@runtime_checkable
 class Order(Protocol):
     """An epoch's order, for every epoch."""
 

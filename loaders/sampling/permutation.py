@@ -74,9 +74,7 @@ def check_positions(positions: npt.NDArray[np.int64], n: int) -> None:
 @lru_cache(maxsize=8)
 def _table(n: int, key: int) -> npt.NDArray[np.int64]:
     # The hashes are distinct, so every sorting algorithm gives this order.
-    table = np.argsort(hash64(key64(key), np.arange(n))).astype(np.int64, copy=False)
-    table.flags.writeable = False
-    return table
+    return np.argsort(hash64(key64(key), np.arange(n))).astype(np.int64, copy=False)
 
 
 @lru_cache(maxsize=64)

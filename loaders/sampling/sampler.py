@@ -6,6 +6,7 @@ needs.
 
 from __future__ import annotations
 
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
@@ -217,7 +218,7 @@ class EpochBatches(BatchSampler):
 
     def __iter__(self) -> Iterator[IndexBatch]:  # type: ignore[override]
         self.sampler.plan()  # whatever is wrong with the ranks is said now
-        return self.sampler._follow(self.plan, index_batches)
+        return self.sampler._follow(self.plan, partial(index_batches, seed=self.sampler.seed))
 
     def __len__(self) -> int:
         return self.plan().num_steps

@@ -589,8 +589,12 @@ def test_small_classes_are_not_all_rounded_the_same_way(tmp_path: Path) -> None:
     reader = PackedReader(pack(tmp_path / "a", {"label": Label()}, labels, per_shard=300))
 
     train, val = split_indices(reader, [0.9, 0.1], stratify="label")
+    starts = [
+        split_indices(reader, [0.9, 0.1], stratify="label", seed=seed)[1] for seed in range(6)
+    ]
 
     assert (len(train), len(val)) == (270, 30)
+    assert len({tuple((part // 3).tolist()) for part in starts}) > 1, "always the same classes"
 
 
 def test_split_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -576,6 +576,13 @@ class TestBadInput:
 
         assert plan(tmp_path).targets[0].schema.fields["image"] == Image(codec="jpeg")
 
+    def test_the_codec_is_what_most_files_are(self, tmp_path: Path) -> None:
+        save(tmp_path / "a.jpg", photo())
+        save(tmp_path / "b.gif", photo())
+        save(tmp_path / "c.bmp", photo())
+
+        assert plan(tmp_path).targets[0].schema.fields["image"] == Image(codec="png")
+
     def test_what_no_codec_holds_is_named(self, tmp_path: Path) -> None:
         save(tmp_path / "a.png", np.zeros((1, 20_000, 3), np.uint8))
 

@@ -8,6 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 import numpy.typing as npt
+import PIL.features
 import PIL.Image
 import PIL.ImageOps
 import pytest
@@ -304,6 +305,17 @@ class TestDamage:
             with pytest.raises(CodecError):
                 decode_picture(data[:size])
 
+    def test_a_damaged_avif_is_refused(self) -> None:
+        """Pillow raises RuntimeError there."""
+        if not PIL.features.check("avif"):
+            pytest.skip("this Pillow reads no AVIF")
+        data = save(photo(), "AVIF")
+        at = data.index(b"mdat") + 4
+
+        assert decode_picture(data).changes == ("avif",)
+        with pytest.raises(CodecError, match=r"cut or damaged|cannot be opened"):
+            decode_picture(data[:at] + bytes(len(data) - at))
+
     def test_a_flipped_byte_in_a_png_is_refused(self) -> None:
         data = bytearray(save(photo(), "PNG"))
         data[len(data) // 2] ^= 1
@@ -445,19 +457,29 @@ class TestResize:
         assert not tall[:4].any()
         assert not tall[8:].any()
 
-    def test_a_wide_sliver_is_cut_before_it_is_enlarged(self) -> None:
+    def test_a_wide_sliver_is_cut_before_it_is_enlarged(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """And from its middle: 20,000 x 1 pixels at 224 would be 4.5 million wide."""
         pixels = np.zeros((1, 20_000), np.uint8)
         pixels[:, 9_999:10_001] = 255
+        resize, widths = cv2.resize, []
 
+        def watch(source: Array, size: tuple[int, int], **options: Any) -> Array:
+            widths.append(size[0])
+            return resize(source, size, **options)
+
+        monkeypatch.setattr(cv2, "resize", watch)
         result = Resize(224, 224, "cover").apply(pixels)
 
         assert result.mean() > 250
+        assert max(widths) < 1000
 
     def test_shrinking_averages(self) -> None:
-        pixels = np.array([[0, 100], [50, 250]], np.uint8)
+        pixels = np.zeros((8, 8), np.uint8)
+        pixels[0, 0] = 128
 
-        assert Resize(1, 1, "stretch").apply(pixels).item() == 100
+        assert Resize(1, 1, "stretch").apply(pixels).item() == 2
 
     def test_nearest_takes_pixel_centres_as_pillow_does(self) -> None:
         labels = np.random.default_rng(0).integers(0, 65_536, (37, 53), dtype=np.uint16)
@@ -546,9 +568,11 @@ class TestMasks:
             decode_mask(jpeg())
         with pytest.raises(CodecError, match="the mask is empty"):
             decode_mask(b"")
-        for size in (5, 20, len(data) // 2, len(data) - 3):
-            with pytest.raises(CodecError):
-                decode_mask(data[:size])
+        palette = save(PIL.Image.fromarray(photo()).quantize(9), "PNG")
+        for whole in (data, palette):
+            for size in (5, 20, len(whole) // 2, len(whole) - 12, len(whole) - 3):
+                with pytest.raises(CodecError):
+                    decode_mask(whole[:size])
         with pytest.raises(CodecError, match="do not fit 16 bits"):
             decode_mask(save(PIL.Image.fromarray(np.full((2, 2), 70_000, np.int32)), "TIFF"))
 

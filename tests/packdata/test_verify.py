@@ -9,6 +9,7 @@ import shutil
 import signal
 import struct
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -592,21 +593,34 @@ def test_damaged_shards_open_or_raise_shard_errors(
                 pass
 
 
+def lmdb_of_branches(path: Path, children: list[int], num: int = 200) -> None:
+    """Write meta pages, and after them branch pages whose entries all lead to the same child."""
+    data = bytearray(4096 * (2 + len(children)))
+    for meta in (16, 4096 + 16):
+        struct.pack_into("<II", data, meta, 0xBEEFC0DE, 1)
+        struct.pack_into("<I", data, meta + 24, 4096)
+        struct.pack_into("<q", data, meta + 24 + 48 + 40, 2)
+    for page, child in enumerate(children, 2):
+        struct.pack_into("<HH", data, page * 4096 + 10, 1, 16 + 2 * num)
+        for i in range(num):
+            struct.pack_into("<H", data, page * 4096 + 16 + 2 * i, 2048)
+        struct.pack_into("<HHHH", data, page * 4096 + 2048, child, 0, 0, 0)
+    struct.pack_into("<HH", data, (1 + len(children)) * 4096 + 10, 2, 16)  # the last: a leaf
+    path.write_bytes(data)
+
+
 def test_lmdb_pages_that_lead_in_circles_end(tmp_path: Path) -> None:
-    """A branch page full of entries that lead back to itself would take 200**32 steps."""
-    page = bytearray(4096 * 3)
-    for meta in (0, 1):
-        struct.pack_into("<II", page, meta * 4096 + 16, 0xBEEFC0DE, 1)
-        struct.pack_into("<I", page, meta * 4096 + 16 + 24, 4096)
-        struct.pack_into("<q", page, meta * 4096 + 16 + 24 + 48 + 40, 2)
-    num = 200
-    struct.pack_into("<HH", page, 2 * 4096 + 10, 1, 16 + 2 * num)
-    for i in range(num):
-        struct.pack_into("<H", page, 2 * 4096 + 16 + 2 * i, 2048)
-    struct.pack_into("<HHHH", page, 2 * 4096 + 2048, 2, 0, 0, 0)
-    (tmp_path / "a.lmdb").write_bytes(page)
+    lmdb_of_branches(tmp_path / "a.lmdb", [3, 2, 0])
 
     with pytest.raises(ShardError, match="leads to page 2"):
+        list(lmdb.find_values(tmp_path / "a.lmdb"))
+
+
+def test_lmdb_pages_that_many_branches_lead_to_are_walked_once(tmp_path: Path) -> None:
+    """20 levels of 200 entries for the same page would take 200**20 steps."""
+    lmdb_of_branches(tmp_path / "a.lmdb", [*range(3, 23), 0])
+
+    with pytest.raises(ShardError, match="leads to page 22"):
         list(lmdb.find_values(tmp_path / "a.lmdb"))
 
 
@@ -622,9 +636,7 @@ def test_checksums_nested_too_deep_are_a_shard_error(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 2, fields=["pixels"])
     shard = read_manifest(folder).shards[0]
     (folder / shard.file).write_bytes(b"[" * shard.size_bytes)
-    wide = type(shard)(
-        shard.file, 2, shard.size_bytes, shard.xxh3_128, shard.places, (0, shard.size_bytes)
-    )
+    wide = replace(shard, checksums=(0, shard.size_bytes))
 
     with pytest.raises(ShardError, match="checksums cannot be read"):
         open_checksums(folder / shard.file, wide)

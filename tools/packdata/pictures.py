@@ -48,7 +48,7 @@ _PIL_FORMATS = ("GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "JPEG", "MPO", 
 # Pillow's plugins raise nearly anything on damage; warnings are errors where the user says so.
 _PIL_ERRORS = (
     *(OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError),
-    *(struct.error, OverflowError, Warning),
+    *(struct.error, OverflowError, RuntimeError, Warning),
 )
 _TIFF_STARTS = (b"II*\0", b"MM\0*")
 

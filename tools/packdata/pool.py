@@ -129,7 +129,8 @@ class OrderedPool(Generic[ItemT, ResultT]):
         results: list[ResultT] = []
         try:
             for item in chunk:
-                results.append(self._function(item))  # noqa: PERF401
+                result = self._function(item)
+                results.append(result)
         except BaseException as error:
             return results, error, 0.0
         return results, None, time.perf_counter() - began

@@ -121,9 +121,9 @@ def duration(seconds: float) -> str:
 
     Example:
         >>> duration(42.3), duration(4000)
-        ('42 s', '1 h 07 min')
+        ('42 s', '1 h 06 min')
     """
-    whole = round(seconds)
+    whole = int(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:

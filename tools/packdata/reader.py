@@ -40,10 +40,6 @@ class PackedReader:
 
     Raises:
         ManifestError: The folder is not a packed dataset, or its manifest is damaged.
-
-    Example:
-        >>> PackedReader("packed/train").sample(0)["label"]  # doctest: +SKIP
-        array(3)
     """
 
     def __init__(self, path: Path | str, *, check: bool = False) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from loaders.schema import Schema
+if TYPE_CHECKING:
+    from loaders.schema import Schema
 
 Records = Mapping[str, bytes]  # the record of every field of one sample
 

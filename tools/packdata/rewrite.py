@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -113,7 +114,7 @@ class Staging:
         old = _shards_of(self.folder)
         first = _free_number(self.folder)
         named = [
-            _renamed(info, shard_name("shard", first + i, _format_of(info)))
+            replace(info, file=shard_name("shard", first + i, _format_of(info)))
             for i, info in enumerate(staged)
         ]
         shards = (*(old if self._extend else ()), *named)
@@ -160,12 +161,6 @@ def _free_number(folder: Path) -> int:
 
 def _format_of(info: ShardInfo) -> Format:
     return "lmdb" if info.file.endswith(".lmdb") else "parquet"
-
-
-def _renamed(info: ShardInfo, file: str) -> ShardInfo:
-    return ShardInfo(
-        file, info.num_samples, info.size_bytes, info.xxh3_128, info.places, info.checksums
-    )
 
 
 def format_of(manifest: Manifest) -> Format:

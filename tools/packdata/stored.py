@@ -20,7 +20,9 @@ Array = npt.NDArray[Any]
 _KEPT = ("jpeg", "png", "webp")  # what every picture field serves, whichever it encodes to
 
 
-def stored_picture(data: bytes, field: Image | Mask, quality: int) -> tuple[bytes, tuple[int, int]]:
+def stored_picture(
+    data: bytes, field: Image | Mask, quality: int
+) -> tuple[bytes, tuple[int, int]]:
     """Return the record of an encoded file, and the (height, width) of its picture.
 
     A JPEG, PNG or WebP that needs no change is kept verbatim. Everything else is turned upright,

@@ -204,9 +204,12 @@ class Packing:
             path.unlink(missing_ok=True)  # half of it may be left from a run that was killed
             try:
                 info = write_shard(path, columns, schema.fields)
-            except BaseException:
+            except BaseException as error:
+                full = _is_full(path.parent, sum(column.nbytes for column in columns.values()))
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
+                if full and not isinstance(error, LoadersError | OSError):  # LMDB says EIO
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
                 raise
             _sync_folder(path.parent)
             self.journal.append(line | {"shard": info.to_json()})
@@ -365,6 +368,14 @@ def _replaced(existing: Mapping[str, Manifest]) -> dict[str, tuple[str, list[str
 
 def _files(manifest: Manifest) -> list[str]:
     return [shard.file for shard in manifest.shards]
+
+
+def _is_full(folder: Path, nbytes: int) -> bool:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < nbytes
 
 
 def _sync_folder(folder: Path) -> None:

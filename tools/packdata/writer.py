@@ -162,6 +162,7 @@ class Writer:
                 self._take(outcome)
         except BaseException as error:
             self._error = error
+            self._open.close()
             raise
 
     def _check_open(self) -> None:

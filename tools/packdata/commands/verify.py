@@ -62,4 +62,5 @@ def _show(report: Report) -> None:
     elif report.manifest is not None:
         num, size = report.manifest.num_samples, describe_size(report.manifest.size_bytes)
         shards = len(report.manifest.shards)
-        show(f"{report.path}: {num:,} samples in {shards} shards, {size}: all is well")
+        plural = "" if shards == 1 else "s"
+        show(f"{report.path}: {num:,} samples in {shards} shard{plural}, {size}: all is well")

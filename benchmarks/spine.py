@@ -1,0 +1,519 @@
+"""Images end to end, beside what a user would otherwise run: `python benchmarks/spine.py [--photos FOLDER]`.
+
+Every case runs its contenders in turns (A B A B ...), in one process, data in the page cache, two worker threads or
+processes unless it says otherwise; the table shows the median, the range, and the ratio to the case's baseline. Writes
+`benchmarks/RESULTS.md` and, with every repeat, `benchmarks/results/spine.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import PIL.Image
+import simplejpeg
+import torch
+
+import packdata
+from loaders import DataLoader, ShardDataset, augment
+from loaders.codecs.picture import encode_jpeg
+from loaders.schema import Image, Label
+
+ROOT = Path(__file__).resolve().parent.parent
+HERE = ROOT / "benchmarks"
+OPS = (augment.RandomResizedCrop(224), augment.RandomHorizontalFlip())
+WORKERS = 2
+Run = Callable[[], float]  # does the work once; returns units per second
+
+
+@dataclass
+class Case:
+    """Contenders that do the same work; the first is the baseline."""
+
+    name: str
+    unit: str
+    runs: dict[str, Run]
+    note: str = ""
+    lower_is_better: bool = False
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+class Data:
+    """Packed and loose copies of crops of real photos, made once per run."""
+
+    def __init__(self, photos: Path, folder: Path, scale: float) -> None:
+        self.folder, self.scale = folder, scale
+        files = sorted(
+            p for p in photos.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg", ".png")
+        )
+        self.photos = [cv2.cvtColor(cv2.imread(str(p)), cv2.COLOR_BGR2RGB) for p in files]
+        self.rng = np.random.default_rng(0)
+        self.original = self._loose("original", int(256 * scale), None)
+        self.presized = self._loose("presized", int(1024 * scale), 256)
+        self.raw = np.stack([self._crop((224, 224)) for _ in range(int(3000 * scale))])
+        small = [
+            cv2.cvtColor(self._crop((56, 56)), cv2.COLOR_RGB2GRAY)[::2, ::2] for _ in range(2000)
+        ]
+        self.small = np.stack([small[i % 2000] for i in range(int(60_000 * scale))])[..., None]
+
+    def _crop(self, size: tuple[int, int] | int | None) -> np.ndarray:
+        photo = self.photos[self.rng.integers(len(self.photos))]
+        height, width = (int(n * self.rng.uniform(0.7, 1)) for n in photo.shape[:2])
+        y, x = (
+            self.rng.integers(n - m + 1)
+            for n, m in zip(photo.shape[:2], (height, width), strict=True)
+        )
+        crop = photo[y : y + height, x : x + width]
+        if size is None:
+            return photo
+        if isinstance(size, int):
+            size = (
+                round(height * size / min(height, width)),
+                round(width * size / min(height, width)),
+            )
+        return cv2.resize(crop, size[::-1], interpolation=cv2.INTER_AREA)
+
+    def _loose(self, name: str, count: int, size: int | None) -> list[Path]:
+        (self.folder / name).mkdir(parents=True)
+        files = [self.folder / name / f"{i:05}.jpg" for i in range(count)]
+        for file in files:
+            file.write_bytes(encode_jpeg(np.ascontiguousarray(self._crop(size)), 90))
+        return files
+
+    def packed(self, name: str, kind: str) -> ShardDataset:
+        """Return a dataset packed from `original`, `presized`, `raw` or `small`."""
+        path = self.folder / f"{name}-{kind}"
+        if not path.exists():
+            self._pack(getattr(self, name), path, kind)
+        return ShardDataset(path)
+
+    def _pack(self, source: Any, path: Path, kind: str) -> None:
+        field = Image()
+        if not isinstance(source[0], Path):
+            field = Image(size=source[0].shape[:2], channels=source[0].shape[2], codec="raw")
+        rows = ({"image": value, "label": i % 10} for i, value in enumerate(source))
+        fields = {"image": field, "label": Label()}
+        packdata.pack(rows, path, fields, format=kind, shard_bytes=32 << 20)
+
+
+# -- contenders ------------------------------------------------------------------------------------
+
+
+def loader_epoch(loader: Any) -> float:
+    """Run an epoch; return samples per second."""
+    began, samples = time.perf_counter(), 0
+    for images, _labels in loader:
+        samples += len(images)
+    return samples / (time.perf_counter() - began)
+
+
+def timed(samples: int, work: Callable[[], Any]) -> float:
+    """Return samples per second of one call."""
+    began = time.perf_counter()
+    work()
+    return samples / (time.perf_counter() - began)
+
+
+def bare_gather(array: np.ndarray, labels: np.ndarray, batch: int, threads: int) -> Run:
+    """`index_select` into one warm buffer per thread, rows in random order, labels beside them."""
+    rows, targets = torch.from_numpy(array.reshape(len(array), -1)), torch.from_numpy(labels)
+    buffers = [torch.zeros(batch, rows.shape[1], dtype=torch.uint8) for _ in range(threads)]
+    pool = ThreadPoolExecutor(threads)
+
+    def part(thread: int, order: torch.Tensor) -> None:
+        torch.set_num_threads(1)
+        for start in range(thread * batch, len(order) - batch + 1, threads * batch):
+            chosen = order[start : start + batch]
+            torch.index_select(rows, 0, chosen, out=buffers[thread])
+            torch.index_select(targets, 0, chosen)
+
+    def run() -> float:
+        order = torch.randperm(len(rows))
+        samples = len(rows) // batch * batch
+        return timed(samples, lambda: list(pool.map(part, range(threads), [order] * threads)))
+
+    return run
+
+
+def on_threads(work: Callable[[bytes, np.ndarray], Any], records: list[bytes]) -> Run:
+    """Call `work(record, scratch)` on every record, on two threads that share nothing."""
+    pool = ThreadPoolExecutor(WORKERS)
+    scratch = [np.empty(1 << 23, np.uint8) for _ in range(WORKERS)]
+
+    def part(thread: int) -> None:
+        for record in records[thread::WORKERS]:
+            work(record, scratch[thread])
+
+    return lambda: timed(len(records), lambda: list(pool.map(part, range(WORKERS))))
+
+
+def decode_crop_resize(records: list[bytes]) -> Run:
+    """The same decoder, crops and resize as ours, without a loader: whole pictures into a warm buffer."""
+    sizes = np.array([simplejpeg.decode_jpeg_header(record)[:2] for record in records])
+    out = [np.zeros((224, 224, 3), np.uint8) for _ in range(WORKERS)]
+    pool = ThreadPoolExecutor(WORKERS)
+    scratch = [np.empty(1 << 23, np.uint8) for _ in range(WORKERS)]
+    epochs = iter(range(1 << 30))
+
+    def part(thread: int, boxes: list[list[int]], flips: list[list[bool]]) -> None:
+        for i in range(thread, len(records), WORKERS):
+            image = simplejpeg.decode_jpeg(records[i], buffer=scratch[thread])
+            y, x, height, width = boxes[i]
+            cv2.resize(image[y : y + height, x : x + width], (224, 224), out[thread])
+            if flips[i][1]:
+                cv2.flip(out[thread], 1, out[thread])
+
+    def run() -> float:
+        plan = augment.plan(
+            OPS, sizes, seed=0, epoch=next(epochs), indices=np.arange(len(records))
+        )
+        boxes, flips = plan.boxes.tolist(), plan.flips.tolist()
+        work = functools.partial(
+            pool.map, part, range(WORKERS), [boxes] * WORKERS, [flips] * WORKERS
+        )
+        return timed(len(records), lambda: list(work()))
+
+    return run
+
+
+class LooseFiles(torch.utils.data.Dataset[Any]):
+    """What many projects have: files, a decoder, and a crop in Python."""
+
+    def __init__(self, files: list[Path], decoder: str) -> None:
+        self.files, self.decoder = files, decoder
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        cv2.setNumThreads(1)
+        return getattr(self, self.decoder)(self.files[i]).permute(2, 0, 1), i % 10
+
+    def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
+        plan = augment.plan(
+            OPS[:1],
+            np.array([[height, width]]),
+            seed=0,
+            epoch=0,
+            indices=np.random.default_rng().integers(1 << 40, size=1),
+        )
+        return tuple(plan.boxes[0].tolist())
+
+    def cv2(self, file: Path) -> torch.Tensor:
+        image = cv2.cvtColor(cv2.imread(str(file)), cv2.COLOR_BGR2RGB)
+        y, x, height, width = self._box(*image.shape[:2])
+        image = cv2.resize(image[y : y + height, x : x + width], (224, 224))
+        return torch.from_numpy(
+            cv2.flip(image, 1) if np.random.default_rng().random() < 0.5 else image
+        )
+
+    def pil(self, file: Path) -> torch.Tensor:
+        image = PIL.Image.open(file).convert("RGB")
+        y, x, height, width = self._box(image.height, image.width)
+        image = image.resize(
+            (224, 224), PIL.Image.Resampling.BILINEAR, (x, y, x + width, y + height)
+        )
+        if np.random.default_rng().random() < 0.5:
+            image = image.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(image))
+
+
+def torch_loader(files: list[Path], decoder: str) -> Run:
+    """torch's own DataLoader with two worker processes, kept between epochs."""
+    loader = torch.utils.data.DataLoader(
+        LooseFiles(files, decoder), 128, shuffle=True, num_workers=WORKERS, persistent_workers=True
+    )
+    return lambda: loader_epoch(loader)
+
+
+# -- cases -----------------------------------------------------------------------------------------
+
+
+def cases(data: Data) -> Iterator[Case]:
+    """Yield every case; its data is made when it is its turn."""
+    for kind in ("lmdb", "parquet"):
+        dataset = data.packed("raw", kind)
+        yield Case(f"raw 224 x 224, {kind}, batch 128", "images/s", {
+            "bare gather into a warm buffer, 2 threads": bare_gather(data.raw, dataset.column("label").copy(), 128, 2),
+            "loaders": functools.partial(loader_epoch, DataLoader(dataset, 128, shuffle=True, drop_last=True)),
+        }, "budget: 0.85 of the bare gather")  # fmt: skip
+    for kind in ("lmdb", "parquet"):
+        dataset = data.packed("small", kind)
+        yield Case(f"raw 28 x 28, {kind}, batch 1024", "images/s", {
+            "bare gather, 1 thread": bare_gather(data.small, dataset.column("label").copy(), 1024, 1),
+            "loaders": functools.partial(loader_epoch, DataLoader(dataset, 1024, shuffle=True, drop_last=True)),
+        }, "budget: 0.65 of the bare gather")  # fmt: skip
+    for name, what in (("presized", "JPEG, shorter side 256"), ("original", "JPEG as it comes")):
+        files: list[Path] = getattr(data, name)
+        records = [file.read_bytes() for file in files]
+        ours = {
+            f"loaders, {kind}": functools.partial(
+                loader_epoch,
+                DataLoader(data.packed(name, kind).replace(augment=OPS), 128, shuffle=True),
+            )
+            for kind in ("lmdb", "parquet")
+        }
+        yield Case(f"{what} -> RandomResizedCrop(224), flip; batch 128", "images/s", {
+            "same decoder, crops and resize, no loader": decode_crop_resize(records),
+            "decoder alone": on_threads(lambda r, s: simplejpeg.decode_jpeg(r, buffer=s), records),
+            **ours,
+            "torch DataLoader, cv2": torch_loader(files, "cv2"),
+            "torch DataLoader, PIL": torch_loader(files, "pil"),
+        }, "budget: 0.95 of the first line")  # fmt: skip
+    yield Case(
+        "overhead per batch of 16 rows of 8 bytes",
+        "us",
+        overheads(data),
+        "budget: 20 inline, 25 on a thread in groups",
+        True,
+    )
+    yield Case(
+        "time that holds the GIL, per sample",
+        "us",
+        gil_held(data),
+        "budget: 15 JPEG, 2 raw rows, about 0 small rows",
+        True,
+    )
+    yield Case(
+        "first batch of 1 M samples, from constructing",
+        "s",
+        {"loaders": functools.partial(first_batch, data)},
+        "budget: 0.3, after importing torch",
+        True,
+    )
+    yield packing(data)
+
+
+def overheads(data: Data) -> dict[str, Run]:
+    """Time per batch where nothing is left to do but handing over."""
+    dataset = data.packed("small", "parquet").replace(fields=["label"])
+
+    def per_batch(workers: int) -> float:
+        loader = DataLoader(dataset, 16, shuffle=True, num_workers=workers)
+        began = time.perf_counter()
+        num_batches = sum(1 for _ in loader)
+        return (time.perf_counter() - began) / num_batches * 1e6
+
+    return {"inline": lambda: per_batch(0), "one thread, groups of batches": lambda: per_batch(1)}
+
+
+def gil_held(data: Data) -> dict[str, Run]:
+    """Time of one thread minus the time inside calls that release the GIL (decode, resize, flip, gather)."""
+
+    def held(dataset: ShardDataset, batch: int) -> float:
+        loader = DataLoader(dataset, batch, shuffle=True, num_workers=0)
+        inside = [0.0]
+        places = [
+            (simplejpeg, "decode_jpeg"),
+            (cv2, "resize"),
+            (cv2, "flip"),
+            (torch, "index_select"),
+        ]
+        originals = [getattr(module, name) for module, name in places]
+
+        def clocked(call: Callable[..., Any]) -> Callable[..., Any]:
+            def timed_call(*args: Any, **kwargs: Any) -> Any:
+                began = time.perf_counter()
+                try:
+                    return call(*args, **kwargs)
+                finally:
+                    inside[0] += time.perf_counter() - began
+
+            return timed_call
+
+        for (module, name), call in zip(places, originals, strict=True):
+            setattr(module, name, clocked(call))
+        try:
+            rate = loader_epoch(loader)
+        finally:
+            for (module, name), call in zip(places, originals, strict=True):
+                setattr(module, name, call)
+        return (1 / rate - inside[0] / len(dataset)) * 1e6
+
+    jpeg = data.packed("presized", "lmdb").replace(augment=OPS)
+    return {
+        "JPEG, crop, resize, flip": lambda: held(jpeg, 128),
+        "raw 224 x 224": lambda: held(data.packed("raw", "parquet"), 128),
+        "raw 28 x 28": lambda: held(data.packed("small", "parquet"), 1024),
+    }
+
+
+FIRST_BATCH = """
+import sys, time, torch
+began = time.perf_counter()
+from loaders import DataLoader, ShardDataset
+next(iter(DataLoader(ShardDataset(sys.argv[1]), 256, shuffle=True)))
+print(time.perf_counter() - began)
+"""
+
+
+def first_batch(data: Data) -> float:
+    """Open a million samples in a fresh process."""
+    path = data.folder / "million"
+    if not path.exists():
+        fields = {"image": Image(channels=1, size=(4, 4), codec="raw"), "label": Label()}
+        pixels = np.zeros((4, 4, 1), np.uint8)
+        rows = ({"image": pixels, "label": i % 10} for i in range(int(1_000_000 * data.scale)))
+        packdata.pack(rows, path, fields, format="parquet", shard_bytes=1 << 20)
+    command = [sys.executable, "-c", FIRST_BATCH, str(path)]
+    return float(
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+    )
+
+
+def packing(data: Data) -> Case:
+    """Packing at 256 pixels, beside its three steps on all cores without a packer."""
+    source = (
+        data.folder / "many"
+    )  # four times the files, so that the fixed costs are not all there is
+    source.mkdir()
+    for i, file in enumerate(data.original * 4):
+        os.link(file, source / f"{i:05}.jpg")
+    records = [file.read_bytes() for file in data.original * 4]
+
+    def by_hand(record: bytes, scratch: np.ndarray) -> None:
+        image = simplejpeg.decode_jpeg(record, buffer=scratch)
+        scale = 256 / min(image.shape[:2])
+        size = (round(image.shape[1] * scale), round(image.shape[0] * scale))
+        encode_jpeg(cv2.resize(image, size, interpolation=cv2.INTER_AREA), 90)
+
+    def packed(kind: str) -> float:
+        target = data.folder / "packing"
+        shutil.rmtree(target, ignore_errors=True)
+        return timed(
+            len(records), lambda: packdata.pack_images(source, target, sizes=["256"], format=kind)
+        )
+
+    return Case("packing JPEG at shorter side 256", "images/s", {
+        "decode, resize, encode on all cores, no packer": on_threads(by_hand, records),
+        "packdata images, lmdb": lambda: packed("lmdb"),
+        "packdata images, parquet": lambda: packed("parquet"),
+    }, "budget: 0.8 of the first line; decodes everything, hashes, reads back, fsyncs")  # fmt: skip
+
+
+# -- running and reporting -------------------------------------------------------------------------
+
+
+def measure(case: Case, repeats: int) -> dict[str, list[float]]:
+    """Run the contenders in turns, after a warm-up of each."""
+    results: dict[str, list[float]] = {name: [] for name in case.runs}
+    for repeat in range(repeats + 1):
+        for name, run in case.runs.items():
+            value = run()
+            if repeat:
+                results[name].append(value)
+    return results
+
+
+def report(case: Case, results: dict[str, list[float]]) -> str:
+    """Return the case as a Markdown table."""
+    lines = [
+        f"### {case.name}",
+        "",
+        f"{case.note}." if case.note else "",
+        "",
+        f"| | {case.unit} | range | ratio |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    baseline = statistics.median(next(iter(results.values())))
+    for name, values in results.items():
+        middle = statistics.median(values)
+        ratio = "" if case.lower_is_better else f"{middle / baseline:.2f}"
+        lines.append(
+            f"| {name} | {number(middle)} | {number(min(values))} to {number(max(values))} | {ratio} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def number(value: float) -> str:
+    """Return three digits or whole numbers."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def conditions(photos: str) -> dict[str, Any]:
+    """Say where and with what this was measured."""
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.machine(),
+    )
+    versions = {
+        name: sys.modules[name].__version__
+        for name in ("torch", "numpy", "cv2", "simplejpeg", "PIL")
+    }
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    commit = done.stdout.strip()
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        **versions,
+        "commit": commit,
+        "photos": photos,
+        "page cache": "warm",
+        "workers": WORKERS,
+    }
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--photos",
+        type=Path,
+        default=ROOT / "tests/data/photos",
+        help="folder of photos to cut up",
+    )
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the data sizes, for a quick try"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE, help="folder for RESULTS.md and results/"
+    )
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = Data(args.photos, Path(folder), args.scale)
+        kind = f"{len(data.photos)} photos of {data.photos[0].shape[1]} x {data.photos[0].shape[0]} or so"
+        where = conditions(kind)
+        tables, raw = [], []
+        for case in cases(data):
+            results = measure(case, args.repeats)
+            tables.append(report(case, results))
+            raw.append(
+                {"case": case.name, "unit": case.unit, "note": case.note, "results": results}
+            )
+            print(tables[-1], flush=True)
+    (args.out / "results").mkdir(parents=True, exist_ok=True)
+    (args.out / "results/spine.json").write_text(
+        json.dumps({"conditions": where, "cases": raw}, indent=1) + "\n"
+    )
+    header = (HERE / "RESULTS.head.md").read_text()
+    told = "\n".join(f"- {name}: {value}" for name, value in where.items())
+    (args.out / "RESULTS.md").write_text(f"{header}\n{told}\n\n" + "\n".join(tables))
+
+
+if __name__ == "__main__":
+    main()

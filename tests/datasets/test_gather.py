@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaders import ShardDataset, concat
+from loaders.columns import Column, FixedColumn, VarColumn
+from loaders.datasets.gather import Gather
+from tests.packdata.packing import pack_samples
+
+
+@st.composite
+def shards(draw: st.DrawFn) -> tuple[int, list[Column]]:
+    """Return a row size, and shards of either kind, some of them empty."""
+    nbytes = draw(st.integers(1, 40))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    columns: list[Column] = []
+    for num in draw(st.lists(st.integers(0, 5), min_size=1, max_size=6)):
+        if draw(st.booleans()):
+            columns.append(FixedColumn(rng.integers(0, 256, (num, nbytes), np.uint8)))
+        else:
+            buffer = rng.integers(0, 256, 300, np.uint8)
+            starts = rng.integers(0, 300 - nbytes + 1, num)
+            columns.append(VarColumn(buffer, starts, np.full(num, nbytes)))
+    return nbytes, columns
+
+
+@settings(max_examples=200, deadline=None)
+@given(shards(), st.integers(0, 99))
+def test_gather_equals_reading_row_by_row(case: tuple[int, list[Column]], seed: int) -> None:
+    """Also where shards of several kinds are mixed, and are opened one after the other."""
+    nbytes, columns = case
+    ends = np.cumsum([len(column) for column in columns])
+    starts = ends - [len(column) for column in columns]
+    gather = Gather(nbytes, starts, columns.__getitem__)
+    rng = np.random.default_rng(seed)
+    if not ends[-1]:
+        return
+
+    for num in (1, 3, 17):
+        indices = rng.integers(0, ends[-1], num)
+        numbers = np.searchsorted(ends, indices, "right")
+        out = np.zeros((num, nbytes), np.uint8)
+        gather(indices, numbers, out)
+
+        expected = [
+            columns[n].row(int(i - starts[n])) for i, n in zip(indices, numbers, strict=True)
+        ]
+        assert np.array_equal(out, np.stack(expected))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["lmdb", "parquet"]), st.integers(1, 7)), min_size=1, max_size=3
+    ),
+    st.integers(1, 4),
+    st.integers(0, 99),
+)
+def test_batches_of_packed_rows_equal_their_records(
+    parts: list[tuple[str, int]], per_shard: int, seed: int
+) -> None:
+    """Over shards, sizes and formats, joined."""
+    with tempfile.TemporaryDirectory() as folder:
+        datasets = [
+            ShardDataset(
+                pack_samples(
+                    Path(folder) / str(i), num, format=format, per_shard=per_shard, seed=i,
+                    fields=["pixels", "score"],
+                )
+            )
+            for i, (format, num) in enumerate(parts)
+        ]  # fmt: skip
+        dataset = concat(datasets)
+        indices = np.random.default_rng(seed).integers(0, len(dataset), 9)
+
+        batch = dataset.__getitems__(indices.tolist()).batch  # type: ignore[union-attr]
+
+        for name, values in zip(batch._fields, batch, strict=True):
+            records = dataset.store.records(name, dataset.rows_of(indices))
+            rows = values.permute(0, 2, 3, 1) if name == "pixels" else values
+            for row, record in zip(rows, records, strict=True):
+                assert row.contiguous().numpy().tobytes() == record.tobytes()
+
+
+def test_records_of_another_size_are_refused(tmp_path: Path) -> None:
+    from loaders.datasets.store import MemoryShard, Store
+    from loaders.errors import SchemaError, ShardError
+
+    column = VarColumn(np.zeros(9, np.uint8), np.array([0, 4]), np.array([4, 5]))
+    store = Store([MemoryShard(tmp_path, {"x": column})])
+
+    with pytest.raises(ShardError, match="row 1: its record has 5 bytes, not 4"):
+        store.gather("x", store.rows(np.array([0])), np.empty((1, 4), np.uint8))
+    with pytest.raises(SchemaError, match="one row per sample"):
+        MemoryShard(tmp_path, {"x": column, "y": FixedColumn(np.zeros((3, 1), np.uint8))})

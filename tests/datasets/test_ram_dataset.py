@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
+from loaders.datasets import ram
+from loaders.errors import LoadersError, SampleError, SchemaError, SourceError
+from loaders.schema import Array, Image, Label
+from tests.packdata.packing import FIELDS, pack, pack_samples, sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM = 11
+
+
+@pytest.fixture(scope="module", params=["lmdb", "parquet"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_samples(tmp_path_factory.mktemp("packed") / "a", NUM, format=request.param)
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Every field of every sample, to the bit."""
+    assert len(one) == len(other)
+    for i in range(len(one)):
+        assert one[i]._fields == other[i]._fields
+        for a, b in zip(one[i], other[i], strict=True):
+            if isinstance(a, torch.Tensor):
+                assert a.dtype == b.dtype
+                assert torch.equal(a, b)
+            else:
+                assert a == b
+
+
+# -- of a packed dataset --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_it_equals_the_shards(folder: Path, decode: bool) -> None:
+    shards = ShardDataset(folder, fields=[*FIELDS, "sample_id"])
+
+    loaded = RAMDataset(shards, decode=decode, progress=False)
+
+    assert_equal(loaded, shards)
+    assert loaded.fingerprint == shards.fingerprint
+    assert loaded.classes == shards.classes
+    assert loaded.find(str(sample(4)["key"])) == 4
+    assert (loaded.schema.fields["image"].codec == "raw") == decode
+
+
+def test_a_folder_is_loaded_with_the_settings_of_a_shard_dataset(folder: Path) -> None:
+    settings: dict[str, Any] = {
+        "fields": ["image", "label"], "augment": [augment.RandomResizedCrop(9)],
+    }  # fmt: skip
+
+    loaded = RAMDataset(folder, progress=False, **settings)
+
+    assert_equal(loaded, ShardDataset(folder, **settings))
+    assert "pixels" not in loaded.schema.fields
+    assert_equal(
+        RAMDataset(ShardDataset(folder), fields=["label"], progress=False),
+        ShardDataset(folder, fields=["label"]),
+    )
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_a_view_keeps_its_order(folder: Path, decode: bool) -> None:
+    view = ShardDataset(folder, fields=["image", "pixels", "boxes", "key"]).select([7, 0, 0, 10])
+
+    loaded = RAMDataset(view, decode=decode, progress=False)
+
+    assert_equal(loaded, view)
+    assert_equal(loaded[::-1], view[::-1])
+    assert loaded.nbytes < 4 * (40 * 48 * 3 + 16 * 26 * 3 + 200)
+
+
+def test_an_empty_view_and_a_joined_dataset_are_loaded(folder: Path) -> None:
+    shards = ShardDataset(folder, fields=["image", "pixels", "key"])
+
+    assert len(RAMDataset(shards[:0], decode=True, progress=False)) == 0
+    joined = shards[8:] + shards[:2]
+    loaded = RAMDataset(joined, progress=False)
+    assert_equal(loaded, joined)
+    assert_equal(loaded + shards[3:4], concat([shards[8:], shards[:2], shards[3:4]]))
+
+
+def test_pictures_of_one_size_become_a_tensor_when_decoded(tmp_path: Path) -> None:
+    samples = [{"image": np.full((8, 9, 3), i, np.uint8)} for i in range(5)]
+    folder = pack(tmp_path / "a", {"image": Image(codec="png")}, samples)
+
+    loaded = RAMDataset(folder, decode=True, progress=False)
+
+    assert loaded.column("image").shape == (5, 3, 8, 9)
+    (batch,) = DataLoader(loaded, 5)
+    assert batch.image[:, 0, 0, 0].tolist() == list(range(5))
+
+
+def test_damage_is_found_while_loading(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 4, format="parquet", fields=["pixels"])
+    path = folder / "shard-00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[data.index(sample(2)["pixels"].tobytes())] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(LoadersError, match="its checksum does not match"):
+        RAMDataset(folder, progress=False)
+
+
+def test_it_pickles_whole(folder: Path) -> None:
+    loaded = RAMDataset(folder, progress=False)[2:]
+
+    assert_equal(pickle.loads(pickle.dumps(loaded)), loaded)
+
+
+def test_what_does_not_fit_is_refused_with_figures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ram, "available_memory", lambda: 30_000)
+
+    with pytest.raises(
+        LoadersError, match=r"needs 6\.34e-05 GB, and 3e-05 GB .* Use ShardDataset"
+    ):
+        RAMDataset(folder, fields=["pixels"], progress=False)
+    shards = ShardDataset(folder, fields=["pixels"])
+    assert len(RAMDataset(shards[:2], progress=False)) == 2
+
+
+def test_pixels_that_do_not_fit_are_refused_before_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures of varying size, too; encoded they are small."""
+    samples = [{"image": np.zeros((300 + i, 300, 3), np.uint8)} for i in range(4)]
+    folder = pack(tmp_path / "a", {"image": Image(codec="png")}, samples)
+    monkeypatch.setattr(ram, "available_memory", lambda: 1_000_000)
+
+    assert len(RAMDataset(folder, progress=False)) == 4
+    with pytest.raises(LoadersError, match="RAMDataset needs"):
+        RAMDataset(folder, decode=True, progress=False)
+
+
+# -- of loose files -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Three pictures, one of each format, of 20 x 24."""
+    y, x = np.mgrid[:20, :24]
+    picture = np.stack([y * 12, x * 10, y + x], axis=2).astype(np.uint8)
+    paths = [tmp_path / f"{i}.{suffix}" for i, suffix in enumerate(["jpg", "png", "webp"])]
+    for path in paths:
+        assert cv2.imwrite(
+            str(path), picture, [cv2.IMWRITE_WEBP_QUALITY, 101] if path.suffix == ".webp" else []
+        )
+    return paths
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_files_are_samples(files: list[Path], decode: bool) -> None:
+    dataset = RAMDataset.from_files(files, ["dog", "cat", "dog"], decode=decode, progress=False)
+
+    picture = cv2.imread(str(files[1]))
+    assert picture is not None
+    expected = torch.from_numpy(picture[:, :, ::-1].copy()).permute(2, 0, 1)
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.column("label").tolist() == [1, 0, 1]
+    assert torch.equal(dataset[1].image, expected)
+    assert torch.equal(dataset[2].image, expected)
+    assert (dataset[0].image.int() - expected.int()).abs().float().mean() < 6
+    assert dataset.find(str(files[2])) == 2
+    numbered = RAMDataset.from_files(files, np.array([4, 0, 2]), decode=decode, progress=False)
+    assert [s.label.item() for s in numbered] == [4, 0, 2]
+    assert numbered.fingerprint != dataset.fingerprint
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_cut_file_is_named(files: list[Path], number: int, share: float) -> None:
+    data = files[number].read_bytes()
+    files[number].write_bytes(data[: int(len(data) * share)])
+
+    with pytest.raises(SourceError, match=f"{number}\\.[a-z]+: ") as caught:
+        RAMDataset.from_files(files, progress=False)
+
+    assert caught.value.path == files[number]
+
+
+def test_a_jpeg_with_bytes_after_its_end_is_taken(files: list[Path]) -> None:
+    files[0].write_bytes(files[0].read_bytes() + b"more")
+
+    assert RAMDataset.from_files(files, progress=False)[0].image.shape == (3, 20, 24)
+
+
+def test_files_that_are_not_pictures_are_named(files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.png").write_text("not a picture")
+
+    for name in ("empty.jpg", "text.png", "missing.png"):
+        with pytest.raises(SourceError, match=name):
+            RAMDataset.from_files([*files, tmp_path / name], progress=False)
+    with pytest.raises(ValueError, match="paths is empty"):
+        RAMDataset.from_files([])
+    with pytest.raises(ValueError, match="3 paths and 1 targets"):
+        RAMDataset.from_files(files, [1], progress=False)
+
+
+def test_a_file_that_only_decoding_finds_bad_is_named(files: list[Path]) -> None:
+    data = bytearray(files[1].read_bytes())
+    at = data.index(b"IDAT") + 8
+    data[at : at + 40] = bytes(40)
+    files[1].write_bytes(data)
+
+    dataset = RAMDataset.from_files(files, progress=False)
+
+    with pytest.raises(SampleError, match=r"sample 1 .*key '.*1\.png'"):
+        dataset[1]
+    with pytest.raises(SourceError, match=r"1\.png"):
+        RAMDataset.from_files(files, decode=True, progress=False)
+
+
+# -- of arrays ------------------------------------------------------------------------------------
+
+
+def test_arrays_are_samples() -> None:
+    """Pictures in either order of axes, labels, and anything else."""
+    rng = np.random.default_rng(0)
+    nchw = rng.integers(0, 256, (6, 3, 8, 10), np.uint8)
+    features = torch.arange(12.0).reshape(6, 2)
+
+    dataset = RAMDataset.from_arrays(
+        chw=nchw, hwc=nchw.transpose(0, 2, 3, 1), label=np.arange(6), features=features,
+        flag=np.arange(6) % 2 == 0,
+    )  # fmt: skip
+
+    for i, served in enumerate(dataset):
+        assert np.array_equal(served.chw, nchw[i])
+        assert np.array_equal(served.hwc, nchw[i])
+        assert served.label == i
+        assert torch.equal(served.features, features[i])
+        assert served.flag.dtype == torch.bool
+    assert isinstance(dataset.schema.fields["label"], Label)
+    assert np.array_equal(dataset.column("chw"), nchw)
+
+
+def test_a_schema_says_what_arrays_mean() -> None:
+    pixels = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
+    schema = {"image": Image(size=(4, 5), codec="raw"), "x": Array(dtype="int32")}
+
+    for array in (pixels, pixels.transpose(0, 2, 3, 1)):
+        dataset = RAMDataset.from_arrays(schema=schema, image=array, x=np.arange(2))
+        assert np.array_equal(dataset[1].image, pixels[1])
+        assert dataset[1].x.dtype == torch.int32
+    with pytest.raises(SchemaError, match=r"array 'image' of shape \(2, 5, 4, 3\) does not fit"):
+        RAMDataset.from_arrays(schema=schema, image=pixels.transpose(0, 3, 2, 1), x=np.arange(2))
+
+
+def test_arrays_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(SchemaError, match="one row per sample"):
+        RAMDataset.from_arrays(a=np.arange(5), b=np.arange(4))
+    with pytest.raises(ValueError, match="at least one array"):
+        RAMDataset.from_arrays()
+    with pytest.raises(SchemaError):
+        RAMDataset.from_arrays(a=np.array(["x", "y"]))
+    with pytest.raises(SchemaError):
+        RAMDataset.from_arrays(a=np.float32(3))
+    with pytest.raises(SchemaError, match=r"no array for \['b'\]"):
+        RAMDataset.from_arrays(schema={"b": Label()}, a=np.arange(2))

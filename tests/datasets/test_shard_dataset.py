@@ -1,0 +1,522 @@
+from __future__ import annotations
+
+import logging
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import DataLoader, ShardDataset, augment, concat
+from loaders.datasets import packed
+from loaders.errors import ChecksumError, LoadersError, ManifestError, SampleError, SchemaError
+from loaders.schema import Boxes, Image, Label, Mask
+from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM = 10
+
+
+@pytest.fixture(scope="module", params=["lmdb", "parquet"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_samples(tmp_path_factory.mktemp("packed") / "a", NUM, format=request.param)
+
+
+@pytest.fixture
+def dataset(folder: Path) -> ShardDataset:
+    return ShardDataset(folder, fields=["label", "key", "sample_id"])
+
+
+def keys(dataset: Any) -> list[str]:
+    return [dataset[i].key for i in range(len(dataset))]
+
+
+def key(i: int) -> str:
+    return str(sample(i)["key"])
+
+
+# -- samples --------------------------------------------------------------------------------------
+
+
+def test_a_sample_holds_what_was_packed(folder: Path) -> None:
+    """Every kind of field, in every sample: values, dtype and axes."""
+    dataset = ShardDataset(folder, fields=list(FIELDS))
+
+    for i in range(NUM):
+        served, packed_ = dataset[i], sample(i)
+
+        assert served._fields == tuple(FIELDS)
+        assert np.array_equal(served.image.permute(1, 2, 0), packed_["image"])
+        assert np.array_equal(served.pixels.permute(1, 2, 0), packed_["pixels"])
+        assert np.array_equal(served.mask, packed_["mask"])
+        assert np.array_equal(served.boxes, packed_["boxes"])
+        assert np.array_equal(served.tags, packed_["tags"])
+        assert (served.label.item(), served.width.item()) == (packed_["label"], packed_["width"])
+        assert (served.score.item(), served.key) == (packed_["score"], packed_["key"])
+        assert (served.label.dtype, served.score.dtype) == (torch.int64, torch.float32)
+        assert served.boxes.shape[1:] == (4,)
+
+
+def test_the_fields_are_those_of_the_packing_or_those_asked_for(folder: Path) -> None:
+    assert ShardDataset(folder)[0]._fields == ("image", "label")
+    assert ShardDataset(folder, fields=["key", "label"])[0]._fields == ("key", "label")
+    with pytest.raises(SchemaError, match="there is no field 'lable'"):
+        ShardDataset(folder, fields=["lable"])
+
+
+def test_samples_pickle(folder: Path) -> None:
+    served = ShardDataset(folder, fields=["label", "key"])[3]
+
+    again = pickle.loads(pickle.dumps(served))
+
+    assert again == served
+    assert again._fields == served._fields
+
+
+@pytest.mark.parametrize("index", [3, -1, -NUM, np.int64(4), np.uint8(5), torch.tensor(6)])
+def test_indices_count_from_either_end(dataset: ShardDataset, index: Any) -> None:
+    assert dataset[index].sample_id == range(NUM)[index]
+    assert dataset[index].key == key(range(NUM)[index])
+
+
+@pytest.mark.parametrize("index", [NUM, -NUM - 1, 1 << 40, -(1 << 62)])
+def test_indices_out_of_range_are_index_errors(dataset: ShardDataset, index: int) -> None:
+    with pytest.raises(IndexError, match=f"sample {index} of a dataset of {NUM}"):
+        dataset[index]
+    with pytest.raises(IndexError):
+        dataset.select([0, index])
+
+
+@pytest.mark.parametrize("index", [1.0, "label", [1, 2], None, (1, 2)])
+def test_what_is_not_an_index_is_refused(dataset: ShardDataset, index: Any) -> None:
+    with pytest.raises(TypeError, match="whole number"):
+        dataset[index]
+    with pytest.raises(TypeError, match="whole numbers"):
+        dataset.__getitems__([1.5])  # type: ignore[list-item]
+
+
+def test_iterating_ends(dataset: ShardDataset) -> None:
+    assert [served.key for served in dataset] == [key(i) for i in range(NUM)]
+
+
+@pytest.mark.parametrize(
+    "part", [slice(2, 8), slice(None, None, -1), slice(-3, None), slice(4, 2), slice(1, 99, 3)]
+)
+def test_slices_are_views(dataset: ShardDataset, part: slice) -> None:
+    view = dataset[part]
+
+    assert isinstance(view, ShardDataset)
+    assert keys(view) == [key(i) for i in range(NUM)[part]]
+    assert view[:2].column("label").tolist() == [i % 3 for i in list(range(NUM)[part])[:2]]
+
+
+# -- columns, keys, views -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["label", "score", "tags", "pixels", "sample_id"])
+def test_a_column_is_all_samples_at_once(folder: Path, name: str) -> None:
+    """Read-only, in the axes that samples have, in views as well."""
+    dataset = ShardDataset(folder, fields=[name])
+
+    for view in (dataset, dataset[::-2], dataset[3:3]):
+        column = view.column(name)
+
+        assert not column.flags.writeable
+        assert len(column) == len(view)
+        for i in range(len(view)):
+            assert np.array_equal(column[i], view[i][0])
+
+
+def test_a_column_of_varying_size_is_refused(dataset: ShardDataset) -> None:
+    with pytest.raises(SchemaError, match="varies in size"):
+        dataset.column("boxes")
+
+
+def test_keys_are_found_in_the_view(dataset: ShardDataset) -> None:
+    assert [dataset.find(key(i)) for i in range(NUM)] == list(range(NUM))
+    view = dataset.select([7, 2, 5])
+
+    assert [view.find(key(i)) for i in (7, 2, 5)] == [0, 1, 2]
+    assert view[::-1].find(key(7)) == 2
+    for missing in (key(1), "", "no"):
+        with pytest.raises(KeyError):
+            view.find(missing)
+
+
+def test_select_takes_indices_or_a_mask(dataset: ShardDataset) -> None:
+    odd = dataset.select(dataset.column("sample_id") % 2 == 1)
+
+    assert keys(odd) == [key(i) for i in range(1, NUM, 2)]
+    assert keys(odd.select([-1, 0, 0])) == [key(9), key(1), key(1)]
+    assert [odd[i].sample_id.item() for i in range(2)] == [0, 1]
+    with pytest.raises(ValueError, match=r"a mask has one value per sample \(5\)"):
+        odd.select([True])
+    with pytest.raises(TypeError, match="float64"):
+        dataset.select([0.5])
+
+
+def test_an_empty_view_is_a_dataset(folder: Path) -> None:
+    view = ShardDataset(folder, fields=["image", "label", "boxes", "key"]).select([])
+
+    assert (len(view), list(view), view.column("label").tolist()) == (0, [], [])
+    assert list(DataLoader(view, 4, num_workers=1)) == []
+    assert len(view + view) == 0
+    with pytest.raises(KeyError):
+        view.find("x")
+    with pytest.raises(IndexError):
+        view[0]
+
+
+@pytest.mark.parametrize("by", ["sample", "key"])
+def test_a_split_has_each_sample_once(dataset: ShardDataset, by: Any) -> None:
+    parts = dataset.split([0.5, 0.3, 0.2], by=by, seed=1)
+
+    assert sorted(sum((keys(part) for part in parts), [])) == sorted(map(key, range(NUM)))  # noqa: RUF017
+    assert [keys(p) for p in parts] == [
+        keys(p) for p in dataset.split([0.5, 0.3, 0.2], by=by, seed=1)
+    ]
+    if by == "sample":
+        assert [len(part) for part in parts] == [5, 3, 2]
+        assert keys(parts[0]) != keys(dataset.split([0.5, 0.3, 0.2], seed=2)[0])
+
+
+def test_a_split_can_divide_classes_alike(tmp_path: Path) -> None:
+    labels = [0] * 60 + [1] * 20 + [2] * 20
+    fields = {"label": Label(classes=CLASSES)}
+    dataset = ShardDataset(pack(tmp_path / "a", fields, [{"label": n} for n in labels]))
+
+    train, val = dataset.split([0.8, 0.2], stratify="label")
+
+    assert np.bincount(train.column("label")).tolist() == [48, 16, 16]
+    assert np.bincount(val.column("label")).tolist() == [12, 4, 4]
+
+
+def test_a_split_by_key_stays_when_samples_are_added(tmp_path: Path) -> None:
+    small = ShardDataset(pack_samples(tmp_path / "a", 30, fields=["label", "key"]))
+    large = ShardDataset(pack_samples(tmp_path / "b", 60, fields=["label", "key"]))
+
+    before, after = (
+        d.replace(fields=["key"]).split([0.7, 0.3], by="key")[0] for d in (small, large)
+    )
+
+    assert set(keys(before)) == set(keys(after)) & {key(i) for i in range(30)}
+    assert 30 < len(after) < 54
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"parts": [0.5, 0.4]},
+        {"parts": [1.2, -0.2]},
+        {"parts": [1.0], "by": "row"},
+        {"parts": [1.0], "by": "key", "stratify": "label"},
+        {"parts": [1.0], "stratify": "tags"},
+    ],
+)
+def test_a_split_that_makes_no_sense_is_refused(dataset: ShardDataset, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be|one value"):
+        dataset.split(**wrong)
+
+
+def test_datasets_join_over_formats(tmp_path: Path) -> None:
+    fields = ["pixels", "label", "key", "boxes"]
+    lmdb, parquet = (
+        ShardDataset(
+            pack_samples(tmp_path / form, 7, first=first, format=form, per_shard=3), fields=fields
+        )
+        for form, first in (("lmdb", 0), ("parquet", 7))
+    )
+
+    joined = lmdb + parquet[::-1]
+
+    assert keys(joined) == [key(i) for i in [*range(7), *range(13, 6, -1)]]
+    assert joined.find(key(13)) == 7
+    batch = joined.__getitems__(list(range(14))).batch
+    for row, i in zip(batch.pixels, [*range(7), *range(13, 6, -1)], strict=True):
+        assert np.array_equal(row.permute(1, 2, 0), sample(i)["pixels"])
+    assert joined.column("label").tolist() == batch.label.tolist()
+    assert joined.fingerprint != (parquet[::-1] + lmdb).fingerprint
+    assert len({d.fingerprint for d in (lmdb, lmdb[1:], lmdb[:1], joined)}) == 4
+
+
+def test_datasets_that_differ_do_not_join(folder: Path, tmp_path: Path) -> None:
+    dataset = ShardDataset(folder)
+    other = ShardDataset(pack(tmp_path / "b", {"label": Label(classes=("x",))}, [{"label": 0}]))
+
+    with pytest.raises(SchemaError, match=r"differ in fields: .* use replace\(fields=...\)"):
+        dataset + dataset.replace(fields=["key"])
+    with pytest.raises(SchemaError, match="differ in augment"):
+        dataset + dataset.replace(augment=[augment.CenterCrop(4)])
+    with pytest.raises(SchemaError, match="differ in field 'label'"):
+        dataset.replace(fields=["label"]) + other
+    with pytest.raises(ValueError, match="at least one"):
+        concat([])
+    with pytest.raises(TypeError):
+        dataset + "more"
+
+
+def test_replace_changes_settings_and_not_the_original(dataset: ShardDataset) -> None:
+    other = dataset[2:].replace(fields=["image"], augment=[augment.CenterCrop(8)])
+
+    assert other[0].image.shape == (3, 8, 8)
+    assert dataset[0]._fields == ("label", "key", "sample_id")
+    assert other.fingerprint == dataset[2:].fingerprint
+    with pytest.raises(TypeError, match="replace"):
+        dataset.replace(check="never")
+    with pytest.raises(ValueError, match="got 'skip'"):
+        dataset.replace(on_error="skip")
+
+
+def test_pickling_sends_the_path(folder: Path) -> None:
+    dataset = ShardDataset(folder, fields=["image", "label", "key"])
+    dataset.find(key(3))
+    list(DataLoader(dataset, 4))
+
+    data = pickle.dumps(dataset[2:])
+    again = pickle.loads(data)
+
+    assert len(data) < 4000 + 600 * NUM // 4
+    assert b"_keys" not in pickle.dumps(dataset)
+    assert keys(again) == keys(dataset[2:])
+    assert again.fingerprint == dataset[2:].fingerprint
+
+
+def test_a_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError):
+        ShardDataset(tmp_path)
+
+
+# -- transforms and augmentation ------------------------------------------------------------------
+
+
+def test_a_transform_takes_samples_or_fields(folder: Path) -> None:
+    whole = ShardDataset(folder, fields=["label"], transform=lambda s: s.label.item() + 10)
+    parts = ShardDataset(folder, fields=["label", "key"], transform={"key": len})
+
+    assert [whole[i] for i in range(4)] == [10, 11, 12, 10]
+    assert tuple(parts[1]) == (torch.tensor(1), len(key(1)))
+    (batch,) = DataLoader(parts, NUM)
+    assert batch.key.tolist() == [len(key(i)) for i in range(NUM)]
+    assert batch.label.tolist() == [i % 3 for i in range(NUM)]
+    with pytest.raises(SchemaError, match="transform is for fields"):
+        whole.replace(transform={"image": len})
+
+
+def test_the_error_of_a_transform_keeps_its_type_and_names_the_sample(folder: Path) -> None:
+    dataset = ShardDataset(
+        folder, fields=["label"], transform={"label": lambda label: 1 // label.item()}
+    )
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(DataLoader(dataset, 4, sampler=[1, 2, 3], num_workers=2))
+
+    (note,) = caught.value.__notes__
+    assert "sample 3 " in note
+    assert "row 3, key 'bird/003'" in note
+
+
+def blocks(i: int) -> dict[str, Any]:
+    """Return an image whose first channel is its mask: one block, which the box encloses."""
+    rng = np.random.default_rng(i)
+    y, x = rng.integers(4, 10, 2).tolist()
+    mask = np.zeros((24, 32), np.uint8)
+    mask[y : y + 10, x : x + 12] = 1 + i
+    image = np.stack([mask, mask, mask], axis=2)
+    return {
+        "image": image,
+        "mask": mask,
+        "boxes": np.array([[x, y, x + 12, y + 10]], np.float32),
+    }
+
+
+@pytest.mark.parametrize("codec", ["png", "raw"])
+def test_image_mask_and_boxes_move_together(tmp_path: Path, codec: str) -> None:
+    fields = {"image": Image(codec=codec), "mask": Mask(codec=codec), "boxes": Boxes()}
+    folder = pack(tmp_path / "a", fields, [blocks(i) for i in range(12)])
+    ops = [augment.RandomCrop(20), augment.RandomHorizontalFlip(), augment.RandomVerticalFlip()]
+    (batch,) = DataLoader(ShardDataset(folder, augment=ops), 12, seed=5)
+
+    assert batch.image.shape == (12, 3, 20, 20)
+    assert torch.equal(batch.image[:, 0], batch.mask)
+    for mask, boxes in zip(batch.mask, batch.boxes, strict=True):
+        ys, xs = torch.nonzero(mask, as_tuple=True)
+        found = [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
+        assert boxes.tolist() == [[float(n) for n in found]]
+
+
+def test_views_give_several_pictures_of_each_sample(tmp_path: Path) -> None:
+    fields = {"image": Image(codec="png"), "mask": Mask(), "boxes": Boxes()}
+    folder = pack(tmp_path / "a", fields, [blocks(i) for i in range(5)])
+    views = augment.Views(weak=[augment.CenterCrop(16)], strong=[augment.RandomCrop(12)])
+    dataset = ShardDataset(folder, augment=[views], batching={"boxes": "pad"})
+
+    (batch,) = DataLoader(dataset, 5)
+    plain = dataset.replace(augment=[augment.CenterCrop(16)])
+
+    assert batch._fields == (
+        "image_weak", "image_strong", "mask_weak", "mask_strong", "boxes_weak", "boxes_strong",
+    )  # fmt: skip
+    assert torch.equal(batch.image_strong[:, 0], batch.mask_strong)
+    assert torch.equal(batch.image_weak[3], plain[3].image)
+    assert torch.equal(batch.boxes_weak.values[3], plain[3].boxes)
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_boxes_come_in_the_form_asked_for(folder: Path, num_workers: int) -> None:
+    expected = [torch.from_numpy(sample(i)["boxes"]) for i in range(NUM)]
+    dataset = ShardDataset(folder, fields=["boxes"])
+
+    def batch(form: str) -> Any:
+        served = dataset.replace(batching={"boxes": form})
+        for i in (0, 1, 2):
+            assert torch.equal(served[i].boxes, expected[i])
+        (only,) = DataLoader(served, NUM, num_workers=num_workers)
+        return only.boxes
+
+    listed, padded, ragged = batch("list"), batch("pad"), batch("offsets")
+
+    assert padded.values.shape == (NUM, 2, 4)
+    assert ragged.values.shape == (9, 4)
+    for i, boxes in enumerate(expected):
+        assert torch.equal(listed[i], boxes)
+        assert torch.equal(padded.values[i, : padded.lengths[i]], boxes)
+        assert not padded.values[i, padded.lengths[i] :].any()
+        assert torch.equal(ragged.values[ragged.offsets[i] : ragged.offsets[i + 1]], boxes)
+    for wrong in ({"boxes": "stack"}, {"label": "pad"}):
+        with pytest.raises(SchemaError, match="are for arrays and boxes"):
+            dataset.replace(batching=wrong)
+
+
+def test_pictures_of_varying_size_are_a_list(folder: Path) -> None:
+    (batch,) = DataLoader(ShardDataset(folder, fields=["image", "mask"]), NUM, num_workers=2)
+
+    assert [tuple(image.shape) for image in batch.image] == [
+        (3, 16, 20 + i % 7) for i in range(NUM)
+    ]
+    assert [tuple(mask.shape) for mask in batch.mask] == [(16, 20 + i % 7) for i in range(NUM)]
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["lmdb", "parquet"])
+def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A dataset of 17 KB pictures, which are hashed one by one; a byte of sample 5 is flipped."""
+    rng = np.random.default_rng(0)
+    samples: list[dict[str, Any]] = [
+        {"image": rng.integers(0, 256, (80, 80, 3), np.uint8), "label": i, "key": key(i)}
+        for i in range(NUM)
+    ]
+    fields = {
+        "image": Image(size=(80, 80), codec="raw"), "label": Label(), "key": FIELDS["key"],
+    }  # fmt: skip
+    folder = pack(tmp_path / "bad", fields, samples, format=request.param)
+    path = folder / f"shard-00001.{request.param}"
+    data = bytearray(path.read_bytes())
+    data[data.index(samples[5]["image"][10].tobytes())] ^= 1
+    path.write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize("check", ["first", "always"])
+def test_a_flipped_bit_is_found_and_named(damaged: Path, check: Any) -> None:
+    dataset = ShardDataset(damaged, fields=["image"], check=check)
+
+    assert dataset.__getitems__([0, 4, 6, 9])
+    for _ in range(2):
+        with pytest.raises(SampleError, match="its checksum does not match") as caught:
+            dataset.__getitems__([4, 5, 6])
+        assert (caught.value.index, caught.value.row, caught.value.key) == (5, 1, key(5))
+        assert isinstance(caught.value.__cause__, ChecksumError)
+
+
+def test_never_checking_serves_what_is_there(damaged: Path) -> None:
+    assert ShardDataset(damaged, fields=["image"], check="never")[5].image.shape == (3, 80, 80)
+    with pytest.raises(ValueError, match="got 'once'"):
+        ShardDataset(damaged, check="once")  # type: ignore[arg-type]
+
+
+def test_only_always_sees_what_breaks_later(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 4, format="parquet", fields=["pixels"])
+    first, always = (
+        ShardDataset(folder, check=check, fields=["pixels"]) for check in ("first", "always")
+    )
+    for dataset in (first, always):
+        list(dataset)
+
+    path = folder / "shard-00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[data.index(sample(2)["pixels"].tobytes())] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+
+    assert len(list(first)) == 4
+    with pytest.raises(SampleError):
+        list(always)
+
+
+def served(dataset: ShardDataset, **settings: Any) -> list[int]:
+    loader = DataLoader(dataset, 4, shuffle=True, seed=2, **settings)
+    return [i for batch in loader for i in batch.sample_id.tolist()]
+
+
+def test_a_bad_sample_is_replaced_the_same_in_every_run(
+    damaged: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = ShardDataset(damaged, fields=["image", "label", "sample_id"], on_error="replace")
+    order = served(dataset.replace(fields=["sample_id"]))
+
+    with caplog.at_level(logging.WARNING):
+        runs = [served(dataset, num_workers=n) for n in (0, 1, 3)]
+
+    assert runs[0] == runs[1] == runs[2]
+    assert [a for a, b in zip(order, runs[0], strict=True) if a != b] == [5]
+    assert dataset.num_replaced == 3
+    assert len(caplog.records) == 1
+    assert "replaced: sample 5" in caplog.text
+    loader = DataLoader(dataset, NUM, num_workers=1)
+    (batch,) = loader
+    assert torch.equal(batch.label, batch.sample_id)
+    assert loader.stats().num_replaced == 4
+
+
+def test_too_many_bad_samples_end_the_run(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted is each sample once, so a long run with few bad ones goes on."""
+    dataset = ShardDataset(damaged, fields=["image", "sample_id"], on_error="replace")
+
+    for _ in range(20):
+        served(dataset, num_workers=2)
+    assert dataset.num_replaced == 20
+    monkeypatch.setattr(packed, "_MAX_REPLACED", 0)
+    with pytest.raises(LoadersError, match="1 samples had to be replaced, more than 1 %"):
+        served(dataset, num_workers=2)
+    with pytest.raises(LoadersError, match="had to be replaced"):
+        dataset[5:6].__getitems__([0])
+
+
+def test_a_picture_too_small_for_its_crop_is_replaced_alone(tmp_path: Path) -> None:
+    sizes = [24, 24, 10, 24, 24, 9, 24, 24]
+    samples = [{"image": np.full((n, n, 3), i, np.uint8)} for i, n in enumerate(sizes)]
+    folder = pack(tmp_path / "a", {"image": Image(codec="png")}, samples)
+    dataset = ShardDataset(folder, fields=["image", "sample_id"], augment=[augment.RandomCrop(16)])
+
+    with pytest.raises(SampleError, match=r"sample 2 .*row 2.*16"):
+        list(DataLoader(dataset, 8, num_workers=1))
+    (batch,) = DataLoader(dataset.replace(on_error="replace"), 8, num_workers=3)
+
+    assert batch.image[:, 0, 0, 0].tolist() == batch.sample_id.tolist()
+    kept = [i for i, n in enumerate(sizes) if n == 24]
+    assert batch.sample_id[kept].tolist() == kept
+    assert set(batch.sample_id.tolist()) <= set(kept)
+
+
+def test_a_dataset_of_nothing_but_bad_samples_ends(tmp_path: Path) -> None:
+    samples = [{"image": np.zeros((4, 4, 3), np.uint8)}]
+    folder = pack(tmp_path / "a", {"image": Image(codec="png")}, samples)
+    dataset = ShardDataset(folder, augment=[augment.RandomCrop(16)], on_error="replace")
+
+    with pytest.raises(LoadersError, match="bad too"):
+        dataset[0]

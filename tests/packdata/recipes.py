@@ -1,0 +1,178 @@
+"""A small recipe for the tests of the packer, and child processes that pack it and get killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from loaders import manifest
+from loaders.errors import LoadersError, SourceError
+from loaders.schema import Bytes, Label, Schema, Text
+from packdata import target
+from packdata.engine import Summary, pack_recipes
+from packdata.journal import Journal
+from packdata.recipe import Records, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+SHARD_BYTES = 20_000
+
+
+class NumbersRecipe:
+    """Items are numbers; records are pseudo-random bytes of pseudo-random size that follow from them.
+
+    Args:
+        num_items: How many items there are.
+        folders: One target each; in the second, data is cut to a quarter.
+        bad: Items that cannot be packed.
+        delay_s: How long an item takes.
+        seed: Another one is another source.
+    """
+
+    def __init__(
+        self,
+        num_items: int,
+        folders: Sequence[str] = ("",),
+        bad: Sequence[int] = (),
+        delay_s: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        schema = Schema({"data": Bytes(), "label": Label(), "key": Text()}, ("data", "label"))
+        self.targets: Sequence[Target] = [Target(folder, schema) for folder in folders]
+        self.identity: Mapping[str, Any] = {"num_items": num_items, "options": {"seed": seed}}
+        self.provenance: Mapping[str, Any] = {"source": "numbers"}
+        self._num_items, self._bad, self._delay_s, self._seed = num_items, bad, delay_s, seed
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    def items(self, start: int) -> Iterator[int]:
+        yield from range(start, self._num_items)
+
+    def name(self, item: int) -> str:
+        return f"number {item}"
+
+    def encode(self, item: int) -> list[Records]:
+        if self._delay_s:
+            time.sleep(self._delay_s * (item % 3))
+        if item in self._bad:
+            raise SourceError("it is bad luck", self.name(item))
+        rng = np.random.default_rng((self._seed, item))
+        data = rng.bytes(int(rng.integers(0, 2000)))
+        shared = {"label": item.to_bytes(8, "little"), "key": f"key {item}".encode()}
+        parts = [data, data[: len(data) // 4]]
+        return [{"data": part, **shared} for part in parts[: len(self.targets)]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of ``pack_recipes`` in a child; ``kill`` is (step, number of the call, when)."""
+
+    dst: Path
+    num_items: int = 100
+    splits: tuple[str, ...] = ("",)
+    folders: tuple[str, ...] = ("",)
+    bad: tuple[int, ...] = ()
+    delay_s: float = 0.0
+    seed: int = 0
+    kill: tuple[str, int, Literal["before", "after"]] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> Summary:
+        """Pack in this process."""
+        recipes = [
+            (split, NumbersRecipe(self.num_items, self.folders, self.bad, self.delay_s, self.seed))
+            for split in self.splits
+        ]
+        defaults: dict[str, Any] = {"format": "lmdb", "shard_bytes": SHARD_BYTES, "workers": 2}
+        return pack_recipes(recipes, self.dst, **(defaults | self.options))
+
+    def start(self) -> multiprocessing.process.BaseProcess:
+        """Pack in a child; its exit code is 0, 1 after an error of ours, -9 when killed."""
+        child: multiprocessing.process.BaseProcess
+        child = _context().Process(target=_child, args=(self,))
+        child.start()
+        return child
+
+    def run_in_child(self) -> int | None:
+        """Pack in a child to its end; return the exit code."""
+        child = self.start()
+        child.join(60)
+        assert child.exitcode is not None, "the child hangs"
+        return child.exitcode
+
+
+def _context() -> Any:
+    """Return a context whose children start at once: everything is imported in their parent."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.packdata.recipes", "lmdb", "pyarrow.parquet"])
+    return context
+
+
+def _child(job: Job) -> None:
+    if job.kill is not None:
+        _patch(*job.kill)
+    try:
+        job.run()
+    except LoadersError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
+
+
+# Where a packing does something that lasts: (holder of the function, its name).
+STEPS: dict[str, tuple[Any, str]] = {
+    "write a shard": (target, "write_shard"),
+    "start the journal": (Journal, "create"),
+    "append to the journal": (Journal, "append"),
+    "rename": (os, "replace"),
+    "sync": (os, "fsync"),
+    "unlink": (os, "unlink"),
+    "list the rejects": (target.Packing, "_publish_rejects"),
+    "publish a manifest": (target, "publish_manifest"),
+    "clean up": (target.Packing, "_clean_up"),
+}
+
+
+def _patch(step: str, nth: int, when: str) -> None:
+    """Let the process kill itself at the nth call of a step."""
+    holder, name = STEPS[step]
+    original: Callable[..., Any] = getattr(holder, name)
+    calls = iter(range(1_000_000))
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        is_last = next(calls) == nth
+        if is_last and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if is_last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(holder, name, dying)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def labels(folder: Path) -> list[int]:
+    """Return the labels of a packed dataset, in order."""
+    from loaders.formats import open_columns
+
+    found: list[int] = []
+    for shard in manifest.read_manifest(folder).shards:
+        column = open_columns(folder / shard.file, shard)["label"]
+        found += [int.from_bytes(column.row(i).tobytes(), "little") for i in range(len(column))]
+    return found

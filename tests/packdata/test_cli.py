@@ -1,0 +1,398 @@
+"""The command: exit codes, plans, summaries, and every option of ``packdata images``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+
+import packdata.cli
+from loaders.manifest import read_manifest
+from loaders.schema import Image, Label
+from packdata.cli import build_parser, main
+from packdata.reader import PackedReader
+from packdata.target import PACKING_NAME
+from tests.packdata.recipes import contents
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMANDS = [
+    "images",
+    "info",
+    "verify",
+    "repair",
+    "preview",
+    "stats",
+    "append",
+    "merge",
+    "split",
+    "diff",
+    "copy",
+]
+
+
+def picture(path: Path, seed: int, size: tuple[int, int] = (40, 50)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    assert cv2.imwrite(str(path), cv2.resize(small, size[::-1], interpolation=cv2.INTER_CUBIC))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for i in range(6):
+        picture(tmp_path / "photos" / ("cat", "dog")[i % 2] / f"{i}.jpg", i, (40 + i, 50))
+    return tmp_path / "photos"
+
+
+def run(*args: object) -> int:
+    return main([str(arg) for arg in args])
+
+
+# ------------------------------------------------------------------------------ exit codes
+
+
+def test_done_is_0_and_says_what_was_done(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("images", photos, tmp_path / "out") == 0
+
+    out, err = capsys.readouterr()
+    assert out.startswith(f"packed 6 samples into {tmp_path / 'out'}: 1 shard, ")
+    assert "6 files kept verbatim" in out
+    assert err == ""
+
+
+def test_bad_data_is_1_and_the_file_is_named(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "cat" / "bad.jpg").write_bytes(b"\xff\xd8 no")
+
+    assert run("images", photos, tmp_path / "out") == 1
+    assert run("images", tmp_path / "nowhere", tmp_path / "out") == 1
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "cat/bad.jpg: " in err
+    assert "--on-error skip" in err
+    assert "there is no such file or folder" in err
+
+
+def test_done_with_rejects_is_3(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "cat" / "bad.jpg").write_bytes(b"")
+
+    assert run("images", photos, tmp_path / "out", "--on-error", "skip") == 3
+
+    rejected = (tmp_path / "out" / "rejected.jsonl").read_text()
+    assert json.loads(rejected)["item"].endswith("cat/bad.jpg")
+    assert "rejected 1, listed in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--quality", "101"],
+        ["--quality", "high"],
+        ["--size", "0"],
+        ["--size", "big"],
+        ["--size", "100x200"],  # needs --fit
+        ["--size", "20", "--size", "20"],
+        ["--fit", "crop"],
+        ["--codec", "raw"],  # needs --size and --fit
+        ["--codec", "jpeg", "--keep-depth"],
+        ["--format", "zip"],
+        ["--shard-size", "lots"],
+        ["--shard-size", "0"],
+        ["--shard-size", "1GB", "--format", "parquet"],
+        ["--workers", "0"],
+        ["--on-error", "ignore"],
+        ["--unknown"],
+    ],
+)
+def test_wrong_usage_is_2_and_makes_nothing(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("images", photos, tmp_path / "out", *options)
+
+    assert caught.value.code == 2
+    assert "usage: packdata" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_command_is_wrong_usage() -> None:
+    with pytest.raises(SystemExit) as caught:
+        run()
+
+    assert caught.value.code == 2
+
+
+def test_an_error_of_the_system_is_1_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Parsed:
+        def run(self, args: object) -> int:
+            raise PermissionError(13, "Permission denied", "secret.jpg")
+
+    class Parser:
+        def parse_args(self, argv: object) -> Parsed:
+            return Parsed()
+
+    monkeypatch.setattr(packdata.cli, "build_parser", Parser)
+
+    assert main([]) == 1
+    assert "packdata: [Errno 13] Permission denied: 'secret.jpg'" in capsys.readouterr().err
+
+
+def test_as_a_process_it_ends_with_the_same_codes(photos: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "packdata", "images", str(photos), str(tmp_path / "out")]
+
+    done = subprocess.run([*command, "--json"], capture_output=True, timeout=60, check=False)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["samples"] == 6
+    assert again.returncode == 1
+    assert "a packed dataset is there" in again.stderr
+    assert "Traceback" not in again.stderr
+
+
+def test_a_closed_pipe_is_quiet(photos: Path, tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "packdata", "images", str(photos), str(tmp_path / "out")]
+
+    with os.fdopen(write, "wb") as stdout:
+        done = subprocess.run(
+            command, stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+
+    assert done.stderr == b""
+    assert done.returncode == 0
+    assert len(PackedReader(tmp_path / "out")) == 6
+
+
+def test_ctrl_c_is_130_and_the_same_command_continues(tmp_path: Path) -> None:
+    for i in range(120):
+        picture(tmp_path / "many" / f"{i:03d}.png", i, (300, 300))
+    out = tmp_path / "out"
+    options = ["--size", "280", "--codec", "png", "--shard-size", "100kB", "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "packdata",
+        "images",
+        str(tmp_path / "many"),
+        str(out),
+        *options,
+    ]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    journal = out / PACKING_NAME / "journal.jsonl"
+    deadline = time.monotonic() + 60
+    while not (journal.exists() and journal.read_bytes().count(b"\n") > 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+
+    assert child.returncode == 130
+    assert err == "packdata: interrupted\n"
+    assert not (out / "manifest.json").exists()
+    assert run("images", tmp_path / "many", out, *options) == 0
+    assert run("images", tmp_path / "many", tmp_path / "whole", *options) == 0
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------ options
+
+
+def test_a_dry_run_prints_the_plan_and_makes_nothing(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "cat" / "notes.txt").write_text("")
+    args = ("images", photos, tmp_path / "out", "--size", "20", "--size", "10", "--dry-run")
+
+    assert run(*args) == 0
+    text = capsys.readouterr().out
+    assert run(*args, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+
+    assert "6 items of kind 'classes'" in text
+    assert "label: label, one int64, 2 classes: cat, dog" in text
+    assert "passed over: 1 .txt" in text
+    assert plan["items"] == 6
+    assert plan["format"] == "lmdb"
+    assert list(plan["parts"][0]["targets"]) == ["20", "10"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_sizes_become_datasets_of_their_own(photos: Path, tmp_path: Path) -> None:
+    assert run("images", photos, tmp_path / "out", "--size", 20, "--size", 10) == 0
+
+    for size in (20, 10):
+        reader = PackedReader(tmp_path / "out" / f"{size}")
+        assert min(reader.sample(0)["image"].shape[:2]) == size
+        assert len(reader) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "format", "codec"),
+    [
+        ([], "lmdb", "jpeg"),
+        (["--size", "16x24", "--fit", "cover", "--codec", "raw"], "parquet", "raw"),
+        (
+            ["--size", "16", "--fit", "stretch", "--codec", "raw", "--format", "lmdb"],
+            "lmdb",
+            "raw",
+        ),
+        (["--codec", "webp", "--format", "parquet", "--quality", "50"], "parquet", "webp"),
+        (["--keep-depth", "--gray"], "lmdb", "png"),
+    ],
+)
+def test_format_and_codec_follow_from_the_options(
+    photos: Path, tmp_path: Path, options: list[str], format: str, codec: str
+) -> None:
+    assert run("images", photos, tmp_path / "out", *options) == 0
+
+    manifest = read_manifest(tmp_path / "out")
+    image = manifest.schema.fields["image"]
+    assert manifest.shards[0].file.endswith(format)
+    assert isinstance(image, Image)
+    assert image.codec == codec
+    assert image.channels == (1 if "--gray" in options else 3)
+    assert image.dtype == ("uint16" if "--keep-depth" in options else "uint8")
+    assert image.size == (
+        (16, 24) if "cover" in options else (16, 16) if "16" in options else None
+    )
+
+
+def test_masks_and_classes_reach_the_recipe(photos: Path, tmp_path: Path) -> None:
+    for path in photos.rglob("*.jpg"):
+        height, width = np.asarray(cv2.imread(str(path))).shape[:2]
+        mask = tmp_path / "masks" / path.relative_to(photos).with_suffix(".png")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(mask), np.full((height, width), 3, np.uint8))
+    names = tmp_path / "classes.txt"
+    names.write_text("bird\ncat\ndog\n")
+    out = tmp_path / "out"
+
+    assert run("images", photos, out, "--masks", tmp_path / "masks", "--classes", names) == 0
+    assert run("images", photos, tmp_path / "two", "--classes", out) == 0
+
+    reader = PackedReader(out)
+    label = reader.schema.fields["label"]
+    assert isinstance(label, Label)
+    assert label.classes == ("bird", "cat", "dog")
+    assert (reader.sample(0)["mask"] == 3).all()
+    assert read_manifest(tmp_path / "two").schema.fields["label"] == label
+
+
+def test_splits_share_their_classes_and_one_command(tmp_path: Path) -> None:
+    for i, split in enumerate(("train", "train", "val")):
+        picture(tmp_path / "src" / split / ("cat", "dog", "dog")[i] / f"{i}.jpg", i)
+
+    assert run("images", tmp_path / "src", tmp_path / "out") == 0
+
+    labels = [read_manifest(tmp_path / "out" / s).schema.fields["label"] for s in ("train", "val")]
+    assert labels[0] == labels[1]
+    assert PackedReader(tmp_path / "out" / "val").sample(0)["label"] == 1
+
+
+def test_columns_of_a_list_can_be_chosen(tmp_path: Path) -> None:
+    picture(tmp_path / "a.jpg", 0)
+    picture(tmp_path / "b.png", 1)
+    (tmp_path / "list.csv").write_text("other,picture,label\nx,a.jpg,cat\ny,b.png,dog\n")
+
+    code = run("images", tmp_path / "list.csv", tmp_path / "out", "--image-column", "picture")
+
+    assert code == 0
+    assert PackedReader(tmp_path / "out").sample(1)["other"] == "y"
+
+
+@pytest.mark.parametrize("format", ["lmdb", "parquet"])
+def test_workers_and_overwrite(photos: Path, tmp_path: Path, format: str) -> None:
+    options = ("--size", 24, "--shard-size", "2kB", "--format", format)
+    out = tmp_path / "3"
+    for workers in (1, 3):
+        assert run("images", photos, tmp_path / f"{workers}", *options, "--workers", workers) == 0
+    assert contents(tmp_path / "1") == contents(tmp_path / "3")
+    assert len(read_manifest(out).shards) > 1
+
+    assert run("images", photos, out, "--size", 12) == 1
+    assert run("images", photos, out, "--size", 12, "--overwrite") == 0
+
+    assert min(PackedReader(out).sample(0)["image"].shape[:2]) == 12
+
+
+def test_a_source_that_changes_while_it_is_packed_is_noticed(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from packdata.images import ImagesRecipe
+
+    encode = ImagesRecipe.encode
+
+    def changing(self: ImagesRecipe, item: Any) -> Any:
+        picture(photos / "cat" / "0.jpg", 99)
+        return encode(self, item)
+
+    monkeypatch.setattr(ImagesRecipe, "encode", changing)
+
+    assert run("images", photos, tmp_path / "out") == 1
+    assert "the source changed while it was packed" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_the_result_says_nothing_of_time_host_or_place(photos: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "photos"
+    assert run("images", photos, tmp_path / "a") == 0
+    moved.parent.mkdir()
+    photos.rename(moved)
+    assert run("images", moved, tmp_path / "b", "--workers", 1) == 0
+
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert str(tmp_path) not in (tmp_path / "a" / "manifest.json").read_text()
+
+
+# ------------------------------------------------------------------------------ help
+
+
+def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    top = build_parser().format_help()
+    for command in COMMANDS:
+        assert f"\n    {command}" in top
+        with pytest.raises(SystemExit) as caught:
+            run(command, "--help")
+        assert caught.value.code == 0
+        text = capsys.readouterr().out
+        assert f"packdata {command} " in text.split("example")[-1]
+
+
+def test_help_is_quick() -> None:
+    code = (
+        "import sys, packdata.cli; packdata.cli.build_parser();"
+        "heavy = {'torch', 'pyarrow', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_packing_never_imports_torch(photos: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from packdata.cli import main;"
+        "code = main(['images', *sys.argv[1:]]);"
+        "bad = {'torch', 'loaders.datasets', 'loaders.loader', 'loaders.device'} & set(sys.modules);"
+        "assert not bad, bad; sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, str(photos), str(tmp_path / "out")]
+    subprocess.run(command, timeout=60, check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,189 @@
+"""The journal survives torn lines, and the lock belongs to one process."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loaders.errors import PackError
+from loaders.manifest import Place, ShardInfo
+from packdata.journal import Header, Journal, Reject, TargetLock, flatten_plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHARD = ShardInfo("shard-00000.lmdb", 3, 100, "ff", {"x": Place(8, row_nbytes=4)}, (50, 9))
+HEADER = Header({"format": '"lmdb"'}, True, {"": 0}, {"": ("abc", ["shard-00000.lmdb"])})
+
+
+def write(path: Path) -> None:
+    journal = Journal.create(path, HEADER)
+    rejects = [Reject(1, "a.jpg", "cut")]
+    for items in (4, 8):
+        line: dict[str, Any] = {"part": "", "target": "", "items": items, "shard": SHARD.to_json()}
+        journal.append(line | {"rejects": rejects})
+        rejects = []
+    journal.append({"part": "", "end": 9, "rejects": [Reject(8, "b.jpg", "empty")]})
+    journal.close()
+
+
+def reopen(path: Path) -> Journal:
+    journal = Journal.open(path, lambda target, shard: True)
+    assert journal is not None
+    journal.close()
+    return journal
+
+
+def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path)
+
+    journal = reopen(path)
+
+    assert journal.header == HEADER
+    assert journal.state.shards == {"": [SHARD, SHARD]}
+    assert journal.state.items == {"": 8}
+    assert journal.state.ended == {"": 9}
+    assert journal.state.rejects == {"": [Reject(1, "a.jpg", "cut"), Reject(8, "b.jpg", "empty")]}
+    assert journal.state.done is None
+
+
+def test_cut_anywhere_whole_lines_count_and_appending_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path)
+    data = path.read_bytes()
+    header = data.index(b"\n") + 1
+
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        journal = Journal.open(path, lambda target, shard: True)
+        if length < header:
+            assert journal is None
+            continue
+        assert journal is not None
+        journal.append({"part": "", "end": 7, "rejects": []})
+        journal.close()
+        whole = data[:length].count(b"\n")
+        assert path.read_bytes().count(b"\n") == whole + 1
+        assert reopen(path).state.ended == {"": 7}
+        assert len(journal.state.shards.get("", [])) == min(whole - 1, 2)
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 50 + b"\n", b"[]\n", b'{"shard": 1}\n', b'{"half'])
+def test_from_a_damaged_line_on_nothing_counts(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path)
+    good = path.read_bytes()
+    path.write_bytes(good + tail + good.splitlines(keepends=True)[1])
+
+    assert len(reopen(path).state.shards[""]) == 2
+    assert path.read_bytes() == good
+
+
+def test_from_a_lost_shard_on_nothing_counts(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path)
+    answers = iter([True, False])
+
+    journal = Journal.open(path, lambda target, shard: next(answers))
+
+    assert journal is not None
+    journal.close()
+    assert journal.state.items == {"": 4}
+    assert journal.state.ended == {}
+
+
+def test_no_journal_is_none(tmp_path: Path) -> None:
+    assert Journal.open(tmp_path / "journal.jsonl", lambda *_: True) is None
+
+
+def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / ".packing" / "journal.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps(HEADER.to_json() | {"journal": 99}) + "\n")
+
+    with pytest.raises(PackError, match="journal version 99"):
+        Journal.open(path, lambda *_: True)
+
+
+def test_differences_of_plans_are_named() -> None:
+    big = list(range(1000))
+    old = flatten_plan({"options": {"quality": 90, "fit": None}, "files": big, "same": 1})
+    new = flatten_plan({"options": {"quality": 80}, "files": big[1:], "same": 1, "more": {}})
+
+    found = Header(old).differences(new)
+
+    assert found[0] == "options.quality was 90, is now 80"
+    assert found[1] == "options.fit was null, is now not there"
+    assert found[2].startswith("files was xxh3:")
+    assert found[3] == "more was not there, is now {}"
+    assert all(len(text) < 120 for text in found)
+
+
+def test_the_lock_is_exclusive_names_its_owner_and_is_free_again(tmp_path: Path) -> None:
+    path = tmp_path / ".packing" / "lock"
+    path.parent.mkdir()
+    lock = TargetLock(path)
+
+    with pytest.raises(PackError, match=f"process {os.getpid()} is packing into it"):
+        TargetLock(path)
+    lock.release()
+    lock.release()
+
+    TargetLock(path).release()
+
+
+def test_a_lock_whose_file_was_removed_is_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / ".packing" / "lock"
+    path.parent.mkdir()
+    first = TargetLock(path)
+    path.unlink()  # what an owner does when it finishes
+
+    second = TargetLock(path)
+    first.release()
+
+    with pytest.raises(PackError):
+        TargetLock(path)
+    second.release()
+
+
+def test_a_lock_that_is_removed_while_it_is_taken_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = tmp_path / ".packing" / "lock", fcntl.flock
+    removed: list[Path] = []
+
+    def removing(fd: int, operation: int) -> None:
+        if not removed:  # its owner finishes between our open and our lock
+            removed.append(path)
+            path.unlink()
+            path.parent.rmdir()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removing)
+    lock = TargetLock(path)
+
+    assert path.read_text() == f"{os.getpid()}\n"
+    with pytest.raises(PackError):
+        TargetLock(path)
+    lock.release()
+
+
+def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / ".packing" / "lock"
+    path.parent.mkdir()
+    code = (
+        "import os, signal, sys; from pathlib import Path; from packdata.journal import TargetLock;"
+        "lock = TargetLock(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], timeout=60, check=False)
+
+    assert done.returncode == -9
+    assert path.exists()
+    TargetLock(path).release()

@@ -1,0 +1,678 @@
+"""The packer: its result, and what is left after every way to end early."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loaders.errors import PackError, SourceError
+from loaders.formats import read_back
+from loaders.manifest import publish_manifest, read_manifest
+from packdata import target
+from packdata.engine import pack_recipe, pack_recipes
+from packdata.journal import LOCK_NAME, TargetLock
+from packdata.progress import Quiet
+from packdata.target import PACKING_NAME
+from tests.packdata.recipes import (
+    SHARD_BYTES,
+    STEPS,
+    Job,
+    NumbersRecipe,
+    contents,
+    labels,
+)
+
+if TYPE_CHECKING:
+    from packdata.recipe import Records
+
+FORMATS = ("lmdb", "parquet")
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Any:
+    before = set(threading.enumerate())
+    yield
+    ours = [t for t in threading.enumerate() if t.name.startswith("packdata") and t not in before]
+    assert not ours
+
+
+def pack(dst: Path, num_items: int = 100, **options: Any) -> Any:
+    recipe_options = {k: options.pop(k) for k in ("folders", "bad", "seed") if k in options}
+    recipe = NumbersRecipe(num_items, **recipe_options)
+    defaults: dict[str, Any] = {"format": "lmdb", "shard_bytes": SHARD_BYTES}
+    return pack_recipe(recipe, dst, **(defaults | options))
+
+
+# ------------------------------------------------------------------------------ the result
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_samples_come_out_in_order_in_shards_that_their_library_reads(
+    tmp_path: Path, format: str
+) -> None:
+    summary = pack(tmp_path / "out", format=format)
+
+    manifest = read_manifest(tmp_path / "out")
+    assert labels(tmp_path / "out") == list(range(100))
+    assert len(manifest.shards) == summary.shards > 3
+    assert sorted(contents(tmp_path / "out")) == sorted(
+        ["manifest.json", *(f"shard-{i:05d}.{format}" for i in range(summary.shards))]
+    )
+    assert manifest.provenance == {"source": "numbers", "packer": target.PACKER}
+    from loaders.formats import open_columns
+
+    for shard in manifest.shards:
+        path = tmp_path / "out" / shard.file
+        assert read_back(path, open_columns(path, shard)) is None
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path, format: str) -> None:
+    for workers in (1, 2, 5):
+        job = Job(
+            tmp_path / f"{workers}",
+            folders=("a", "b"),
+            delay_s=0.001,
+            options={"workers": workers, "format": format},
+        )
+        job.run()
+
+    assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "5")
+
+
+def test_each_target_is_cut_by_its_own_size(tmp_path: Path) -> None:
+    summary = pack(tmp_path, folders=("big", "small"))
+
+    big, small = (read_manifest(tmp_path / name) for name in ("big", "small"))
+    assert labels(tmp_path / "big") == labels(tmp_path / "small") == list(range(100))
+    assert len(big.shards) > 2 * len(small.shards) > 2
+    assert summary.samples == 100  # counted once
+    assert summary.shards == len(big.shards) + len(small.shards)
+    for shard in big.shards[:-1]:
+        assert shard.size_bytes > SHARD_BYTES
+
+
+def test_splits_are_published_together(tmp_path: Path) -> None:
+    parts = [("train", NumbersRecipe(50)), ("val", NumbersRecipe(20, bad=[3]))]
+
+    with pytest.raises(SourceError, match="bad luck"):
+        pack_recipes(parts, tmp_path, format="lmdb", shard_bytes=SHARD_BYTES)
+
+    assert not (tmp_path / "train").exists()
+
+    summary = pack_recipes(
+        parts, tmp_path, format="lmdb", shard_bytes=SHARD_BYTES, on_error="skip"
+    )
+
+    assert labels(tmp_path / "train") == list(range(50))
+    assert labels(tmp_path / "val") == [i for i in range(20) if i != 3]
+    assert summary.samples == 69
+    assert [d.folder for d in summary.datasets] == ["train", "val"]
+
+
+def test_a_record_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> None:
+    pack(tmp_path, 5, shard_bytes=1)
+
+    assert [s.num_samples for s in read_manifest(tmp_path).shards] == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "zip"}, "format must be one of"),
+        ({"shard_bytes": 0}, "shard_bytes must be in"),
+        ({"format": "parquet", "shard_bytes": 1 << 29}, "shard_bytes must be in"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"on_error": "ignore"}, "on_error must be"),
+    ],
+)
+def test_options_out_of_range_are_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack(tmp_path / "out", **options)
+
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------ bad items
+
+
+def test_the_first_bad_item_in_order_ends_the_packing(tmp_path: Path) -> None:
+    for workers in (1, 4):
+        with pytest.raises(SourceError, match="number 60: it is bad luck"):
+            pack(tmp_path, bad=[60, 80], workers=workers)
+
+
+def test_skipped_items_are_listed_and_the_run_that_failed_continues(tmp_path: Path) -> None:
+    with pytest.raises(SourceError):
+        pack(tmp_path / "a", bad=[60, 80])
+    assert not (tmp_path / "a" / "manifest.json").exists()
+
+    summary = pack(tmp_path / "a", bad=[60, 80], on_error="skip")
+    pack(tmp_path / "b", bad=[60, 80], on_error="skip")
+
+    assert "continued" in summary.notes[0]
+    assert summary.rejected == tuple(
+        (f"number {i}", f"number {i}: it is bad luck.") for i in (60, 80)
+    )
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    lines = (tmp_path / "a" / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(lines[0]) == {"item": "number 60", "error": "number 60: it is bad luck."}
+    assert "rejected 2, listed in" in str(summary)
+
+
+def test_failing_after_skipping_is_refused(tmp_path: Path) -> None:
+    Job(
+        tmp_path,
+        bad=(5,),
+        options={"on_error": "skip"},
+        kill=("append to the journal", 2, "after"),
+    ).run_in_child()
+
+    with pytest.raises(PackError, match=r"left 1 items out, such as number 5.*on-error skip"):
+        pack(tmp_path, bad=[5])
+
+
+def test_nothing_but_bad_items_is_an_error_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="3 items were rejected, the first: number 0"):
+        pack(tmp_path / "out", 3, bad=[0, 1, 2], on_error="skip")
+    with pytest.raises(PackError, match="nothing to pack"):
+        pack(tmp_path / "out", 0)
+
+    assert not (tmp_path / "out").exists()
+
+
+class BrokenRecipe(NumbersRecipe):
+    def encode(self, item: int) -> list[Records]:
+        if item == 7:
+            raise ZeroDivisionError("a defect")
+        return super().encode(item)
+
+
+def test_a_defect_of_the_recipe_surfaces_with_its_item(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        pack_recipe(BrokenRecipe(100), tmp_path, format="lmdb", on_error="skip")
+
+    assert caught.value.__notes__ == ["while packing number 7, item 7"]
+
+
+class UnreadableRecipe(NumbersRecipe):
+    def items(self, start: int) -> Any:
+        yield from super().items(start)
+        raise SourceError("the tar is cut", "a.tar")
+
+
+def test_an_error_of_the_listing_surfaces(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="the tar is cut"):
+        pack_recipe(UnreadableRecipe(20), tmp_path, format="lmdb")
+
+
+class Interrupting(Quiet):
+    def __init__(self) -> None:
+        self.num_items = 0
+
+    def advance(self, rejected: int) -> None:
+        self.num_items += 1
+        if self.num_items == 90:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_ends_at_once_and_the_next_run_continues(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        pack(tmp_path / "a", progress=Interrupting())
+
+    assert "continued" in pack(tmp_path / "a").notes[0]
+    pack(tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+# ------------------------------------------------------------------------------ kills
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_any_step_the_same_command_gives_the_same_bytes(
+    tmp_path: Path, step: str, when: Any
+) -> None:
+    options = {"on_error": "skip"}
+    common: dict[str, Any] = {
+        "num_items": 60,
+        "splits": ("train", "val"),
+        "folders": ("a", "b"),
+        "bad": (7, 59),
+    }
+    Job(tmp_path / "whole", options=options, **common).run()
+    whole = contents(tmp_path / "whole")
+
+    num_killed = 0
+    for nth in (0, 1, 4):
+        job = Job(tmp_path / f"{nth}", options=options, kill=(step, nth, when), **common)
+        code = job.run_in_child()
+        assert code in (0, -9)
+        num_killed += code == -9
+        published = [f for f in ("train/a", "val/b") if (job.dst / f / "manifest.json").exists()]
+        for folder in published:  # whatever can be seen is whole
+            read_manifest(job.dst / folder)
+        if code == -9 and not (len(published) == 2 and step == "clean up" and when == "after"):
+            Job(job.dst, options=options, **common).run()
+        assert contents(job.dst) == whole
+    assert num_killed >= 1
+
+
+def test_killed_at_random_moments_again_and_again(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"num_items": 150, "folders": ("a", "b"), "bad": (40,)}
+    options = {"on_error": "skip", "workers": 3}
+    Job(tmp_path / "whole", options=options, **common).run()
+    rng = random.Random(0)
+
+    num_killed = 0
+    for run in range(3):
+        dst = tmp_path / f"{run}"
+        for _ in range(5):
+            child = Job(dst, options=options, delay_s=0.006, **common).start()
+            child.join(rng.uniform(0.03, 0.35))
+            if child.exitcode is None:
+                child.kill()
+                num_killed += 1
+            child.join(30)
+            if child.exitcode == 0:
+                break
+        if not (dst / "b" / "manifest.json").exists() or (dst / PACKING_NAME).exists():
+            Job(dst, options=options, **common).run()
+        assert contents(dst) == contents(tmp_path / "whole")
+    assert num_killed >= 1
+
+
+@pytest.mark.parametrize("step", ["rename", "publish a manifest", "unlink", "clean up"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_while_overwriting_there_is_always_a_whole_dataset(
+    tmp_path: Path, step: str, when: Any
+) -> None:
+    pack(tmp_path / "old", 50, seed=1)
+    for nth in range(4):
+        dst = tmp_path / f"{nth}"
+        shutil.copytree(tmp_path / "old", dst)
+        options = {"overwrite": True}
+        code = Job(dst, options=options, kill=(step, nth, when)).run_in_child()
+
+        assert labels(dst) in (list(range(50)), list(range(100)))
+        for shard in read_manifest(dst).shards:
+            assert (dst / shard.file).stat().st_size == shard.size_bytes
+
+        if code == -9:
+            Job(dst, options=options).run()
+        assert labels(dst) == list(range(100))
+        files = {shard.file for shard in read_manifest(dst).shards}
+        assert set(contents(dst)) == files | {"manifest.json"}
+
+
+def test_a_packing_that_died_while_publishing_is_finished_by_any_command(tmp_path: Path) -> None:
+    job = Job(tmp_path, kill=("publish a manifest", 0, "before"))
+    assert job.run_in_child() == -9
+
+    with pytest.raises(PackError, match="a packed dataset is there"):
+        pack(tmp_path, 7, seed=3)
+
+    assert labels(tmp_path) == list(range(100))
+    assert not (tmp_path / PACKING_NAME).exists()
+
+
+def test_what_was_appended_meanwhile_survives_the_end_of_a_publication(tmp_path: Path) -> None:
+    job = Job(tmp_path, kill=("clean up", 0, "before"))
+    assert job.run_in_child() == -9
+    more = read_manifest(tmp_path)
+    edited = type(more)(more.schema, more.shards[:1], more.provenance)
+    publish_manifest(tmp_path, edited)
+
+    pack(tmp_path)
+
+    assert read_manifest(tmp_path) == edited
+
+
+def test_a_staged_shard_that_was_lost_is_packed_again(tmp_path: Path) -> None:
+    for name, damage in (("gone", Path.unlink), ("cut", lambda path: os.truncate(path, 100))):
+        job = Job(tmp_path / name, kill=("append to the journal", 4, "after"))
+        assert job.run_in_child() == -9
+        staged = sorted((tmp_path / name / PACKING_NAME).rglob("shard-*.lmdb"))
+        damage(staged[1])
+
+        pack(tmp_path / name)
+    pack(tmp_path / "whole")
+
+    assert contents(tmp_path / "gone") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------ the target
+
+
+def interrupted(dst: Path, **options: Any) -> None:
+    job = Job(dst, kill=("append to the journal", 3, "after"), **options)
+    assert job.run_in_child() == -9
+
+
+def test_another_plan_is_refused_and_named_until_overwrite(tmp_path: Path) -> None:
+    interrupted(tmp_path / "a")
+
+    with pytest.raises(PackError, match=r"recipe.options.seed was 0, is now 9.*--overwrite"):
+        pack(tmp_path / "a", seed=9)
+    with pytest.raises(PackError, match="shard_bytes was 20000, is now 10000"):
+        pack(tmp_path / "a", shard_bytes=10_000)
+    pack(tmp_path / "a", seed=9, overwrite=True)
+    pack(tmp_path / "b", seed=9)
+
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_an_interrupted_packing_without_a_shard_is_forgotten(tmp_path: Path) -> None:
+    job = Job(tmp_path, kill=("write a shard", 0, "before"))
+    assert job.run_in_child() == -9
+    assert (tmp_path / PACKING_NAME).exists()
+
+    pack(tmp_path, seed=9)
+
+    assert labels(tmp_path) == list(range(100))
+
+
+def test_a_published_dataset_is_replaced_on_request_only(tmp_path: Path) -> None:
+    pack(tmp_path, 30)
+    before = contents(tmp_path)
+
+    with pytest.raises(PackError, match=r"a packed dataset is there.*--overwrite"):
+        pack(tmp_path)
+    assert contents(tmp_path) == before
+    with pytest.raises(SourceError):
+        pack(tmp_path, bad=[60], overwrite=True)
+    assert labels(tmp_path) == list(range(30))  # a new one that fails costs nothing
+    (tmp_path / "notes.txt").write_text("mine")
+
+    pack(tmp_path, overwrite=True)
+
+    assert labels(tmp_path) == list(range(100))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    shards = [name for name in contents(tmp_path) if name.startswith("shard")]
+    assert len(shards) == len(read_manifest(tmp_path).shards)
+
+
+def test_an_interrupted_overwrite_continues_with_overwrite_only(tmp_path: Path) -> None:
+    pack(tmp_path, 30)
+    interrupted(tmp_path, options={"overwrite": True})
+
+    with pytest.raises(PackError, match="a packed dataset is there"):
+        pack(tmp_path)
+    summary = pack(tmp_path, overwrite=True)
+
+    assert "continued" in summary.notes[0]
+    assert labels(tmp_path) == list(range(100))
+
+
+def test_an_interrupted_overwrite_starts_anew_if_the_old_dataset_changed(tmp_path: Path) -> None:
+    pack(tmp_path, 30)
+    interrupted(tmp_path, options={"overwrite": True})
+    old = read_manifest(tmp_path)
+    publish_manifest(tmp_path, type(old)(old.schema, old.shards[:1], {}))
+
+    summary = pack(tmp_path, overwrite=True)
+
+    assert summary.notes == ()
+    assert labels(tmp_path) == list(range(100))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("folders", [("",), ("a", "b")])
+def test_a_foreign_folder_is_left_alone(
+    tmp_path: Path, overwrite: bool, folders: tuple[str, ...]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("ten years of work")
+
+    with pytest.raises(PackError, match=r"not empty.*thesis.txt"):
+        pack(tmp_path, folders=folders, overwrite=overwrite)
+
+    assert contents(tmp_path) == {"thesis.txt": b"ten years of work"}
+
+
+def test_a_folder_of_other_datasets_is_left_alone(tmp_path: Path) -> None:
+    pack(tmp_path / "other", 10)
+    before = contents(tmp_path)
+
+    for folders in (("",), ("a", "b")):
+        with pytest.raises(PackError, match="another packed dataset is there"):
+            pack(tmp_path, folders=folders, overwrite=True)
+
+    assert contents(tmp_path) == before
+
+
+def test_a_damaged_dataset_is_not_replaced_blindly(tmp_path: Path) -> None:
+    pack(tmp_path, 10)
+    (tmp_path / "manifest.json").write_text("{}")
+
+    with pytest.raises(PackError, match=r"cannot be replaced.*remove the folder yourself"):
+        pack(tmp_path, overwrite=True)
+
+
+def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+
+    with pytest.raises(PackError, match="it is a file"):
+        pack(tmp_path / "out")
+    with pytest.raises(PackError, match="cannot be packed into"):
+        pack(tmp_path / "out" / "below")
+
+
+def test_the_second_packer_stops_and_names_the_first(tmp_path: Path) -> None:
+    lock = TargetLock(tmp_path / PACKING_NAME / LOCK_NAME)
+    try:
+        job = Job(tmp_path)
+        assert job.run_in_child() == 1
+        with pytest.raises(PackError, match=f"process {os.getpid()} is packing into it"):
+            pack(tmp_path)
+    finally:
+        lock.release()
+
+    pack(tmp_path)
+
+
+def test_two_packers_at_once_give_one_dataset(tmp_path: Path) -> None:
+    children = [Job(tmp_path / "a", delay_s=0.001).start() for _ in range(3)]
+    for child in children:
+        child.join(60)
+    pack(tmp_path / "b")
+
+    assert sorted(child.exitcode or 0 for child in children) == [0, 1, 1]
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_source_that_changed_is_noticed(tmp_path: Path) -> None:
+    interrupted(tmp_path, options={"on_error": "skip"}, folders=("a", "b"))
+
+    with pytest.raises(PackError, match=r"source changed while it was packed \(number"):
+        # Good and bad items must be the same for all shards of one dataset.
+        pack(tmp_path, folders=("a", "b"), bad=range(1, 100, 2), on_error="skip")
+    with pytest.raises(PackError, match="the source changed while it was packed"):
+        pack_recipes(
+            [("", NumbersRecipe(10))],
+            tmp_path / "out",
+            format="lmdb",
+            shard_bytes=SHARD_BYTES,
+            is_unchanged=lambda: False,
+        )
+
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+class ShortRecipe(NumbersRecipe):
+    def items(self, start: int) -> Any:
+        yield from range(start, 90)
+
+
+def test_a_listing_that_gives_fewer_items_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="listed 100 items and then gave 90"):
+        pack_recipe(ShortRecipe(100), tmp_path, format="lmdb")
+
+
+# ------------------------------------------------------------------------------ the disk
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from tests.packdata.recipes import Job
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    Job(Path(sys.argv[1]), options={"format": sys.argv[3]}).run()
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_cannot_grow_is_a_clear_error(tmp_path: Path, format: str) -> None:
+    dst = tmp_path / "a"
+    command = [sys.executable, "-c", LIMITED, str(dst), "8000", format]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("PackError:")
+    assert "cannot be written" in done.stderr
+    assert "Make room" in done.stderr
+    pack(dst, format=format)
+    pack(tmp_path / "b", format=format)
+    assert contents(dst) == contents(tmp_path / "b")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Any:
+    """A file system of a megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(command).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_full_disk_costs_nothing_that_was_finished(
+    tmp_path: Path, small_disk: Path, format: str
+) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(900_000))
+    dst = small_disk / "out"
+
+    with pytest.raises(PackError, match=r"No space left.*Make room there"):
+        pack(dst, 300, format=format)
+    ballast.unlink()
+    summary = pack(dst, 300, format=format)
+    pack(tmp_path / "b", 300, format=format)
+
+    assert "continued" in summary.notes[0]
+    assert contents(dst) == contents(tmp_path / "b")
+
+
+def test_a_full_disk_while_overwriting_leaves_the_old_dataset(small_disk: Path) -> None:
+    dst = small_disk / "out"
+    pack(dst, 30)
+    (small_disk / "ballast").write_bytes(bytes(900_000))
+
+    with pytest.raises(PackError, match="No space left"):
+        pack(dst, 400, overwrite=True)
+
+    assert labels(dst) == list(range(30))
+
+
+@pytest.mark.parametrize("nth", range(0, 12, 2))
+def test_a_journal_that_cannot_be_written_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    write, calls = os.write, iter(range(1000))
+
+    def full(fd: int, data: Any) -> int:
+        if next(calls) == nth:
+            write(fd, bytes(data)[:7])  # torn
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", full)
+    message = ""
+    try:
+        pack(tmp_path / "a", 50)
+    except PackError as error:
+        message = str(error)
+    monkeypatch.undo()
+    if message or not (tmp_path / "a" / "manifest.json").exists():
+        assert "No space left" in message
+        pack(tmp_path / "a", 50)
+    pack(tmp_path / "b", 50)
+
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_target_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        dst = Path("/proc/packed")  # nobody may create that
+    else:
+        tmp_path.chmod(0o555)
+        dst = tmp_path / "out"
+
+    with pytest.raises(PackError, match="it cannot be packed into"):
+        pack(dst)
+
+
+def test_a_jump_of_the_clock_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(tmp_path / "a")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+
+    pack(tmp_path / "a")
+    pack(tmp_path / "b")
+
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_open_files_and_threads_stay_flat(tmp_path: Path) -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    pack(tmp_path / "first", 20)
+    before = count()
+    for i in range(3):
+        with pytest.raises(SourceError):
+            pack(tmp_path / f"{i}", 50, bad=[30])
+        pack(tmp_path / f"{i}-good", 20, format="parquet")
+
+    assert count() <= before
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
+
+
+def test_sigint_to_a_process_that_packs_ends_it_soon(tmp_path: Path) -> None:
+    child = Job(tmp_path / "a", num_items=4000, delay_s=0.002).start()
+    journal = tmp_path / "a" / PACKING_NAME / "journal.jsonl"
+    deadline = time.monotonic() + 30
+    while not (journal.exists() and journal.read_bytes().count(b"\n") > 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert child.pid is not None
+
+    os.kill(child.pid, signal.SIGINT)
+    began = time.monotonic()
+    child.join(10)
+
+    assert child.exitcode not in (None, 0)
+    assert time.monotonic() - began < 3
+    assert not (tmp_path / "a" / "manifest.json").exists()

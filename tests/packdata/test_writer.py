@@ -1,0 +1,525 @@
+"""``Writer`` and ``pack``: any fields from Python, and errors that name the sample."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import PIL.Image
+import pytest
+
+import packdata
+from loaders.errors import CodecError, PackError, SchemaError, SourceError
+from loaders.manifest import read_manifest
+from loaders.schema import Array, Boxes, Bytes, Image, Json, Label, Mask, MultiLabel, Text
+from packdata import Writer, pack
+from packdata.journal import LOCK_NAME, TargetLock
+from packdata.progress import Quiet
+from packdata.reader import PackedReader
+from packdata.target import PACKING_NAME
+from tests.packdata.recipes import contents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+RNG = np.random.default_rng(0)
+PIXELS = cv2.GaussianBlur(RNG.integers(0, 256, (30, 40, 3), dtype=np.uint8), (9, 9), 3)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays_and_opencv_is_as_before() -> Any:
+    num_threads = cv2.getNumThreads()
+    yield
+    assert not [t for t in threading.enumerate() if t.name.startswith("packdata")]
+    assert cv2.getNumThreads() == num_threads
+
+
+def encoded(pixels: Any = PIXELS, kind: str = "JPEG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(file, kind, **options)
+    return file.getvalue()
+
+
+# ------------------------------------------------------------------------------ what goes in
+
+
+@pytest.mark.parametrize("format", ["lmdb", "parquet"])
+def test_every_kind_of_field_comes_back(tmp_path: Path, format: Any) -> None:
+    fields = {
+        "image": Image(codec="png"),
+        "depth": Image(codec="raw", channels=1, dtype="uint16", size=(5, 6)),
+        "thumb": Image(codec="raw"),
+        "mask": Mask(),
+        "features": Array(dtype="float32", dims=(None, 3)),
+        "label": Label(classes=("cat", "dog")),
+        "tags": MultiLabel(classes=("red", "round", "big")),
+        "boxes": Boxes(),
+        "caption": Text(),
+        "meta": Json(),
+        "blob": Bytes(),
+    }
+    depth = RNG.integers(0, 65536, (5, 6, 1), dtype=np.uint16)
+    values: list[dict[str, Any]] = [
+        {
+            "image": PIXELS,
+            "depth": depth,
+            "thumb": PIXELS[:4, : 5 + i],
+            "mask": np.full((30, 40), i),
+            "features": np.ones((i, 3)) * i,
+            "label": ("cat", 1, np.int32(0))[i],
+            "tags": (["big", "red"], [0, 1, 0], set())[i],
+            "boxes": ([[1, 2, 3, 4]], np.zeros((0, 4)), [])[i],
+            "caption": f"ein schöner Tag {i}",
+            "meta": {"n": i, "list": [1, None]},
+            "blob": b"\0" * i,
+            "key": f"sample/{i}",
+        }
+        for i in range(3)
+    ]
+
+    with Writer(tmp_path, fields, format=format) as writer:
+        for value in values:
+            writer.add(**value)
+
+    reader = PackedReader(tmp_path)
+    samples = [reader.sample(i) for i in range(3)]
+    assert len(writer) == len(reader) == 3
+    assert list(reader.schema.fields) == [*fields, "key"]
+    assert reader.schema.defaults == tuple(fields)
+    assert [int(s["label"]) for s in samples] == [0, 1, 0]
+    assert [s["tags"].tolist() for s in samples] == [[1, 0, 1], [0, 1, 0], [0, 0, 0]]
+    assert [s["boxes"].shape for s in samples] == [(1, 4), (0, 4), (0, 4)]
+    assert [s["features"].shape for s in samples] == [(0, 3), (1, 3), (2, 3)]
+    for i, (got, want) in enumerate(zip(samples, values, strict=True)):
+        for name in ("image", "depth", "thumb"):
+            assert np.array_equal(got[name], want[name]), name
+        assert np.array_equal(got["mask"], np.full((30, 40), i))
+        for name in ("caption", "meta", "blob", "key"):
+            assert got[name] == want[name]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("given", ["str", "path", "bytes", "memoryview"])
+def test_files_are_kept_verbatim(tmp_path: Path, kind: str, given: str) -> None:
+    data, path = encoded(kind=kind), tmp_path / "ein Bild ä.bin"
+    path.write_bytes(data)
+    value = {"str": str(path), "path": path, "bytes": data, "memoryview": memoryview(data)}[given]
+
+    with Writer(tmp_path / "out", {"image": Image()}) as writer:
+        writer.add(image=value)
+
+    assert bytes(PackedReader(tmp_path / "out").record(0, "image")) == data
+
+
+def test_files_that_would_not_serve_right_are_encoded_anew(tmp_path: Path) -> None:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    gif, turned = encoded(kind="GIF"), encoded(exif=exif, quality=100, subsampling=0)
+
+    with Writer(tmp_path, {"image": Image(codec="png")}) as writer:
+        writer.add(image=gif)
+        writer.add(image=turned)
+
+    reader = PackedReader(tmp_path)
+    assert all(bytes(reader.record(i, "image"))[:4] == b"\x89PNG" for i in range(2))
+    assert reader.sample(1)["image"].shape == (40, 30, 3)
+    upright = np.rot90(PIXELS, -1).astype(int)
+    assert np.abs(reader.sample(1)["image"].astype(int) - upright).mean() < 2
+
+
+def test_files_become_pixels_of_a_raw_field(tmp_path: Path) -> None:
+    fields = {"image": Image(codec="raw", size=(30, 40)), "mask": Mask(codec="raw", dtype="int32")}
+    mask = np.arange(30 * 40, dtype=np.uint16).reshape(30, 40)
+
+    with Writer(tmp_path, fields) as writer:
+        writer.add(image=encoded(kind="PNG"), mask=encoded(mask, "PNG"))
+
+    sample = PackedReader(tmp_path).sample(0)
+    assert np.array_equal(sample["image"], PIXELS)
+    assert np.array_equal(sample["mask"], mask)
+    assert sample["mask"].dtype == np.int32
+
+
+def test_masks_with_a_palette_keep_their_numbers(tmp_path: Path) -> None:
+    numbers = RNG.integers(0, 4, (30, 40), dtype=np.uint8)
+    picture = PIL.Image.new("P", (40, 30))
+    picture.frombytes(numbers.tobytes())
+    picture.putpalette([200, 0, 0, 0, 200, 0, 0, 0, 200, 9, 9, 9])
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+
+    with Writer(tmp_path, {"mask": Mask()}) as writer:
+        writer.add(mask=file.getvalue())
+        writer.add(mask=encoded(numbers, "PNG"))
+
+    reader = PackedReader(tmp_path)
+    assert np.array_equal(reader.sample(0)["mask"], numbers)
+    assert bytes(reader.record(1, "mask")) == encoded(numbers, "PNG")
+
+
+def test_arrays_may_change_once_they_are_added(tmp_path: Path) -> None:
+    image, features = PIXELS.copy(), np.zeros(3, np.float32)
+    fields = {"image": Image(codec="png"), "features": Array(dims=(3,))}
+
+    with Writer(tmp_path, fields, workers=1) as writer:
+        for i in range(20):
+            image[:] = features[:] = i
+            writer.add(image=image, features=features)
+
+    reader = PackedReader(tmp_path)
+    for i in range(20):
+        assert (reader.sample(i)["image"] == i).all()
+        assert (reader.sample(i)["features"] == i).all()
+
+
+def test_quality_reaches_the_encoder(tmp_path: Path) -> None:
+    sizes = []
+    for quality in (30, 95):
+        with Writer(tmp_path / f"{quality}", {"image": Image()}, quality=quality) as writer:
+            writer.add(image=PIXELS)
+        sizes.append(len(PackedReader(tmp_path / f"{quality}").record(0, "image")))
+
+    assert sizes[0] < 0.8 * sizes[1]
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    for workers in (1, 2, 5):
+        options: Any = {"workers": workers, "shard_bytes": 5000}
+        with Writer(tmp_path / f"{workers}", {"image": Image()}, **options) as writer:
+            for i in range(40):
+                writer.add(image=PIXELS[: 10 + i % 20], key=f"{i}")
+
+    assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "5")
+    assert len(read_manifest(tmp_path / "1").shards) > 3
+
+
+# ------------------------------------------------------------------------------ what is refused
+
+FIELDS = {
+    "image": Image(),
+    "mask": Mask(),
+    "label": Label(classes=("cat", "dog")),
+    "tags": MultiLabel(classes=("red", "round")),
+    "boxes": Boxes(),
+    "vector": Array(dims=(3,)),
+    "caption": Text(),
+}
+GOOD: dict[str, Any] = {
+    "image": PIXELS,
+    "mask": np.zeros((30, 40), np.uint8),
+    "label": "cat",
+    "tags": [],
+    "boxes": [],
+    "vector": [1, 2, 3],
+    "caption": "",
+    "key": "k",
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("image", PIXELS.astype(np.float32), "uint8 of H x W x 3, got float32 of"),
+        ("image", PIXELS.transpose(2, 0, 1), r"H x W x 3, got uint8 of \(3, 30, 40\)"),
+        ("image", PIXELS[:0], "H x W x 3"),
+        ("image", 7, "H x W x 3"),
+        ("mask", np.full((30, 40), 256), "uint8 of H x W, got int64"),
+        ("mask", np.zeros((30, 41), np.uint8), "30 x 41 .* the image 'image' 30 x 40"),
+        ("label", "cow", "class 'cow' is unknown .known: cat, dog"),
+        ("label", 2, r"class number must be in \[0, 2\), got 2"),
+        ("label", -1, "class number must be"),
+        ("label", 0.0, "class name or number, got float 0.0"),
+        ("label", None, "class name or number, got NoneType"),
+        ("tags", ["blue"], "class 'blue' is unknown"),
+        ("tags", "red", "several class names, got the string 'red'"),
+        ("tags", [0, 1, 0], "0 or 1 for each of the 2 classes"),
+        ("tags", [0, 2], "0 or 1 for each"),
+        ("boxes", [1, 2, 3, 4], r"boxes of \(n, 4\)"),
+        ("boxes", [[10, 10, 5, 20]], "x1 <= x2"),
+        ("boxes", [[0, 0, float("nan"), 1]], "x1 <= x2"),
+        ("vector", [1, 2], r"shape \(3,\), got \(2,\)"),
+        ("vector", "abc", "vector"),
+        ("vector", [1, "a", None], "holds float32, got object"),
+        ("caption", 5, "takes str, got int"),
+        ("caption", "\ud800", "caption"),
+        ("key", 5, "takes str, got int"),
+    ],
+)
+def test_a_wrong_value_is_an_error_at_once_and_names_sample_key_and_field(
+    tmp_path: Path, field: str, value: Any, message: str
+) -> None:
+    with Writer(tmp_path, FIELDS) as writer:
+        writer.add(**GOOD)
+        with pytest.raises(CodecError, match=message) as caught:
+            writer.add(**(GOOD | {"key": "k2", field: value}))
+        writer.add(**(GOOD | {"key": "k3"}))  # the wrong one is left out, no more
+
+    assert field in str(caught.value)
+    assert str(caught.value).startswith("sample 1 (key ")
+    assert [PackedReader(tmp_path).sample(i)["key"] for i in range(2)] == ["k", "k3"]
+
+
+def test_missing_and_unknown_fields_are_errors_at_once(tmp_path: Path) -> None:
+    with Writer(tmp_path, {"a": Text(), "b": Text()}) as writer:
+        with pytest.raises(SchemaError, match=r"sample 0 has no 'b', has unknown 'c'; its fields"):
+            writer.add(a="", c="")
+        writer.add(a="", b="")
+        with pytest.raises(SchemaError, match=r"sample 1 \(key 'x'\) has unknown 'key'"):
+            writer.add(a="", b="", key="x")
+
+
+def test_keys_are_given_to_all_or_none_and_never_twice(tmp_path: Path) -> None:
+    with Writer(tmp_path, {"a": Text()}) as writer:
+        writer.add(a="", key="x")
+        with pytest.raises(SchemaError, match="sample 1 has no 'key'"):
+            writer.add(a="")
+        with pytest.raises(CodecError, match=r"sample 1 \(key 'x'\).*another sample has this key"):
+            writer.add(a="", key="x")
+        writer.add(a="", key="y")
+
+    assert PackedReader(tmp_path).schema.defaults == ("a",)
+
+
+def add_all(writer: Writer, samples: Iterable[dict[str, Any]]) -> None:
+    for sample in samples:
+        writer.add(**sample)
+
+
+def test_a_bad_file_surfaces_with_its_sample_and_ends_the_writer(tmp_path: Path) -> None:
+    path = tmp_path / "cut.jpg"
+    path.write_bytes(encoded()[:-200])
+
+    writer = Writer(tmp_path / "out", {"image": Image()})
+    writer.add(image=PIXELS, key="a")
+
+    samples = ({"image": PIXELS if i else path, "key": f"{i}" if i else "b"} for i in range(9999))
+    with pytest.raises(SourceError, match=r"cut.jpg.*sample 1 \(key 'b'\), field 'image'"):
+        add_all(writer, samples)
+
+    with pytest.raises(PackError, match="the writer has ended"):
+        writer.add(image=PIXELS, key="z")
+    assert len(writer) < 9_000
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("nowhere.jpg", r"nowhere.jpg: it cannot be read \(No such file.*sample 0, field 'image'"),
+        (b"", "sample 0, field 'image': .*empty"),
+        (b"no picture at all", "sample 0, field 'image': .*not a picture"),
+        (encoded(PIXELS[:20]), "sample 0, field 'image': takes pictures of 30 x 40 .*got 20 x 40"),
+    ],
+)
+def test_what_cannot_be_decoded_surfaces_at_the_end_at_latest(
+    tmp_path: Path, value: Any, message: str
+) -> None:
+    with pytest.raises((CodecError, SourceError), match=message):
+        pack([{"image": value}], tmp_path / "out", {"image": Image(size=(30, 40))})
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mask_file_must_have_the_size_of_the_image_file(tmp_path: Path) -> None:
+    fields = {"image": Image(), "mask": Mask()}
+    wrong = encoded(np.zeros((30, 39), np.uint8), "PNG")
+
+    with (
+        pytest.raises(CodecError, match=r"sample 0: the mask 'mask' is 30 x 39 \(H x W\)"),
+        Writer(tmp_path / "out", fields) as writer,
+    ):
+        writer.add(image=encoded(), mask=wrong)
+
+
+def test_two_images_may_differ_in_size(tmp_path: Path) -> None:
+    fields = {"left": Image(), "right": Image(), "mask": Mask()}
+
+    with Writer(tmp_path, fields) as writer:
+        writer.add(left=PIXELS, right=PIXELS[:9], mask=np.zeros((9, 40), np.uint8))
+
+    assert PackedReader(tmp_path).sample(0)["right"].shape == (9, 40, 3)
+
+
+def test_samples_that_cannot_be_packed_are_skipped_on_request(tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [
+        {"image": PIXELS, "key": "a"},
+        {"image": b"junk", "key": "b"},
+        {"image": PIXELS.astype(float), "key": "c"},
+        {"image": PIXELS, "key": "a"},
+        {"image": PIXELS, "key": "d"},
+    ]
+
+    summary = pack(samples, tmp_path, {"image": Image()}, on_error="skip")
+
+    assert summary.samples == 2
+    names = [item for item, _ in summary.rejected]
+    assert names == ["sample 1 (key 'b')", "sample 2 (key 'c')", "sample 3 (key 'a')"]
+    assert (tmp_path / "rejected.jsonl").read_text().count("\n") == 3
+
+
+# ------------------------------------------------------------------------------ how it ends
+
+
+def write_and_fail(writer: Writer, num_samples: int) -> None:
+    with writer:
+        for _ in range(num_samples):
+            writer.add(image=PIXELS)
+        raise KeyError("mine")
+
+
+def test_an_exception_publishes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "out", {"image": Image()}, shard_bytes=1000)
+
+    with pytest.raises(KeyError, match="mine"):
+        write_and_fail(writer, 50)
+
+    assert list(tmp_path.iterdir()) == []
+    assert writer.summary is None
+
+
+def test_an_exception_while_overwriting_leaves_the_old_dataset(tmp_path: Path) -> None:
+    fields = {"image": Image()}
+    pack([{"image": PIXELS}], tmp_path, fields)
+    before = contents(tmp_path)
+
+    with pytest.raises(PackError, match="a packed dataset is there"):
+        Writer(tmp_path, fields)
+    with pytest.raises(KeyError):
+        write_and_fail(Writer(tmp_path, fields, overwrite=True), 3)
+    assert contents(tmp_path) == before
+
+    pack([{"image": PIXELS}] * 2, tmp_path, fields, overwrite=True)
+    assert len(PackedReader(tmp_path)) == 2
+
+
+def test_no_sample_is_an_error(tmp_path: Path) -> None:
+    with (
+        pytest.raises(PackError, match="no sample was added"),
+        Writer(tmp_path / "out", {"a": Text()}),
+    ):
+        pass
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_close_may_be_called_twice_and_adding_after_it_is_an_error(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, {"a": Text()})
+    writer.add(a="x")
+
+    assert writer.close() is writer.close() is writer.summary
+    writer.abort()
+    with pytest.raises(PackError, match="the writer is closed"):
+        writer.add(a="y")
+
+    assert len(PackedReader(tmp_path)) == 1
+
+
+def test_an_aborted_writer_stays_closed(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "out", {"a": Text()})
+    writer.add(a="x")
+    writer.abort()
+    writer.abort()
+
+    with pytest.raises(PackError, match="the writer has ended"):
+        writer.close()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / PACKING_NAME).mkdir()
+    lock = TargetLock(tmp_path / PACKING_NAME / LOCK_NAME)
+    try:
+        with pytest.raises(PackError, match=f"process {os.getpid()} is packing into it"):
+            Writer(tmp_path, {"a": Text()})
+    finally:
+        lock.release()
+
+
+def test_what_a_killed_writer_left_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from packdata import Writer; from loaders.schema import Bytes\n"
+        "w = Writer(sys.argv[1], {'a': Bytes()}, shard_bytes=1000)\n"
+        "for i in range(3000): w.add(a=bytes(500))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
+    assert done.returncode == -9
+    assert list((tmp_path / PACKING_NAME).rglob("shard-*"))
+
+    pack([{"a": b"new"}], tmp_path, {"a": Bytes()})
+
+    assert sorted(contents(tmp_path)) == ["manifest.json", "shard-00000.lmdb"]
+
+
+def test_options_out_of_range_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    options: list[dict[str, Any]] = [
+        {"quality": 0},
+        {"workers": 0},
+        {"shard_bytes": 0},
+        {"format": "zip"},
+        {"on_error": "x"},
+    ]
+    for option in options:
+        with pytest.raises(ValueError, match="must be"):
+            Writer(tmp_path / "out", {"a": Text()}, **option)
+    with pytest.raises(SchemaError):
+        Writer(tmp_path / "out", {"a": Text()}, defaults=["b"])
+
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------ pack()
+
+
+class Told(Quiet):
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def start(self, total: int | None, done: int) -> None:
+        self.calls.append((total, done))
+
+    def advance(self, rejected: int) -> None:
+        self.calls.append(rejected)
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+def test_pack_takes_sequences_and_streams_and_tells_how_far_it_is(tmp_path: Path) -> None:
+    samples = [{"a": f"{i}"} for i in range(3)]
+    told = Told()
+
+    summary = pack(samples, tmp_path / "a", {"a": Text()}, progress=told, provenance={"by": "me"})
+    pack(iter(samples), tmp_path / "b", {"a": Text()}, progress=Told())
+
+    assert told.calls == [(3, 0), 0, 0, 0, "closed"]
+    assert summary.samples == 3
+    assert read_manifest(tmp_path / "a").provenance["by"] == "me"
+    shards = [contents(tmp_path / name)["shard-00000.lmdb"] for name in ("a", "b")]
+    assert shards[0] == shards[1]
+
+
+def test_an_error_of_the_stream_publishes_nothing(tmp_path: Path) -> None:
+    def stream() -> Any:
+        yield {"a": "x"}
+        raise OSError("the network is gone")
+
+    with pytest.raises(OSError, match="the network is gone"):
+        pack(stream(), tmp_path / "out", {"a": Text()})
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_public_names_are_there() -> None:
+    for name in packdata.__all__:
+        assert getattr(packdata, name).__name__ == name or name == "Records"
+    assert set(packdata.__all__) <= set(dir(packdata))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        packdata.__getattr__("nothing")

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import loaders
+
+ROOT = Path(__file__).parents[1]
+
+
+def modules_after(statement: str) -> set[str]:
+    """Return the modules that a fresh interpreter has loaded after a statement."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import loaders", {"torch", "pyarrow", "lmdb", "numpy", "cv2"}),
+        ("import loaders; dir(loaders)", {"torch", "pyarrow", "lmdb", "numpy", "cv2"}),
+        ("import loaders.manifest, loaders.columns", {"torch", "pyarrow", "lmdb", "cv2"}),
+        ("import loaders.formats, loaders.formats.checksums", {"torch", "pyarrow", "lmdb", "cv2"}),
+        ("import loaders.codecs", {"torch", "pyarrow", "lmdb"}),
+        ("import loaders.formats.lmdb, loaders.formats.parquet", {"torch", "cv2"}),
+        ("import loaders; loaders.register_codec", {"torch", "pyarrow", "lmdb"}),
+        ("import loaders.workers, loaders.buffers", {"torch", "pyarrow", "lmdb", "cv2"}),
+        ("import loaders; loaders.ShardDataset", {"pyarrow", "lmdb"}),
+    ],
+)
+def test_importing_a_part_does_not_load_what_it_does_not_need(
+    statement: str, absent: set[str]
+) -> None:
+    assert modules_after(statement) & absent == set()
+
+
+def names_for_type_checkers() -> dict[str, str]:
+    """Return name -> module of the imports that only type checkers see."""
+    tree = ast.parse(Path(loaders.__file__).read_text())
+    block = next(
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    return {
+        alias.asname or alias.name: node.module or ""
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_all_is_what_type_checkers_see_and_what_is_found_at_run_time() -> None:
+    assert sorted(names_for_type_checkers()) == sorted(loaders.__all__)
+    assert sorted(loaders._WHERE) == sorted(loaders.__all__)
+    assert set(loaders.__all__) <= set(dir(loaders))
+
+
+@pytest.mark.parametrize("name", loaders.__all__)
+def test_every_public_name_resolves_to_what_type_checkers_see(name: str) -> None:
+    module = names_for_type_checkers()[name]
+
+    value = getattr(loaders, name)
+
+    if module == "loaders":
+        assert value is import_module(f"loaders.{name}")
+    else:
+        assert value is getattr(import_module(module), name)
+    assert value.__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'ShardDataSet'"):
+        loaders.ShardDataSet
+
+
+def test_the_version_is_the_one_that_is_packaged() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert loaders.__version__ == project["version"]

@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaders.errors import SchemaError
+from loaders.schema import (
+    FIELD_KINDS,
+    MAX_RECORD_NBYTES,
+    Array,
+    Boxes,
+    Bytes,
+    Field,
+    Image,
+    Json,
+    Label,
+    Mask,
+    MultiLabel,
+    Schema,
+    Text,
+    field_from_json,
+)
+
+DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+FLOATS = ["float16", "float32", "float64"]
+FIELDS: list[Field] = [
+    Image(),
+    Image(channels=1, size=(7, 9), dtype="uint16", codec="png"),
+    Image(channels=64, size=(1, 1), codec="raw"),
+    Mask(),
+    Mask(size=(3, 4), dtype="int64", codec="raw"),
+    Array(),
+    Array(dtype="float16", dims=(2, 3)),
+    Array(dtype="bool", dims=(None, 3, None)),
+    Label(),
+    Label(classes=("cat", "Hund", "猫", "")),
+    MultiLabel(classes=("a", "b")),
+    Boxes(),
+    Text(),
+    Json(),
+    Bytes(),
+    Bytes(codec="somebody's"),
+]
+
+
+def test_there_is_an_example_of_each_kind() -> None:
+    assert {field.kind for field in FIELDS} == set(FIELD_KINDS)
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=str)
+def test_a_field_survives_json_and_pickle(field: Field) -> None:
+    described = json.loads(json.dumps(field.to_json()))
+
+    assert field_from_json(described) == field
+    assert type(field_from_json(described)) is type(field)
+    assert pickle.loads(pickle.dumps(field)) == field
+    assert hash(pickle.loads(pickle.dumps(field))) == hash(field)
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=str)
+def test_a_field_cannot_be_changed(field: Field) -> None:
+    with pytest.raises((FrozenInstanceError, AttributeError)):
+        field.codec = "raw"  # type: ignore[misc]
+
+
+@given(
+    dtype=st.sampled_from([*DTYPES, *FLOATS]),
+    dims=st.lists(st.none() | st.integers(1, 9), max_size=5),
+)
+def test_an_array_survives_json_and_knows_its_size(dtype: str, dims: list[int | None]) -> None:
+    field = Array(dtype=dtype, dims=tuple(dims))
+
+    assert field_from_json(json.loads(json.dumps(field.to_json()))) == field
+    assert field.shape == tuple(dims)
+    assert field.is_fixed == (None not in dims)
+    whole = [n for n in dims if n is not None]
+    expected = np.empty(whole, dtype).nbytes if field.is_fixed else None
+    assert field.record_nbytes == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "shape", "nbytes"),
+    [
+        (Image(), (3, None, None), None),
+        (Image(size=(5, 7)), (3, 5, 7), None),  # encoded: the shape is fixed, the size is not
+        (Image(size=(5, 7), codec="raw"), (3, 5, 7), 105),
+        (Image(size=(5, 7), codec="raw", dtype="uint16", channels=1), (1, 5, 7), 70),
+        (Image(codec="raw"), (3, None, None), None),
+        (Mask(size=(5, 7), codec="raw", dtype="int32"), (5, 7), 140),
+        (Mask(size=(5, 7)), (5, 7), None),
+        (Array(), (), 4),
+        (Array(dims=(None,)), (None,), None),
+        (Label(), (), 8),
+        (Label(codec="somebody's"), (), None),
+        (MultiLabel(classes=("a", "b", "c")), (3,), 3),
+        (Boxes(), (None, 4), None),
+        (Text(), None, None),
+        (Json(), None, None),
+        (Bytes(), None, None),
+        (Bytes(codec="raw"), None, None),
+    ],
+    ids=str,
+)
+def test_shapes_and_sizes(
+    field: Field, shape: tuple[int | None, ...] | None, nbytes: int | None
+) -> None:
+    assert field.shape == shape
+    assert field.record_nbytes == nbytes
+    assert field.is_fixed == (shape is not None and None not in shape)
+
+
+@pytest.mark.parametrize(
+    ("field", "dtype"),
+    [(Label(), "int64"), (MultiLabel(classes=("a",)), "uint8"), (Boxes(), "float32")],
+    ids=str,
+)
+def test_kinds_of_one_dtype_do_not_store_it(field: Field, dtype: str) -> None:
+    assert field.dtype == dtype
+    assert "dtype" not in field.to_json()
+    with pytest.raises(SchemaError):
+        field_from_json(field.to_json() | {"dtype": "float64"})
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.uint16, np.dtype("uint16"), "uint16", "<u2", ">u2"], ids=repr
+)
+def test_a_dtype_is_kept_by_its_name(dtype: Any) -> None:
+    assert Array(dtype=dtype).dtype == "uint16"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Image, {"channels": 0}),
+        (Image, {"channels": 65}),
+        (Image, {"channels": True}),
+        (Image, {"channels": 3.0}),
+        (Image, {"channels": "3"}),
+        (Image, {"channels": None}),
+        (Image, {"size": (0, 5)}),
+        (Image, {"size": (-1, 5)}),
+        (Image, {"size": (2.0, 5)}),
+        (Image, {"size": (True, 5)}),
+        (Image, {"size": (5,)}),
+        (Image, {"size": 5}),
+        (Image, {"size": "ab"}),
+        (Image, {"size": (1 << 20, 1 << 20)}),
+        (Image, {"dtype": "float32"}),
+        (Image, {"dtype": "int8"}),
+        (Mask, {"dtype": "float32"}),
+        (Mask, {"dtype": "bool"}),
+        (Mask, {"size": (10**9, 10**9)}),
+        (Array, {"dtype": "complex64"}),
+        (Array, {"dtype": "object"}),
+        (Array, {"dtype": "str"}),
+        (Array, {"dtype": "datetime64[s]"}),
+        (Array, {"dtype": "longdouble"}),
+        (Array, {"dtype": "(2,3)u1"}),
+        (Array, {"dtype": "u1,u1"}),
+        (Array, {"dtype": "bfloat16"}),
+        (Array, {"dtype": "no such type"}),
+        (Array, {"dtype": ""}),
+        (Array, {"dtype": None}),
+        (Array, {"dtype": 5}),
+        (Array, {"dims": (0,)}),
+        (Array, {"dims": (None, 0)}),
+        (Array, {"dims": (-1,)}),
+        (Array, {"dims": (2.0,)}),
+        (Array, {"dims": (True,)}),
+        (Array, {"dims": ((1,),)}),
+        (Array, {"dims": "ab"}),
+        (Array, {"dims": 5}),
+        (Array, {"dims": (1,) * 33}),
+        (Array, {"dims": (1 << 30, 2)}),
+        (Array, {"dims": (10**30,)}),
+        (Label, {"classes": ()}),
+        (Label, {"classes": ("a", "a")}),
+        (Label, {"classes": "abc"}),
+        (Label, {"classes": 5}),
+        (Label, {"classes": ("a", 1)}),
+        (MultiLabel, {}),
+        (MultiLabel, {"classes": None}),
+        (MultiLabel, {"classes": ("a", "a")}),
+    ],
+    ids=str,
+)
+def test_a_field_that_contradicts_itself_is_refused(
+    kind: type[Field], options: dict[str, Any]
+) -> None:
+    with pytest.raises(SchemaError):
+        kind(**options)
+
+
+def test_the_message_shows_the_value() -> None:
+    with pytest.raises(SchemaError, match=r"channels must be in \[1, 64\], got 0"):
+        Image(channels=0)
+    with pytest.raises(SchemaError, match="'cat'"):
+        Label(classes=("cat", "dog", "cat"))
+
+
+def test_doubled_classes_among_many_are_found_at_once() -> None:
+    names = [str(i) for i in range(200_000)]
+
+    with pytest.raises(SchemaError, match="'0'"):
+        Label(classes=tuple(names + names))
+
+
+def test_the_largest_record_is_allowed_and_one_more_byte_is_not() -> None:
+    assert Array(dtype="int8", dims=(MAX_RECORD_NBYTES,)).record_nbytes == MAX_RECORD_NBYTES
+    with pytest.raises(SchemaError, match=str(MAX_RECORD_NBYTES)):
+        Array(dtype="int8", dims=(MAX_RECORD_NBYTES + 1,))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"kind": "picture"},
+        {"kind": None},
+        {"kind": ["image"]},
+        {"kind": "image", "chanels": 3},
+        {"kind": "image", "channels": 3.0},
+        {"kind": "image", "size": [[1, 2], 3]},
+        {"kind": "image", "size": {"h": 1, "w": 2}},
+        {"kind": "array", "dims": 3},
+        {"kind": "array", "dims": [[1]]},
+        {"kind": "array", "dtype": ["uint8"]},
+        {"kind": "label", "classes": {"a": 1}, "codec": "raw", "dtype": "int64"},
+        {"kind": "label", "classes": [["a"]]},
+        {"kind": "text", "dtype": "uint8"},
+    ],
+    ids=str,
+)
+def test_json_that_is_no_field_is_a_schema_error(data: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError):
+        field_from_json(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        {},
+        {"fields": {}},
+        {"fields": {}, "defaults": []},
+        {"fields": [], "defaults": []},
+        {"fields": {"a": None}, "defaults": []},
+        {"fields": {"a": {"kind": "text"}}, "defaults": "a"},
+        {"fields": {"a": {"kind": "text"}}, "defaults": ["b"]},
+        {"fields": {"a": {"kind": "text"}}, "defaults": [["a"]]},
+        {"fields": {"a": {"kind": "text"}}, "defaults": [{}]},
+        {"fields": {"a": {"kind": "text"}}, "defaults": [1]},
+        {"fields": {"a": {"kind": "text"}}, "defaults": ["a", "a"]},
+        {"fields": {"a": {"kind": "text", "codec": 5}}, "defaults": ["a"]},
+        {"fields": {"a": {"kind": "text", "codec": {}}}, "defaults": ["a"]},
+        {"fields": {"a b": {"kind": "text"}}, "defaults": []},
+    ],
+    ids=str,
+)
+def test_json_that_is_no_schema_is_a_schema_error(data: Any) -> None:
+    with pytest.raises(SchemaError):
+        Schema.from_json(data)
+
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["image", "array", "label", "uint8", "raw", "a", "kind", "(2,)u1"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["kind", "dims", "dtype", "size", "classes", "codec", "a"]), inner
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b c", "image"]), json_values), json_values)
+def test_any_json_is_a_schema_or_a_schema_error(fields: Any, defaults: Any) -> None:
+    try:
+        schema = Schema.from_json({"fields": fields, "defaults": defaults})
+    except SchemaError:
+        return
+
+    assert Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "a b",
+        "a-b",
+        "1a",
+        "class",
+        "None",
+        "_a",
+        "a__nbytes",
+        "count",
+        "index",
+        "valid",
+        "sample_id",
+        "a" * 201,
+        "猫" * 67,
+        "ﬁeld",  # a ligature: Python reads the attribute as "field"
+        "a\0",
+        "a\udcff",
+        "../a",
+        5,
+        None,
+    ],
+    ids=ascii,
+)
+def test_a_name_that_cannot_be_an_attribute_is_refused(name: Any) -> None:
+    with pytest.raises(SchemaError):
+        Schema({name: Text()})
+
+
+@pytest.mark.parametrize("name", ["a", "image", "counts", "a_", "Straße", "猫", "a" * 200])
+def test_an_identifier_is_a_name(name: str) -> None:
+    assert Schema({name: Text()}).defaults == (name,)
+
+
+@pytest.mark.parametrize("field", [None, "image", {"kind": "text"}, Field(), Text, 5])
+def test_what_is_not_a_field_is_refused(field: Any) -> None:
+    with pytest.raises(SchemaError):
+        Schema({"a": field})
+
+
+def test_a_field_of_an_unregistered_class_is_refused() -> None:
+    class Mine(Text):
+        pass
+
+    with pytest.raises(SchemaError, match="not one of"):
+        Schema({"a": Mine()})
+
+
+def test_a_schema_survives_json_and_pickle_in_order() -> None:
+    schema = Schema({"b": Image(), "a": Label(classes=("x",)), "key": Text()}, ("b", "sample_id"))
+
+    for copy in (
+        Schema.from_json(json.loads(json.dumps(schema.to_json()))),
+        pickle.loads(pickle.dumps(schema)),
+    ):
+        assert copy == schema
+        assert list(copy.fields) == ["b", "a", "key"]
+        assert copy.defaults == ("b", "sample_id")
+
+
+def test_a_schema_does_not_change_with_what_it_was_made_from() -> None:
+    fields: dict[str, Field] = {"a": Text()}
+    schema = Schema(fields)
+
+    fields["b"] = Text()
+
+    assert list(schema.fields) == ["a"]
+    with pytest.raises(TypeError):
+        schema.fields["b"] = Text()  # type: ignore[index]
+
+
+def test_a_name_is_asked_for_once_and_must_exist() -> None:
+    schema = Schema({"a": Text(), "b": Text()})
+
+    schema.check_names(["b", "sample_id"])
+    with pytest.raises(SchemaError, match="no field 'c'"):
+        schema.check_names(["a", "c"])
+    with pytest.raises(SchemaError, match="once"):
+        schema.check_names(["a", "a"])
+
+
+def test_replacing_an_option_checks_it_again() -> None:
+    with pytest.raises(SchemaError):
+        replace(Image(), size=(0, 1))
