@@ -20,7 +20,7 @@ def test_spine_cases_run(tmp_path: Path) -> None:
         sys.executable,
         str(script),
         "--scale",
-        "0.02",
+        "0.1",
         "--repeats",
         "1",
         "--out",

@@ -386,11 +386,18 @@ def test_slots_stay_as_many_over_ten_epochs(large: ShardDataset, num_workers: in
 
 
 def test_torchs_threads_are_left_alone(one: Path) -> None:
+    """Those of threads to come as well."""
     before = torch.get_num_threads()
+    later: list[int] = []
+    torch.set_num_threads(2)
 
     list(DataLoader(only_ids(one), 4, num_workers=3))
 
-    assert torch.get_num_threads() == before
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert [torch.get_num_threads(), *later] == [2, 2]
+    torch.set_num_threads(before)
 
 
 # -- errors and early ends ------------------------------------------------------------------------

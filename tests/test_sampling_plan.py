@@ -2,7 +2,7 @@
 
 import pickle
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -255,7 +255,7 @@ def test_batches_are_the_steps_one_by_one(order: Any, batch_size: int, pad: Pad)
 
 def test_the_order_is_asked_seldom_and_never_for_more_than_a_chunk() -> None:
     class Counting(Sequential):
-        sizes: list[int] = []
+        sizes: ClassVar[list[int]] = []
 
         def at(self, epoch: int, positions: Any) -> Any:
             self.sizes.append(positions.size)
