@@ -82,6 +82,13 @@ def raise_(error: BaseException) -> Any:
     raise error
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 # -- 1. normal end -----------------------------------------------------------------------------
 
 
@@ -336,14 +343,12 @@ def test_parts_that_had_not_begun_are_skipped_after_an_error() -> None:
 
 
 def test_the_first_error_of_several_is_raised() -> None:
-    pool, begun, failed = Workers(2), threading.Barrier(2), threading.Event()
+    pool, begun = Workers(2), threading.Barrier(2)
 
     def run(part: int) -> None:
         begun.wait(TIMEOUT_S)
         if part == 1:
-            assert failed.wait(TIMEOUT_S)
-            time.sleep(0.02)  # the other error is on its way from the raise to its ticket
-        failed.set()
+            wait_until(lambda: pool._tickets[0].error is not None)
         raise ValueError(part)
 
     pool.put(Call(run, 2))
@@ -456,8 +461,7 @@ def test_what_is_done_is_taken_however_short_the_time(pool: Workers) -> None:
     pool.put(Call())
     pool.put(Call(lambda _: done.set()))
     assert done.wait(TIMEOUT_S)
-    while pool.num_ready < 2:
-        time.sleep(0.001)
+    wait_until(lambda: pool.num_ready == 2)
 
     assert pool.take(timeout_s=0) == [0]
     assert pool.take(timeout_s=-1) == [None]

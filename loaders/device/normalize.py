@@ -72,9 +72,16 @@ class Normalize(nn.Module):
         if memory_format not in (None, torch.contiguous_format, torch.channels_last):
             raise ValueError(f"memory_format must be contiguous or channels_last: {memory_format}")
         scale = 255.0 if max_value == 1 else 1.0
-        self.dtype, self.memory_format = dtype, memory_format
+        self.dtype = dtype
+        # By name: torch.memory_format objects cannot be pickled or deep-copied (torch 2.13).
+        self._memory_format = None if memory_format is None else str(memory_format).split(".")[-1]
         self.register_buffer("mean", torch.tensor(means) * scale)
         self.register_buffer("std", torch.tensor(stds) * scale)
+
+    @property
+    def memory_format(self) -> torch.memory_format | None:
+        """The memory order of the result, or None for the input's."""
+        return None if self._memory_format is None else getattr(torch, self._memory_format)
 
     @classmethod
     def imagenet(
@@ -105,13 +112,14 @@ class Normalize(nn.Module):
         return self._ordered(result.to(self.dtype))
 
     def _ordered(self, images: torch.Tensor) -> torch.Tensor:
-        if self.memory_format is None:
+        order = self.memory_format
+        if order is None:
             return images
-        if self.memory_format == torch.channels_last and images.dim() == 3:
-            return images.unsqueeze(0).contiguous(memory_format=torch.channels_last).squeeze(0)
-        if self.memory_format == torch.channels_last and images.dim() == 5:
-            return images.contiguous(memory_format=torch.channels_last_3d)
-        return images.contiguous(memory_format=self.memory_format)
+        if order == torch.channels_last and images.dim() == 3:
+            return images.unsqueeze(0).contiguous(memory_format=order).squeeze(0)
+        if order == torch.channels_last and images.dim() == 5:
+            order = torch.channels_last_3d
+        return images.contiguous(memory_format=order)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Move the buffers, but keep their dtype: 123.675 would be 123.5 in bfloat16."""

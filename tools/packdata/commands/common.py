@@ -56,7 +56,7 @@ def add_writing(parser: argparse.ArgumentParser, *, shards: bool = True) -> None
             type=parse_size,
             default=DEFAULT_SHARD_BYTES,
             metavar="SIZE",
-            help="bytes per shard, such as 64MB (default: 128MB)",
+            help="bytes per shard, such as 64MB (default: 64MB)",
         )
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset at the target")
 

@@ -1,0 +1,383 @@
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaders import Normalize
+from loaders.device.normalize import IMAGENET_MEAN, IMAGENET_STD
+from loaders.errors import BatchError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+# Half an ulp of the result for the last rounding; float32's own error where that is the result.
+TOLERANCE = {
+    torch.float64: 1e-6,
+    torch.float32: 1e-6,
+    torch.float16: 2.0**-11 + 1e-6,
+    torch.bfloat16: 2.0**-8 + 1e-6,
+}
+DTYPES = list(TOLERANCE)
+
+
+def reference(images: torch.Tensor, mean: Any, std: Any) -> npt.NDArray[np.float64]:
+    """Return (x - mean) / std in float64, by numpy, one channel at a time."""
+    pixels = images.numpy().astype(np.float64)
+    result = np.empty_like(pixels)
+    for c, (m, s) in enumerate(zip(mean, std, strict=True)):
+        at = (c,) if pixels.ndim == 3 else (slice(None), c)
+        result[at] = (pixels[at] - m) / s
+    return result
+
+
+def some_images(*shape: int, dtype: torch.dtype = torch.uint8, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    high = {torch.uint8: 256, torch.uint16: 65536, torch.int8: 128}.get(dtype, 1000)
+    return torch.randint(0, high, shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 5, 7), (3, 5, 7), (2, 3, 4, 5, 7), (0, 3, 5, 7), (2, 3, 0, 7), (1, 3, 1, 1)]
+)
+def test_it_equals_the_formula(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    images = some_images(*shape)
+
+    found = Normalize(IMAGENET_MEAN, IMAGENET_STD, dtype)(images)
+
+    assert found.dtype == dtype
+    assert found.shape == images.shape
+    expected = reference(images, IMAGENET_MEAN, IMAGENET_STD)
+    np.testing.assert_allclose(
+        found.double().numpy(), expected, rtol=TOLERANCE[dtype], atol=1e-5 * (dtype != torch.float64) + 1e-6
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    channels=st.integers(1, 6),
+    seed=st.integers(0, 99),
+    data=st.data(),
+)
+def test_it_equals_the_formula_for_any_statistics(
+    channels: int, seed: int, data: st.DataObject
+) -> None:
+    numbers = st.lists(st.floats(2, 255, width=32), min_size=channels, max_size=channels)
+    mean, std = data.draw(numbers), data.draw(numbers)
+    images = some_images(2, channels, 3, 4, seed=seed)
+
+    found = Normalize(mean, std)(images)
+
+    np.testing.assert_allclose(found.numpy(), reference(images, mean, std), rtol=1e-6, atol=1e-6)
+
+
+def test_every_pixel_value_is_rounded_once() -> None:
+    """The nearest number of the result's dtype, up to the float32 arithmetic before it."""
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+
+    for dtype in (torch.float16, torch.bfloat16):
+        found = Normalize([123.675], [58.395], dtype)(images)
+        exact = (images.double() - 123.675) / 58.395
+        wide = ((images.float() - 123.675) / 58.395).to(dtype)
+        assert torch.equal(found, wide)
+        error = (found.double() - exact).abs() / exact.abs().clamp(min=1e-3)
+        assert error.max() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.uint8, torch.uint16, torch.int8, torch.int16, torch.int32, torch.int64],
+    ids=str,
+)
+def test_whole_numbers_of_any_size_are_taken(dtype: torch.dtype) -> None:
+    images = some_images(2, 1, 5, 7, dtype=dtype)
+    before = images.clone()
+
+    found = Normalize([30.0], [7.0])(images)
+
+    np.testing.assert_allclose(
+        found.numpy(), reference(images, [30.0], [7.0]), rtol=1e-6, atol=1e-5
+    )
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.zeros(2, 3, 4, 4),
+        torch.zeros(2, 3, 4, 4, dtype=torch.float16),
+        torch.zeros(2, 3, 4, 4, dtype=torch.bool),
+        torch.zeros(2, 3, 4, 4, dtype=torch.complex64),
+        torch.zeros(2, 4, 4, 3, dtype=torch.uint8),
+        torch.zeros(2, 1, 4, 4, dtype=torch.uint8),
+        torch.zeros(4, 4, dtype=torch.uint8),
+        torch.zeros(3, dtype=torch.uint8),
+        torch.zeros((), dtype=torch.uint8),
+        torch.zeros(1, 1, 2, 3, 4, 4, dtype=torch.uint8),
+        torch.zeros(4, 4, 3, dtype=torch.uint8),
+    ],
+    ids=lambda images: f"{images.dtype} {tuple(images.shape)}",
+)
+def test_what_is_no_batch_of_images_is_refused(images: torch.Tensor) -> None:
+    with pytest.raises(BatchError, match="Normalize"):
+        Normalize.imagenet()(images)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "options", "match"),
+    [
+        ([], [], {}, "one value per channel"),
+        ([1.0], [2.0, 3.0], {}, "got 1 and 2"),
+        ([100.0], [0.0], {}, "above 0"),
+        ([100.0], [-1.0], {}, "above 0"),
+        ([100.0], [math.nan], {}, "above 0"),
+        ([math.nan], [50.0], {}, "finite"),
+        ([100.0], [math.inf], {}, "finite"),
+        ([-math.inf], [50.0], {}, "finite"),
+        ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225], {}, "max_value=1"),
+        ([0.5], [0.5], {}, "multiply by 255"),
+        ([0.0], [1.0], {}, "max_value=255"),
+        ([100.0], [50.0], {"dtype": torch.uint8}, "floating dtype"),
+        ([100.0], [50.0], {"max_value": 2}, "max_value"),
+        ([100.0], [50.0], {"memory_format": torch.preserve_format}, "memory_format"),
+        ([100.0], [50.0], {"memory_format": torch.channels_last_3d}, "memory_format"),
+    ],
+    ids=str,
+)
+def test_statistics_that_make_no_sense_are_refused(
+    mean: list[float], std: list[float], options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        Normalize(mean, std, **options)
+
+
+def test_statistics_of_0_to_1_are_taken_when_said_so() -> None:
+    images = some_images(2, 3, 4, 4)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+    found = Normalize(mean, std, max_value=1)(images)
+
+    torch.testing.assert_close(found, Normalize.imagenet()(images), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("max_value", [255, 65535])
+def test_small_statistics_in_pixel_units_are_taken_when_said_so(max_value: int) -> None:
+    images = some_images(1, 1, 4, 4)
+
+    found = Normalize([0.0], [1.0], max_value=max_value)(images)
+
+    assert torch.equal(found, images.float())
+
+
+def test_imagenet_is_torchvisions_times_255() -> None:
+    np.testing.assert_allclose(IMAGENET_MEAN, np.array([0.485, 0.456, 0.406]) * 255)
+    np.testing.assert_allclose(IMAGENET_STD, np.array([0.229, 0.224, 0.225]) * 255)
+    module = Normalize.imagenet(torch.bfloat16, torch.channels_last)
+    assert (module.dtype, module.memory_format) == (torch.bfloat16, torch.channels_last)
+    assert module.mean.tolist() == torch.tensor(IMAGENET_MEAN).tolist()
+
+
+# -- memory order ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        some_images(2, 3, 5, 7),
+        some_images(2, 3, 5, 7).contiguous(memory_format=torch.channels_last),
+        some_images(5, 7, 3).permute(2, 0, 1),
+        some_images(2, 4, 5, 7, 3).permute(0, 4, 1, 2, 3),
+    ],
+    ids=lambda images: str((tuple(images.shape), images.stride())),
+)
+def test_the_memory_order_is_kept_or_what_was_asked_for(images: torch.Tensor) -> None:
+    kept, plain, last = (
+        Normalize.imagenet(memory_format=order)
+        for order in (None, torch.contiguous_format, torch.channels_last)
+    )
+
+    assert kept(images).stride() == images.stride()
+    assert plain(images).is_contiguous()
+    assert last(images).movedim(-3 if images.dim() < 5 else 1, -1).is_contiguous()
+    assert torch.equal(plain(images), kept(images))
+    assert torch.equal(last(images), kept(images))
+
+
+@pytest.mark.parametrize("memory_format", [None, torch.contiguous_format, torch.channels_last])
+def test_views_of_batches_are_taken(memory_format: torch.memory_format | None) -> None:
+    batch = some_images(6, 3, 8, 8)
+    module = Normalize.imagenet(memory_format=memory_format)
+    whole = module(batch)
+
+    for view in (slice(None, None, 2), slice(3, 3), slice(5, None)):
+        assert torch.equal(module(batch[view]), whole[view])
+    assert torch.equal(module(batch[:, :, 2:7, ::3]), whole[:, :, 2:7, ::3])
+    assert torch.equal(module(batch[:1].expand(4, 3, 8, 8)), whole[:1].expand(4, 3, 8, 8))
+    flipped = module(batch.flip(-1))
+    assert torch.equal(flipped, whole.flip(-1))
+
+
+def test_the_result_is_new_memory() -> None:
+    images = some_images(1, 1, 4, 4, dtype=torch.int32)
+
+    found = Normalize([50.0], [2.0])(images)
+    found.zero_()
+
+    assert images.any()
+
+
+# -- from_stats --------------------------------------------------------------------------------
+
+STATS = {"image": "image", "mean": [120.0, 110.0], "std": [60.0, 50.0], "max_value": 255}
+
+
+def test_it_is_made_from_what_packdata_prints(tmp_path: Path) -> None:
+    path = tmp_path / "stats.json"
+    path.write_text(json.dumps(STATS | {"fields": {}, "num_samples": 5}))
+
+    for stats in (STATS, path, str(path)):
+        module = Normalize.from_stats(stats, torch.float16, torch.channels_last)
+        assert module.mean.tolist() == [120.0, 110.0]
+        assert module.std.tolist() == [60.0, 50.0]
+        assert (module.dtype, module.memory_format) == (torch.float16, torch.channels_last)
+
+
+@pytest.mark.parametrize("max_value", [255, 65535])
+def test_statistics_that_packdata_measured_are_in_pixel_units_however_small(
+    max_value: int,
+) -> None:
+    """Images of zeros and ones have them; nobody has scaled anything."""
+    module = Normalize.from_stats({"mean": [0.2], "std": [0.4], "max_value": max_value})
+
+    torch.testing.assert_close(
+        module(torch.ones(1, 1, 1, 1, dtype=torch.uint8)), torch.full((1, 1, 1, 1), 2.0)
+    )
+
+
+def test_statistics_of_unknown_units_are_checked() -> None:
+    with pytest.raises(ValueError, match="max_value"):
+        Normalize.from_stats({"mean": [0.2], "std": [0.4]})
+
+
+def test_statistics_without_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="no mean and std"):
+        Normalize.from_stats({"num_samples": 5, "fields": {}})
+
+
+# -- as a module -------------------------------------------------------------------------------
+
+
+def test_its_state_is_mean_and_std() -> None:
+    module, other = Normalize([1.0, 2.0], [30.0, 40.0]), Normalize([9.0, 9.0], [9.0, 9.0])
+
+    assert sorted(module.state_dict()) == ["mean", "std"]
+    assert list(module.parameters()) == []
+    other.load_state_dict(module.state_dict())
+
+    assert other.mean.tolist() == [1.0, 2.0]
+    assert other.std.tolist() == [30.0, 40.0]
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        Normalize.imagenet().load_state_dict(module.state_dict())
+
+
+@pytest.mark.parametrize("how", ["pickle", "deepcopy", "save"])
+def test_it_can_be_copied(how: str) -> None:
+    module = Normalize.imagenet(torch.float16, torch.channels_last)
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+
+    if how == "save":
+        other = torch.load(file, weights_only=False)
+    else:
+        other = copy.deepcopy(module) if how == "deepcopy" else pickle.loads(pickle.dumps(module))
+
+    images = some_images(2, 3, 4, 4)
+    assert torch.equal(other(images), module(images))
+    assert other(images).stride() == module(images).stride()
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda m: m.half(),
+        lambda m: m.bfloat16(),
+        lambda m: m.double(),
+        lambda m: m.to(torch.bfloat16),
+        lambda m: m.to("cpu", torch.float16),
+        lambda m: m.type(torch.float16),
+        lambda m: m.float(),
+        lambda m: m.cpu(),
+        lambda m: m.share_memory(),
+    ],
+    ids=range(9),
+)
+def test_a_model_in_another_dtype_does_not_blur_the_statistics(move: Any) -> None:
+    """123.675 is 123.5 in bfloat16."""
+    images = some_images(2, 3, 8, 8)
+    plain = Normalize.imagenet(torch.bfloat16)(images)
+    model = torch.nn.Sequential(Normalize.imagenet(torch.bfloat16), torch.nn.Conv2d(3, 4, 1))
+
+    module = move(model)[0]
+
+    assert torch.equal(module(images), plain)
+    assert module.mean.dtype == module.std.dtype == torch.float32
+    assert sorted(module.state_dict()) == ["mean", "std"]
+
+
+def test_it_moves_with_its_model() -> None:
+    module = Normalize.imagenet().to("meta")
+
+    assert module.mean.device.type == module.std.device.type == "meta"
+    found = module(some_images(2, 3, 4, 4).to("meta"))
+    assert (found.device.type, found.dtype) == ("meta", torch.float32)
+    assert Normalize.imagenet().to("meta", torch.float16).mean.device.type == "meta"
+
+
+def test_a_meta_module_can_be_made_real_and_loaded() -> None:
+    with torch.device("meta"):
+        module = Normalize.imagenet()
+
+    module = module.to_empty(device="cpu")
+    module.load_state_dict(Normalize.imagenet().state_dict())
+
+    images = some_images(1, 3, 4, 4)
+    assert torch.equal(module(images), Normalize.imagenet()(images))
+
+
+def test_it_takes_part_in_no_gradient() -> None:
+    found = Normalize.imagenet()(some_images(1, 3, 4, 4))
+
+    assert not found.requires_grad
+
+
+def test_it_shows_its_settings() -> None:
+    text = repr(Normalize.imagenet(torch.float16))
+
+    assert "mean=[123.675, 116.28, 103.53]" in text
+    assert "dtype=torch.float16" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_on_a_gpu_it_gives_the_same(dtype: torch.dtype) -> None:
+    images = some_images(4, 3, 32, 32)
+    module = Normalize.imagenet(dtype)
+
+    found = copy.deepcopy(module).to("cuda")(images.to("cuda"))
+
+    assert found.device.type == "cuda"
+    torch.testing.assert_close(found.cpu(), module(images), rtol=TOLERANCE[dtype], atol=1e-6)
