@@ -28,7 +28,7 @@ class Ragged(NamedTuple):
 def sample_type(names: tuple[str, ...]) -> Any:
     """Return the named tuple of these fields; its instances pickle."""
     return type(
-        "Sample", (_Record, namedtuple("Sample", names)), {"__slots__": (), "kind": sample_type}
+        "Sample", (_Record, namedtuple("Sample", names)), {"__slots__": (), "_kind": sample_type}
     )
 
 
@@ -39,7 +39,7 @@ def batch_type(names: tuple[str, ...]) -> Any:
     ``batch.valid`` tells real rows (True) from padding: a bool tensor, or None where all are real.
     """
     return type(
-        "Batch", (_Record, namedtuple("Batch", names)), {"valid": None, "kind": batch_type}
+        "Batch", (_Record, namedtuple("Batch", names)), {"valid": None, "_kind": batch_type}
     )
 
 
@@ -49,7 +49,7 @@ class _Record:
     def __reduce__(self) -> Any:
         names = self._fields  # type: ignore[attr-defined]
         state = getattr(self, "__dict__", {})
-        return _rebuild, (type(self).kind, names, tuple(self), state)  # type: ignore[attr-defined, arg-type]
+        return _rebuild, (type(self)._kind, names, tuple(self), state)  # type: ignore[attr-defined, arg-type]
 
 
 def _rebuild(

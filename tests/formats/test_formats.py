@@ -796,6 +796,28 @@ def test_a_page_that_leads_back_to_itself_ends_the_walk(tmp_path: Path) -> None:
         list(lmdb_format.find_values(path))
 
 
+def test_pages_that_are_shared_do_not_multiply_the_walk(tmp_path: Path) -> None:
+    """30 branches, each of which leads to the next one twice, would be 2**30 ways."""
+    path = tmp_path / "a.lmdb"
+    with lmdb.open(str(path), subdir=False, lock=False) as env:
+        env.sync(True)
+    data = bytearray(path.read_bytes()[:8192])
+    for meta in (16, 4112):
+        struct.pack_into("<q", data, meta + 24 + 48 + 40, 2)
+    for number in range(2, 32):
+        page = bytearray(4096)
+        struct.pack_into("<QHHHHHH", page, 0, number, 0, 1, 16 + 4, 100, 100, 200)
+        for node in (100, 200):
+            struct.pack_into("<HHHH", page, node, number + 1, 0, 0, 0)
+        data += page
+    leaf = bytearray(4096)
+    struct.pack_into("<QHHHH", leaf, 0, 32, 0, 2, 16, 4096)
+    path.write_bytes(data + leaf)
+
+    with pytest.raises(ShardError, match="leads to page"):
+        list(lmdb_format.find_values(path))
+
+
 # -- what the writer refuses -------------------------------------------------------------------
 
 
