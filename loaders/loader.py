@@ -521,6 +521,7 @@ def _start_workers(num_workers: int) -> Workers:
 
     def prepare() -> None:
         torch.set_num_threads(1)  # of this thread; and of threads to come, which is undone below
+        torch.get_num_threads()  # makes it last: a thread's first operation else takes the count of all
         barrier.wait(timeout=60)
 
     workers = Workers(num_workers, prepare=prepare)

@@ -692,3 +692,25 @@ def test_arguments_out_of_range_are_refused_with_their_value(one: Path) -> None:
         DataLoader(only_ids(one), None, shuffle="block")
     with pytest.raises(ValueError, match="rank and world_size"):
         DataLoader(only_ids(one), None, rank=0, world_size=2)
+
+
+def test_each_worker_is_one_thread_also_for_torch(folder: Path) -> None:
+    """A thread's first operation takes the process's count, unless it was settled before."""
+    seen: list[int] = []
+
+    def look(sample: Any) -> Any:
+        torch.index_select(torch.zeros(4, 4), 0, torch.tensor([1]))
+        seen.append(torch.get_num_threads())
+        return sample
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in DataLoader(
+            ShardDataset(folder, fields=["sample_id"], transform=look), batch_size=4, num_workers=2
+        ):
+            pass
+    finally:
+        torch.set_num_threads(before)
+
+    assert set(seen) == {1}
