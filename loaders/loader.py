@@ -31,7 +31,7 @@ from loaders.sampling.sampler import EpochBatches, EpochSampler
 from loaders.workers import Job, Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from loaders.sampling.plan import Plan
 
@@ -377,10 +377,7 @@ class _InlineBatches:
         return self
 
     def __next__(self) -> Any:
-        job = _BatchOf(self._loader, next(self._indices))
-        for part in range(job.num_parts):
-            job.run(part)
-        return job.finish()
+        return _make(self._loader, next(self._indices))
 
 
 class _ThreadBatches:
@@ -410,19 +407,26 @@ class _ThreadBatches:
     def _fill(self) -> None:
         """Keep as many jobs in flight as asked for, whatever the number of threads."""
         while len(self._workers) < self._loader.prefetch_batches:
-            jobs: list[Job] = []
-            failed: list[Job] = []
+            batches: list[Any] = []
+            failed: Exception | None = None
             try:
                 for batch in islice(self._indices, self._group):
-                    jobs.append(_BatchOf(self._loader, batch))  # noqa: PERF401  # keep those before an error
+                    batches.append(batch)  # noqa: PERF402  # keep those before an error
             except Exception as error:  # whatever it is: it comes after the batches before it
-                self._indices = iter(())
-                failed = [_Failed(error)]
-            for group in (jobs, failed):
-                if group:
-                    self._workers.put(_Step(group))
-            if not jobs:
+                self._indices, failed = iter(()), error
+            if batches:
+                self._workers.put(self._job(batches))
+            if failed is not None:
+                self._workers.put(_Failed(failed))
+            if not batches:
                 return
+
+    def _job(self, batches: list[Any]) -> Job:
+        return (
+            _BatchOf(self._loader, batches[0])
+            if self._group == 1
+            else _Group(self._loader, batches)
+        )
 
     def _take(self) -> list[Any]:
         loader = self._loader
@@ -430,7 +434,8 @@ class _ThreadBatches:
         began = time.monotonic()
         while True:
             try:
-                return self._workers.take(timeout_s=patience)[::-1]  # type: ignore[no-any-return]
+                made = self._workers.take(timeout_s=patience)
+                return [made] if self._group == 1 else made[::-1]
             except TimeoutError as error:
                 if loader.timeout:
                     raise RuntimeError(
@@ -483,24 +488,31 @@ class _Failed:
         return "raising an error of the sampler"
 
 
-class _Step:
-    """Batches that are handed over together: one, or several small ones."""
+class _Group:
+    """Small batches that one thread makes from first to last, and that are handed over together."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._parts = [(job, part) for job in jobs for part in range(job.num_parts)]
-        self._jobs = jobs
-        self.num_parts = len(self._parts) if len(jobs) == 1 else 1
+    num_parts = 1
+
+    def __init__(self, loader: DataLoader, batches: list[Any]) -> None:
+        self._loader, self._batches = loader, batches
+        self._made: list[Any] = []
 
     def run(self, part: int) -> None:
-        for job, number in self._parts if self.num_parts == 1 else self._parts[part : part + 1]:
-            job.run(number)
+        self._made = [_make(self._loader, batch) for batch in self._batches]
 
     def finish(self) -> list[Any]:
-        return [job.finish() for job in self._jobs]
+        return self._made
 
     def describe(self, part: int) -> str:
-        job, number = self._parts[part]
-        return job.describe(number)
+        return f"making {len(self._batches)} small batches"
+
+
+def _make(loader: DataLoader, indices: Any) -> Any:
+    """Make one batch on this thread."""
+    job = _BatchOf(loader, indices)
+    for part in range(job.num_parts):
+        job.run(part)
+    return job.finish()
 
 
 def _group_size(loader: DataLoader) -> int:

@@ -40,11 +40,8 @@ class BatchJob:
         self._memory = memory
         self._values: list[list[Any]] | None = None
         self._lock = threading.Lock()
-        # Two parts a worker: the last ones of a batch then end close together, and the
-        # next batch is already begun.
-        self._part_rows = (
-            n if num_workers < 2 else max(dataset.min_rows, -(-n // (2 * num_workers)))
-        )
+        shares = dataset.parts_per_worker * num_workers
+        self._part_rows = n if num_workers < 2 else max(dataset.min_rows, -(-n // shares))
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
         self._transformed: list[Any] = [None] * n if dataset.transform is not None else []
 

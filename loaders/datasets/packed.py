@@ -95,6 +95,9 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             self.readers = make_readers(self.store, fields, self.augment, plain)
         self.names = tuple(name for reader in self.readers for name in reader.names)
         self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
+        # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
+        # together, and the next batch is already begun.
+        self.parts_per_worker = 1 if self.sample_nbytes is not None else 2
         if isinstance(self.transform, Mapping) and (
             unknown := set(self.transform) - set(self.names)
         ):
