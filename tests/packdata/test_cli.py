@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -344,7 +345,9 @@ def test_a_source_that_changes_while_it_is_packed_is_noticed(
     encode = ImagesRecipe.encode
 
     def changing(self: ImagesRecipe, item: Any) -> Any:
-        picture(photos / "cat" / "0.jpg", 99)
+        beside = tmp_path / f"{threading.get_ident()}.jpg"
+        picture(beside, 99)
+        beside.replace(photos / "cat" / "0.jpg")  # at once: another thread may be reading it
         return encode(self, item)
 
     monkeypatch.setattr(ImagesRecipe, "encode", changing)
