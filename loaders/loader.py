@@ -7,38 +7,29 @@ own worker processes (``backend="process"``).
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
-import time
+import weakref
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-import cv2
 import torch
 from torch.utils.data import IterableDataset
 
+from loaders.backends.maker import Maker
+from loaders.backends.threads import InlineBatches, ThreadBatches
 from loaders.buffers import Slots
-from loaders.datasets.job import CallJob, OneSample
-from loaders.datasets.packed import PackedDataset
+from loaders.datasets.base import BatchDataset
 from loaders.datasets.samples import collate
-from loaders.errors import BatchError, StateError
-from loaders.sampling.batch import IndexBatch, index_batches
+from loaders.delivery import Delivery, LoaderBatches, Position
+from loaders.errors import StateError
 from loaders.sampling.blocks import BlockShuffled
 from loaders.sampling.order import Order, Sequential, Shuffled
-from loaders.sampling.sampler import EpochBatches, EpochSampler
-from loaders.workers import Job, Workers
+from loaders.sampling.sampler import EpochSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
-    from loaders.sampling.plan import Plan
-
-logger = logging.getLogger(__name__)
 Backend = Literal["auto", "thread", "process"]
-_GROUP_BYTES = 4 << 20  # hand smaller batches over several at a time
-_MAX_GROUP = 8
 _SMALL_SAMPLE_BYTES = 16 << 10
 _STATE_VERSION = 1
 
@@ -175,31 +166,53 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         if ours and isinstance(self.sampler, EpochSampler):
             assert batch_size is not None
-            batches = _LoaderBatches(self.sampler, batch_size, drop_last=drop_last, pad=pad)
+            batches = LoaderBatches(self.sampler, batch_size, drop_last=drop_last, pad=pad)
             batches.seed = seed
             object.__setattr__(self, "batch_sampler", batches)
         self._slots = Slots()
         self._stats = LoaderStats()
-        self._position: _Position | None = None
+        self._position: Position | None = None
+        self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
 
     # -- iteration ---------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
         """Begin (or, after ``load_state_dict``, continue) an epoch."""
         self._position = self._begin()
-        batches = super().__iter__() if self.backend == "process" else self._batches()
+        batches = super().__iter__() if self.backend == "process" else self._start()
+        self._batches = weakref.ref(batches)
         if self._position is not None:
             self._own_sampler().start = 0  # of the next iteration, unless told otherwise
-        return _Delivery(self, batches, self._position)
+        return Delivery(self, batches, self._position)
 
-    def _batches(self) -> Iterator[Any]:
-        return _ThreadBatches(self) if self.num_workers else _InlineBatches(self)
+    def _start(self) -> InlineBatches | ThreadBatches:
+        indices = iter(self._index_sampler)
+        if not self.num_workers:
+            return InlineBatches(self._maker(), indices)
+        return ThreadBatches(
+            self._maker(),
+            indices,
+            prefetch_batches=self.prefetch_batches,
+            timeout_s=self.timeout,
+            stall_warning_s=self.stall_warning_s,
+        )
 
-    def _begin(self) -> _Position | None:
+    def _maker(self) -> Maker:
+        return Maker(
+            self.dataset,
+            self.collate_fn,
+            self.batch_size,
+            self.batch_sampler is not None,
+            self.num_workers,
+            self.pin_memory and torch.cuda.is_available(),
+            self._slots,
+        )
+
+    def _begin(self) -> Position | None:
         batches = self.batch_sampler
         return (
-            _Position(batches.sampler.epoch, batches.plan())
-            if isinstance(batches, _LoaderBatches)
+            Position(batches.sampler.epoch, batches.plan())
+            if isinstance(batches, LoaderBatches)
             else None
         )
 
@@ -219,6 +232,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def stats(self) -> LoaderStats:
         """Return the counters as they are now."""
         self._stats.slot_bytes = self._slots.nbytes
+        self._stats.num_ready = getattr(self._batches(), "num_ready", 0)
         self._stats.num_replaced = getattr(self.dataset, "num_replaced", 0)
         return self._stats
 
@@ -255,291 +269,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._position = None
 
     def _own_sampler(self) -> EpochSampler:
-        if not isinstance(self.batch_sampler, _LoaderBatches):
+        if not isinstance(self.batch_sampler, LoaderBatches):
             raise StateError(
                 "only batches of ours can be resumed: leave out sampler, batch_sampler and generator"
             )
         return self.batch_sampler.sampler
-
-
-class _LoaderBatches(EpochBatches):
-    """Batches for a loader, which itself counts what was delivered: prefetching takes more than that."""
-
-    seed = 0
-
-    def __iter__(self) -> Iterator[IndexBatch]:  # type: ignore[override]  # sequences, not lists
-        return index_batches(self.sampler.order, self.plan(), self.sampler.epoch, self.seed)
-
-
-@dataclass(slots=True)
-class _Position:
-    """How far the trainer has come in an epoch."""
-
-    epoch: int
-    plan: Plan
-    num_steps: int = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "delivered": self.plan.delivered(self.num_steps)}
-
-    def valid(self) -> torch.Tensor | None:
-        """Tell which rows of the next batch are real, if that was asked for."""
-        if self.plan.pad != "mark":
-            return None
-        valid = self.plan.positions(self.num_steps)[1]
-        return None if valid is None else torch.from_numpy(valid)
-
-
-class _Delivery:
-    """Hands batches to the trainer in the form it wants, and counts what was handed over."""
-
-    def __init__(
-        self, loader: DataLoader, batches: Iterator[Any], position: _Position | None
-    ) -> None:
-        self._loader, self._batches, self._position = loader, batches, position
-
-    def __iter__(self) -> _Delivery:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __next__(self) -> Any:
-        stats = self._loader._stats
-        began = time.perf_counter()
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._end()
-            raise
-        stats.wait_s += time.perf_counter() - began
-        stats.num_batches += 1
-        valid = None
-        if self._position is not None:
-            valid = self._position.valid()
-            self._position.num_steps += 1
-        return self._finish(batch, valid)
-
-    def _end(self) -> None:
-        """A full pass advances the epoch, unless someone chose another one or began anew meanwhile."""
-        loader, position = self._loader, self._position
-        if position is not None and loader._position is position:
-            loader._own_sampler().set_epoch(position.epoch + 1)
-            loader._position = None
-
-    def _finish(self, batch: Any, valid: torch.Tensor | None) -> Any:
-        if self._loader.as_dict and hasattr(batch, "_asdict"):
-            batch = batch._asdict()
-        if self._loader.device is not None:
-            batch = _to_device(batch, self._loader.device)
-            valid = _to_device(valid, self._loader.device)
-        return batch if valid is None else _marked(batch, valid)
-
-    def close(self) -> None:
-        """End the workers now; otherwise they end when this iterator is dropped."""
-        if hasattr(self._batches, "close"):
-            self._batches.close()
-
-
-def _to_device(value: Any, device: torch.device) -> Any:
-    """Move every tensor of a batch; lists, named tuples and mappings keep their form."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_to_device(v, device) for v in value))
-    if isinstance(value, dict):
-        return {name: _to_device(v, device) for name, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_to_device(v, device) for v in value)
-    return value
-
-
-def _marked(batch: Any, valid: torch.Tensor) -> Any:
-    """Tell real rows from padding: ``batch.valid``, or ``batch["valid"]`` in a mapping."""
-    if isinstance(batch, dict):
-        return batch | {"valid": valid}
-    try:
-        batch.valid = valid
-    except AttributeError as error:
-        what = f"pad='mark' has no place for its marks in a {type(batch).__name__}"
-        raise BatchError(f"{what}: let collate_fn return a dict") from error
-    return batch
-
-
-class _InlineBatches:
-    """The batches of one epoch, made on the trainer's own thread: the plain path, which threads must equal."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        cv2.setNumThreads(1)
-        self._loader, self._indices = loader, iter(loader._index_sampler)
-
-    def __iter__(self) -> _InlineBatches:
-        return self
-
-    def __next__(self) -> Any:
-        return _make(self._loader, next(self._indices))
-
-
-class _ThreadBatches:
-    """The batches of one epoch, made by threads."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader = loader
-        self._indices = iter(loader._index_sampler)
-        self._group = _group_size(loader)
-        self._ready: list[Any] = []
-        self._workers = _start_workers(loader.num_workers)
-
-    def __iter__(self) -> _ThreadBatches:
-        return self
-
-    def __next__(self) -> Any:
-        if not self._ready:
-            self._fill()
-            if not len(self._workers):
-                self.close()
-                raise StopIteration
-            self._ready = self._take()
-            self._fill()
-            self._loader._stats.num_ready = self._workers.num_ready
-        return self._ready.pop()
-
-    def _fill(self) -> None:
-        """Keep as many jobs in flight as asked for, whatever the number of threads."""
-        while len(self._workers) < self._loader.prefetch_batches:
-            batches: list[Any] = []
-            failed: Exception | None = None
-            try:
-                for batch in islice(self._indices, self._group):
-                    batches.append(batch)  # noqa: PERF402  # keep those before an error
-            except Exception as error:  # whatever it is: it comes after the batches before it
-                self._indices, failed = iter(()), error
-            if batches:
-                self._workers.put(self._job(batches))
-            if failed is not None:
-                self._workers.put(_Failed(failed))
-            if not batches:
-                return
-
-    def _job(self, batches: list[Any]) -> Job:
-        return (
-            _BatchOf(self._loader, batches[0])
-            if self._group == 1
-            else _Group(self._loader, batches)
-        )
-
-    def _take(self) -> list[Any]:
-        loader = self._loader
-        patience = loader.timeout or loader.stall_warning_s or None
-        began = time.monotonic()
-        while True:
-            try:
-                made = self._workers.take(timeout_s=patience)
-                return [made] if self._group == 1 else made[::-1]
-            except TimeoutError as error:
-                if loader.timeout:
-                    raise RuntimeError(
-                        f"DataLoader timed out after {loader.timeout} seconds: {error}"
-                    ) from None
-                logger.warning("no batch for %.0f s: %s", time.monotonic() - began, error)
-
-    def close(self) -> None:
-        """End the threads."""
-        self._workers.close()
-
-
-class _BatchOf:
-    """One batch: read, collated, pinned."""
-
-    def __init__(self, loader: DataLoader, indices: Any) -> None:
-        dataset = loader.dataset
-        self._collate = loader.collate_fn
-        self._pin = loader.pin_memory and torch.cuda.is_available()
-        self._job: Job
-        if loader.batch_sampler is None:
-            self._job = OneSample(dataset, indices)
-        elif isinstance(dataset, PackedDataset):
-            self._job = dataset.job(indices, loader._slots, max(1, loader.num_workers))
-        else:
-            self._job = CallJob(dataset, indices)
-        self.num_parts = self._job.num_parts
-        self.run, self.describe = self._job.run, self._job.describe
-
-    def finish(self) -> Any:
-        batch = self._collate(self._job.finish())
-        return torch.utils.data._utils.pin_memory.pin_memory(batch) if self._pin else batch
-
-
-class _Failed:
-    """A batch whose indices could not be had: the error waits for its turn."""
-
-    num_parts = 1
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def run(self, part: int) -> None:
-        raise self._error
-
-    def finish(self) -> None:
-        """Never called."""
-
-    def describe(self, part: int) -> str:
-        return "raising an error of the sampler"
-
-
-class _Group:
-    """Small batches that one thread makes from first to last, and that are handed over together."""
-
-    num_parts = 1
-
-    def __init__(self, loader: DataLoader, batches: list[Any]) -> None:
-        self._loader, self._batches = loader, batches
-        self._made: list[Any] = []
-
-    def run(self, part: int) -> None:
-        self._made = [_make(self._loader, batch) for batch in self._batches]
-
-    def finish(self) -> list[Any]:
-        return self._made
-
-    def describe(self, part: int) -> str:
-        return f"making {len(self._batches)} small batches"
-
-
-def _make(loader: DataLoader, indices: Any) -> Any:
-    """Make one batch on this thread."""
-    job = _BatchOf(loader, indices)
-    for part in range(job.num_parts):
-        job.run(part)
-    return job.finish()
-
-
-def _group_size(loader: DataLoader) -> int:
-    """Return how many batches to hand over at once: handing over costs tens of microseconds, whatever the size."""
-    if not isinstance(loader.dataset, PackedDataset) or loader.batch_size is None:
-        return 1
-    nbytes = loader.dataset.sample_nbytes
-    if nbytes is None or loader.collate_fn is not collate:
-        return 1
-    return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(1, nbytes * loader.batch_size)))
-
-
-def _start_workers(num_workers: int) -> Workers:
-    """Start threads that each use one core, and leave the caller's own setting as it was."""
-    cv2.setNumThreads(1)
-    num_threads = torch.get_num_threads()
-    barrier = threading.Barrier(num_workers + 1)
-
-    def prepare() -> None:
-        torch.set_num_threads(1)  # of this thread; and of threads to come, which is undone below
-        torch.get_num_threads()  # makes it last: a thread's first operation else takes the count of all
-        barrier.wait(timeout=60)
-
-    workers = Workers(num_workers, prepare=prepare)
-    barrier.wait(timeout=60)
-    torch.set_num_threads(num_threads)
-    return workers
 
 
 def _choose_order(length: int, shuffle: bool | str | None, sampler: Any, seed: int) -> Order:
@@ -567,7 +301,7 @@ def _choose_backend(backend: Backend, dataset: Any, process_only: dict[str, Any]
         raise ValueError(
             f"{needs_process[0]} is for worker processes: leave it out, or use backend='process'"
         )
-    if backend == "auto" and (needs_process or not isinstance(dataset, PackedDataset)):
+    if backend == "auto" and (needs_process or not isinstance(dataset, BatchDataset)):
         return "process"
     return "thread"
 
@@ -575,7 +309,7 @@ def _choose_backend(backend: Backend, dataset: Any, process_only: dict[str, Any]
 def _choose_workers(num_workers: int | Literal["auto"], dataset: Any) -> int:
     if num_workers != "auto":
         return num_workers
-    if not isinstance(dataset, PackedDataset):
+    if not isinstance(dataset, BatchDataset):
         return 0
     nbytes = dataset.sample_nbytes
     if nbytes is not None and nbytes < _SMALL_SAMPLE_BYTES:

@@ -19,6 +19,8 @@ import xxhash
 
 from loaders.buffers import FreshMemory
 from loaders.columns import Column, FixedColumn
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.crops import CropReader
 from loaders.datasets.job import BatchJob
 from loaders.datasets.readers import (
     FixedReader,
@@ -46,7 +48,7 @@ _MAX_REPLACED_SHARE = 0.01
 _MAX_REPLACED = 10  # so many are allowed in a small dataset, too
 
 
-class PackedDataset(torch.utils.data.Dataset[Any]):
+class PackedDataset(BatchDataset):
     """Samples over a store; ``ShardDataset`` and ``RAMDataset`` say where the store comes from."""
 
     def __init__(
@@ -87,7 +89,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.forms = {
             name: reader.batching
             for reader in self.readers
-            if isinstance(reader, ObjectReader) and isinstance(reader.field, Array | Boxes)
+            if isinstance(reader, CropReader)
+            or (isinstance(reader, ObjectReader) and isinstance(reader.field, Array | Boxes))
             for name in reader.names
         }
         if self.transform is not None:  # it sees samples; its results are joined after it
