@@ -23,8 +23,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
+
+    Allocate = Callable[[int], npt.NDArray[np.uint8]]
 _SMALL_BYTES = 32 << 10
+
+
+def _fresh(nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.empty(nbytes, np.uint8)
 
 
 class SlotPool:
@@ -32,14 +40,16 @@ class SlotPool:
 
     Args:
         nbytes: Size of the first buffers; a larger request raises it.
+        allocate: Returns a new buffer: 1-D uint8, of any memory.
 
     Attributes:
         num_slots: Buffers there are, free or leased.
         size_bytes: Their bytes together.
     """
 
-    def __init__(self, nbytes: int = 0) -> None:
+    def __init__(self, nbytes: int = 0, allocate: Allocate | None = None) -> None:
         self.nbytes = nbytes
+        self._allocate = allocate or _fresh
         self.num_slots = self.size_bytes = 0
         self._lock = threading.Lock()
         self._free: deque[npt.NDArray[np.uint8]] = deque()
@@ -66,23 +76,33 @@ class SlotPool:
             self.num_slots -= 1  # too small since a larger request came: let it go
             self.size_bytes -= len(buffer)
         self.nbytes = max(self.nbytes, nbytes)
-        buffer = np.empty(self.nbytes, np.uint8)
+        buffer = self._allocate(self.nbytes)
         self.num_slots += 1
         self.size_bytes += len(buffer)
         return buffer
 
 
 class Slots:
-    """One pool per name: what a loader keeps between batches."""
+    """One pool per name: what a loader keeps between batches.
 
-    def __init__(self) -> None:
+    Args:
+        allocate: Returns a new buffer: 1-D uint8, of any memory.
+    """
+
+    def __init__(self, allocate: Allocate | None = None) -> None:
+        self._allocate = allocate
         self._pools: dict[str, SlotPool] = {}
 
     def take(self, name: str, nbytes: int) -> npt.NDArray[np.uint8]:
         """Lease a buffer from the pool of this name; a small one is new: a lease would cost more."""
         if nbytes < _SMALL_BYTES:
             return np.empty(nbytes, np.uint8)
-        return self._pools.setdefault(name, SlotPool()).take(nbytes)
+        return self._pool(name).take(nbytes)
+
+    def _pool(self, name: str) -> SlotPool:
+        return self._pools.get(name) or self._pools.setdefault(
+            name, SlotPool(allocate=self._allocate)
+        )
 
     @property
     def nbytes(self) -> int:
