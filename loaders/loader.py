@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from loaders.backends.maker import Maker
-from loaders.backends.threads import InlineBatches, ThreadBatches
+from loaders.backends.ordered import OrderedBatches
+from loaders.backends.threads import InlineBatches, ThreadPool
 from loaders.buffers import Slots
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.samples import collate
@@ -185,14 +186,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._own_sampler().start = 0  # of the next iteration, unless told otherwise
         return Delivery(self, batches, self._position)
 
-    def _start(self) -> InlineBatches | ThreadBatches:
-        indices = iter(self._index_sampler)
+    def _start(self) -> InlineBatches | OrderedBatches:
+        maker, indices = self._maker(), iter(self._index_sampler)
         if not self.num_workers:
-            return InlineBatches(self._maker(), indices)
-        return ThreadBatches(
-            self._maker(),
+            return InlineBatches(maker, indices)
+        return OrderedBatches(
+            ThreadPool(maker),
             indices,
             prefetch_batches=self.prefetch_batches,
+            group_size=maker.group_size,
             timeout_s=self.timeout,
             stall_warning_s=self.stall_warning_s,
         )

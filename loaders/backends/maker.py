@@ -72,6 +72,13 @@ class Maker:
         return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(1, nbytes * self.batch_size)))
 
 
+@dataclass(slots=True)
+class Raised:
+    """What stands where a batch would have come: its error."""
+
+    error: Exception
+
+
 class BatchOf:
     """One batch: read, collated, pinned."""
 
@@ -96,8 +103,12 @@ class Group:
         self._made: list[Any] = []
 
     def run(self, part: int) -> None:
-        """Make them all."""
-        self._made = [self._maker.make(batch) for batch in self._batches]
+        """Make them all; one that fails does not take the others with it."""
+        for batch in self._batches:
+            try:
+                self._made.append(self._maker.make(batch))
+            except Exception as error:
+                self._made.append(Raised(error))
 
     def finish(self) -> list[Any]:
         """Return them in order."""
@@ -106,23 +117,3 @@ class Group:
     def describe(self, part: int) -> str:
         """Say what is being made."""
         return f"making {len(self._batches)} small batches"
-
-
-class Failed:
-    """A batch whose indices could not be had: the error waits for its turn."""
-
-    num_parts = 1
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def run(self, part: int) -> None:
-        """Raise it."""
-        raise self._error
-
-    def finish(self) -> None:
-        """Never called."""
-
-    def describe(self, part: int) -> str:
-        """Say what it is."""
-        return "raising an error of the sampler"
