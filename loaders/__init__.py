@@ -16,13 +16,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from loaders import augment
     from loaders.codecs import register_codec
+    from loaders.datasets.mixture import Mixture
     from loaders.datasets.packed import concat
     from loaders.datasets.ram import RAMDataset
     from loaders.datasets.samples import collate
     from loaders.datasets.shard import ShardDataset
+    from loaders.datasets.windows import TokenWindows
+    from loaders.device.augment import BatchAugment
+    from loaders.device.decode import DctFinish, Yuv420Finish
+    from loaders.device.denormalize import Denormalize
     from loaders.device.normalize import Normalize
     from loaders.errors import LoadersError
+    from loaders.live import dump, dump_on
     from loaders.loader import DataLoader
+    from loaders.profiling import profile
     from loaders.sampling import Balanced, BlockShuffled, Weighted, audit
 
 __version__ = "0.1.0"
@@ -30,32 +37,50 @@ __version__ = "0.1.0"
 _WHERE = {
     "Balanced": "loaders.sampling",
     "BlockShuffled": "loaders.sampling",
+    "BatchAugment": "loaders.device.augment",
     "DataLoader": "loaders.loader",
+    "DctFinish": "loaders.device.decode",
+    "Denormalize": "loaders.device.denormalize",
     "LoadersError": "loaders.errors",
+    "Mixture": "loaders.datasets.mixture",
     "Normalize": "loaders.device.normalize",
     "RAMDataset": "loaders.datasets.ram",
     "ShardDataset": "loaders.datasets.shard",
+    "TokenWindows": "loaders.datasets.windows",
     "Weighted": "loaders.sampling",
+    "Yuv420Finish": "loaders.device.decode",
     "audit": "loaders.sampling",
     "augment": "",
     "collate": "loaders.datasets.samples",
     "concat": "loaders.datasets.packed",
+    "dump": "loaders.live",
+    "dump_on": "loaders.live",
+    "profile": "loaders.profiling",
     "register_codec": "loaders.codecs",
 }
 
 __all__ = [
     "Balanced",
+    "BatchAugment",
     "BlockShuffled",
     "DataLoader",
+    "DctFinish",
+    "Denormalize",
     "LoadersError",
+    "Mixture",
     "Normalize",
     "RAMDataset",
     "ShardDataset",
+    "TokenWindows",
     "Weighted",
+    "Yuv420Finish",
     "audit",
     "augment",
     "collate",
     "concat",
+    "dump",
+    "dump_on",
+    "profile",
     "register_codec",
 ]
 

@@ -11,6 +11,8 @@ can see them any more.
    in any thread, at any moment, also while that thread is inside ``take``.
 3. The pool grows when nothing is free, so it holds as many buffers as were ever out at once.
 4. Any thread may take.
+5. Page-locked buffers are torch's, seen as ndarrays. Whoever copies from one in the background
+   keeps the tensor over the lease until the copy is done (``loaders.device.prefetch``).
 """
 
 from __future__ import annotations

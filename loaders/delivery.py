@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loaders.device.nested import map_tensors
+from loaders.device.prefetch import Prefetcher
 from loaders.errors import BatchError
+from loaders.live import since
 from loaders.sampling.batch import IndexBatch, index_batches
 from loaders.sampling.sampler import EpochBatches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from loaders.device.accelerator import Accelerator
     from loaders.loader import DataLoader
     from loaders.sampling.plan import Plan
 
@@ -49,12 +54,35 @@ class Position:
 
 
 class Delivery:
-    """Hands batches to the trainer in the form it wants, and counts what was handed over."""
+    """Hands batches to the trainer in the form it wants, and counts what was handed over.
+
+    Args:
+        loader: Whose settings and counters these are.
+        batches: Yields batches in host memory.
+        position: How far the trainer has come, where batches are of ours.
+        accelerator: Copies them to the device; None leaves them where they are.
+    """
 
     def __init__(
-        self, loader: DataLoader, batches: Iterator[Any], position: Position | None
+        self,
+        loader: DataLoader,
+        batches: Iterator[Any],
+        position: Position | None,
+        accelerator: Accelerator | None = None,
     ) -> None:
         self._loader, self._batches, self._position = loader, batches, position
+        self._num_failed = self._num_delivered = 0
+        self._waiting_since: float | None = None
+        self.pid = os.getpid()
+        pin = accelerator is not None and accelerator.is_ahead
+        self._source: _Marked | Prefetcher = _Marked(batches, position, pin=pin)
+        if accelerator is not None:
+            self._source = Prefetcher(
+                self._source,
+                accelerator,
+                ahead=loader.device_prefetch,
+                is_ready=lambda: getattr(batches, "is_ready", False),
+            )
 
     def __iter__(self) -> Delivery:
         return self
@@ -64,19 +92,35 @@ class Delivery:
 
     def __next__(self) -> Any:
         stats = self._loader._stats
-        began = time.perf_counter()
+        began = self._waiting_since = time.monotonic()
         try:
-            batch = next(self._batches)
+            batch, valid = next(self._source)
         except StopIteration:
             self._end()
             raise
-        stats.wait_s += time.perf_counter() - began
+        except Exception as error:
+            self._num_failed += _is_of_a_batch(error)
+            raise
+        finally:
+            self._waiting_since = None
+            stats.wait_s += time.monotonic() - began
         stats.num_batches += 1
-        valid = None
+        self._num_delivered += 1
         if self._position is not None:
-            valid = self._position.valid()
-            self._position.num_steps += 1
+            self._count(self._position)
         return self._finish(batch, valid)
+
+    def _count(self, position: Position) -> None:
+        """Note that one more batch was handed over.
+
+        One that failed counts from the next one on: who stops at an error resumes at that batch, and
+        who goes on has done without it.
+        """
+        position.num_steps += 1 + self._num_failed
+        self._num_failed = 0
+        sampler = self._loader._own_sampler()
+        if self._loader._position is position and sampler.epoch == position.epoch:
+            sampler.start = 0  # of the next iteration, unless told otherwise
 
     def _end(self) -> None:
         """A full pass advances the epoch, unless someone chose another one or began anew meanwhile."""
@@ -86,33 +130,79 @@ class Delivery:
             loader._position = None
 
     def _finish(self, batch: Any, valid: torch.Tensor | None) -> Any:
+        if self._loader.finisher is not None:
+            batch = self._loader.finisher(batch)
         if self._loader.as_dict and hasattr(batch, "_asdict"):
             batch = batch._asdict()
-        if self._loader.device is not None:
-            batch = _to_device(batch, self._loader.device)
-            valid = _to_device(valid, self._loader.device)
-        return batch if valid is None else _marked(batch, valid)
+        return batch if valid is None else _with_marks(batch, valid)
+
+    def describe(self) -> str:
+        """Say what is served, how far it came, and what each worker is doing; safe in a signal handler."""
+        what = type(self._loader.dataset).__name__
+        epoch = "" if self._position is None else f", epoch {self._position.epoch}"
+        waiting = since(self._waiting_since)
+        waits = f"the trainer waits{waiting}" if waiting else "the trainer does not wait"
+        workers = _workers_of(self._batches)
+        return f"{what}{epoch}, {self._num_delivered} batches handed over, {waits}: {workers}"
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the batches that were copied to the device ahead."""
+        return getattr(self._source, "device_bytes", 0)
 
     def close(self) -> None:
         """End the workers now; otherwise they end when this iterator is dropped."""
+        if isinstance(self._source, Prefetcher):
+            self._source.close()
         if hasattr(self._batches, "close"):
             self._batches.close()
+        elif hasattr(self._batches, "_shutdown_workers") and not self._loader.persistent_workers:
+            self._batches._shutdown_workers()  # torch's own
 
 
-def _to_device(value: Any, device: torch.device) -> Any:
-    """Move every tensor of a batch; lists, named tuples and mappings keep their form."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_to_device(v, device) for v in value))
-    if isinstance(value, dict):
-        return {name: _to_device(v, device) for name, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_to_device(v, device) for v in value)
-    return value
+class _Marked:
+    """Yields each batch beside the marks of its rows: the two travel together."""
+
+    def __init__(self, batches: Iterator[Any], position: Position | None, *, pin: bool) -> None:
+        self._batches, self._pin = batches, pin
+        self._fetched = None if position is None else replace(position)  # counts on by itself
+
+    def __iter__(self) -> _Marked:
+        return self
+
+    def __next__(self) -> tuple[Any, torch.Tensor | None]:
+        try:
+            batch = next(self._batches)
+        except Exception as error:
+            if self._fetched is not None:
+                self._fetched.num_steps += _is_of_a_batch(error)
+            raise
+        valid = None
+        if self._fetched is not None:
+            valid = self._fetched.valid()
+            self._fetched.num_steps += 1
+        return map_tensors((batch, valid), _pinned) if self._pin else (batch, valid)
 
 
-def _marked(batch: Any, valid: torch.Tensor) -> Any:
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Page-lock what does not lie in a slot: a copy from elsewhere would wait for those before it."""
+    return tensor if tensor.is_pinned() or tensor.device.type != "cpu" else tensor.pin_memory()
+
+
+def _workers_of(batches: Any) -> str:
+    if hasattr(batches, "describe_aside"):
+        return str(batches.describe_aside())
+    processes = getattr(batches, "_workers", ())  # of torch's own loader
+    states = [f"worker process {p.pid} {'runs' if p.is_alive() else 'ended'}" for p in processes]
+    return "; ".join(states) or "batches are made when they are asked for"
+
+
+def _is_of_a_batch(error: Exception) -> bool:
+    """Tell whether an error stands for a batch; one that is merely late can still be had."""
+    return not str(error).startswith("DataLoader timed out")
+
+
+def _with_marks(batch: Any, valid: torch.Tensor) -> Any:
     """Tell real rows from padding: ``batch.valid``, or ``batch["valid"]`` in a mapping."""
     if isinstance(batch, dict):
         return batch | {"valid": valid}

@@ -20,6 +20,8 @@ does not: what it says is part of the text.
 
 from __future__ import annotations
 
+import re
+from ast import literal_eval
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -100,12 +102,42 @@ class ChecksumError(ShardError):
 
 
 class SampleError(LoadersError, RuntimeError):
-    """One sample could not be served; the error that says why is its ``__cause__``."""
+    """One sample could not be served; the error that says why is its ``__cause__``.
 
-    def __init__(self, what: str, index: int, path: Path | str, row: int, key: str | None) -> None:
+    Torch's worker processes hand over no more than the text of an error, as ``message``: place and key
+    are read from it.
+    """
+
+    # torch makes an error anew by type(message=...) where this is true
+    message = "text of an error of a worker process"
+
+    def __init__(
+        self,
+        what: str = "",
+        index: int = -1,
+        path: Path | str = "",
+        row: int = -1,
+        key: str | None = None,
+        *,
+        message: str | None = None,
+    ) -> None:
+        if message is not None:
+            what, index, path, row, key = message, *_place_in(message)
         super().__init__(what, index, path, row, key)
         self.what, self.index, self.path, self.row, self.key = what, index, path, row, key
 
     def __str__(self) -> str:
         key = "" if self.key is None else f", key {self.key!r}"
         return sentence(f"sample {self.index} ({self.path}, row {self.row}{key}): {self.what}")
+
+
+_PLACE = re.compile(r"SampleError: sample (\d+) \((.*), row (\d+)(?:, key ('.*?'|\".*?\"))?\): ")
+
+
+def _place_in(text: str) -> tuple[int, str, int, str | None]:
+    """Find in the traceback of a ``SampleError`` what it was about."""
+    found = _PLACE.search(text)
+    if found is None:
+        return -1, "", -1, None
+    index, path, row, key = found.groups()
+    return int(index), path, int(row), None if key is None else str(literal_eval(key))

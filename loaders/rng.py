@@ -11,11 +11,15 @@ Source:
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
 GAMMA = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, odd
@@ -44,11 +48,12 @@ def key64(*words: int) -> int:
     return key
 
 
-def hash64(key: int, *words: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+def hash64(key: int | npt.NDArray[np.uint64], *words: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
     """Hash rows of integer words under a key.
 
     Args:
-        key: From ``key64``: the part of the address that all rows share.
+        key: From ``key64``: the part of the address that all rows share; or several, as an array that
+            broadcasts with the words.
         *words: Integer arrays that broadcast together, at least one-dimensional.
 
     Returns:
@@ -58,7 +63,7 @@ def hash64(key: int, *words: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
         >>> hash64(key64(0, 3), np.arange(2)).tolist()
         [4561007074729590330, 3489783273225737375]
     """
-    state = np.full(1, key, np.uint64)
+    state = np.atleast_1d(np.asarray(key, np.uint64))
     for word in words:
         state = mix64((state + np.uint64(GAMMA)) ^ word.astype(np.uint64, copy=False))
     return state
@@ -70,6 +75,25 @@ def uniform(key: int, *words: npt.NDArray[Any], num: int) -> npt.NDArray[np.floa
     Returns:
         ``(rows, num)`` float64, 53 random bits each.
     """
-    base = hash64(key, *words)
-    steps = np.arange(1, num + 1, dtype=np.uint64) * np.uint64(GAMMA)
-    return (mix64(base[:, None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniforms((key,), *words, nums=(num,))[0]
+
+
+def uniforms(
+    keys: Sequence[int], *words: npt.NDArray[Any], nums: Sequence[int]
+) -> list[npt.NDArray[np.float64]]:
+    """Draw what ``uniform`` draws under each of several keys, at once: each numpy call takes microseconds.
+
+    Returns:
+        ``(rows, num)`` float64 for each key and number of ``nums``.
+    """
+    base = hash64(np.array(keys, np.uint64)[:, None], *words)
+    key_of_column, steps, ends = _columns(tuple(nums))
+    bits = mix64(base.T[:, key_of_column] + steps) >> np.uint64(11)
+    numbers = bits.astype(np.float64) * 2.0**-53
+    return [numbers[:, end - num : end] for num, end in zip(nums, ends, strict=True)]
+
+
+@lru_cache(maxsize=64)
+def _columns(nums: tuple[int, ...]) -> tuple[Any, npt.NDArray[np.uint64], tuple[int, ...]]:
+    steps = [np.arange(1, num + 1, dtype=np.uint64) * np.uint64(GAMMA) for num in nums]
+    return np.repeat(np.arange(len(nums)), nums), np.concatenate(steps), tuple(accumulate(nums))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,9 @@ VIRTUAL_FIELDS = frozenset({"sample_id"})  # computed when asked for, never stor
 FIELD_KINDS: dict[str, type[Field]] = {}
 MAX_RECORD_NBYTES = (1 << 31) - 1  # sizes of records are stored as int32
 _MAX_AXES = 32  # of a numpy array, before numpy 2
+# Beside the manifest: a plain name, that no shard and no manifest can have.
+_SIDE_FILE = re.compile(r"tokenizer-[A-Za-z0-9_-]{1,100}\.json")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 _MAX_NAME_BYTES = 200  # an LMDB key has 511: the name, and a row or a suffix
 _DTYPES = frozenset(
     {"bool", "float16", "float32", "float64"}
@@ -52,6 +56,11 @@ class Field:
         return "uint8"
 
     @property
+    def served_dtype(self) -> str:
+        """The same in a batch: wider where models take nothing narrower."""
+        return self.dtype
+
+    @property
     def shape(self) -> tuple[int | None, ...] | None:
         """Shape of one value, None for each free axis; None if the value is not an array."""
         return None
@@ -67,6 +76,11 @@ class Field:
         if self.codec != "raw" or self.shape is None or not self.is_fixed:
             return None
         return _known_nbytes(self.shape, self.dtype)
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Files beside the manifest that the field needs: xxh3-128 by name."""
+        return {}
 
     def to_json(self) -> dict[str, Any]:
         """Return ``{"kind": ..., option: value, ...}`` of JSON types only."""
@@ -129,7 +143,11 @@ class Image(Field):
         size: (height, width) in pixels shared by all images, or None where it varies.
         dtype: uint8; with ``codec="raw"`` any unsigned type, with ``"png"`` also uint16.
         codec: ``jpeg``, ``png``, ``webp``: an encoded file (of any of the three); ``raw``:
-            H x W x C pixels.
+            H x W x C pixels; ``yuv420``: planes; ``dct``: coefficients. The last two are for
+            images of one size.
+        quality: Of ``dct``: 1 to 100, as in JPEG; 90 if not given.
+        subsampling: Of ``dct``: ``"420"`` (chroma at half the size), the default, or ``"444"``.
+        compression: Of ``dct``: ``"lz4"``, the default, or ``"zstd"``.
     """
 
     kind: ClassVar[str] = "image"
@@ -137,18 +155,57 @@ class Image(Field):
     size: tuple[int, int] | None = None
     dtype: str = "uint8"
     codec: str = "jpeg"
+    quality: int | None = None
+    subsampling: str | None = None
+    compression: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _check_size(self.size))
         object.__setattr__(self, "dtype", _check_dtype(self.dtype, "u"))
         if not _is_count(self.channels) or self.channels > 64:
             raise SchemaError(f"channels must be in [1, 64], got {self.channels!r}")
+        for name, (default, allowed) in _DCT_OPTIONS.items():
+            value = getattr(self, name)
+            if self.codec == "dct" and value is None:
+                object.__setattr__(self, name, default)
+            elif value is not None and self.codec != "dct":
+                raise SchemaError(f"{name} belongs to fields of codec 'dct', not {self.codec!r}")
+            elif value is not None and (isinstance(value, bool) or value not in allowed):
+                raise SchemaError(f"{name} must be {_choices(allowed)}, got {value!r}")
         _check_nbytes(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the field as JSON types; the options of ``dct`` only where they are set."""
+        described = Field.to_json(self)
+        unset = [name for name in _DCT_OPTIONS if described[name] is None]
+        return {name: value for name, value in described.items() if name not in unset}
 
     @property
     def shape(self) -> tuple[int | None, ...]:
         """Channels, height and width."""
         return (self.channels, *(self.size or (None, None)))
+
+    @property
+    def record_nbytes(self) -> int | None:
+        """Size of every record in bytes, or None where it varies."""
+        if self.codec == "yuv420" and self.size is not None:
+            height, width = self.size
+            return height * width + 2 * -(-height // 2) * -(-width // 2)
+        return Field.record_nbytes.fget(self)  # type: ignore[attr-defined, no-any-return]
+
+
+# Default and allowed values of what a field of codec "dct" says.
+_DCT_OPTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
+    "quality": (90, range(1, 101)),
+    "subsampling": ("420", ("420", "444")),
+    "compression": ("lz4", ("lz4", "zstd")),
+}
+
+
+def _choices(allowed: Sequence[Any]) -> str:
+    if isinstance(allowed, range):
+        return f"in [{allowed.start}, {allowed.stop - 1}]"
+    return " or ".join(map(repr, allowed))
 
 
 @_register
@@ -188,22 +245,41 @@ class Array(Field):
         dims: The shape: lengths of at least 1, or None for an axis that varies from sample to
             sample (and may then be 0).
         codec: ``raw``.
+        spatial: How many of the last axes crops and flips move: 3 for a volume of (C, D, H, W) or
+            a mask of (D, H, W), 0 for none. None leaves it to the dataset: three, of arrays of
+            three axes and more, where no other field is a picture or says what is spatial.
     """
 
     kind: ClassVar[str] = "array"
     dtype: str = "float32"
     dims: tuple[int | None, ...] = ()
     codec: str = "raw"
+    spatial: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _check_dtype(self.dtype, "uifb"))
         object.__setattr__(self, "dims", _check_dims(self.dims))
+        _check_spatial(self.spatial, len(self.dims))
         _check_nbytes(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the field as JSON types; without ``spatial`` where it is not set."""
+        described = Field.to_json(self)
+        if self.spatial is None:
+            del described["spatial"]
+        return described
 
     @property
     def shape(self) -> tuple[int | None, ...]:
         """The dims."""
         return self.dims
+
+
+def _check_spatial(spatial: Any, num_axes: int) -> None:
+    if spatial is not None and (type(spatial) is not int or spatial < 0):
+        raise SchemaError(f"spatial must be a number of axes, or None, got {spatial!r}")
+    if spatial is not None and spatial > num_axes:
+        raise SchemaError(f"spatial must be in [0, {num_axes}], the number of axes, got {spatial}")
 
 
 def _check_dims(dims: Any) -> tuple[int | None, ...]:
@@ -213,6 +289,202 @@ def _check_dims(dims: Any) -> tuple[int | None, ...]:
     if len(dims) > _MAX_AXES:
         raise SchemaError(f"an array has up to {_MAX_AXES} axes, got {len(dims)}")
     return tuple(dims)
+
+
+@_register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens(Field):
+    """One row of a stream of token ids: where it ends early, another field counts those that are valid.
+
+    Attributes:
+        dtype: uint8, uint16 or uint32.
+        row_tokens: Tokens of a row, at least 2.
+        vocab_size: Ids are below it; None if only the dtype limits them.
+        eod: The id that ends a document, or None.
+        tokenizer: ``"bytes"``, the name of a ``tokenizer.json`` beside the manifest, or None.
+        tokenizer_xxh3_128: Hash of that file, hexadecimal.
+        codec: ``raw``.
+    """
+
+    kind: ClassVar[str] = "tokens"
+    dtype: str = "uint16"
+    row_tokens: int = 8192
+    vocab_size: int | None = None
+    eod: int | None = None
+    tokenizer: str | None = None
+    tokenizer_xxh3_128: str | None = None
+    codec: str = "raw"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _check_dtype(self.dtype, "u"))
+        if not _is_count(self.row_tokens) or self.row_tokens < 2:
+            raise SchemaError(f"row_tokens must be at least 2, got {self.row_tokens!r}")
+        most = int(np.iinfo(self.dtype).max) + 1
+        if self.vocab_size is not None and not (
+            _is_count(self.vocab_size) and self.vocab_size <= most
+        ):
+            what = f"vocab_size must be in [1, {most}] for {self.dtype}"
+            raise SchemaError(f"{what}, got {self.vocab_size!r}")
+        if self.eod is not None and not (
+            type(self.eod) is int and 0 <= self.eod < (self.vocab_size or most)
+        ):
+            raise SchemaError(
+                f"eod must be an id below {self.vocab_size or most}, got {self.eod!r}"
+            )
+        _check_side_file(self.tokenizer, self.tokenizer_xxh3_128)
+        _check_nbytes(self)
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The tokens of a row."""
+        return (self.row_tokens,)
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Name and xxh3-128 of the file that the tokenizer is kept in, if there is one."""
+        if self.tokenizer is None or self.tokenizer_xxh3_128 is None:
+            return {}
+        return {self.tokenizer: self.tokenizer_xxh3_128}
+
+
+def _check_side_file(name: Any, digest: Any) -> None:
+    if name in (None, "bytes") and digest is None:
+        return
+    if not isinstance(name, str) or not _SIDE_FILE.fullmatch(name):
+        raise SchemaError(f"tokenizer must be 'bytes' or tokenizer-*.json, got {name!r}")
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise SchemaError(f"tokenizer_xxh3_128 must be 32 hexadecimal digits, got {digest!r}")
+
+
+@_register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features(Array):
+    """The numbers of a row of a table, side by side.
+
+    The statistics are those of the table that was packed, or of the one that it was packed like;
+    of its finite values, before ``standardized`` changed them.
+
+    Attributes:
+        dtype: float16, float32 or float64.
+        dims: Follows from ``columns``.
+        columns: Names of the columns, at least one; any text, each once.
+        sources: For each column the one that it was made of in the source, and how (``number``, ``flag``, ``days``,
+            ``year``, ...); or none.
+        mean: Mean of each column, or none.
+        std: Standard deviation of each column (of the population), or none.
+        least: Smallest value of each column, or none.
+        most: Largest value of each column, or none.
+        missing: What is stored in place of a missing number: ``nan``, ``mean``, or ``error``: there is none.
+        standardized: True if what is stored is ``(value - mean) / std``, 1 for a ``std`` of 0.
+    """
+
+    kind: ClassVar[str] = "features"
+    columns: tuple[str, ...] = ()
+    sources: tuple[tuple[str, str], ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    least: tuple[float, ...] = ()
+    most: tuple[float, ...] = ()
+    missing: str = "nan"
+    standardized: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", _check_columns(self.columns))
+        if self.dims not in ((), [], (len(self.columns),), [len(self.columns)]):
+            raise SchemaError(f"dims are ({len(self.columns)},) here, got {self.dims!r}")
+        object.__setattr__(self, "dims", (len(self.columns),))
+        Array.__post_init__(self)
+        if np.dtype(self.dtype).kind != "f":
+            raise SchemaError(f"features are float16, float32 or float64, got {self.dtype}")
+        object.__setattr__(self, "sources", _check_sources(self.sources, len(self.columns)))
+        if self.missing not in ("nan", "mean", "error"):
+            raise SchemaError(f"missing must be nan, mean or error, got {self.missing!r}")
+        for name in ("mean", "std", "least", "most"):
+            numbers = _check_numbers(name, getattr(self, name), len(self.columns))
+            object.__setattr__(self, name, numbers)
+        standardized: Any = self.standardized
+        if not isinstance(standardized, bool) or (standardized and not (self.mean and self.std)):
+            raise SchemaError(f"standardized needs mean and std, got {standardized!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the field as JSON types."""
+        return Array.to_json(self) | {"sources": [list(source) for source in self.sources]}
+
+
+@_register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Categories(Field):
+    """The categories of a row of a table as numbers, side by side; stored narrow, served as int64.
+
+    Number k of a column stands for ``vocabularies[column][k - 1]``, 0 for what is missing or unknown.
+
+    Attributes:
+        dtype: uint8, uint16 or uint32.
+        columns: Names of the columns, at least one; any text, each once.
+        vocabularies: For each column its categories, each once, the most frequent first.
+    """
+
+    kind: ClassVar[str] = "categories"
+    dtype: str = "uint8"
+    columns: tuple[str, ...] = ()
+    vocabularies: tuple[tuple[str, ...], ...] = ()
+    codec: str = "raw"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _check_dtype(self.dtype, "u"))
+        object.__setattr__(self, "columns", _check_columns(self.columns))
+        given: Any = self.vocabularies
+        if not isinstance(given, tuple | list) or len(given) != len(self.columns):
+            what = f"there are {len(self.columns)} columns, vocabularies {str(given)[:60]}"
+            raise SchemaError(what)
+        empty: tuple[Any, ...] = ((), [])
+        vocabularies = tuple(() if v in empty else _check_classes(v) or () for v in given)
+        object.__setattr__(self, "vocabularies", vocabularies)
+        largest = max(map(len, vocabularies))
+        if largest > np.iinfo(self.dtype).max:
+            raise SchemaError(f"{largest} categories and 0 for unknown do not fit {self.dtype}")
+
+    @property
+    def served_dtype(self) -> str:
+        """Always int64, which embeddings take."""
+        return "int64"
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """One number for each column."""
+        return (len(self.columns),)
+
+    @property
+    def num_categories(self) -> tuple[int, ...]:
+        """How many numbers each column may have, 0 included: the sizes of embeddings."""
+        return tuple(len(vocabulary) + 1 for vocabulary in self.vocabularies)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the field as JSON types."""
+        return Field.to_json(self) | {"vocabularies": [list(v) for v in self.vocabularies]}
+
+
+def _check_columns(columns: Any) -> tuple[str, ...]:
+    if not isinstance(columns, tuple | list) or not columns:
+        raise SchemaError(f"columns must be a list of at least one name, got {columns!r}")
+    return _check_classes(columns) or ()
+
+
+def _check_sources(sources: Any, length: int) -> tuple[tuple[str, str], ...]:
+    pairs = tuple(map(tuple, sources)) if isinstance(sources, tuple | list) else None
+    is_list = pairs is not None and len(pairs) in (0, length)
+    if not is_list or not all(
+        len(p) == 2 and all(isinstance(t, str) for t in p) for p in pairs or ()
+    ):
+        raise SchemaError(f"sources must be {length} pairs of texts, or none, got {sources!r:.60}")
+    return pairs or ()
+
+
+def _check_numbers(name: str, numbers: Any, length: int) -> tuple[float, ...]:
+    is_list = isinstance(numbers, tuple | list) and len(numbers) in (0, length)
+    if not is_list or not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
+        raise SchemaError(f"{name} must be {length} finite numbers, or none, got {numbers!r}")
+    return tuple(map(float, numbers))
 
 
 @_register
@@ -367,6 +639,11 @@ class Schema:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema, (dict(self.fields), self.defaults)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Files beside the manifest that the fields need: xxh3-128 by name."""
+        return {k: v for field in self.fields.values() for k, v in field.files.items()}
 
     def check_names(self, names: Sequence[str]) -> None:
         """Raise SchemaError if a name is not a field, or stands twice."""

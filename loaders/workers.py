@@ -191,6 +191,11 @@ class Workers:
         """Jobs that could be taken without waiting."""
         return sum(ticket.done for ticket in tuple(self._tickets))
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the oldest job is done: ``take`` would not wait."""
+        return bool(self._tickets) and self._tickets[0].done
+
     def put(self, job: Job) -> None:
         """Begin a job."""
         self._check_open()

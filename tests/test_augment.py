@@ -489,7 +489,8 @@ def test_boxes_stay_inside_the_image_without_padding() -> None:
     [
         (lambda: RandomResizedCrop(0), "size must be a positive int or .* got 0"),
         (lambda: RandomCrop((3, -1)), r"got \(3, -1\)"),
-        (lambda: CenterCrop((3, 3, 3)), r"got \(3, 3, 3\)"),  # type: ignore[arg-type]
+        (lambda: CenterCrop((3, 3, 0)), r"got \(3, 3, 0\)"),
+        (lambda: RandomResizedCrop((3, 3, 3)), r"got \(3, 3, 3\)"),  # type: ignore[arg-type]
         (lambda: Resize(2.5), "got 2.5"),  # type: ignore[arg-type]
         (lambda: Resize(True), "got True"),
         (lambda: RandomCrop(3, padding=-1), "padding must be .* got -1"),
@@ -540,7 +541,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         plan([], np.array(sizes), seed=0, epoch=0, indices=np.array(indices), draws=draws)
 
     with pytest.raises(BatchError, match=r"sizes must be \(N, 2\)"):
-        attempt([[1, 2, 3]], [0])
+        attempt([[[1, 2]]], [0])
     with pytest.raises(BatchError, match=r"got \(2, 2\), \(3,\)"):
         attempt([[1, 2], [1, 2]], [0, 1, 2])
     with pytest.raises(BatchError, match=r"and \(3,\)"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +37,110 @@ def test_spine_cases_run(tmp_path: Path) -> None:
         value > 0 for case in cases for values in case["results"].values() for value in values
     )
     assert all(name in report for case in cases for name in case["results"])
+
+
+@pytest.mark.slow
+def test_token_cases_run(tmp_path: Path) -> None:
+    """Windows of tokens: each contender of each case gives a rate."""
+    sizes = ["--tokens", "100000", "--repeats", "1", "--workers", "1", "--out", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "benchmarks/tokens.py"), *sizes]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    cases = json.loads((tmp_path / "results/tokens.json").read_text())["cases"]
+    assert len(cases) == 4
+    assert all(
+        value > 0 for case in cases for values in case["results"].values() for value in values
+    )
+
+
+@pytest.mark.slow
+def test_a_character_model_learns(tmp_path: Path) -> None:
+    """A text of few words costs much less than a guess after some steps, also where it was not seen."""
+    text = tmp_path / "a.txt"
+    text.write_text("to be, or not to be: that is the question.\n" * 500)
+    sizes = ["--steps", "60", "--batch", "8", "--length", "32", "--width", "32", "--depth", "1"]
+    command = [sys.executable, str(ROOT / "benchmarks/charmodel.py"), str(text), *sizes, "--json"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["first_loss"] > 4
+    assert found["held_out_loss"] < 2.5
+
+
+@pytest.mark.slow
+def test_array_cases_run(tmp_path: Path) -> None:
+    """Crops out of volumes: each contender gives a rate, warm and cold."""
+    sizes = ["--side", "80", "--volumes", "2", "--crops", "16", "--repeats", "1"]
+    command = [sys.executable, str(ROOT / "benchmarks/arrays.py"), *sizes, "--out", str(tmp_path)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    cases = json.loads((tmp_path / "results/arrays.json").read_text())["cases"]
+    assert len(cases) == 4
+    assert all(
+        value > 0 for case in cases for values in case["results"].values() for value in values
+    )
+
+
+@pytest.mark.slow
+def test_table_cases_run(tmp_path: Path) -> None:
+    """Shuffled rows, and packing CSV: each contender gives a rate."""
+    sizes = ["--rows", "20000", "--csv-rows", "2000", "--repeats", "1"]
+    command = [sys.executable, str(ROOT / "benchmarks/tables.py"), *sizes, "--out", str(tmp_path)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    cases = json.loads((tmp_path / "results/tables.json").read_text())["cases"]
+    assert len(cases) == 2
+    assert all(
+        value > 0 for case in cases for values in case["results"].values() for value in values
+    )
+
+
+@pytest.mark.slow
+def test_codec_cases_run(tmp_path: Path) -> None:
+    """Each codec and scale has bytes and a rate, in the report and in the JSON file."""
+    script = ROOT / "benchmarks/codecs.py"
+    options = ["--sizes", "32", "--samples", "24", "--repeats", "1", "--out", str(tmp_path)]
+
+    done = subprocess.run(
+        [sys.executable, str(script), *options], capture_output=True, text=True, timeout=300
+    )
+
+    assert done.returncode == 0, done.stderr
+    codecs = json.loads((tmp_path / "codecs.json").read_text())["cases"][0]["codecs"]
+    assert len(codecs) == 11
+    assert all(rate > 0 for codec in codecs for rate in codec["images_per_s"])
+    assert all(f"| {codec['name']} |" in (tmp_path / "codecs.md").read_text() for codec in codecs)
+
+
+def test_gpu_cases_run_on_the_cpu(tmp_path: Path) -> None:
+    """Every case is right and gives its figures; without CUDA a real run says so and measures nothing."""
+    script = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--out", str(tmp_path)]
+
+    done = subprocess.run(
+        [*script, "--dry-run", "cpu"], capture_output=True, text=True, timeout=200
+    )
+    bare = subprocess.run(
+        script,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "gpu.json").read_text())
+    assert {row["case"] for row in result["rows"]} == {
+        "normalize", "dct", "augment", "gather", "prefetch"
+    }  # fmt: skip
+    assert all(row["value"] > 0 for row in result["rows"])
+    assert result["conditions"]["dry_run"]
+    assert bare.returncode == 2
+    assert "no CUDA device" in bare.stderr

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders import Normalize
+from loaders import Denormalize, Normalize
 from loaders.device.normalize import IMAGENET_MEAN, IMAGENET_STD
 from loaders.errors import BatchError
 
@@ -381,3 +381,73 @@ def test_on_a_gpu_it_gives_the_same(dtype: torch.dtype) -> None:
 
     assert found.device.type == "cuda"
     torch.testing.assert_close(found.cpu(), module(images), rtol=TOLERANCE[dtype], atol=1e-6)
+
+
+# -- under the compiler, and back ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_one_graph_for_the_compiler(dtype: torch.dtype) -> None:
+    images = some_images(2, 3, 5, 7)
+    module = Normalize.imagenet(dtype)
+
+    found = torch.compile(module, backend="eager", fullgraph=True)(images)
+
+    assert torch.equal(found, module(images))
+
+
+def test_autocast_does_not_change_it() -> None:
+    images = some_images(2, 3, 5, 7)
+    module = Normalize.imagenet()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(images)
+
+    assert found.dtype == torch.float32
+    assert torch.equal(found, module(images))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(2, 3, 16, 16), (3, 16, 16), (2, 3, 2, 16, 16)])
+def test_denormalize_gives_the_pixels_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    images = some_images(*shape)
+    normalize = Normalize.imagenet(dtype)
+
+    found = Denormalize.of(normalize)(normalize(images))
+
+    assert torch.equal(found, images)
+
+
+def test_denormalize_equals_the_formula_and_clamps() -> None:
+    values = torch.tensor([[[[-9.0, 0.0, 0.004, 0.5, 1.0, 7.0]]]])
+    module = Denormalize([100.0], [250.0])
+
+    found = module(values)
+
+    assert found.flatten().tolist() == [0, 100, 101, 225, 255, 255]
+    assert values.flatten()[0] == -9  # the input stays as it was
+
+
+def test_denormalize_16_bits() -> None:
+    images = some_images(2, 1, 8, 8, dtype=torch.uint16)
+    normalize = Normalize([30000.0], [9000.0])
+
+    assert torch.equal(Denormalize([30000.0], [9000.0], torch.uint16)(normalize(images)), images)
+
+
+@pytest.mark.parametrize(
+    ("images", "what"),
+    [
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "takes floats"),
+        (torch.zeros(2, 1, 4, 4), "made for 3 channels"),
+        (torch.zeros(3, 4), "takes floats"),
+    ],
+)
+def test_denormalize_refuses_what_it_is_not_for(images: torch.Tensor, what: str) -> None:
+    with pytest.raises(BatchError, match=what):
+        Denormalize(IMAGENET_MEAN, IMAGENET_STD)(images)
+
+
+def test_denormalize_checks_its_dtype() -> None:
+    with pytest.raises(ValueError, match=r"dtype must be torch\.uint8 or torch\.uint16"):
+        Denormalize([1.0], [2.0], torch.int32)

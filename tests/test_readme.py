@@ -22,7 +22,7 @@ BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", (ROOT / "README.md").read_tex
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as the page assumes it: photos with classes in two splits, and scenes with masks."""
+    """A folder as the page assumes it: photos with classes in two splits, scenes and scans with masks, plays."""
     photos = ROOT / "tests/data/photos"
     for split, which in (("train", slice(0, 3)), ("val", slice(3, 4))):
         for kind in photos.iterdir():
@@ -36,6 +36,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         height, width = picture_size(file.read_bytes())
         mask = np.arange(height * width, dtype=np.int64).reshape(height, width) % 5
         cv2.imwrite(str(tmp_path / "scene-masks" / f"{file.stem}.png"), mask.astype(np.uint8))
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scan-masks").mkdir()
+    for i in range(4):
+        scan = np.arange(24 * 40 * 48).reshape(24, 40, 48) % 1000 - 100 * i
+        np.save(tmp_path / f"scans/{i}.npy", scan.astype(np.int16))
+        np.save(tmp_path / f"scan-masks/{i}.npy", scan > 0)
+    (tmp_path / "plays").mkdir()
+    for name, first in (("diamonds", 0), ("diamonds-test", 100)):
+        cuts = ("Ideal", "Fair", "Ideal")
+        rows = [
+            f"{0.2 + i % 17 / 10:.1f},{cuts[i % 3]},{7 * i}" for i in range(first, first + 100)
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["carat,cut,price", *rows]))
+    lines = "\n\n".join(f"HAMLET:\nTo be, or not to be, {i} times." for i in range(99))
+    (tmp_path / "plays/hamlet.txt").write_text(lines)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -17,6 +17,8 @@ from loaders.schema import (
     Array,
     Boxes,
     Bytes,
+    Categories,
+    Features,
     Field,
     Image,
     Json,
@@ -25,6 +27,7 @@ from loaders.schema import (
     MultiLabel,
     Schema,
     Text,
+    Tokens,
     field_from_json,
 )
 
@@ -39,6 +42,20 @@ FIELDS: list[Field] = [
     Array(),
     Array(dtype="float16", dims=(2, 3)),
     Array(dtype="bool", dims=(None, 3, None)),
+    Features(columns=("a", "two words", "ü")),
+    Features(
+        dtype="float16",
+        columns=("a_year", "b"),
+        sources=(("a", "year"), ("b", "number")),
+        mean=(0.5, 1.0),
+        std=(1.0, 0.0),
+        least=(0.0, 1.0),
+        most=(1.0, 1.0),
+        missing="mean",
+        standardized=True,
+    ),
+    Categories(columns=("cut", "color"), vocabularies=(("Ideal", "Good"), ())),
+    Categories(columns=("zip",), vocabularies=(("007",),), dtype="uint32"),
     Label(),
     Label(classes=("cat", "Hund", "猫", "")),
     MultiLabel(classes=("a", "b")),
@@ -47,6 +64,9 @@ FIELDS: list[Field] = [
     Json(),
     Bytes(),
     Bytes(codec="somebody's"),
+    Tokens(),
+    Tokens(dtype="uint8", row_tokens=2, vocab_size=256, tokenizer="bytes"),
+    Tokens(vocab_size=9, eod=8, tokenizer="tokenizer-ab.json", tokenizer_xxh3_128="0" * 32),
 ]
 
 
@@ -382,3 +402,80 @@ def test_a_name_is_asked_for_once_and_must_exist() -> None:
 def test_replacing_an_option_checks_it_again() -> None:
     with pytest.raises(SchemaError):
         replace(Image(), size=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "columns must be a list of at least one name"),
+        ({"columns": "ab"}, "columns must be a list"),
+        ({"columns": ("a", "a")}, "'a'.* more than once"),
+        ({"columns": ("a",), "dims": (2,)}, r"dims are \(1,\) here"),
+        ({"columns": ("a",), "dtype": "int32"}, "features are float16, float32 or float64"),
+        ({"columns": ("a",), "mean": (1.0, 2.0)}, "mean must be 1 finite numbers"),
+        ({"columns": ("a",), "std": (float("nan"),)}, "std must be 1 finite numbers"),
+        ({"columns": ("a",), "standardized": True}, "standardized needs mean and std"),
+        ({"columns": ("a",), "missing": "zero"}, "missing must be nan, mean or error"),
+        ({"columns": ("a",), "sources": (("a",),)}, "sources must be 1 pairs"),
+    ],
+)
+def test_features_that_contradict_themselves_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SchemaError, match=message):
+        Features(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "columns must be a list"),
+        ({"columns": ("a",)}, "there are 1 columns"),
+        ({"columns": ("a",), "vocabularies": (("x", "x"),)}, "more than once"),
+        ({"columns": ("a",), "vocabularies": (("x",),), "dtype": "int8"}, "cannot be stored here"),
+        (
+            {"columns": ("a",), "vocabularies": (tuple(map(str, range(256))),)},
+            "256 categories and 0 for unknown do not fit uint8",
+        ),
+    ],
+)
+def test_categories_that_contradict_themselves_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SchemaError, match=message):
+        Categories(**options)
+
+
+def test_categories_know_the_sizes_of_their_embeddings() -> None:
+    field = Categories(columns=("a", "b"), vocabularies=(("x", "y"), ()))
+
+    assert field.num_categories == (3, 1)
+    assert (field.dtype, field.served_dtype, field.record_nbytes) == ("uint8", "int64", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"dtype": "int32"}, "cannot be stored here"),
+        ({"row_tokens": 1}, "row_tokens must be at least 2"),
+        ({"dtype": "uint8", "vocab_size": 257}, r"vocab_size must be in \[1, 256\]"),
+        ({"vocab_size": 5, "eod": 5}, "eod must be an id below 5"),
+        ({"eod": -1}, "eod must be an id"),
+        (
+            {"tokenizer": "../tokenizer-a.json", "tokenizer_xxh3_128": "0" * 32},
+            "must be 'bytes' or",
+        ),
+        ({"tokenizer": "manifest.json", "tokenizer_xxh3_128": "0" * 32}, "must be 'bytes' or"),
+        ({"tokenizer": "tokenizer-a.json"}, "must be 32 hexadecimal digits"),
+    ],
+)
+def test_tokens_that_make_no_sense_are_refused(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(SchemaError, match=what):
+        Tokens(**options)
+
+
+def test_a_schema_knows_the_files_that_its_fields_need() -> None:
+    kept = Tokens(tokenizer="tokenizer-ab.json", tokenizer_xxh3_128="1" * 32)
+
+    assert Schema({"a": Text(), "tokens": kept}).files == {"tokenizer-ab.json": "1" * 32}
+    assert Schema({"tokens": Tokens(tokenizer="bytes")}).files == {}

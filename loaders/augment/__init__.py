@@ -12,12 +12,17 @@ from ``(seed, epoch, index, draw, view)``; ``apply`` carries one out, straight i
     >>> batch = np.empty((1, 4, 4, 3), np.uint8)
     >>> apply(image, box, size, flip, out=batch[0]).shape
     (4, 4, 3)
+
+Crops and flips take any number of axes: of volumes, whose ``sizes`` are ``(N, 3)``, ``cut``
+carries them out.
 """
 
 from loaders.augment.geometry import Geometry, Op, Window, output_size, plan
+from loaders.augment.nd import check_ops, cut, output_lengths
 from loaders.augment.ops import (
     CenterCrop,
     RandomCrop,
+    RandomFlip,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
@@ -31,6 +36,7 @@ __all__ = [
     "Geometry",
     "Op",
     "RandomCrop",
+    "RandomFlip",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomVerticalFlip",
@@ -38,7 +44,10 @@ __all__ = [
     "Views",
     "Window",
     "apply",
+    "check_ops",
+    "cut",
     "move_boxes",
+    "output_lengths",
     "output_size",
     "plan",
     "reduction",

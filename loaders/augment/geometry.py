@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from loaders.errors import BatchError
-from loaders.rng import key64, uniform
+from loaders.rng import key64, uniforms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,9 +40,10 @@ class Geometry:
 
     Attributes:
         boxes: ``(N, 4)`` int64: y, x, height, width in source pixels, height and width at least 1.
-            A box may reach outside its image: zeros there.
-        sizes: ``(N, 2)`` int64: height and width of the result.
-        flips: ``(N, 2)`` bool, after the crop: vertical (upside down), horizontal.
+            A box may reach outside its image: zeros there. Of K axes: ``(N, 2 K)``, the corner
+            and then the extent.
+        sizes: ``(N, 2)`` int64: height and width of the result; ``(N, K)``.
+        flips: ``(N, 2)`` bool, after the crop: vertical (upside down), horizontal; ``(N, K)``.
     """
 
     boxes: npt.NDArray[np.int64]
@@ -59,8 +60,9 @@ class Geometry:
 class Window:
     """Where the frames of N samples lie in their sources: the running map that ops move.
 
-    All arrays are ``(N, 2)``, axis 1 being y, x. Frame pixels ``[a, b]`` of an axis that is not
-    mirrored are source pixels ``origin + [a, b] * extent / size``.
+    All arrays are ``(N, 2)``, axis 1 being y, x (or, of volumes, ``(N, 3)``: z, y, x). Frame pixels
+    ``[a, b]`` of an axis that is not mirrored are source pixels
+    ``origin + [a, b] * extent / size``.
 
     Attributes:
         indices: ``(N,)``: which samples these are, for messages.
@@ -115,7 +117,8 @@ class Op(Protocol):
     """One step of an augmentation: axis-aligned geometry, vectorized over samples.
 
     Attributes:
-        num_draws: How many uniform numbers the op takes per sample.
+        num_draws: How many uniform numbers the op takes per sample; one that takes one for each
+            axis says so with ``per_axis = True``.
     """
 
     num_draws: ClassVar[int]
@@ -177,7 +180,8 @@ def plan(
 
     Args:
         ops: What to do, in order; each draws under its position in the list.
-        sizes: ``(N, 2)`` integers: height and width of each image in source pixels.
+        sizes: ``(N, 2)`` integers: height and width of each image in source pixels; of volumes
+            ``(N, 3)``, and so on.
         seed: Of the run.
         epoch: From 0.
         indices: ``(N,)`` integers: positions in the dataset.
@@ -197,22 +201,28 @@ def plan(
     indices = np.asarray(indices)
     draws = np.zeros(1, np.int64) if draws is None else np.asarray(draws)
     window = Window(_checked_sizes(sizes, indices, draws), indices)
-    for position, op in enumerate(ops):
-        key = key64(_DOMAIN, seed, epoch, view, position)
-        op.move(window, uniform(key, indices, draws, num=op.num_draws))
+    num_axes = window.size.shape[1]
+    keys = [key64(_DOMAIN, seed, epoch, view, position) for position in range(len(ops))]
+    nums = [num_axes if getattr(op, "per_axis", False) else op.num_draws for op in ops]
+    drawn = uniforms(keys, indices, draws, nums=nums) if ops else []
+    for op, numbers in zip(ops, drawn, strict=True):
+        op.move(window, numbers)
     return window.geometry()
 
 
 def _checked_sizes(sizes: npt.NDArray[Any], indices: Ints, draws: Ints) -> Ints:
     sizes = np.asarray(sizes, np.int64)
     num = len(indices)
-    if sizes.shape != (num, 2) or indices.ndim != 1 or draws.shape not in ((num,), (1,)):
+    fits = sizes.ndim == 2 and len(sizes) == num and sizes.shape[1] > 0
+    if not fits or indices.ndim != 1 or draws.shape not in ((num,), (1,)):
         raise BatchError(
-            f"sizes must be (N, 2), indices and draws (N,), "
+            f"sizes must be (N, 2) or (N, axes), indices and draws (N,), "
             f"got {sizes.shape}, {indices.shape} and {draws.shape}"
         )
     if num and sizes.min() < 1:
         row = int(sizes.min(axis=1).argmin())
-        height, width = sizes[row].tolist()
-        raise BatchError(f"sample {indices[row]} is empty: height {height}, width {width}")
+        names = ("height", "width") if sizes.shape[1] == 2 else map("axis {}".format, range(32))
+        lengths = zip(names, sizes[row].tolist(), strict=False)
+        listed = ", ".join(f"{name} {length}" for name, length in lengths)
+        raise BatchError(f"sample {indices[row]} is empty: {listed}")
     return sizes

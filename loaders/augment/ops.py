@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import keyword
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from loaders.augment.geometry import Floats, Ints, Op, Window
 
 Size = int | tuple[int, int]
+Lengths = int | tuple[int, ...]  # of a crop: one for all axes, or one for each
 
 
 def _is_length(value: Any) -> bool:
@@ -41,6 +42,36 @@ def _pair(size: Size) -> tuple[int, int]:
 
 def _array(size: Size) -> Ints:
     return np.array(_pair(size), np.int64)
+
+
+def _set_lengths(op: RandomCrop | CenterCrop) -> None:
+    """Read a crop's size: one int is a square, or a cube, or a line."""
+    size: Any = op.size
+    is_one = not isinstance(size, (tuple, list))
+    lengths = (size, size) if is_one else tuple(size)
+    if not lengths or not all(_is_length(length) for length in lengths):
+        raise ValueError(
+            f"size must be a positive int or one for each axis (height, width), got {size!r}"
+        )
+    object.__setattr__(op, "size", tuple(int(length) for length in lengths))
+    object.__setattr__(op, "_fits_all", is_one)
+
+
+def crop_lengths(op: RandomCrop | CenterCrop, num_axes: int) -> tuple[int, ...]:
+    """Return the lengths of a crop of so many axes; BatchError if it is one of other axes."""
+    assert isinstance(op.size, tuple)
+    if len(op.size) == num_axes:
+        return op.size
+    if not op._fits_all:
+        raise BatchError(f"{op} crops {len(op.size)} axes, the samples have {num_axes}")
+    return op.size[:1] * num_axes
+
+
+def _check_plane(op: object, window: Window) -> None:
+    if window.size.shape[1] != 2:
+        raise BatchError(
+            f"{op} is for pictures; arrays of {window.size.shape[1]} axes are cropped and flipped"
+        )
 
 
 def _check_range(name: str, values: Sequence[float]) -> tuple[float, float]:
@@ -94,12 +125,15 @@ class RandomResizedCrop:
 
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
+        _check_plane(self, window)
         extent, found = self._try(window.size, draws[:, :-2])
         missed = np.flatnonzero(~found)
-        extent[missed] = self._fallback(window.size[missed])
+        if len(missed):  # rare, and each of these calls takes microseconds, however few the rows
+            extent[missed] = self._fallback(window.size[missed])
         room = window.size - extent
         corner = _pick(draws[:, -2:], room)
-        corner[missed] = room[missed] // 2
+        if len(missed):
+            corner[missed] = room[missed] // 2
         window.crop(corner, extent)
         window.resize(_array(self.size))
 
@@ -137,10 +171,12 @@ class RandomResizedCrop:
 class RandomCrop:
     """Crop at a random place, optionally from an image with a border of zeros.
 
-    ``RandomCrop(32, padding=4)`` is the usual recipe for CIFAR.
+    ``RandomCrop(32, padding=4)`` is the usual recipe for CIFAR, ``RandomCrop((32, 64, 64))`` or
+    ``RandomCrop(64)`` one for volumes.
 
     Args:
-        size: Of the crop: a square's side, or (height, width).
+        size: Of the crop: a square's (or cube's) side, (height, width), or one length for each
+            spatial axis.
         padding: Pixels of zeros added on every side.
         pad_if_needed: Add zeros on both sides of an axis that is still shorter than the crop, by
             what is missing; otherwise such an image is an error.
@@ -153,20 +189,22 @@ class RandomCrop:
         ``RandomCrop`` of torchvision.
     """
 
-    size: Size
+    size: Lengths
     padding: int = 0
     pad_if_needed: bool = False
+    _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 2
+    per_axis: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _pair(self.size))
+        _set_lengths(self)
         if self.padding != 0 and not _is_length(self.padding):
             raise ValueError(f"padding must be an int of at least 0, got {self.padding!r}")
 
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
-        size = _array(self.size)
+        size = np.array(crop_lengths(self, window.size.shape[1]), np.int64)
         padding = np.full(window.size.shape, int(self.padding))
         if self.pad_if_needed:
             padding += np.maximum(size - window.size - 2 * padding, 0)
@@ -176,15 +214,18 @@ class RandomCrop:
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
         """Tell the frame's size afterwards."""
-        return _pair(self.size)
+        height, width = crop_lengths(self, 2)
+        return height, width
 
     def _check(self, window: Window, room: Ints) -> None:
         rows = np.flatnonzero((room < 0).any(axis=1))
         if len(rows):
-            height, width = window.size[rows[0]].tolist()
+            lengths = window.size[rows[0]].tolist()
+            is_picture = len(lengths) == 2
             raise BatchError(
-                f"sample {window.indices[rows[0]]} is {height} x {width} pixels when it reaches "
-                f"{self}, smaller than the crop; pass pad_if_needed=True or put a Resize before it"
+                f"sample {window.indices[rows[0]]} is {' x '.join(map(str, lengths))} pixels when "
+                f"it reaches {self}, smaller than the crop; pass pad_if_needed=True"
+                f"{' or put a Resize before it' if is_picture else ''}"
             )
 
 
@@ -193,7 +234,8 @@ class CenterCrop:
     """Crop the middle; where the image is smaller, zeros fill the sides.
 
     Args:
-        size: Of the crop: a square's side, or (height, width).
+        size: Of the crop: a square's (or cube's) side, (height, width), or one length for each
+            spatial axis.
 
     Raises:
         ValueError: At construction, a size that is none.
@@ -203,23 +245,25 @@ class CenterCrop:
         number of missing pixels the larger part behind.
     """
 
-    size: Size
+    size: Lengths
+    _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _pair(self.size))
+        _set_lengths(self)
 
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
-        size = _array(self.size)
+        size = np.array(crop_lengths(self, window.size.shape[1]), np.int64)
         room = window.size - size
         corner = np.where(room >= 0, np.rint(room / 2), -(-room // 2))
         window.crop(corner.astype(np.int64), size)
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
         """Tell the frame's size afterwards."""
-        return _pair(self.size)
+        height, width = crop_lengths(self, 2)
+        return height, width
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +291,7 @@ class Resize:
 
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
+        _check_plane(self, window)
         if isinstance(self.size, int):
             window.resize(window.size * self.size // window.size.min(axis=1, keepdims=True))
         else:
@@ -284,6 +329,8 @@ class _RandomFlip:
 
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
+        if window.size.shape[1] < -self.axis:
+            raise BatchError(f"{self} needs {-self.axis} axes, the samples have one")
         window.mirror(self.axis, draws[:, 0] < self.p)
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -292,17 +339,60 @@ class _RandomFlip:
 
 
 class RandomHorizontalFlip(_RandomFlip):
-    """Swap left and right with probability ``p``, a number from 0 to 1."""
+    """Swap left and right (mirror the last axis) with probability ``p``, a number from 0 to 1."""
 
     __slots__ = ()
-    axis = 1
+    axis = -1
 
 
 class RandomVerticalFlip(_RandomFlip):
-    """Turn upside down with probability ``p``, a number from 0 to 1."""
+    """Turn upside down (mirror the last axis but one) with probability ``p``, from 0 to 1."""
 
     __slots__ = ()
-    axis = 0
+    axis = -2
+
+
+@dataclass(frozen=True, slots=True)
+class RandomFlip:
+    """Mirror each spatial axis with probability ``p``, each by a draw of its own.
+
+    Args:
+        p: Probability, from 0 to 1.
+        axes: The axes that may be mirrored: 0 is the first spatial one, -1 the last; None for all.
+
+    Raises:
+        ValueError: At construction, ``p`` is not a probability or an axis not a whole number.
+        BatchError: In ``plan``, the samples do not have such an axis.
+    """
+
+    p: float = 0.5
+    axes: tuple[int, ...] | None = None
+
+    num_draws: ClassVar[int] = 2
+    per_axis: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise ValueError(f"p must be in [0, 1], got {self.p!r}")
+        axes: Any = self.axes
+        if axes is None:
+            return
+        if not isinstance(axes, (tuple, list)) or not all(type(axis) is int for axis in axes):
+            raise ValueError(f"axes must be whole numbers, got {axes!r}")
+        object.__setattr__(self, "axes", tuple(axes))
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        num_axes = window.size.shape[1]
+        axes = range(num_axes) if self.axes is None else self.axes
+        if any(not -num_axes <= axis < num_axes for axis in axes):
+            raise BatchError(f"{self} is for more axes, the samples have {num_axes}")
+        for axis in dict.fromkeys(axis % num_axes for axis in axes):
+            window.mirror(axis, draws[:, axis] < self.p)
+
+    def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Tell the frame's size afterwards."""
+        return size
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from loaders.workers import Job
 
 _GROUP_BYTES = 4 << 20  # hand smaller batches over several at a time
-_MAX_GROUP = 8
 
 
 @dataclass(slots=True)
@@ -43,6 +43,15 @@ class Maker:
     pin: bool = False
     slots: Slots = field(default_factory=Slots)
 
+    def for_child(self) -> Maker:
+        """Return it without what belongs to this process."""
+        return replace(self, pin=False, slots=Slots())
+
+    @property
+    def num_replaced(self) -> int:
+        """Samples that the dataset replaced."""
+        return getattr(self.dataset, "num_replaced", 0)
+
     def job(self, indices: Any) -> BatchOf:
         """Return the work of making one batch."""
         return BatchOf(self, self._read(indices))
@@ -61,6 +70,15 @@ class Maker:
             job.run(part)
         return job.finish()
 
+    def make_group(self, group: list[Any]) -> list[Any] | None:
+        """Make several batches on this thread at once; None if the dataset reads them one by one."""
+        read = self.dataset.read_group(group, self.slots)
+        return None if read is None else [self.pinned(self.collate(samples)) for samples in read]
+
+    def pinned(self, batch: Any) -> Any:
+        """Return a batch in page-locked memory, if that is asked for."""
+        return torch.utils.data._utils.pin_memory.pin_memory(batch) if self.pin else batch
+
     @property
     def group_size(self) -> int:
         """How many batches to hand over at once: handing over costs tens of microseconds, whatever the size."""
@@ -69,7 +87,9 @@ class Maker:
         nbytes = self.dataset.sample_nbytes
         if nbytes is None or self.collate is not collate:
             return 1
-        return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(1, nbytes * self.batch_size)))
+        return max(
+            1, min(self.dataset.max_group, _GROUP_BYTES // max(1, nbytes * self.batch_size))
+        )
 
 
 @dataclass(slots=True)
@@ -83,14 +103,21 @@ class BatchOf:
     """One batch: read, collated, pinned."""
 
     def __init__(self, maker: Maker, read: Job) -> None:
-        self._collate, self._pin, self._read = maker.collate, maker.pin, read
+        self._maker, self._read = maker, read
         self.num_parts = read.num_parts
-        self.run, self.describe = read.run, read.describe
+        self.run = read.run
+        self._is_read = False
 
     def finish(self) -> Any:
         """Return the batch."""
-        batch = self._collate(self._read.finish())
-        return torch.utils.data._utils.pin_memory.pin_memory(batch) if self._pin else batch
+        samples = self._read.finish()
+        self._is_read = True
+        return self._maker.pinned(self._maker.collate(samples))
+
+    def describe(self, part: int) -> str:
+        """Say what is being done, and with which samples."""
+        what = self._read.describe(part)
+        return f"collating what came from {what}" if self._is_read else what
 
 
 class Group:
@@ -104,6 +131,11 @@ class Group:
 
     def run(self, part: int) -> None:
         """Make them all; one that fails does not take the others with it."""
+        with suppress(Exception):  # of one of them, or of more: one by one says which
+            made = self._maker.make_group(self._batches)
+            if made is not None:
+                self._made = made
+                return
         for batch in self._batches:
             try:
                 self._made.append(self._maker.make(batch))
@@ -116,4 +148,26 @@ class Group:
 
     def describe(self, part: int) -> str:
         """Say what is being made."""
-        return f"making {len(self._batches)} small batches"
+        at = min(len(self._made), len(self._batches) - 1)
+        what = self._maker.job(self._batches[at]).describe(0)
+        return f"making batch {at + 1} of {len(self._batches)} small ones: {what}"
+
+
+class Failed:
+    """A batch that cannot even be begun: its error waits for its turn."""
+
+    num_parts = 1
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def run(self, part: int) -> None:
+        """Raise it."""
+        raise self._error
+
+    def finish(self) -> None:
+        """Never called."""
+
+    def describe(self, part: int) -> str:
+        """Say what it is."""
+        return "raising an error"

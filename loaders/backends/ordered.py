@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loaders.backends.maker import Raised
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
+_FIRST_GROUP = 8  # batches: the first one should not wait for many others
 
 
 class Pool(Protocol):
@@ -25,6 +25,10 @@ class Pool(Protocol):
     def num_ready(self) -> int:
         """Groups that could be taken without waiting."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the oldest group could be taken without waiting."""
+
     def put(self, group: list[Any]) -> None:
         """Begin a group of batches, given the indices of each."""
 
@@ -33,6 +37,9 @@ class Pool(Protocol):
 
     def describe(self) -> str:
         """Say what each worker is doing and for how long."""
+
+    def describe_aside(self) -> str:
+        """Say it also from a signal handler or another thread, while the pool is in use."""
 
     def close(self) -> None:
         """End the workers."""
@@ -45,7 +52,7 @@ class OrderedBatches:
         pool: Makes them.
         indices: The indices of each batch.
         prefetch_batches: Groups in flight, whatever the number of workers.
-        group_size: Batches that are handed over at once.
+        group_size: Batches that are handed over at once, at most; the first groups are smaller.
         timeout_s: RuntimeError after so long without a batch; 0 waits.
         stall_warning_s: Log what every worker is doing after so long; 0 does not.
 
@@ -64,7 +71,8 @@ class OrderedBatches:
         stall_warning_s: float = 0,
     ) -> None:
         self._pool, self._indices = pool, indices
-        self._prefetch_batches, self._group_size = prefetch_batches, group_size
+        self._prefetch_batches, self._max_group_size = prefetch_batches, group_size
+        self._group_size = min(group_size, _FIRST_GROUP)
         self._timeout_s, self._stall_warning_s = timeout_s, stall_warning_s
         self._ready: list[Any] = []
         self._failed: Exception | None = None
@@ -99,13 +107,17 @@ class OrderedBatches:
         while len(self._pool) < self._prefetch_batches:
             group: list[Any] = []
             try:
-                for batch in islice(self._indices, self._group_size):
-                    group.append(batch)  # noqa: PERF402  # keep those before an error
+                # By next(), not by a loop: some iterators begin anew whenever iter() is called on them.
+                while len(group) < self._group_size:
+                    group.append(next(self._indices))
+            except StopIteration:
+                self._indices = iter(())
             except Exception as error:  # whatever it is: it comes after the batches before it
                 self._indices, self._failed = iter(()), error
             if not group:
                 return
             self._pool.put(group)
+            self._group_size = min(2 * self._group_size, self._max_group_size)
 
     def _take(self) -> list[Any]:
         patience = self._timeout_s or self._stall_warning_s or None
@@ -118,11 +130,27 @@ class OrderedBatches:
                     raise RuntimeError(
                         f"DataLoader timed out after {self._timeout_s} seconds: {error}"
                     ) from None
-                logger.warning("no batch for %.0f s: %s", time.monotonic() - began, error)
+                waited_s = time.monotonic() - began
+                # Its text, not the error: a handler that keeps records would keep this iterator.
+                logger.warning("no batch for %.0f s: %s", waited_s, str(error))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batch could be had without waiting for it."""
+        return bool(self._ready) or self._pool.is_ready
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the pool's own slots."""
+        return getattr(self._pool, "slot_bytes", 0)
 
     def describe(self) -> str:
         """Say what each worker is doing and for how long."""
         return self._pool.describe()
+
+    def describe_aside(self) -> str:
+        """Say it also while the trainer's thread waits for the pool."""
+        return self._pool.describe_aside()
 
     def close(self) -> None:
         """End the workers."""

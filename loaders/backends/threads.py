@@ -3,38 +3,54 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import cv2
 import torch
 
-from loaders.backends.maker import Group
+from loaders.backends.maker import Failed, Group
 from loaders.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from loaders.backends.maker import Maker
+    from loaders.workers import Job
 
 
 class InlineBatches:
     """The batches of one epoch, made on the trainer's own thread: the plain path, which threads must equal."""
 
     num_ready = 0
+    is_ready = False  # making one takes the trainer's own time
 
     def __init__(self, maker: Maker, indices: Iterator[Any]) -> None:
         cv2.setNumThreads(1)
         self._maker, self._indices = maker, indices
+        self._making: tuple[Job, float] | None = None
 
     def __iter__(self) -> InlineBatches:
         return self
 
     def __next__(self) -> Any:
-        return self._maker.make(next(self._indices))
+        job = self._maker.job(next(self._indices))
+        self._making = job, time.monotonic()
+        try:
+            for part in range(job.num_parts):
+                job.run(part)
+            return job.finish()
+        finally:
+            self._making = None
 
     def describe(self) -> str:
-        """Say that nothing runs beside the trainer."""
-        return "batches are made when they are asked for"
+        """Say what the trainer's own thread is making, and for how long."""
+        making = self._making
+        if making is None:
+            return "batches are made when they are asked for"
+        return f"{making[0].describe(0)} for {time.monotonic() - making[1]:.1f} s"
+
+    describe_aside = describe
 
     def close(self) -> None:
         """Nothing runs."""
@@ -56,10 +72,22 @@ class ThreadPool:
         """Groups that could be taken without waiting."""
         return self._workers.num_ready
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the oldest group could be taken without waiting."""
+        return self._workers.is_ready
+
     def put(self, group: list[Any]) -> None:
         """Begin a group of batches."""
-        maker = self._maker
-        self._workers.put(Group(maker, group) if self._is_grouped else maker.job(group[0]))
+        self._workers.put(self._job(group))
+
+    def _job(self, group: list[Any]) -> Job:
+        if self._is_grouped:
+            return Group(self._maker, group)
+        try:
+            return self._maker.job(group[0])
+        except Exception as error:  # an index out of range, say
+            return Failed(error)
 
     def take(self, timeout_s: float | None = None) -> list[Any]:
         """Return the oldest group, or raise its error."""
@@ -69,6 +97,8 @@ class ThreadPool:
     def describe(self) -> str:
         """Say what each thread is doing and for how long."""
         return self._workers.describe()
+
+    describe_aside = describe
 
     def close(self) -> None:
         """End the threads."""
@@ -86,7 +116,12 @@ def start_workers(num_workers: int) -> Workers:
         torch.get_num_threads()  # makes it last: a thread's first operation else takes the count of all
         barrier.wait(timeout=60)
 
-    workers = Workers(num_workers, prepare=prepare)
-    barrier.wait(timeout=60)
-    torch.set_num_threads(num_threads)
+    try:
+        workers = Workers(num_workers, prepare=prepare)
+        barrier.wait(timeout=60)
+    except BaseException:  # Ctrl-C, say: or those that have begun would wait for the others
+        barrier.abort()
+        raise
+    finally:
+        torch.set_num_threads(num_threads)
     return workers

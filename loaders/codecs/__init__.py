@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from loaders.codecs.dct import DctCodec
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.codecs.text import BytesCodec, JsonCodec, TextCodec
+from loaders.codecs.yuv import Yuv420Codec
 from loaders.errors import CodecError
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ _FACTORIES: dict[str, Callable[[Any], Codec]] = {
     "jpeg": PictureCodec,
     "png": PictureCodec,
     "webp": PictureCodec,
+    "yuv420": Yuv420Codec,
+    "dct": DctCodec,
     "text": TextCodec,
     "json": JsonCodec,
     "bytes": BytesCodec,

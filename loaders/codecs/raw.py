@@ -78,7 +78,7 @@ class RawCodec:
         Raises:
             CodecError: The record has another size than the field's arrays.
         """
-        shape, data = self._shape_of(record)
+        shape, data = self.shape_of(record)
         try:
             array: npt.NDArray[Any] = np.frombuffer(data, self.dtype).reshape(shape)
         except ValueError as error:
@@ -88,9 +88,14 @@ class RawCodec:
         array.flags.writeable = False
         return array
 
-    def _shape_of(
+    def shape_of(
         self, record: npt.NDArray[np.uint8]
     ) -> tuple[tuple[int, ...], npt.NDArray[np.uint8]]:
+        """Return the shape of a record's array and the bytes of its numbers, a view.
+
+        Raises:
+            CodecError: The record is too short for its shape.
+        """
         if self.num_free == 0:
             return self.shape, record  # type: ignore[return-value]
         if self.num_free == 1:

@@ -52,7 +52,8 @@ class Gather:
         torch.index_select(rows, 0, torch.from_numpy(addresses), out=torch.from_numpy(out))
 
     def _addresses(self, indices: Indices, shards: Indices) -> Indices:
-        addresses = indices * self._nbytes + self._biases[shards]
+        addresses = self._biases.take(shards)
+        addresses += indices * self._nbytes
         if self._all_fixed:
             return addresses
         for number in np.unique(shards).tolist():
@@ -84,12 +85,23 @@ class Gather:
         if self._columns:
             old_low, rows = self._window
             low, high = min(low, old_low), max(high, old_low + len(rows) + self._nbytes - 1)
-        window = torch.from_numpy(np.asarray(_Memory(low, high - low)))
         # One assignment: other threads read the pair without the lock.
-        self._window = (
-            low,
-            window.as_strided((high - low - self._nbytes + 1, self._nbytes), (1, 1)),
-        )
+        self._window = low, rows_at(low, high, self._nbytes)
+
+
+def rows_at(low: int, high: int, nbytes: int) -> torch.Tensor:
+    """View memory as rows of ``nbytes`` bytes from every address in it; the caller keeps the memory alive.
+
+    Args:
+        low: Address of the first byte.
+        high: Address behind the last byte.
+        nbytes: Of a row, at most ``high - low``.
+
+    Returns:
+        ``(high - low - nbytes + 1, nbytes)`` uint8: row ``i`` is what lies at ``low + i``.
+    """
+    memory = torch.from_numpy(np.asarray(_Memory(low, high - low)))
+    return memory.as_strided((high - low - nbytes + 1, nbytes), (1, 1))
 
 
 class _Memory:

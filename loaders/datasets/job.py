@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _MAX_REPLACEMENTS = 32
+_KEY_TIMEOUT_S = 1.0
 
 
 class BatchJob:
@@ -44,6 +45,7 @@ class BatchJob:
         self._part_rows = n if num_workers < 2 else max(dataset.min_rows, -(-n // shares))
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
         self._transformed: list[Any] = [None] * n if dataset.transform is not None else []
+        self._at: dict[int, int] = {}  # by part: the sample that is being transformed
 
     def run(self, part: int) -> None:
         """Read one range of samples; bad ones are replaced if the dataset says so."""
@@ -55,7 +57,7 @@ class BatchJob:
             for position in range(first, last):
                 self._read_one(position)
         if self.dataset.transform is not None:
-            self._transform(first, last)
+            self._transform(part, first, last)
 
     def _begin(self) -> list[list[Any]]:
         """Take memory when the work begins: by then an earlier batch may have given its own back."""
@@ -74,7 +76,7 @@ class BatchJob:
     def _read_one(self, position: int) -> None:
         """Read a sample, or say what is wrong with it, or read another in its place."""
         index = -1
-        for _ in range(_MAX_REPLACEMENTS):
+        for attempt in range(_MAX_REPLACEMENTS):
             try:
                 return self._read(position, position + 1)
             except LoadersError as cause:
@@ -84,14 +86,14 @@ class BatchJob:
                     raise error from cause
                 self.dataset.count_replaced(error)
             with self._lock:  # other threads replace samples of the same request
-                self._replace(position)
+                self._replace(position, attempt)
         raise self.dataset.sample_error(index, "it was to replace another, and is bad too")
 
-    def _replace(self, position: int) -> None:
-        """Put another sample in its place: the same one in every run."""
+    def _replace(self, position: int, attempt: int) -> None:
+        """Put another sample in its place: the same one in every run, and another at each attempt."""
         request = self.request
         draw = 0 if request.draws is None else int(request.draws[position])
-        key = key64(request.seed, request.epoch, draw, 0x5EED)
+        key = key64(request.seed, request.epoch, draw, attempt, 0x5EED)
         index = int(
             hash64(key, request.indices[position : position + 1])[0] % np.uint64(len(self.dataset))
         )
@@ -99,9 +101,10 @@ class BatchJob:
         indices[position] = index
         self.request = replace(request, indices=indices, rows=self.dataset.rows_of(indices))
 
-    def _transform(self, first: int, last: int) -> None:
+    def _transform(self, part: int, first: int, last: int) -> None:
         batch = self._batch()  # other threads may still be reading its other rows
         for i in range(first, last):
+            self._at[part] = i
             sample = sample_type(batch._fields)(*(values[i] for values in batch))
             try:
                 self._transformed[i] = self.dataset.apply_transform(sample)
@@ -126,11 +129,32 @@ class BatchJob:
         return SampleBatch(self._batch(), len(self.request))
 
     def describe(self, part: int) -> str:
-        """Say which samples a part reads."""
+        """Say what a part is doing, and with which samples."""
+        position = self._at.get(part)
+        if position is not None:
+            return f"transforming {self._place(position)}"
         first = part * self._part_rows
         last = min(first + self._part_rows, len(self.request)) - 1
-        path, row = self.dataset.place(int(self.request.indices[first]))
-        return f"reading and decoding {last - first + 1} samples from {path}, row {row} on"
+        if last < first:
+            return "reading no samples"
+        return f"reading and decoding {last - first + 1} samples from {self._place(first)} on"
+
+    def _place(self, position: int) -> str:
+        index = int(self.request.indices[position])
+        path, row = self.dataset.place(index)
+        key = _key_in_time(self.dataset, index)
+        return f"{path}, row {row}" + ("" if key is None else f", key {key!r}")
+
+
+def _key_in_time(dataset: PackedDataset, index: int) -> str | None:
+    """Return the key of a sample, unless its file does not answer: a stalled disk must not stall the report of it."""
+    found: list[str | None] = []
+    thread = threading.Thread(
+        target=lambda: found.append(dataset._key_of(index)), name="loaders-key", daemon=True
+    )
+    thread.start()
+    thread.join(_KEY_TIMEOUT_S)
+    return found[0] if found else None
 
 
 class CallJob:

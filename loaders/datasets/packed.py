@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import xxhash
 
+from loaders.augment import Views
 from loaders.buffers import FreshMemory
 from loaders.columns import Column, FixedColumn
+from loaders.datasets import frame
 from loaders.datasets.base import BatchDataset
+from loaders.datasets.coefficients import Finisher, check_scale, make_finisher
 from loaders.datasets.crops import CropReader
 from loaders.datasets.job import BatchJob
 from loaders.datasets.readers import (
@@ -33,10 +35,12 @@ from loaders.datasets.readers import (
 from loaders.datasets.store import Rows, Store
 from loaders.errors import LoadersError, SampleError, SchemaError
 from loaders.rng import hash64, key64
-from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Image, Label, MultiLabel, Schema
+from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Field, Image, Label, MultiLabel, Schema
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import torch
 
     from loaders.datasets.samples import SampleBatch
 
@@ -62,6 +66,7 @@ class PackedDataset(BatchDataset):
         transform: Transform | None = None,
         batching: Mapping[str, str] | None = None,
         on_error: OnError = "raise",
+        scale: float = 1,
     ) -> None:
         self.store, self.schema = store, schema
         self.fields = tuple(fields) if fields is not None else schema.defaults
@@ -69,6 +74,8 @@ class PackedDataset(BatchDataset):
         self.transform = transform
         self.batching = dict(batching or {})
         self.on_error = on_error
+        self.scale = scale
+        self._whole: PackedDataset | None = None  # of a host half
         self.epoch, self.seed = 0, 0
         self._source_fingerprint = fingerprint
         self._view: Indices | None = None
@@ -79,23 +86,26 @@ class PackedDataset(BatchDataset):
             raise ValueError(f"on_error must be 'raise' or 'replace', got {self.on_error!r}")
         self.num_replaced, self._bad = 0, set[int]()
         self.schema.check_names(self.fields)
-        fields = {
-            name: None if name in VIRTUAL_FIELDS else self.schema.fields[name]
-            for name in self.fields
-        }
+        fields = self._shown_fields
+        check_scale(fields, self.scale)
         self.readers: tuple[Reader, ...] = make_readers(
-            self.store, fields, self.augment, self.batching
+            self.store,
+            fields,
+            self.augment,
+            self.batching,
+            self.scale,
+            half=self._whole is not None,
         )
         self.forms = {
             name: reader.batching
             for reader in self.readers
             if isinstance(reader, CropReader)
             or (isinstance(reader, ObjectReader) and isinstance(reader.field, Array | Boxes))
-            for name in reader.names
+            for name in (reader.list_names if isinstance(reader, CropReader) else reader.names)
         }
         if self.transform is not None:  # it sees samples; its results are joined after it
             plain = dict.fromkeys(self.batching, "list")
-            self.readers = make_readers(self.store, fields, self.augment, plain)
+            self.readers = make_readers(self.store, fields, self.augment, plain, self.scale)
         self.names = tuple(name for reader in self.readers for name in reader.names)
         self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
         # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
@@ -107,6 +117,38 @@ class PackedDataset(BatchDataset):
             raise SchemaError(
                 f"transform is for fields {sorted(unknown)}; samples have {list(self.names)}"
             )
+
+    @property
+    def _shown_fields(self) -> dict[str, Field | None]:
+        return {
+            name: None if name in VIRTUAL_FIELDS else self.schema.fields[name]
+            for name in self.fields
+        }
+
+    # -- two halves --------------------------------------------------------------------------------
+
+    def finisher(self, device: torch.device) -> Finisher | None:
+        """Return the device half for batches of ``host_half()``; None if no field has halves.
+
+        Transforms act on images, and views share one decode: with them both halves run on the host.
+        """
+        if not self._splits:
+            return None
+        return make_finisher(self._shown_fields, self.scale, self.augment, device)
+
+    @property
+    def _splits(self) -> bool:
+        views = any(isinstance(op, Views) for op in self.augment)
+        return self.transform is None and not views
+
+    def host_half(self) -> Self:
+        """Return the same samples, whose batches hold what ``finisher`` makes images of."""
+        if not self._splits:
+            return self
+        other = copy.copy(self)
+        other._whole = self
+        other._prepare()
+        return other
 
     # -- samples -----------------------------------------------------------------------------------
 
@@ -217,6 +259,10 @@ class PackedDataset(BatchDataset):
 
     def count_replaced(self, error: SampleError) -> None:
         """Note that a sample was replaced; too many are an error."""
+        if self._whole is not None:
+            self._whole.count_replaced(error)
+            self.num_replaced = self._whole.num_replaced
+            return
         self.num_replaced += 1
         if error.index not in self._bad:  # told of once, counted once in any number of epochs
             self._bad.add(error.index)
@@ -247,15 +293,22 @@ class PackedDataset(BatchDataset):
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return a field of all samples as one read-only array ``(N, ...)``, without decoding pictures.
 
+        The name may also be that of a column of a packed table: its numbers, or the numbers of its
+        categories, ``(N,)``.
+
         Raises:
             SchemaError: The field has no fixed shape.
         """
+        if (place := frame.find_column(self.schema, name)) is not None:
+            return _read_only(self.column(place[0])[:, place[1]])
         self.schema.check_names([name])
         if name == "sample_id":
             return _read_only(np.arange(len(self)))
         field = self.schema.fields[name]
-        if field.record_nbytes is None or field.shape is None:
-            raise SchemaError(f"field {name!r} varies in size: read it sample by sample")
+        if field.record_nbytes is None or field.shape is None or field.codec != "raw":
+            raise SchemaError(
+                f"field {name!r} varies in size, or is encoded: read it sample by sample"
+            )
         parts = [_rows(column, field.record_nbytes) for column in self.store.column(name)]
         data = (
             parts[0]
@@ -270,6 +323,18 @@ class PackedDataset(BatchDataset):
             channels, height, width = shape
             return _read_only(flat.reshape(-1, height, width, channels).transpose(0, 3, 1, 2))
         return _read_only(flat.reshape(len(self), *shape))
+
+    def to_pandas(self, fields: Sequence[str] | None = None) -> Any:
+        """Return samples as a pandas DataFrame; tables with their columns, classes and categories by name.
+
+        Args:
+            fields: Which fields; None for all that hold one value, text or row of a table.
+
+        Raises:
+            SchemaError: A field has no place in a DataFrame.
+            ImportError: pandas is not installed.
+        """
+        return frame.to_pandas(self, fields)
 
     def find(self, key: str) -> int:
         """Return the index of the sample with this key; KeyError if there is none."""
@@ -299,8 +364,8 @@ class PackedDataset(BatchDataset):
     # -- views -------------------------------------------------------------------------------------
 
     def replace(self, **settings: Any) -> Self:
-        """Return the same samples with other settings: fields, augment, transform, batching, on_error."""
-        allowed = {"fields", "augment", "transform", "batching", "on_error"}
+        """Return the same samples with other settings: fields, augment, transform, batching, on_error, scale."""
+        allowed = {"fields", "augment", "transform", "batching", "on_error", "scale"}
         if unknown := set(settings) - allowed:
             raise TypeError(f"replace() takes {sorted(allowed)}, got {sorted(unknown)}")
         other = copy.copy(self)
@@ -452,7 +517,7 @@ def concat(datasets: Sequence[PackedDataset]) -> PackedDataset:
 
 
 def _check_alike(one: PackedDataset, other: PackedDataset) -> None:
-    for setting in ("fields", "augment", "transform", "batching", "on_error"):
+    for setting in ("fields", "augment", "transform", "batching", "on_error", "scale"):
         if getattr(one, setting) != getattr(other, setting):
             values = f"{getattr(one, setting)!r} and {getattr(other, setting)!r}"
             raise SchemaError(

@@ -2,53 +2,63 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import xxhash
-from tqdm import tqdm
 
-from loaders.codecs import codec_for
 from loaders.codecs.picture import picture_size
-from loaders.columns import Column, FixedColumn, VarColumn, ends, var_column
+from loaders.columns import Column, FixedColumn, var_column
+from loaders.datasets.coefficients import has_halves
+from loaders.datasets.loading import (
+    ColumnPlan,
+    Progress,
+    check_fits,
+    on_threads,
+    parts,
+    plan_columns,
+    plan_pixels,
+)
 from loaders.datasets.packed import PackedDataset
+from loaders.datasets.resident import ResidentDataset
 from loaders.datasets.shard import ShardDataset
+from loaders.datasets.shared import share_columns
 from loaders.datasets.store import MemoryShard, Store
-from loaders.errors import CodecError, LoadersError, SchemaError, SourceError
-from loaders.schema import Array, Field, Image, Label, Mask, Schema, Text
+from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.schema import Array, Field, Image, Label, Schema, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from loaders.datasets.loading import Report
 
-    from loaders.datasets.store import Rows
-
-_PART_BYTES, _PART_ROWS = 16 << 20, 4096  # between two steps of the progress bar
 Targets = Sequence[int] | Sequence[str] | npt.NDArray[Any] | torch.Tensor
-Blame = Callable[[int, str], LoadersError]  # a row and what is wrong with it, as an error
-_SPARE_SHARE = 0.9  # of the memory that is available: the rest of the machine needs some
 
 
-class RAMDataset(PackedDataset):
+class RAMDataset(ResidentDataset):
     """The samples of a dataset, held in memory.
 
     Args:
         source: A folder that ``packdata`` made, or a dataset (then its settings are the defaults
             here).
         decode: False keeps records as they are stored, e.g. as JPEG; True keeps pixels.
+        shared: True: one copy for all processes of this user on this machine, ranks and workers
+            alike; the first one loads it, others attach, and it goes when the last one does.
+            ``"all_users"``: one copy for all who say so, whoever they are. Linux only.
+        device: ``"cuda"``: the columns lie in GPU memory, and batches are gathered and augmented
+            there; the host chooses rows, no more. For pixels, tokens and tables: records of one
+            size. Without ``decode`` the host keeps no copy: lookups read the mapped files.
+        pin: True: the columns stay in host memory, page-locked, and the GPU gathers batches from it
+            over the bus; needs Triton.
         progress: Show a bar while loading, on stderr.
-        **settings: fields, augment, transform, batching, check, on_error: as ``ShardDataset``
+        **settings: fields, augment, transform, batching, check, on_error, scale: as ``ShardDataset``
             takes them. Only the fields that samples have, and the key, are loaded.
 
     Raises:
         LoadersError: It does not fit into the memory that is available; the message has the
-            figures.
+            figures. Or the process that loads the copy to be shared has failed or died.
     """
 
     def __init__(
@@ -56,6 +66,9 @@ class RAMDataset(PackedDataset):
         source: PackedDataset | Path | str,
         *,
         decode: bool = False,
+        shared: bool | Literal["all_users"] = False,
+        device: torch.device | str | None = None,
+        pin: bool = False,
         progress: bool = True,
         **settings: Any,
     ) -> None:
@@ -64,44 +77,41 @@ class RAMDataset(PackedDataset):
             dataset = source.replace(**settings) if settings else source
         else:
             dataset = ShardDataset(source, **settings)
-        names = _names_to_load(dataset)
-        fields = {name: dataset.schema.fields[name] for name in names}
-        rows = dataset.rows_of(np.arange(len(dataset)))
-        stored_nbytes = _stored_nbytes(dataset, names)
-        _check_fits(stored_nbytes)
-        with _Progress(stored_nbytes, progress) as bar:
-            columns = {
-                name: _load_column(dataset.store, name, field.record_nbytes, rows, bar)
-                for name, field in fields.items()
-            }
-        if decode:
-            for name, field in fields.items():
-                if isinstance(field, Image | Mask) and field.codec != "raw":
-                    fields[name], columns[name] = _decode_column(
-                        field, columns[name], dataset.sample_error, progress
-                    )
+        home = torch.device(device or "cuda") if device is not None or pin else None
+        if home is not None and not (pin or decode or shared):  # straight from the files
+            self.__dict__.update(dataset.__dict__)
+            self._settle(home, is_pinned=False)
+            return
         origin = getattr(dataset, "path", Path("datasets joined"))
-        self._init_from(columns, fields, dataset, origin, dataset.fingerprint)
+        if shared:
+            shard, fields = share_columns(dataset, origin, decode, progress, shared == "all_users")
+        else:
+            plans = plan_columns(dataset, decode=decode, progress=progress)
+            check_fits(sum(plan.nbytes for plan in plans.values()))
+            shard = MemoryShard(origin, _fill(plans, progress))
+            fields = {name: plan.field for name, plan in plans.items()}
+        self._init_from(shard, fields, dataset, dataset.fingerprint)
+        self._settle(home, is_pinned=pin)
 
     def _init_from(
         self,
-        columns: Mapping[str, Column],
+        shard: MemoryShard,
         fields: Mapping[str, Field],
         like: PackedDataset | None,
-        origin: Path,
         fingerprint: str,
         **settings: Any,
     ) -> None:
         shown = tuple(name for name in fields if name != "key")
         if like is not None:
             shown = like.fields
-            settings = {
-                k: getattr(like, k) for k in ("augment", "transform", "batching", "on_error")
-            }
+            names = ("augment", "transform", "batching", "on_error")
+            settings = {name: getattr(like, name) for name in names}
+            if any(has_halves(field) for field in fields.values()):  # else they are pixels by now
+                settings["scale"] = like.scale
         stored = tuple(name for name in shown if name in fields)
         PackedDataset.__init__(
             self,
-            Store([MemoryShard(origin, columns)]),
+            Store([shard]),
             Schema(fields, stored),
             fingerprint=fingerprint,
             **({"fields": shown} | settings),
@@ -109,7 +119,9 @@ class RAMDataset(PackedDataset):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
+        """Bytes of all columns, wherever they lie."""
+        if self._resident is not None:
+            return self._resident.nbytes
         return sum(column.nbytes for column in self.store.shard(0).columns.values())
 
     @classmethod
@@ -145,11 +157,17 @@ class RAMDataset(PackedDataset):
             fields["label"], columns["label"] = _label_column(targets, len(files))
         fields["key"], columns["key"] = Text(), var_column([str(file).encode() for file in files])
         if decode:
-            fields["image"], columns["image"] = _decode_column(
-                Image(), column, lambda i, what: SourceError(what, files[i]), progress
+            plan = plan_pixels(
+                Image(),
+                len(files),
+                lambda part: [column.row(i) for i in range(part.start, part.stop)],
+                lambda i, what: SourceError(what, files[i]),
+                progress,
             )
-        dataset = cls.__new__(cls)
-        dataset._init_from(columns, fields, None, Path("files"), _fingerprint(columns), **settings)
+            check_fits(plan.nbytes)
+            fields["image"], columns["image"] = plan.field, _fill({"": plan}, progress)[""]
+        dataset, shard = cls.__new__(cls), MemoryShard(Path("files"), columns)
+        dataset._init_from(shard, fields, None, _fingerprint(columns), **settings)
         return dataset
 
     @classmethod
@@ -177,111 +195,38 @@ class RAMDataset(PackedDataset):
                 _field_of(array) if schema is None or name not in schema else (schema[name], array)
             )
             columns[name] = _array_column(name, fields[name], rows)
-        dataset = cls.__new__(cls)
-        dataset._init_from(columns, fields, None, Path("arrays"), _fingerprint(columns))
+        dataset, shard = cls.__new__(cls), MemoryShard(Path("arrays"), columns)
+        dataset._init_from(shard, fields, None, _fingerprint(columns))
         return dataset
 
 
-def _names_to_load(dataset: PackedDataset) -> list[str]:
-    names = [name for name in dataset.fields if name in dataset.schema.fields]
-    return names + (["key"] if "key" in dataset.schema.fields and "key" not in names else [])
+def _fill(plans: Mapping[str, ColumnPlan], progress: bool) -> dict[str, Column]:
+    """Take memory for columns, and fill them."""
+    columns = {
+        name: plan.column([np.empty(n, np.uint8) for n in plan.array_nbytes])
+        for name, plan in plans.items()
+    }
+    with Progress(sum(plan.data_nbytes for plan in plans.values()), progress) as bar:
+        for name, plan in plans.items():
+            plan.fill(columns[name], bar.update)
+    return columns
 
 
-def _stored_nbytes(dataset: PackedDataset, names: Sequence[str]) -> int:
-    share = len(dataset) / max(1, len(dataset.store))
-    shards = [dataset.store.shard(i) for i in range(len(dataset.store.shards))]
-    return int(share * sum(shard.columns[name].nbytes for shard in shards for name in names))
-
-
-def _load_column(
-    store: Store, name: str, nbytes: int | None, rows: Rows, bar: _Progress
-) -> Column:
-    """Copy the records of some rows out of the maps, verified, to where they stay."""
-    if nbytes is not None:
-        data = np.empty((len(rows), nbytes), np.uint8)
-        for part in _parts(len(rows), max(1, _PART_BYTES // nbytes)):
-            store.gather(name, rows[part], data[part])
-            bar.update(data[part].nbytes)
-        return FixedColumn(data)
-    column = _empty_column(_lengths(store, name, rows))
-    for part in _parts(len(rows), _PART_ROWS):
-        for i, record in enumerate(store.records(name, rows[part]), part.start):
-            column.row(i)[:] = record
-        bar.update(int(column.lengths[part].sum()))
-    return column
-
-
-def _parts(length: int, size: int) -> Iterator[slice]:
-    return (slice(first, min(first + size, length)) for first in range(0, length, size))
-
-
-def _lengths(store: Store, name: str, rows: Rows) -> npt.NDArray[np.int64]:
-    """Return the size of each record."""
-    lengths = np.empty(len(rows), np.int64)
-    for number in np.unique(rows.shards).tolist():
-        column, here = store.shard(number).columns[name], rows.shards == number
-        inside = rows.indices[here] - store.starts[number]
-        lengths[here] = (
-            column.lengths[inside] if isinstance(column, VarColumn) else column.data.shape[1]
-        )
-    return lengths
-
-
-def _empty_column(lengths: npt.NDArray[np.int64]) -> VarColumn:
-    last = ends(lengths)
-    return VarColumn(np.empty(int(lengths.sum()), np.uint8), last - lengths, lengths)
-
-
-def _decode_column(
-    field: Image | Mask, column: Column, blame: Blame, progress: bool
-) -> tuple[Field, Column]:
-    """Turn encoded pictures into pixels; the field's size becomes known if they share one."""
-    sizes = np.array([picture_size(column.row(i)) for i in range(len(column))]).reshape(-1, 2)
-    shared = tuple(sizes[0].tolist()) if len(sizes) and (sizes == sizes[0]).all() else None
-    raw = replace(field, codec="raw", size=shared)
-    pixel_nbytes = np.dtype(field.dtype).itemsize * (
-        field.channels if isinstance(field, Image) else 1
-    )
-    header_nbytes = 0 if shared else 8  # height and width, where each picture has its own
-    lengths = sizes.prod(axis=1) * pixel_nbytes + header_nbytes
-    _check_fits(int(lengths.sum()))
-    decoded = _empty_column(lengths)
-    decode, encode = codec_for(field).decode, codec_for(raw).encode
-
-    def fill(i: int) -> None:
-        try:
-            record = encode(decode(column.row(i)))
-        except CodecError as error:
-            raise blame(i, str(error)) from error
-        decoded.row(i)[:] = np.frombuffer(record, np.uint8)
-
-    _fill_rows(decoded, fill, os.cpu_count() or 1, progress)
-    if raw.record_nbytes is None:
-        return raw, decoded
-    return raw, FixedColumn(decoded.buffer.reshape(-1, raw.record_nbytes))
-
-
-def _fill_rows(
-    column: VarColumn, fill: Callable[[int], None], num_threads: int, progress: bool
-) -> None:
-    """Call ``fill`` for each row of a column, on threads."""
-
-    def fill_part(part: slice) -> int:
-        for i in range(part.start, part.stop):
-            fill(i)
-        return int(column.lengths[part].sum())
-
-    with _Progress(column.nbytes, progress) as bar, ThreadPoolExecutor(num_threads) as threads:
-        for nbytes in threads.map(fill_part, _parts(len(column), 64)):
-            bar.update(nbytes)
-
-
-def _read_files(files: Sequence[Path], progress: bool) -> VarColumn:
+def _read_files(files: Sequence[Path], progress: bool) -> Column:
+    """Load files as they are; many at a time, for they may be far away."""
     lengths = np.array([_size(file) for file in files], np.int64)
-    _check_fits(int(lengths.sum()))
-    column = _empty_column(lengths)
-    _fill_rows(column, lambda i: _read_image(files[i], column.row(i)), 8, progress)
-    return column
+
+    def fill(column: Column, report: Report) -> None:
+        def read(part: slice) -> int:
+            for i in range(part.start, part.stop):
+                _read_image(files[i], column.row(i))
+            return int(lengths[part].sum())
+
+        on_threads(read, parts(len(files), 64), 8, report)
+
+    plan = ColumnPlan(Image(), lengths, fill)
+    check_fits(plan.nbytes)
+    return _fill({"": plan}, progress)[""]
 
 
 def _size(file: Path) -> int:
@@ -362,50 +307,3 @@ def _fingerprint(columns: Mapping[str, Column]) -> str:
             state.update(column.lengths.data)
             state.update(column.buffer.data)
     return state.hexdigest()
-
-
-def available_memory() -> int:
-    """Return the bytes that this process can still take: of the machine, or of its container if that is less."""
-    with open("/proc/meminfo") as file:
-        fields = dict(line.split(":") for line in file)
-    available = int(fields["MemAvailable"].split()[0]) << 10
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):  # no limit is set
-        return available
-    return min(available, limit - used)
-
-
-def _check_fits(nbytes: int) -> None:
-    available = available_memory()
-    if nbytes > _SPARE_SHARE * available:
-        need, have = nbytes / 1e9, available / 1e9
-        raise LoadersError(
-            f"RAMDataset needs {need:.3g} GB, and {have:.3g} GB of memory are available. "
-            "Use ShardDataset, which maps the files, or pack smaller (packdata images --size)"
-        )
-
-
-class _Progress:
-    """Shows a bar of bytes."""
-
-    def __init__(self, nbytes: int, show: bool) -> None:
-        self._nbytes, self._show = nbytes, show
-
-    def __enter__(self) -> Self:
-        self._bar = tqdm(
-            total=self._nbytes,
-            unit="B",
-            unit_scale=True,
-            desc="loading into RAM",
-            disable=not self._show,
-            delay=1.0,
-        )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def update(self, nbytes: int) -> None:
-        self._bar.update(nbytes)

@@ -17,6 +17,14 @@ import torch
 from loaders import augment
 from loaders.codecs import codec_for
 from loaders.codecs.picture import picture_size
+from loaders.datasets.coefficients import (
+    MovingReader,
+    WholeImages,
+    dct_reader,
+    has_halves,
+    records_at,
+)
+from loaders.datasets.crops import crop_readers
 from loaders.datasets.samples import in_form
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Mask
@@ -129,16 +137,29 @@ class Layout:
         shape = tuple(n for n in field.shape or () if n is not None)
         if isinstance(field, Image):
             return cls(torch_dtype(field.dtype), (*shape[1:], shape[0]), True)
-        return cls(torch_dtype(field.dtype), shape, False)
+        return cls(torch_dtype(field.served_dtype), shape, False)
 
-    def tensor(self, flat: UInt8Array, num_samples: int) -> torch.Tensor:
+    def tensor(self, flat: UInt8Array | torch.Tensor, num_samples: int) -> torch.Tensor:
         """View bytes as the field's tensor; it shares and keeps them."""
-        tensor = torch.from_numpy(flat)
-        if self.dtype is not torch.uint8:
+        tensor = flat if isinstance(flat, torch.Tensor) else torch.from_numpy(flat)
+        if not num_samples:
+            tensor = tensor.new_empty(
+                0, dtype=self.dtype
+            )  # numpy's empty rows have no stride to view by
+        elif self.dtype is not torch.uint8:
             tensor = tensor.view(self.dtype)
         if self.shape:
             tensor = tensor.view(num_samples, *self.shape)
         return tensor.permute(0, 3, 1, 2) if self.is_image else tensor
+
+
+def served(records: torch.Tensor, field: Field) -> torch.Tensor:
+    """Turn records of one size, ``(N, nbytes)`` uint8 on any device, into the field's tensor; it may share them."""
+    layout = Layout.of(field)
+    if field.served_dtype == field.dtype:
+        return layout.tensor(records.flatten(), len(records))
+    narrow = records.flatten().view(torch_dtype(field.dtype))
+    return narrow.to(layout.dtype).view(len(records), *layout.shape)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -147,6 +168,26 @@ def torch_dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise SchemaError(f"dtype {name!r} has no counterpart in torch")
     return dtype
+
+
+@dataclass(frozen=True, slots=True)
+class WideReader(FixedReader):
+    """Numbers that are stored in a narrow type and served in a wider one: gathered, then cast where they land."""
+
+    stored: np.dtype[Any]
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        served = torch.empty((), dtype=self.layout.dtype).numpy().dtype
+        width = self.nbytes // self.stored.itemsize
+        flat = memory.take(self.name, num_samples * width * served.itemsize)
+        tensor = self.layout.tensor(flat, num_samples)
+        return [tensor, flat.view(served).reshape(num_samples, width)]
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        narrow = _scratch((last - first) * self.nbytes)[: (last - first) * self.nbytes]
+        rows, width = last - first, values[1].shape[1]
+        self.store.gather(self.name, request.part(first, last), narrow.reshape(rows, self.nbytes))
+        values[1][first:last] = narrow.view(self.stored).reshape(rows, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,25 +430,38 @@ def make_readers(
     fields: dict[str, Field | None],
     ops: tuple[Any, ...],
     batching: dict[str, str],
+    scale: float = 1,
+    *,
+    half: bool = False,
 ) -> tuple[Reader, ...]:
-    """Return the reader of each field (None: the sample's position) under a list of augmentations."""
+    """Return the reader of each field (None: the sample's position) under a list of augmentations.
+
+    At a ``scale`` other than 1, ``dct`` images are smaller. With ``half``, fields that a device can
+    finish are read as their host half, and ``ops`` are drawn for it, not done.
+    """
     _check_batching(fields, batching)
     views = _views(ops)
     pictures = [
-        _picture_reader(store, name, field, views)
+        _picture_reader(store, name, field, views, scale)
         for name, field in fields.items()
         if isinstance(field, Image | Mask)
     ]
     by_name = {reader.name: reader for reader in pictures}
+    crops = crop_readers(store, fields, views, batching)
     leader = next(iter(pictures), None)
     readers: list[Reader] = []
     for name, field in fields.items():
         if field is None:
             readers.append(SampleIdReader())
+        elif isinstance(field, Image) and has_halves(field):
+            whole = by_name[name]
+            readers.append(_half_reader(whole, store, field, ops, scale) if half else whole)
         elif isinstance(field, Image | Mask) and (ops or field.record_nbytes is None):
             readers.append(by_name[name])
+        elif name in crops:
+            readers.append(crops[name])
         elif field.record_nbytes is not None:
-            readers.append(FixedReader(store, name, field.record_nbytes, Layout.of(field)))
+            readers.append(_fixed_reader(store, name, field, field.record_nbytes))
         else:
             follows = leader if isinstance(field, Boxes) and ops else None
             codec = codec_for(field)
@@ -415,6 +469,13 @@ def make_readers(
                 ObjectReader(store, name, field, codec, batching.get(name, "list"), follows)
             )
     return tuple(readers)
+
+
+def _fixed_reader(store: Store, name: str, field: Field, nbytes: int) -> FixedReader:
+    layout = Layout.of(field)
+    if field.served_dtype == field.dtype:
+        return FixedReader(store, name, nbytes, layout)
+    return WideReader(store, name, nbytes, layout, np.dtype(field.dtype))
 
 
 def _check_batching(fields: dict[str, Field | None], batching: dict[str, str]) -> None:
@@ -440,11 +501,31 @@ def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
 
 
 def _picture_reader(
-    store: Store, name: str, field: Image | Mask, views: dict[str, tuple[Any, ...]]
+    store: Store, name: str, field: Image | Mask, views: dict[str, tuple[Any, ...]], scale: float
 ) -> PictureReader:
     named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
+    source: Any = store
+    codec: Any
+    if isinstance(field, Image) and has_halves(field):
+        source, codec = records_at(store, field, scale), WholeImages(field, scale)
+        field = codec.served
+    else:
+        codec = codec_for(field)
     sizes = tuple(_output_size(field, ops) for ops in views.values())
-    return PictureReader(store, name, field, named, codec_for(field), sizes)
+    return PictureReader(source, name, field, named, codec, sizes)
+
+
+def _half_reader(
+    whole: PictureReader, store: Store, field: Image, ops: tuple[Any, ...], scale: float
+) -> Reader:
+    """Return the reader of what a device makes images of."""
+    name, nbytes, reader = whole.name, field.record_nbytes, None
+    if nbytes is not None:
+        layout = Layout(torch.uint8, (nbytes,), is_image=False)
+        reader = FixedReader(store, name, nbytes, layout)
+    half: Reader = reader or dct_reader(store, name, field, scale)
+    assert whole.field.size is not None
+    return MovingReader(half, ops, whole.field.size) if ops else half
 
 
 def _output_size(field: Image | Mask, ops: tuple[Any, ...]) -> tuple[int, int] | None:

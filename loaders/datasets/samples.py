@@ -130,6 +130,12 @@ def collate(samples: Any) -> Any:
     return torch.utils.data.default_collate(samples)
 
 
+def collate_dict(samples: Any) -> Any:
+    """Turn samples into a batch as ``collate`` does, as ``{field: values}`` if it has fields."""
+    batch = collate(samples)
+    return batch._asdict() if hasattr(batch, "_asdict") else batch
+
+
 def _collate_transformed(samples: TransformedSamples) -> Any:
     names = samples[0]._fields
     columns = (

@@ -26,7 +26,7 @@ class ShardDataset(PackedDataset):
             marked, usually image and label. ``key``, ``original_size`` and ``sample_id`` (the
             position) can be asked for.
         augment: Ops of ``loaders.augment``, applied while decoding, to image, mask and boxes
-            alike.
+            alike; crops and flips also to volumes and other arrays with ``Array.spatial`` axes.
         transform: A function of a sample, or ``{field: function}``; runs per sample, on worker
             threads.
         batching: ``{field: "list" | "pad" | "offsets"}`` for arrays and boxes of varying length.
@@ -34,6 +34,8 @@ class ShardDataset(PackedDataset):
             ``"always"``, ``"never"``.
         on_error: ``"raise"``, or ``"replace"`` a bad sample by another, chosen by the seed,
             counted and logged.
+        scale: 1/2, 1/4 or 1/8 serves ``dct`` images smaller (sides rounded up), and reads no more
+            of each record than that needs.
 
     Raises:
         ManifestError: The folder is not a packed dataset, or a damaged one.
@@ -50,6 +52,7 @@ class ShardDataset(PackedDataset):
         batching: Mapping[str, str] | None = None,
         check: Check = "first",
         on_error: OnError = "raise",
+        scale: float = 1,
     ) -> None:
         self.path = Path(path).absolute()
         manifest = read_manifest(self.path)
@@ -65,4 +68,5 @@ class ShardDataset(PackedDataset):
             transform=transform,
             batching=batching,
             on_error=on_error,
+            scale=scale,
         )

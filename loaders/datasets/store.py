@@ -7,6 +7,7 @@ gathers rows of equal size from any number of mapped files in one call.
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.columns import Column, VarColumn
+from loaders.datasets.finder import ShardFinder
 from loaders.datasets.gather import Gather
 from loaders.errors import ChecksumError, SchemaError, ShardError
 from loaders.formats import open_checksums, open_columns
@@ -114,6 +116,7 @@ class Store:
         self.check: Check = check
         self.ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
         self.starts = self.ends - np.array([shard.num_samples for shard in self.shards], np.int64)
+        self._find = ShardFinder(self.ends)
         self._reset()
 
     def _reset(self) -> None:
@@ -141,9 +144,7 @@ class Store:
 
     def shards_of(self, indices: Indices) -> Indices:
         """Return the shard number of each sample."""
-        if len(self.ends) == 1:
-            return np.zeros(len(indices), np.int64)
-        return np.searchsorted(self.ends, indices, "right")
+        return self._find(indices)
 
     def place(self, index: int) -> tuple[Path, int]:
         """Return the file of one sample and its row there."""
@@ -156,14 +157,14 @@ class Store:
 
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
         """Return the record of each sample as a view, verified."""
-        self._verify(field, rows)
+        self.verify(field, rows)
         numbers = (rows.indices - self.starts[rows.shards]).tolist()
         columns = [self.shard(number).columns[field] for number in rows.shards.tolist()]
         return [column.row(row) for column, row in zip(columns, numbers, strict=True)]
 
     def column(self, field: str) -> list[Column]:
         """Return the column of every shard, verified."""
-        self._verify(field, self.rows(np.arange(len(self), dtype=np.int64)))
+        self.verify(field, self.rows(np.arange(len(self), dtype=np.int64)))
         return [self.shard(number).columns[field] for number in range(len(self.shards))]
 
     def gather(self, field: str, rows: Rows, out: UInt8Array) -> None:
@@ -176,13 +177,14 @@ class Store:
         """
         if not len(rows):
             return
-        self._verify(field, rows)
+        self.verify(field, rows)
         gather = self._gathers.get(field)
         if gather is None:
+            # Not ``out`` and ``self``: the function would keep the one for good, and the other until
+            # garbage is collected, with all its memory.
+            nbytes, store = out.shape[1], weakref.proxy(self)
             gather = Gather(
-                out.shape[1],
-                self.starts,
-                lambda number: self._equal_rows(field, number, out.shape[1]),
+                nbytes, self.starts, lambda number: store._equal_rows(field, number, nbytes)
             )
             gather = self._gathers.setdefault(field, gather)
         gather(rows.indices, rows.shards, out)
@@ -197,8 +199,12 @@ class Store:
             )
         return column
 
-    def _verify(self, field: str, rows: Rows) -> None:
-        """Hash the blocks that these records lie in, unless that was done before."""
+    def verify(self, field: str, rows: Rows) -> None:
+        """Hash the blocks that these records lie in, unless that was done before.
+
+        Raises:
+            ChecksumError: One of them is damaged.
+        """
         if self.check == "never":
             return
         unverified = self._unverified.get(field)

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from loaders.device import fused
 from loaders.errors import BatchError
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
@@ -32,6 +33,9 @@ class Normalize(nn.Module):
         max_value: 1 says that ``mean`` and ``std`` are for uint8 images scaled to 0..1, as
             torchvision gives them; they are then multiplied by 255. 255 or 65535 says that they are
             in pixel units. Without either, statistics that look like 0..1 are refused.
+
+    On a GPU with Triton it is one pass over the pixels, to the same values; under ``torch.compile``
+    it is plain operations, for the compiler to fuse.
 
     The statistics stay float32, and so does the arithmetic, when the module, or a model around it,
     is moved to another dtype.
@@ -107,9 +111,38 @@ class Normalize(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the standardized images."""
         self._check(images)
+        if fused.can_fuse(images) and images.device == self.mean.device:
+            result = self._fused(images)
+            if result is not None:
+                return result
         shape = (-1, *(1,) * max(2, images.dim() - 2))  # C, then H and W, or D, H and W
         result = images.to(torch.float32).sub_(self.mean.view(shape)).div_(self.std.view(shape))
         return self._ordered(result.to(self.dtype))
+
+    def _fused(
+        self, images: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Do it in one pass, to the same values; None where no kernel can.
+
+        ``rows`` chooses among the images, which may then be in page-locked host memory.
+        """
+        if images.dim() == 3:
+            result = self._fused(images.unsqueeze(0), rows)
+            return None if result is None else result.squeeze(0)
+        shape = images.shape if rows is None else (len(rows), *images.shape[1:])
+        out = torch.empty(
+            shape, dtype=self.dtype, device=self.mean.device, memory_format=self._order_of(images)
+        )
+        return fused.normalized(images, self.mean, self.std, out, rows)
+
+    def _order_of(self, images: torch.Tensor) -> torch.memory_format:
+        """Return the memory order of the result for 4-D or 5-D images."""
+        last = torch.channels_last if images.dim() == 4 else torch.channels_last_3d
+        order = self.memory_format
+        if order is None:
+            is_last = not images.is_contiguous() and images.is_contiguous(memory_format=last)
+            return last if is_last else torch.contiguous_format
+        return last if order == torch.channels_last else order
 
     def _ordered(self, images: torch.Tensor) -> torch.Tensor:
         order = self.memory_format

@@ -51,7 +51,7 @@ def write_shard(
     _check_columns(columns, fields)
     checksums = dump_checksums(columns)
     if path.suffix == lmdb.SUFFIX:
-        places, checksums_at = lmdb.write(path, columns, checksums)
+        places, checksums_at = lmdb.write(path, columns, checksums, fields)
     else:
         places, checksums_at = parquet.write(path, columns, checksums, fields)
     num_samples = len(next(iter(columns.values())))

@@ -1,7 +1,7 @@
 """LMDB shards: one file that any LMDB tool opens, and that we read without one.
 
 Keys: for a column with one value per row, the field's name and the row as 8 big-endian bytes; for a
-column of small fixed rows, the field's name alone and all rows in one value. Beside a column of
+column of small fixed rows, or of rows of tokens, the field's name alone and all rows in one value. Beside a column of
 values lie ``<field>__nbytes`` and ``<field>__starts``: the size and the offset in the file of every
 value, as int32 and int64. They are what serving reads. The offsets exist only once LMDB has laid
 its pages out: the value is reserved, and filled in after the last commit.
@@ -24,10 +24,13 @@ import numpy.typing as npt
 from loaders.columns import Column, FixedColumn
 from loaders.errors import ShardError
 from loaders.manifest import Place
+from loaders.schema import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from loaders.schema import Field
 
 SUFFIX = ".lmdb"
 CHECKSUMS_KEY = b"__checksums"
@@ -44,7 +47,7 @@ def row_key(field: str, row: int) -> bytes:
 
 
 def write(
-    path: Path, columns: Mapping[str, Column], checksums: bytes
+    path: Path, columns: Mapping[str, Column], checksums: bytes, fields: Mapping[str, Field]
 ) -> tuple[dict[str, Place], tuple[int, int]]:
     """Write columns as an LMDB file, in place of any file of that name, and fsync it.
 
@@ -54,19 +57,24 @@ def write(
     Raises:
         ValueError: A value would be larger than LMDB's 4 GiB.
     """
-    items = dict(_items(columns)) | {CHECKSUMS_KEY: checksums}
+    joined = {name for name, column in columns.items() if _is_one_value(column, fields[name])}
+    items = dict(_items(columns, joined)) | {CHECKSUMS_KEY: checksums}
     path.unlink(missing_ok=True)  # liblmdb would add to it
     _write_items(path, items)
     values = dict(find_values(path))
-    _fill_in_starts(path, columns, values)
-    places = {name: _place(name, column, values) for name, column in columns.items()}
+    apart = {name: column for name, column in columns.items() if name not in joined}
+    _fill_in_starts(path, apart, values)
+    places = {
+        name: _place(name, None if name in apart else column.data.shape[1], values)  # type: ignore[union-attr]
+        for name, column in columns.items()
+    }
     return places, values[CHECKSUMS_KEY]
 
 
-def _items(columns: Mapping[str, Column]) -> Iterator[tuple[bytes, Any]]:
+def _items(columns: Mapping[str, Column], joined: set[str]) -> Iterator[tuple[bytes, Any]]:
     for name, column in columns.items():
         key = name.encode()
-        if _is_one_value(column):
+        if name in joined:
             yield key, column.data.reshape(-1)  # type: ignore[union-attr]
             continue
         lengths = [len(column.row(i)) for i in range(len(column))]
@@ -76,8 +84,11 @@ def _items(columns: Mapping[str, Column]) -> Iterator[tuple[bytes, Any]]:
             yield row_key(name, i), column.row(i)
 
 
-def _is_one_value(column: Column) -> bool:
-    return isinstance(column, FixedColumn) and column.data.shape[1] < VALUE_BYTES
+def _is_one_value(column: Column, field: Field) -> bool:
+    """Tell whether rows lie end to end: small ones, to save room, and tokens, to be read across rows."""
+    if not isinstance(column, FixedColumn):
+        return False
+    return column.data.shape[1] < VALUE_BYTES or isinstance(field, Tokens)
 
 
 def _write_items(path: Path, items: Mapping[bytes, Any]) -> None:
@@ -106,18 +117,16 @@ def _fill_in_starts(
 ) -> None:
     with open(path, "r+b") as file:
         for name, column in columns.items():
-            if not _is_one_value(column):
-                starts = np.array([places[row_key(name, i)][0] for i in range(len(column))], "<i8")
-                file.seek(places[name.encode() + b"__starts"][0])
-                file.write(starts.tobytes())
+            starts = np.array([places[row_key(name, i)][0] for i in range(len(column))], "<i8")
+            file.seek(places[name.encode() + b"__starts"][0])
+            file.write(starts.tobytes())
         file.flush()
         os.fsync(file.fileno())
 
 
-def _place(name: str, column: Column, places: Mapping[bytes, tuple[int, int]]) -> Place:
+def _place(name: str, row_nbytes: int | None, places: Mapping[bytes, tuple[int, int]]) -> Place:
     key = name.encode()
-    row_nbytes = column.data.shape[1] if isinstance(column, FixedColumn) else None
-    if _is_one_value(column):
+    if row_nbytes is not None:
         return Place(places[key][0], row_nbytes)
     return Place(lengths=places[key + b"__nbytes"][0], starts=places[key + b"__starts"][0])
 
@@ -206,8 +215,8 @@ def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
 
 def _differences(txn: Any, columns: Mapping[str, Column]) -> Iterator[str]:
     for name, column in columns.items():
-        if _is_one_value(column):
-            if not _same(txn.get(name.encode()), column.data):  # type: ignore[union-attr]
+        if isinstance(column, FixedColumn):  # rows with a value each are found by their starts
+            if not _same(txn.get(name.encode()), column.data):
                 yield f"the value of column {name!r} differs"
             continue
         for i in range(len(column)):

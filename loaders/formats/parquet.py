@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from loaders.columns import Column, FixedColumn, VarColumn
 from loaders.errors import ShardError
 from loaders.manifest import Place
-from loaders.schema import Array, Field, Label
+from loaders.schema import Array, Categories, Field, Label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +34,7 @@ SUFFIX = ".parquet"
 CHECKSUMS_KEY = b"loaders.checksums"
 # Pages are counted in int32, and other tools load a whole page for one row.
 MAX_COLUMN_BYTES = 1 << 30
+_PIECE = 1 << 20
 _PREFIX = 4  # bytes before each BYTE_ARRAY value: its length
 
 
@@ -94,7 +95,7 @@ def _table(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> Any:
 def _fixed_type(field: Field, nbytes: int) -> Any:
     """Return the Arrow type under which other tools read a column of equal rows best."""
     dtype = np.dtype(field.dtype)
-    is_number = isinstance(field, Label | Array) and nbytes == field.record_nbytes
+    is_number = isinstance(field, Label | Array | Categories) and nbytes == field.record_nbytes
     if not is_number or dtype.itemsize < 4 or len(field.shape or ()) > 1:
         return pa.binary(nbytes)
     number = pa.from_numpy_dtype(dtype)
@@ -202,11 +203,19 @@ def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
         table = file.read()
     for name, column in columns.items():
         array = table[name].combine_chunks()
-        if not np.array_equal(_bytes_of(array), _flat(column)):
+        if not _equal(_bytes_of(array), _flat(column)):
             return f"column {name!r} differs"
         if isinstance(column, VarColumn) and not np.array_equal(_lengths(array), column.lengths):
             return f"the sizes of column {name!r} differ"
     return None
+
+
+def _equal(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> bool:
+    """Compare piece by piece: at once it would take as much memory again."""
+    pieces = range(0, len(a), _PIECE)
+    return len(a) == len(b) and all(
+        np.array_equal(a[i : i + _PIECE], b[i : i + _PIECE]) for i in pieces
+    )
 
 
 def _lengths(array: Any) -> npt.NDArray[np.int32]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 # What a number of an epoch is drawn for, so that no two orders, and nothing else, share a key.
-PLACES, BLOCKS, SHORT_SLOT, WINDOWS, STRATA, CHOICE, CLASSES, MEMBERS = range(8)
+PLACES, BLOCKS, SHORT_SLOT, WINDOWS, STRATA, CHOICE, CLASSES, MEMBERS, MIXTURE, PASSES = range(10)
 _ORDER = int.from_bytes(b"order", "big")
 
 

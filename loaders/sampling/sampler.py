@@ -223,6 +223,10 @@ class EpochBatches(BatchSampler):
     def __len__(self) -> int:
         return self.plan().num_steps
 
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; the current one keeps its position."""
+        self.sampler.set_epoch(epoch)
+
     def plan(self) -> Plan:
         """Return this rank's plan of the current epoch, from where the next ``iter`` begins."""
         return self.sampler.plan(self.batch_size, self.drop_last, self.pad)

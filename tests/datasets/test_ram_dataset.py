@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
-from loaders.datasets import ram
+from loaders.datasets import loading
 from loaders.errors import LoadersError, SampleError, SchemaError, SourceError
 from loaders.schema import Array, Image, Label
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
@@ -121,10 +121,10 @@ def test_it_pickles_whole(folder: Path) -> None:
 def test_what_does_not_fit_is_refused_with_figures(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ram, "available_memory", lambda: 30_000)
+    monkeypatch.setattr(loading, "available_memory", lambda: 30_000)
 
     with pytest.raises(
-        LoadersError, match=r"needs 6\.34e-05 GB, and 3e-05 GB .* Use ShardDataset"
+        LoadersError, match=r"needs 6\.36e-05 GB, and 3e-05 GB .* Use ShardDataset"
     ):
         RAMDataset(folder, fields=["pixels"], progress=False)
     shards = ShardDataset(folder, fields=["pixels"])
@@ -137,7 +137,7 @@ def test_pixels_that_do_not_fit_are_refused_before_they_are_decoded(
     """Pictures of varying size, too; encoded they are small."""
     samples = [{"image": np.zeros((300 + i, 300, 3), np.uint8)} for i in range(4)]
     folder = pack(tmp_path / "a", {"image": Image(codec="png")}, samples)
-    monkeypatch.setattr(ram, "available_memory", lambda: 1_000_000)
+    monkeypatch.setattr(loading, "available_memory", lambda: 1_000_000)
 
     assert len(RAMDataset(folder, progress=False)) == 4
     with pytest.raises(LoadersError, match="RAMDataset needs"):

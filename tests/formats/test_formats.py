@@ -44,6 +44,8 @@ from loaders.schema import (
     Array,
     Boxes,
     Bytes,
+    Categories,
+    Features,
     Field,
     Image,
     Json,
@@ -51,6 +53,7 @@ from loaders.schema import (
     Mask,
     MultiLabel,
     Text,
+    Tokens,
 )
 
 if TYPE_CHECKING:
@@ -189,6 +192,18 @@ FIELDS: dict[str, tuple[Field, Any]] = {
     },
     "matrix": (Array(dims=(2, 3)), np.arange(18, dtype=np.float32).reshape(3, 2, 3)),
     "large": (Array(dtype="uint8", dims=(5000,)), some_bytes(3, 5000)),
+    "tokens": (Tokens(row_tokens=5), np.arange(15).reshape(3, 5).astype(np.uint16)),
+    "long_tokens": (Tokens(dtype="uint8", row_tokens=5000), some_bytes(3, 5000)),
+    "features": (Features(columns=("a", "b c")), np.arange(6, dtype=np.float32).reshape(3, 2)),
+    "features16": (Features(columns=("a",), dtype="float16"), np.ones((3, 1), np.float16)),
+    "categories": (
+        Categories(columns=("a", "b"), vocabularies=(("x", "y"), ())),
+        np.array([[0, 0], [1, 0], [2, 0]], np.uint8),
+    ),
+    "many_categories": (
+        Categories(columns=("a",), vocabularies=(("x",),), dtype="uint32"),
+        np.array([[0], [1], [1]], np.uint32),
+    ),
     "ragged": (Array(dims=(None,)), [np.zeros(0), np.ones(1), np.arange(2000.0)]),
     "ragged2": (Array(dims=(None, None)), [np.zeros((0, 5)), np.ones((1, 2)), np.ones((3, 0))]),
 }

@@ -1,8 +1,9 @@
 """A dataset that was packed by format version 1, once and for all, and must open for ever.
 
-``tests/data/golden-v1`` holds the same three samples in a shard of each format. A change of the
-format makes a ``golden-v2`` beside it (and FORMAT.md says so); version 1 stays. This is how its files
-were made, from the repository's root::
+``tests/data/golden-v1`` holds the same three samples in a shard of each format, and
+``golden-v1-more`` the kinds of fields that version 1 learned later. A change of the format makes a
+``golden-v2`` beside them (and FORMAT.md says so); version 1 stays. This is how the files were made,
+from the repository's root::
 
     python -c "import runpy; from pathlib import Path; runpy.run_path('tests/formats/test_golden.py')[
         'write_golden'](Path('tests/data/golden-v1'))"
@@ -27,6 +28,8 @@ from loaders.schema import (
     Array,
     Boxes,
     Bytes,
+    Categories,
+    Features,
     Field,
     Image,
     Json,
@@ -35,13 +38,12 @@ from loaders.schema import (
     MultiLabel,
     Schema,
     Text,
+    Tokens,
 )
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden-v1"
-MANIFEST = read_manifest(GOLDEN) if GOLDEN.exists() else None  # None: about to be written
-SHARDS = MANIFEST.shards if MANIFEST else ()
+DATA = Path(__file__).parents[1] / "data"
 
-FIELDS: dict[str, Field] = {
+FIRST: dict[str, Field] = {
     "image": Image(size=(8, 8)),
     "gray": Image(channels=1, size=(2, 3), dtype="uint16", codec="png"),
     "pixels": Image(size=(1, 2), codec="raw"),
@@ -57,6 +59,29 @@ FIELDS: dict[str, Field] = {
     "meta": Json(),
     "blob": Bytes(),
 }
+MORE: dict[str, Field] = {
+    "coarse": Image(size=(16, 24), codec="dct"),
+    "small": Image(size=(17, 9), codec="dct", subsampling="444", compression="zstd"),
+    "planes": Image(size=(3, 5), codec="yuv420"),
+    "tokens": Tokens(dtype="uint16", row_tokens=4, vocab_size=300, eod=0),
+    "features": Features(columns=("a", "b c"), mean=(1.0, 2.0), std=(0.5, 0.0)),
+    "categories": Categories(columns=("kind",), vocabularies=(("x", "ü"),)),
+    "scan": Array(dtype="int16", dims=(2, 3, 4), spatial=3),
+}
+GOLDEN = {"golden-v1": FIRST, "golden-v1-more": MORE}
+DEFAULTS = {"golden-v1": ("image", "label"), "golden-v1-more": ("coarse",)}
+FINGERPRINTS = {
+    "golden-v1": "e9be067d892472803a6063a758e3d0b3",
+    "golden-v1-more": "1c50d53848564aeecc4604e1d8a62251",
+}
+SHARDS = [  # none: about to be written
+    (DATA / name, shard)
+    for name in GOLDEN
+    if (DATA / name).exists()
+    for shard in read_manifest(DATA / name).shards
+]
+IDS = [f"{folder.name}/{shard.file}" for folder, shard in SHARDS]
+LOSSY = {"image", "coarse", "small", "planes"}  # decoders may differ by a little
 
 
 def values(i: int) -> dict[str, Any]:
@@ -76,28 +101,36 @@ def values(i: int) -> dict[str, Any]:
         "text": ["", "grüße", "猫"][i],
         "meta": [None, {"a": [1, 2.5]}, "ü"][i],
         "blob": [b"", b"\0\xff", b"abc" * 5][i],
+        "coarse": np.full((16, 24, 3), (40 * i, 100, 200), np.uint8),
+        "small": np.full((17, 9, 3), (200, 100, 40 * i), np.uint8),
+        "planes": np.full((3, 5, 3), (7, 100, 40 * i), np.uint8),
+        "tokens": np.array([299, i, 0, 7], np.uint16),
+        "features": np.array([i + 0.5, np.nan], np.float32),
+        "categories": np.array([i], np.uint8),
+        "scan": np.arange(24, dtype=np.int16).reshape(2, 3, 4) - i,
     }
 
 
 def write_golden(folder: Path) -> None:
     """Write the dataset as the present code does."""
     folder.mkdir(parents=True)
+    fields = GOLDEN[folder.name]
     shards = []
     for number, suffix in enumerate((".lmdb", ".parquet")):
         columns = {}
-        for name, field in FIELDS.items():
+        for name, field in fields.items():
             records = [codec_for(field).encode(values(i)[name]) for i in range(3)]
             nbytes = field.record_nbytes
             columns[name] = (
                 var_column(records) if nbytes is None else fixed_column(records, nbytes)
             )
-        shards.append(write_shard(folder / f"shard-{number:05d}{suffix}", columns, FIELDS))
-    schema = Schema(FIELDS, ("image", "label"))
+        shards.append(write_shard(folder / f"shard-{number:05d}{suffix}", columns, fields))
+    schema = Schema(fields, DEFAULTS[folder.name])
     publish_manifest(folder, Manifest(schema, tuple(shards), {"source": "test_golden.py"}))
 
 
 def assert_same(name: str, value: Any, expected: Any) -> None:
-    if name == "image":  # lossy: decoders may differ by a little
+    if name in LOSSY:
         assert value.dtype == np.uint8
         np.testing.assert_allclose(value, expected, atol=4)
     elif isinstance(value, np.ndarray):
@@ -108,24 +141,30 @@ def assert_same(name: str, value: Any, expected: Any) -> None:
 
 
 def test_the_golden_files_have_every_kind_of_field_and_both_formats() -> None:
-    assert {field.kind for field in FIELDS.values()} == set(FIELD_KINDS)
-    assert [shard.file for shard in SHARDS] == ["shard-00000.lmdb", "shard-00001.parquet"]
+    assert {field.kind for fields in GOLDEN.values() for field in fields.values()} == set(
+        FIELD_KINDS
+    )
+    files = ["shard-00000.lmdb", "shard-00001.parquet"]
+    assert [(folder.name, shard.file) for folder, shard in SHARDS] == [
+        (name, file) for name in GOLDEN for file in files
+    ]
 
 
-def test_the_golden_manifest_opens() -> None:
-    manifest = read_manifest(GOLDEN)
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_golden_manifest_opens(name: str) -> None:
+    manifest = read_manifest(DATA / name)
 
-    assert manifest.fingerprint == "e9be067d892472803a6063a758e3d0b3"
-    assert dict(manifest.schema.fields) == FIELDS
-    assert list(manifest.schema.fields) == list(FIELDS)
-    assert manifest.schema.defaults == ("image", "label")
+    assert manifest.fingerprint == FINGERPRINTS[name]
+    assert dict(manifest.schema.fields) == GOLDEN[name]
+    assert list(manifest.schema.fields) == list(GOLDEN[name])
+    assert manifest.schema.defaults == DEFAULTS[name]
     assert manifest.num_samples == 6
     assert manifest.provenance == {"source": "test_golden.py"}
 
 
-@pytest.mark.parametrize("shard", SHARDS, ids=lambda shard: shard.file)
-def test_a_golden_shard_opens(shard: ShardInfo) -> None:
-    path = GOLDEN / shard.file
+@pytest.mark.parametrize(("folder", "shard"), SHARDS, ids=IDS)
+def test_a_golden_shard_opens(folder: Path, shard: ShardInfo) -> None:
+    path, fields = folder / shard.file, GOLDEN[folder.name]
 
     columns = open_columns(path, shard)
 
@@ -134,13 +173,12 @@ def test_a_golden_shard_opens(shard: ShardInfo) -> None:
     for name, sums in open_checksums(path, shard).items():
         assert sums.first_mismatch(columns[name], np.arange(len(sums.hashes))) is None
     for i in range(3):
-        for name, expected in values(i).items():
-            value = codec_for(FIELDS[name]).decode(columns[name].row(i))
-            assert_same(name, value, expected)
+        for name, field in fields.items():
+            assert_same(name, codec_for(field).decode(columns[name].row(i)), values(i)[name])
 
 
 def test_a_golden_dataset_is_served() -> None:
-    dataset = ShardDataset(GOLDEN, fields=["label", "text", "vector", "long"])
+    dataset = ShardDataset(DATA / "golden-v1", fields=["label", "text", "vector", "long"])
 
     assert len(dataset) == 6
     for i in range(6):
@@ -151,28 +189,36 @@ def test_a_golden_dataset_is_served() -> None:
         assert sample.long.tolist() == [i % 3] * 4096
 
 
-def test_what_is_written_today_differs_from_the_golden_files_in_no_value(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", GOLDEN)
+def test_what_is_written_today_differs_from_the_golden_files_in_no_value(
+    name: str, tmp_path: Path
+) -> None:
     """Also when it cannot have the same bytes: encoders and pyarrow put their version in."""
-    write_golden(tmp_path / "new")
+    write_golden(tmp_path / name)
 
-    new = read_manifest(tmp_path / "new")
+    new, golden = read_manifest(tmp_path / name), read_manifest(DATA / name)
 
-    assert new.schema == read_manifest(GOLDEN).schema
-    for shard, golden in zip(new.shards, SHARDS, strict=True):
-        theirs = open_columns(GOLDEN / golden.file, golden)
-        for name, column in open_columns(tmp_path / "new" / shard.file, shard).items():
-            codec = codec_for(FIELDS[name])
+    assert new.schema == golden.schema
+    for shard, old in zip(new.shards, golden.shards, strict=True):
+        theirs = open_columns(DATA / name / old.file, old)
+        for field, column in open_columns(tmp_path / name / shard.file, shard).items():
+            codec = codec_for(GOLDEN[name][field])
             for i in range(3):
-                assert_same(name, codec.decode(column.row(i)), codec.decode(theirs[name].row(i)))
+                assert_same(field, codec.decode(column.row(i)), codec.decode(theirs[field].row(i)))
 
 
-@pytest.mark.parametrize("shard", SHARDS, ids=lambda shard: shard.file)
-@pytest.mark.parametrize("field", FIELDS)
-def test_the_code_on_the_format_page_reads_the_golden_files(shard: ShardInfo, field: str) -> None:
+@pytest.mark.parametrize(
+    ("folder", "shard", "field"),
+    [(folder, shard, field) for folder, shard in SHARDS for field in GOLDEN[folder.name]],
+)
+def test_the_code_on_the_format_page_reads_the_golden_files(
+    folder: Path, shard: ShardInfo, field: str
+) -> None:
     page = (Path(formats.__file__).parent / "FORMAT.md").read_text()
     code = page.split("```python\n")[1].split("```")[0]
-    code = code.replace('"packed/', f'"{GOLDEN}/').replace('"image"', repr(field))
-    code = code.replace('["shards"][0]', f'["shards"][{SHARDS.index(shard)}]')
+    code = code.replace('"packed/', f'"{folder}/').replace('"image"', repr(field))
+    number = [shard.file for _, shard in SHARDS[:2]].index(shard.file)
+    code = code.replace('["shards"][0]', f'["shards"][{number}]')
     code = code.replace("json.load(open(", "json.loads(pathlib.Path(").replace(
         "))", ").read_text())", 1
     )
@@ -180,5 +226,5 @@ def test_the_code_on_the_format_page_reads_the_golden_files(shard: ShardInfo, fi
 
     exec(code, found)
 
-    rows = open_columns(GOLDEN / shard.file, shard)[field]
+    rows = open_columns(folder / shard.file, shard)[field]
     assert [row.tobytes() for row in found["rows"]] == [rows.row(i).tobytes() for i in range(3)]

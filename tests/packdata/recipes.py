@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from loaders import manifest
+from loaders.columns import fixed_column, var_column
 from loaders.errors import LoadersError, SourceError
 from loaders.schema import Bytes, Label, Schema, Text
 from packdata import target
 from packdata.engine import Summary, pack_recipes
 from packdata.journal import Journal
-from packdata.recipe import Records, Target
+from packdata.recipe import Block, Records, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,6 +74,50 @@ class NumbersRecipe:
         return [{"data": part, **shared} for part in parts[: len(self.targets)]]
 
 
+class BlocksRecipe(NumbersRecipe):
+    """The same samples as ``NumbersRecipe``, but items are blocks of them.
+
+    Args:
+        sizes: Samples of each item; None: one sample, not as a block.
+        bad: Items that cannot be packed.
+        options: As for ``NumbersRecipe``.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int | None], bad: Sequence[int] = (), **options: Any
+    ) -> None:
+        counts = [1 if size is None else size for size in sizes]
+        super().__init__(sum(counts), **options)
+        self.num_samples = self._num_items
+        self._sizes, self._starts, self._bad_items = sizes, np.cumsum([0, *counts]), bad
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def items(self, start: int) -> Iterator[int]:
+        yield from range(start, len(self))
+
+    def encode(self, item: int) -> list[Any]:
+        if item in self._bad_items:
+            raise SourceError("it is bad luck", self.name(item))
+        first = int(self._starts[item])
+        if self._sizes[item] is None:
+            return list(super().encode(first))
+        samples = [
+            super(BlocksRecipe, self).encode(first + i) for i in range(self._sizes[item] or 0)
+        ]
+        return [
+            Block(
+                {
+                    "data": var_column([sample[i]["data"] for sample in samples]),
+                    "label": fixed_column([sample[i]["label"] for sample in samples], 8),
+                    "key": var_column([sample[i]["key"] for sample in samples]),
+                }
+            )
+            for i in range(len(self.targets))
+        ]
+
+
 @dataclass(frozen=True)
 class Job:
     """One call of ``pack_recipes`` in a child; ``kill`` is (step, number of the call, when)."""
@@ -86,13 +131,19 @@ class Job:
     seed: int = 0
     kill: tuple[str, int, Literal["before", "after"]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    sizes: tuple[int | None, ...] | None = None  # of blocks, instead of single items
+
+    def recipe(self) -> NumbersRecipe:
+        """Return the recipe of each split."""
+        common: dict[str, Any] = {"folders": self.folders, "delay_s": self.delay_s}
+        common |= {"bad": self.bad, "seed": self.seed}
+        if self.sizes is not None:
+            return BlocksRecipe(self.sizes, **common)
+        return NumbersRecipe(self.num_items, **common)
 
     def run(self) -> Summary:
         """Pack in this process."""
-        recipes = [
-            (split, NumbersRecipe(self.num_items, self.folders, self.bad, self.delay_s, self.seed))
-            for split in self.splits
-        ]
+        recipes = [(split, self.recipe()) for split in self.splits]
         defaults: dict[str, Any] = {"format": "lmdb", "shard_bytes": SHARD_BYTES, "workers": 2}
         return pack_recipes(recipes, self.dst, **(defaults | self.options))
 

@@ -225,7 +225,7 @@ class Interrupting(Quiet):
     def __init__(self) -> None:
         self.num_items = 0
 
-    def advance(self, rejected: int) -> None:
+    def advance(self, rejected: int, samples: int = 1) -> None:
         self.num_items += 1
         if self.num_items == 90:
             raise KeyboardInterrupt

@@ -485,7 +485,7 @@ class Told(Quiet):
     def start(self, total: int | None, done: int) -> None:
         self.calls.append((total, done))
 
-    def advance(self, rejected: int) -> None:
+    def advance(self, rejected: int, samples: int = 1) -> None:
         self.calls.append(rejected)
 
     def close(self) -> None:

@@ -10,33 +10,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from packdata.arrays_plan import pack_arrays
     from packdata.engine import Summary, pack_recipe, pack_recipes
     from packdata.plan import pack_images
-    from packdata.recipe import Recipe, Records, Target
+    from packdata.recipe import Block, Recipe, Records, Target
+    from packdata.tables import pack_tables
     from packdata.writer import Writer, pack
 
 __all__ = [
+    "Block",
     "Recipe",
     "Records",
     "Summary",
     "Target",
     "Writer",
     "pack",
+    "pack_arrays",
     "pack_images",
     "pack_recipe",
     "pack_recipes",
+    "pack_tables",
 ]
 
 _HOMES = {
+    "Block": "recipe",
     "Recipe": "recipe",
     "Records": "recipe",
     "Summary": "engine",
     "Target": "recipe",
     "Writer": "writer",
     "pack": "writer",
+    "pack_arrays": "arrays_plan",
     "pack_images": "plan",
     "pack_recipe": "engine",
     "pack_recipes": "engine",
+    "pack_tables": "tables",
 }
 
 

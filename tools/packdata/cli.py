@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from loaders.errors import LoadersError
-from packdata.commands import COMMANDS, images
+from packdata.commands import COMMANDS, arrays, images, tables, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ _EXAMPLES = """\
 examples:
   packdata images photos packed               keep the files as they are
   packdata images photos packed --size 256    shorter side 256 pixels
+  packdata arrays scans packed --masks marks  volumes from .npy and .npz files
   packdata info packed                        what is in it
   packdata verify packed                      check every byte
 
@@ -39,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (images, *COMMANDS):
+    for command in (images, tokens, tables, arrays, *COMMANDS):
         command.add_parser(subparsers)
     return parser
 

@@ -46,7 +46,7 @@ def merge(
         staged = _stage(staging, readers, link=link)
         made_from = [origin(reader.path, reader.manifest) for reader in readers]
         provenance = {"command": "merge", "sources": made_from}
-        return staging.publish(staged, readers[0].schema, provenance)
+        return staging.publish(staged, readers[0].schema, provenance, readers[0].path)
 
 
 def append(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True) -> Manifest:
@@ -71,7 +71,7 @@ def append(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True)
         provenance: dict[str, Any] = before | {
             "appended": [*before.get("appended", ()), *made_from]
         }
-        return staging.publish(staged, grown.schema, provenance)
+        return staging.publish(staged, grown.schema, provenance, grown.path)
 
 
 def _check_alike(readers: Sequence[PackedReader]) -> None:
@@ -83,7 +83,8 @@ def _check_alike(readers: Sequence[PackedReader]) -> None:
             what = "; ".join(different[:5])
             raise SchemaError(
                 f"{reader.path} (B) does not match {first.path} (A): {what}. "
-                "'packdata copy --fields' chooses fields, packing with --classes fixes the classes"
+                "'packdata copy --fields' chooses fields; packing with --classes fixes classes, "
+                "with --like the columns of a table"
             )
     if first.has_keys:
         _check_keys(readers)

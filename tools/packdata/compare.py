@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from loaders.schema import Schema
 
 
+_MAX_CHARS = 200  # of one side of a difference: vocabularies are long
+
+
 @dataclass(slots=True)
 class Difference:
     """What ``diff`` found between A and B.
@@ -173,6 +176,11 @@ def _class_difference(a: Sequence[str], b: Sequence[str]) -> str:
 
 
 def _short(value: Any) -> str:
+    text = _some(value)
+    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…"
+
+
+def _some(value: Any) -> str:
     if isinstance(value, list) and len(value) > 6:
         return f"{', '.join(map(repr, value[:6]))} and {len(value) - 6} more"
     return ", ".join(map(repr, value)) if isinstance(value, list) else repr(value)

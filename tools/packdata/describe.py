@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaders.manifest import FORMAT_VERSION, read_manifest
-from loaders.schema import Field, Label, MultiLabel
+from loaders.schema import Categories, Features, Field, Image, Label, MultiLabel, Tokens
+from packdata.rows import describe_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,11 +56,36 @@ def describe_field(field: Field) -> str:
             return f"{field.kind}, a number"
         few = ", ".join(field.classes[:4]) + (", ..." if len(field.classes) > 4 else "")
         return f"{field.kind} of {len(field.classes)} classes ({few})"
+    if isinstance(field, Features | Categories):
+        return describe_rows(field)
+    if isinstance(field, Tokens):
+        return _describe_tokens(field)
     if field.shape is None:
         return field.kind
     shape = " x ".join("*" if n is None else str(n) for n in field.shape) or "one number"
-    codec = "" if field.codec == "raw" else f", {field.codec}"
+    codec = "" if field.codec == "raw" else f", {codec_text(field)}"
     return f"{field.kind} of {field.dtype}, {shape}{codec}"
+
+
+def codec_text(field: Field) -> str:
+    """Return the codec of a field with its options.
+
+    Example:
+        >>> codec_text(Image(codec="dct", size=(8, 8)))
+        'dct (quality 90, 420, lz4)'
+    """
+    if not isinstance(field, Image) or field.codec != "dct":
+        return field.codec
+    subsampling = "" if field.channels == 1 else f", {field.subsampling}"
+    return f"dct (quality {field.quality}{subsampling}, {field.compression})"
+
+
+def _describe_tokens(field: Tokens) -> str:
+    parts = [f"tokens of {field.dtype}, {field.row_tokens:,} a row"]
+    parts += [] if field.vocab_size is None else [f"{field.vocab_size:,} ids"]
+    parts += [] if field.eod is None else [f"documents end with {field.eod}"]
+    parts += [] if field.tokenizer is None else [field.tokenizer]
+    return ", ".join(parts)
 
 
 def describe_size(num_bytes: float) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import codec_for
+from loaders.codecs.dct import DctCodec
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Field, Image, Schema
@@ -20,6 +21,7 @@ from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
 from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.table import Table, read_table
+from packdata.tokens.split import check_no_stream
 from packdata.where import Where, scalar
 
 if TYPE_CHECKING:
@@ -45,8 +47,10 @@ class CopyOptions:
         kinds: Kind of an added column, by name, where it should not be guessed.
         skip_missing: Leave out samples that the file lacks, instead of refusing.
         codec: Codec for the pictures.
-        quality: Quality for ``jpeg`` and ``webp``; if given, pictures that have the codec already
-            are encoded anew too.
+        quality: Quality for ``jpeg``, ``webp`` and ``dct``; if given, pictures that have the codec
+            already are encoded anew too.
+        subsampling: Of ``dct``: ``"420"`` (by default) or ``"444"``.
+        compression: Of ``dct``: ``"lz4"`` (by default) or ``"zstd"``.
     """
 
     where: str | None = None
@@ -57,12 +61,17 @@ class CopyOptions:
     skip_missing: bool = False
     codec: str | None = None
     quality: int | None = None
+    subsampling: str | None = None
+    compression: str | None = None
 
     def __post_init__(self) -> None:
         if self.quality is not None and not 1 <= self.quality <= 100:
             raise ValueError(f"quality must be in [1, 100], got {self.quality}")
-        if self.quality is not None and self.codec not in ("jpeg", "webp"):
-            raise ValueError(f"quality is for codec jpeg or webp, got codec {self.codec}")
+        if self.quality is not None and self.codec not in ("jpeg", "webp", "dct"):
+            raise ValueError(f"quality is for codec jpeg, webp or dct, got codec {self.codec}")
+        for name in ("subsampling", "compression"):
+            if getattr(self, name) is not None and self.codec != "dct":
+                raise ValueError(f"{name} is for codec dct, got codec {self.codec}")
 
     def to_json(self) -> dict[str, Any]:
         """Return what was asked for, for the provenance: no paths."""
@@ -105,6 +114,8 @@ def copy_dataset(
     options = options or CopyOptions()
     check_target(Path(dst), overwrite=overwrite)
     reader = PackedReader(src, check=True)
+    if options.where is not None or options.skip_missing:
+        check_no_stream(reader, "choosing rows")
     table = None if options.add is None else read_table(options.add, options.on, options.kinds)
     plan = _Plan(reader, table, options)
     with one_opencv_thread():
@@ -120,6 +131,7 @@ def copy_dataset(
                 "options": options.to_json(),
             },
             overwrite=overwrite,
+            files_of=reader.path,
         )
 
 
@@ -161,7 +173,7 @@ class _Plan:
         for name in self.kept:
             field = self.reader.schema.fields[name]
             if isinstance(field, Image):
-                yield name, Recode(field, self.options.codec, self.options.quality)
+                yield name, Recode(field, self.options)
 
     def _keys(self) -> list[str]:
         """Return what each sample is called in the table."""
@@ -219,7 +231,9 @@ class _Plan:
         stored = self.reader.records(i, self.kept)
         records = {name: record.tobytes() for name, record in stored.items()}
         for name, recode in self.recoders.items():
-            if not recode.keeps(records[name]):
+            if recode.transcodes:
+                records[name] = recode.transcode(stored[name])
+            elif not recode.keeps(records[name]):
                 picture = self.reader.decode(i, name, stored[name])
                 records[name] = recode.encode(picture)
         if self.table is not None:
@@ -236,20 +250,43 @@ class Recode:
 
     Attributes:
         field: The field afterwards.
+        transcodes: True if only the compression changes: nothing is decoded, nothing lost.
+
+    Raises:
+        SchemaError: The codec is for pictures of one size, and these vary.
     """
 
-    def __init__(self, field: Image, codec: str, quality: int | None) -> None:
-        self.field = dataclasses.replace(field, codec=codec)
-        self._codec, self._quality = codec_for(self.field), quality
-        self._from_raw = field.codec == "raw"
+    def __init__(self, field: Image, options: CopyOptions) -> None:
+        codec, self._quality = options.codec or field.codec, options.quality
+        if codec in ("dct", "yuv420") and field.size is None:
+            what = f"codec {codec!r} is for pictures of one size, and these may vary"
+            raise SchemaError(f"{what}: pack them with --size and --fit cover, contain or stretch")
+        dct: dict[str, Any] = dict.fromkeys(("quality", "subsampling", "compression"))
+        if codec == "dct":
+            dct = {name: getattr(options, name) or getattr(field, name) for name in dct}
+        self.field = dataclasses.replace(field, codec=codec, **dct)
+        self._codec = codec_for(self.field)
+        self._is_same = codec not in _MAGIC and self.field == field
+        self.transcodes = codec == "dct" == field.codec and not self._is_same
+        if self.transcodes:
+            recompressed = dataclasses.replace(field, compression=self.field.compression)
+            self.transcodes = recompressed == self.field
+        self._old_codec = codec_for(field)
+        self._from_file = field.codec in _MAGIC
 
     def keeps(self, record: bytes) -> bool:
         """Return whether a record is as wanted already."""
-        if self.field.codec == "raw":
-            return self._from_raw
+        if self._is_same:
+            return True
         magic = _MAGIC.get(self.field.codec)
-        alike = not self._from_raw and magic is not None and record.startswith(magic)
+        alike = self._from_file and magic is not None and record.startswith(magic)
         return alike and self._quality is None
+
+    def transcode(self, record: npt.NDArray[np.uint8]) -> bytes:
+        """Return the new record of a record."""
+        assert isinstance(self._codec, DctCodec)
+        assert isinstance(self._old_codec, DctCodec)
+        return self._codec.pack(self._old_codec.unpack(record).astype(np.int64))
 
     def encode(self, picture: npt.NDArray[Any]) -> bytes:
         """Return the new record of a picture."""

@@ -1,12 +1,12 @@
 """The packer: runs recipes on all cores, cuts shards, and can be killed at any moment.
 
 1. Normal: items are encoded on threads and taken in order; each target's records gather until they
-   make a shard; a thread writes it, and then the journal says so. When all is done the datasets
-   are published together.
+   make a shard; a thread writes it, and then the journal says so. A block of samples is cut where
+   the shard's size says so. When all is done the datasets are published together.
 2. Failure: the first error in the order of items ends the packing. What the journal has stays; the
    same plan continues.
 3. Kill, Ctrl-C, lost power: the same as a failure. Items behind a target's last finished shard are
-   encoded again.
+   encoded again, also a block that it ended in, less the rows that it has.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from packdata.describe import describe_size
 from packdata.journal import Reject
 from packdata.pool import OrderedPool, one_opencv_thread, usable_cores
 from packdata.progress import Progress, Quiet
+from packdata.recipe import Block
 from packdata.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
     ShardBuilder,
+    block_ends,
+    check_block,
     check_records,
     check_shard_options,
     records_nbytes,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 OnError = Literal["fail", "skip"]
 _SHOWN_REJECTS = 10
+_MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class Summary:
         bytes: Their size.
         rejected: ``(item, error)`` of what was left out.
         seconds: Time this run took.
-        images_per_s: Items of this run per second.
+        samples_per_s: Samples that this run made, per second.
         datasets: Each dataset, by its folder below ``dst``.
         notes: What else is worth knowing.
     """
@@ -77,7 +81,7 @@ class Summary:
     bytes: int
     rejected: tuple[tuple[str, str], ...]
     seconds: float
-    images_per_s: float
+    samples_per_s: float
     datasets: tuple[PackedDataset, ...]
     notes: tuple[str, ...] = ()
 
@@ -87,7 +91,7 @@ class Summary:
         return asdict(self) | {"rejected": rejected}
 
     def __str__(self) -> str:
-        rate = f"{self.seconds:.1f} s, {self.images_per_s:,.0f}/s"
+        rate = f"{self.seconds:.1f} s, {self.samples_per_s:,.0f}/s"
         lines = [
             f"packed {_count(self.samples, 'sample')} into {self.dst}: "
             f"{_count(self.shards, 'shard')}, {describe_size(self.bytes)} ({rate})"
@@ -111,18 +115,36 @@ def _count(n: int, what: str) -> str:
 
 
 class Outcome(NamedTuple):
-    """What became of an item: its records, one mapping per target, or why there are none."""
+    """What became of an item: its records, one mapping or block per target, or why there are none."""
 
     number: int
     name: str
-    records: Sequence[Records]
+    records: Sequence[Records | Block]
     error: LoadersError | None = None
     given_nbytes: int = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of all its records, or of what they were made from if that is more."""
-        return max(self.given_nbytes, sum(records_nbytes(records) for records in self.records))
+        return max(self.given_nbytes, sum(map(_nbytes, self.records)))
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that it counts for: those in its first target, one if it was left out."""
+        first = self.records[0] if self.records else None
+        return len(first) + len(first.rejects) if isinstance(first, Block) else 1
+
+    @property
+    def rejects(self) -> Sequence[tuple[str, LoadersError]]:
+        """Names and errors of what was left out: the item, or some of its block."""
+        if self.error is not None:
+            return [(self.name, self.error)]
+        first = self.records[0] if self.records else None
+        return first.rejects if isinstance(first, Block) else ()
+
+
+def _nbytes(records: Records | Block) -> int:
+    return records.nbytes if isinstance(records, Block) else records_nbytes(records)
 
 
 def pack_recipe(
@@ -257,17 +279,20 @@ class _Run:
     def _pack(self, packing: Packing, notes: list[str]) -> None:
         self._check_earlier_rejects(packing)
         packers = [_PartPacker(self, packing, part, recipe) for part, recipe in self.parts]
-        total = sum(len(p.recipe) for p in packers)
-        if total == 0:
+        if sum(len(p.recipe) for p in packers) == 0:
             raise PackError("there is nothing to pack", self.dst, "The source lists no item")
-        earlier = sum(p.start for p in packers)
+        totals = [p.num_samples for p in packers]
+        total = None if None in totals else sum(n for n in totals if n is not None)
+        earlier = sum(p.num_earlier for p in packers)
         if earlier:
-            notes.append(f"continued: {earlier:,} of {total:,} items were packed earlier")
+            of_all = "" if total is None else f" of {total:,}"
+            notes.append(f"continued: {earlier:,}{of_all} samples were packed earlier")
         self.num_rejected = sum(len(r) for r in packing.state.rejects.values())
         try:
             self.progress.start(total, earlier)
             with one_opencv_thread():
                 for packer in packers:
+                    packer.stage_files()
                     packer.pack()
         finally:
             self.progress.close()
@@ -298,8 +323,9 @@ class _PartPacker:
         self.folders = target_folders(part, recipe)
         state = packing.state
         self.is_ended = part in state.ended
-        self._reached = [state.items.get(folder, 0) for folder in self.folders]
-        self.start = state.ended.get(part, min(self._reached))
+        # The item and its row at which each target goes on.
+        self._reached = [(state.items.get(f, 0), state.rows.get(f, 0)) for f in self.folders]
+        self.start = state.ended.get(part, min(self._reached)[0])
         self._expected = {
             r.number: r for r in state.rejects.get(part, []) if r.number >= self.start
         }
@@ -309,11 +335,30 @@ class _PartPacker:
         ]
         self._rejects: list[Reject] = []
 
+    @property
+    def num_samples(self) -> int | None:
+        """Samples that the part has, rejected items counted as one each; None if nobody knows."""
+        total: int | None = getattr(self.recipe, "num_samples", len(self.recipe))
+        return total
+
+    @property
+    def num_earlier(self) -> int:
+        """Samples that earlier runs packed, where nothing of a block is counted in items."""
+        if not hasattr(self.recipe, "num_samples"):
+            return self.start
+        shards = self.packing.state.shards
+        return min(sum(s.num_samples for s in shards.get(f, ())) for f in self.folders)
+
     def contents(self) -> Iterator[tuple[str, tuple[Any, Mapping[str, Any]]]]:
         """Yield each target's folder with its schema and provenance."""
         provenance = {**self.recipe.provenance, "packer": PACKER}
         for folder, target in zip(self.folders, self.recipe.targets, strict=True):
             yield folder, (target.schema, provenance)
+
+    def stage_files(self) -> None:
+        """Write what belongs beside the manifests."""
+        for folder, target in zip(self.folders, self.recipe.targets, strict=True):
+            self.packing.stage_files(folder, target.files)
 
     def pack(self) -> None:
         """Pack what is left of the part."""
@@ -336,7 +381,9 @@ class _PartPacker:
         def size_of(outcome: Outcome) -> int:
             return outcome.nbytes
 
-        with OrderedPool(self._encode, self.options.num_workers, size_of) as pool:
+        # Blocks are alike, so that a few are enough to keep all workers busy.
+        limit = {"max_bytes": _MAX_BLOCK_BYTES} if hasattr(self.recipe, "num_samples") else {}
+        with OrderedPool(self._encode, self.options.num_workers, size_of, **limit) as pool:
             num_items = self.start
             for item in self.recipe.items(self.start):
                 for outcome in pool.put((num_items, item)):
@@ -354,7 +401,10 @@ class _PartPacker:
         try:
             all_records = self.recipe.encode(item)
             for records, target in zip(all_records, self.recipe.targets, strict=True):
-                check_records(records, target.schema, self.options.format)
+                if isinstance(records, Block):
+                    check_block(records, target.schema, self.options.format)
+                else:
+                    check_records(records, target.schema, self.options.format)
             return Outcome(number, "", all_records)
         except SourceError as error:
             return Outcome(number, self.recipe.name(item), (), error)
@@ -369,39 +419,57 @@ class _PartPacker:
 
     def _take(self, outcome: Outcome) -> None:
         self._check_unchanged(outcome)
-        if outcome.error is not None:
-            self._reject(outcome, outcome.error)
-        else:
-            for i, records in enumerate(outcome.records):
-                if outcome.number >= self._reached[i]:
-                    self._builders[i].add(records)
-                    if self._builders[i].is_full:
-                        self._cut(i, outcome.number + 1)
-        self.options.num_encoded += 1
-        self.options.progress.advance(self.options.num_rejected)
+        self._reject(outcome)
+        for i, records in enumerate(outcome.records):
+            items, rows = self._reached[i]
+            if outcome.number >= items:
+                self._add(i, outcome, records, rows if outcome.number == items else 0)
+        self.options.num_encoded += outcome.num_samples
+        self.options.progress.advance(self.options.num_rejected, outcome.num_samples)
 
-    def _reject(self, outcome: Outcome, error: LoadersError) -> None:
-        if self.options.on_error == "fail":
-            raise error
+    def _add(self, i: int, outcome: Outcome, records: Records | Block, first: int) -> None:
+        """Hand records to a target, all but the ``first`` samples of a block, cutting its shards."""
+        builder, number = self._builders[i], outcome.number
+        if first and not (isinstance(records, Block) and first < len(records)):
+            raise self._changed(f"item {number}")
+        if not isinstance(records, Block):
+            builder.add(records)
+            if builder.is_full:
+                self._cut(i, number + 1)
+            return
+        ends = block_ends(records)
+        while first < len(records):
+            first = builder.add_block(records, ends, first)
+            if builder.is_full:
+                at_end = first == len(records)
+                self._cut(i, number + at_end, 0 if at_end else first)
+
+    def _reject(self, outcome: Outcome) -> None:
+        if outcome.rejects and self.options.on_error == "fail":
+            raise outcome.rejects[0][1]
         if outcome.number not in self._expected:
-            self._rejects.append(Reject(outcome.number, outcome.name, str(error)))
-            self.options.num_rejected += 1
+            number = outcome.number
+            self._rejects += [Reject(number, name, str(why)) for name, why in outcome.rejects]
+            self.options.num_rejected += len(outcome.rejects)
 
     def _check_unchanged(self, outcome: Outcome) -> None:
         """Refuse to continue if an item that was good is bad now, or the other way round."""
-        if outcome.number >= max(self._reached):
+        if (outcome.number, 0) >= max(self._reached):
             return
-        if (outcome.error is not None) != (outcome.number in self._expected):
-            name = outcome.name or self._expected[outcome.number].item
-            what = f"the source changed while it was packed ({name})"
-            raise PackError(what, self.options.dst, "Start anew with --overwrite")
+        if bool(outcome.rejects) != (outcome.number in self._expected):
+            names = [name for name, _ in outcome.rejects] or [self._expected[outcome.number].item]
+            raise self._changed(names[0])
 
-    def _cut(self, i: int, items: int) -> None:
+    def _changed(self, name: str) -> PackError:
+        what = f"the source changed while it was packed ({name})"
+        return PackError(what, self.options.dst, "Start anew with --overwrite")
+
+    def _cut(self, i: int, items: int, rows: int = 0) -> None:
         schema, rejects = self.recipe.targets[i].schema, self._rejects
         self._rejects = []
         columns = self._builders[i].take()
         self.packing.write(
-            self.part, self.folders[i], columns, schema, self.options.format, items, rejects
+            self.part, self.folders[i], columns, schema, self.options.format, items, rejects, rows
         )
 
     def _finish(self) -> None:
@@ -416,7 +484,7 @@ def summarize(
     packing: Packing,
     firsts: Sequence[str],
     seconds: float,
-    num_items: int,
+    num_samples: int,
     notes: Sequence[str] = (),
 ) -> Summary:
     """Return the summary of a published packing; samples are counted in the ``firsts``."""
@@ -425,15 +493,14 @@ def summarize(
         PackedDataset(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
         for folder, m in manifests.items()
     )
-    rejected = [r for part in packing.state.rejects.values() for r in sorted(part)]
     return Summary(
         dst=str(packing.dst),
         samples=sum(manifests[folder].num_samples for folder in firsts),
         shards=sum(d.shards for d in datasets),
         bytes=sum(d.bytes for d in datasets),
-        rejected=tuple((r.item, r.error) for r in rejected),
+        rejected=tuple((r.item, r.error) for r in packing.state.all_rejects),
         seconds=seconds,
-        images_per_s=num_items / max(seconds, 1e-9),
+        samples_per_s=num_samples / max(seconds, 1e-9),
         datasets=datasets,
         notes=tuple(notes),
     )

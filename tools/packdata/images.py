@@ -26,6 +26,7 @@ from packdata.fit import Resize, Size
 from packdata.headers import read_header
 from packdata.labels import LABEL, LabelField, label_fields
 from packdata.pictures import Picture, decode_mask, decode_picture, use_exact_opencv
+from packdata.planes import encode_jpeg_planes
 from packdata.recipe import Target
 from packdata.sources import Item, MaskFolder, Source, find_splits, open_source
 
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
     from packdata.sources.base import Pixels
 
-CODECS = ("jpeg", "png", "webp", "raw")
+CODECS = ("jpeg", "png", "webp", "raw", "yuv420", "dct")
+_ONE_SIZE = ("raw", "yuv420", "dct")
 KEPT_QUALITY = 95  # of a JPEG that could not be kept: what re-encoding loses stays invisible
 _NUM_PEEKED = 16
 
@@ -45,10 +47,12 @@ class ImageOptions:
 
     Attributes:
         sizes: The sizes to make of each picture; none to leave it as large as it is.
-        codec: ``jpeg``, ``png``, ``webp`` or ``raw``; None keeps files where it can.
-        quality: 1 to 100, for JPEG and WebP.
+        codec: One of ``CODECS``; None keeps files where it can.
+        quality: 1 to 100, for JPEG, WebP and ``dct``.
         gray: Store one channel.
         keep_depth: Store 16 bits.
+        subsampling: Of ``dct``: ``"420"`` (by default) or ``"444"``.
+        compression: Of ``dct``: ``"lz4"`` (by default) or ``"zstd"``.
     """
 
     sizes: tuple[Resize, ...] = ()
@@ -56,14 +60,19 @@ class ImageOptions:
     quality: int = DEFAULT_QUALITY
     gray: bool = False
     keep_depth: bool = False
+    subsampling: str | None = None
+    compression: str | None = None
 
     def __post_init__(self) -> None:
         if self.codec not in (None, *CODECS):
             raise SchemaError(f"codec must be one of {', '.join(CODECS)}, got {self.codec!r}")
         if not 1 <= self.quality <= 100:
             raise SchemaError(f"quality must be in [1, 100], got {self.quality}")
-        if self.keep_depth and self.codec in ("jpeg", "webp"):
+        if self.keep_depth and self.codec in ("jpeg", "webp", "yuv420", "dct"):
             raise SchemaError(f"codec {self.codec!r} holds 8 bits: to keep 16 take 'png' or 'raw'")
+        if self.gray and self.codec == "yuv420":
+            raise SchemaError("codec 'yuv420' stores color: of gray pictures take 'raw' or 'dct'")
+        self.image(self.channels, None, self.codec or "jpeg")  # says what does not go together
         names = [resize.name for resize in self.sizes]
         if len(set(names)) < len(names):
             raise SchemaError(f"each size can be asked for once, got {', '.join(names)}")
@@ -78,8 +87,17 @@ class ImageOptions:
         """uint8 or uint16."""
         return "uint16" if self.keep_depth else "uint8"
 
+    def image(self, channels: int, size: Size | None, codec: str) -> Image:
+        """Return the field of the pictures."""
+        dct: dict[str, Any]
+        dct = {"subsampling": self.subsampling, "compression": self.compression}
+        if codec == "dct":
+            dct |= {"quality": self.quality}
+        return Image(channels=channels, size=size, dtype=self.dtype, codec=codec, **dct)
+
     def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON types."""
+        """Return the options as JSON types; those of ``dct`` only where they are given."""
+        dct = {"subsampling": self.subsampling, "compression": self.compression}
         return {
             "sizes": [resize.name for resize in self.sizes],
             "fit": self.sizes[0].fit if self.sizes else None,
@@ -87,6 +105,7 @@ class ImageOptions:
             "quality": self.quality,
             "gray": self.gray,
             "keep_depth": self.keep_depth,
+            **{name: value for name, value in dct.items() if value is not None},
         }
 
 
@@ -99,6 +118,8 @@ def plan_images(
     quality: int = DEFAULT_QUALITY,
     gray: bool = False,
     keep_depth: bool = False,
+    subsampling: str | None = None,
+    compression: str | None = None,
     masks: Path | str | None = None,
     classes: Sequence[str] | Path | str | None = None,
     image_column: str | None = None,
@@ -111,11 +132,13 @@ def plan_images(
         sizes: ``256``, ``"224x320"`` (height x width), ...; each its own target.
         fit: How a picture comes to a size: ``shorter``, ``cover``, ``contain`` or ``stretch`` (see
             ``Resize``).
-        codec: ``jpeg``, ``png``, ``webp`` or ``raw`` re-encodes everything; None keeps files where
-            it can.
-        quality: Of JPEG and WebP, 1 to 100.
+        codec: ``jpeg``, ``png``, ``webp``, ``raw``, ``yuv420`` or ``dct`` re-encodes everything;
+            None keeps files where it can.
+        quality: Of JPEG, WebP and ``dct``, 1 to 100.
         gray: Store one channel.
         keep_depth: Store 16 bits.
+        subsampling: Of ``dct``: ``"420"`` (by default) or ``"444"``.
+        compression: Of ``dct``: ``"lz4"`` (by default) or ``"zstd"``.
         masks: A folder with one mask for each picture, of the same relative name, with any suffix;
             below it a folder for each split, if there are splits.
         classes: What fixes the class numbers: names, a file with one a line, or a packed dataset.
@@ -132,8 +155,10 @@ def plan_images(
         quality=quality,
         gray=gray,
         keep_depth=keep_depth,
+        subsampling=subsampling,
+        compression=compression,
     )
-    columns = {"image_column": image_column, "mask_column": mask_column}
+    columns: dict[str, Any] = {"image_column": image_column, "mask_column": mask_column}
     splits = find_splits(src) or {"": Path(src)}
     sources = {split: open_source(path, **columns) for split, path in splits.items()}
     labels = label_fields(sources, classes)
@@ -265,7 +290,7 @@ class ImagesRecipe:
             mask = self._read_mask(item, picture)
             kept = [self._kept(output, picture, data) for output in self._outputs]
             samples = [
-                self._sample(output, record, picture, mask) | shared
+                self._sample(output, record, picture, mask, data) | shared
                 for output, record in zip(self._outputs, kept, strict=True)
             ]
         except CodecError as error:
@@ -298,8 +323,9 @@ class ImagesRecipe:
         kept: bytes | None,
         picture: Picture,
         mask: npt.NDArray[Any] | None,
+        data: bytes | Pixels,
     ) -> dict[str, bytes]:
-        image = self._encode_image(output, picture) if kept is None else kept
+        image = self._encode_image(output, picture, data) if kept is None else kept
         if mask is None or output.mask_codec is None:
             return {"image": image}
         return {"image": image, "mask": output.mask_codec.encode(output.fitted_mask(mask))}
@@ -312,9 +338,14 @@ class ImagesRecipe:
             return None
         return None if picture.changes else data
 
-    def _encode_image(self, output: _Output, picture: Picture) -> bytes:
-        pixels, options = output.fitted(picture), self.options
+    def _encode_image(self, output: _Output, picture: Picture, data: bytes | Pixels) -> bytes:
+        options = self.options
         codec, quality = output.codec, options.quality
+        if isinstance(data, bytes) and output.keeps(picture.size):
+            record = encode_jpeg_planes(codec, picture, data)
+            if record is not None:
+                return record
+        pixels = output.fitted(picture)
         if options.codec is None and not options.sizes and isinstance(codec, PictureCodec):
             is_jpeg = picture.format == "jpeg" and not options.keep_depth
             codec = codec if options.keep_depth else self._codecs["jpeg" if is_jpeg else "png"]
@@ -381,13 +412,13 @@ class ImagesRecipe:
             size = resize.fixed if resize is not None else None
             if pixels is not None:
                 size = size or (pixels if resize is None else resize.scaled(pixels))
-            if codec == "raw" and size is None:
+            if codec in _ONE_SIZE and size is None:
                 raise SchemaError(
-                    "codec 'raw' needs pictures of one size: "
+                    f"codec {codec!r} needs pictures of one size: "
                     "give --size with --fit cover, contain or stretch"
                 )
             channels = 1 if pixels is not None else options.channels
-            image = Image(channels=channels, size=size, dtype=options.dtype, codec=codec)
+            image = options.image(channels, size, codec)
             mask = None if mask_dtype is None else Mask(size=size, dtype=mask_dtype)
             outputs.append(_Output(resize, image, mask))
         return outputs

@@ -4,9 +4,9 @@
 
 1. The header: what decides the output (``plan``), and what an ``--overwrite`` will delete in the
    end.
-2. ``{"part", "target", "items", "shard", "rejects"}``: a shard lies complete in the staging
-   folder. ``items`` counts what its source had given up to and including it; ``rejects`` are those
-   since the line before.
+2. ``{"part", "target", "items", "rows", "shard", "rejects"}``: a shard lies complete in the
+   staging folder. ``items`` counts what its source had given up to and including it, ``rows`` the
+   samples of the next item that it holds already; ``rejects`` are those since the line before.
 3. ``{"part", "end", "rejects"}``: a part (a split) is at its end, after so many items.
 4. ``{"done"}``: every shard is complete; only publishing is left, and this line has all that it
    takes.
@@ -31,14 +31,14 @@ from loaders.manifest import Place, ShardInfo, publish_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = "lock"
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 
 
 class Reject(NamedTuple):
-    """An item that could not be packed: its number in the source, what it is called, and why."""
+    """An item, or a part of one, that could not be packed: the item's number, its name, and why."""
 
     number: int
     item: str
@@ -89,6 +89,7 @@ class State:
     Attributes:
         shards: Finished shards per target.
         items: Items of the source that they cover, per target.
+        rows: Samples of the next item that they hold, where it is a block that was cut.
         rejects: Items left out, per part.
         ended: Parts whose last item was reached, with their number of items.
         done: Per target its schema and provenance as JSON, once nothing but publishing is left.
@@ -96,19 +97,27 @@ class State:
 
     shards: dict[str, list[ShardInfo]] = field(default_factory=dict)
     items: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, list[Reject]] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     done: dict[str, Any] | None = None
+
+    @property
+    def all_rejects(self) -> list[Reject]:
+        """Items left out, part by part in the order of the source."""
+        parts = self.rejects.values()
+        return [r for part in parts for r in sorted(part, key=lambda reject: reject.number)]
 
     def apply(self, line: Mapping[str, Any]) -> None:
         """Take one line of the journal in."""
         if "shard" in line:
             self.shards.setdefault(line["target"], []).append(shard_from_json(line["shard"]))
             self.items[line["target"]] = line["items"]
+            self.rows[line["target"]] = line.get("rows", 0)
         if "part" in line:
             rejects = self.rejects.setdefault(line["part"], [])
-            known = {reject.number for reject in rejects}
-            rejects += [Reject(*r) for r in line["rejects"] if r[0] not in known]
+            known = set(rejects)
+            rejects += [r for r in map(Reject._make, line["rejects"]) if r not in known]
         if "end" in line:
             self.ended[line["part"]] = line["end"]
         if "done" in line:

@@ -17,6 +17,7 @@ from loaders.rng import hash64, key64
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
 from packdata.shards import DEFAULT_SHARD_BYTES
+from packdata.tokens.split import has_tokens, num_documents, rows_of_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ def split(
 ) -> dict[str, Manifest]:
     """Write each part of a dataset as a dataset, ``dst/<part>``; records stay as they are.
 
+    Of tokens it is documents that are divided, and laid into rows anew.
+
     Args:
         src: The dataset's folder.
         dst: Folder of the parts' folders.
@@ -69,7 +72,13 @@ def split(
         PackError: A part would be empty, or its folder is taken.
     """
     reader = PackedReader(src, check=True)
-    indices = split_indices(reader, list(parts.values()), by=by, stratify=stratify, seed=seed)
+    by_document = has_tokens(reader.schema)
+    if by_document:
+        indices = split_documents(
+            reader, list(parts.values()), by=by, stratify=stratify, seed=seed
+        )
+    else:
+        indices = split_indices(reader, list(parts.values()), by=by, stratify=stratify, seed=seed)
     for name, chosen in zip(parts, indices, strict=True):
         if not _PART_NAME.fullmatch(name):
             raise ValueError(f"a part is named by a plain folder name, got {name!r}")
@@ -82,7 +91,7 @@ def split(
         made[name] = write_dataset(
             Path(dst) / name,
             reader.schema,
-            _samples(reader, chosen, tick),
+            (rows_of_documents if by_document else _samples)(reader, chosen, tick),
             format=format or format_of(reader.manifest),
             shard_bytes=shard_bytes,
             provenance={
@@ -91,6 +100,7 @@ def split(
                 "options": options | {"part": name},
             },
             overwrite=overwrite,
+            files_of=reader.path,
         )
     return made
 
@@ -112,10 +122,7 @@ def split_indices(
     seed: int = 0,
 ) -> list[npt.NDArray[np.int64]]:
     """Return the positions of each part's samples, sorted; arguments as for ``split``."""
-    if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
-        raise ValueError(
-            f"fractions must be above 0 and together at most 1, got {list(fractions)}"
-        )
+    check_fractions(fractions)
     if by == "key-hash":
         if stratify is not None:
             raise ValueError("key-hash looks at one key at a time: it cannot stratify")
@@ -128,6 +135,32 @@ def split_indices(
         raise SchemaError(f"field {stratify!r} is no label or whole number: it cannot stratify")
     order = order[np.argsort(values[order], kind="stable")]
     return _deal(order, fractions, seed)
+
+
+def split_documents(
+    reader: PackedReader,
+    fractions: Sequence[float],
+    *,
+    by: By = "shuffle",
+    stratify: str | None = None,
+    seed: int = 0,
+) -> list[npt.NDArray[np.int64]]:
+    """Return the numbers of each part's documents, sorted; of a dataset of tokens."""
+    check_fractions(fractions)
+    if by != "shuffle" or stratify is not None:
+        raise ValueError("documents have neither keys nor labels: divide them by shuffle")
+    order = np.argsort(
+        hash64(key64(seed, _PURPOSE), np.arange(num_documents(reader))), kind="stable"
+    )
+    return _cut(order, fractions)
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Raise ValueError unless they are above 0 and together at most 1."""
+    if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
+        raise ValueError(
+            f"fractions must be above 0 and together at most 1, got {list(fractions)}"
+        )
 
 
 def _by_key(

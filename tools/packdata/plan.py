@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from loaders.schema import Field, Image, Label
+from packdata.describe import codec_text
 from packdata.engine import OnError, Summary, pack_recipes, target_folders
 from packdata.images import ImagesRecipe, plan_images
 from packdata.shards import DEFAULT_SHARD_BYTES, Format
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from packdata.progress import Progress
 
 _SHOWN_CLASSES = 8
+_OURS = ("raw", "yuv420", "dct")
+_PLAIN = ("raw", "text", "json", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class ImagesPlan:
 
 def _field_text(field: Field) -> str:
     text = field.kind if field.shape is None else f"{field.kind}, {describe(field)}"
-    text += f", codec {field.codec}" if field.codec not in ("raw", "text", "json", "bytes") else ""
+    text += f", codec {codec_text(field)}" if field.codec not in _PLAIN else ""
     if isinstance(field, Label) and field.classes is not None:
         names = ", ".join(field.classes[:_SHOWN_CLASSES])
         more = ", ..." if len(field.classes) > _SHOWN_CLASSES else ""
@@ -106,7 +109,7 @@ def _field_text(field: Field) -> str:
     return text
 
 
-def ignored_notes(parts: Sequence[tuple[str, ImagesRecipe]]) -> list[str]:
+def ignored_notes(parts: Sequence[tuple[str, Any]]) -> list[str]:
     """Say which files of a source are passed over."""
     ignored: Counter[str] = Counter()
     for _, recipe in parts:
@@ -129,10 +132,10 @@ def make_plan(src: Path | str, *, format: Format | None = None, **options: Any) 
 
 
 def _usual_format(parts: Sequence[tuple[str, ImagesRecipe]]) -> Format:
-    """Fixed-size pixels lie best in Parquet, files in LMDB."""
+    """Files lie best in LMDB, where other tools find them by key; what is ours, in Parquet."""
     images = [target.schema.fields["image"] for _, recipe in parts for target in recipe.targets]
-    is_raw = all(isinstance(image, Image) and image.codec == "raw" for image in images)
-    return "parquet" if is_raw else "lmdb"
+    is_ours = all(isinstance(image, Image) and image.codec in _OURS for image in images)
+    return "parquet" if is_ours else "lmdb"
 
 
 def pack_plan(
@@ -198,7 +201,8 @@ def pack_images(
         overwrite: Replace the datasets in ``dst``.
         progress: Is told of every picture.
         options: ``sizes``, ``fit``, ``codec``, ``quality``, ``gray``, ``keep_depth``, ``masks``,
-            ``classes``, ``image_column`` and ``mask_column`` of ``packdata.images.plan_images``.
+            ``subsampling``, ``compression``, ``classes``, ``image_column`` and ``mask_column`` of
+            ``packdata.images.plan_images``.
 
     Raises:
         SourceError: The source, or a picture in it, cannot be packed.

@@ -80,6 +80,7 @@ class OrderedPool(Generic[ItemT, ResultT]):
         function: Runs on the threads.
         num_workers: How many threads.
         size_of: Bytes that a result, or its item, holds: bounds the memory of what is in flight.
+        max_bytes: That bound, about.
     """
 
     def __init__(
@@ -87,20 +88,24 @@ class OrderedPool(Generic[ItemT, ResultT]):
         function: Callable[[ItemT], ResultT],
         num_workers: int,
         size_of: Callable[[ResultT], int] = lambda _: 0,
+        max_bytes: int = _MAX_RESULT_BYTES,
     ) -> None:
         self._function, self._num_workers, self._size_of = function, num_workers, size_of
+        self._max_bytes = max_bytes
         self._threads = ThreadPoolExecutor(num_workers, "packdata", initializer=without_ipp)
         self._pending: deque[Future[tuple[list[ResultT], BaseException | None, float]]] = deque()
         self._chunk: list[ItemT] = []
         self._chunk_size = 1
-        self._mean_bytes = 0.0
+        self._mean_bytes: float | None = None  # until there is a result
 
     @property
     def max_chunks(self) -> int:
         """Chunks that may be in flight now."""
+        if self._mean_bytes is None:
+            return self._num_workers + 1
         chunk_bytes = max(1.0, self._mean_bytes * self._chunk_size)
         most = self._num_workers * _CHUNKS_PER_WORKER
-        return max(self._num_workers + 1, min(most, int(_MAX_RESULT_BYTES / chunk_bytes)))
+        return max(self._num_workers + 1, min(most, int(self._max_bytes / chunk_bytes)))
 
     def put(self, item: ItemT) -> Iterator[ResultT]:
         """Hand an item over; yield what is next in order, waiting if too much is in flight."""
@@ -146,7 +151,9 @@ class OrderedPool(Generic[ItemT, ResultT]):
         wanted = len(results) * _CHUNK_S / max(seconds, 1e-6)
         self._chunk_size = max(1, min(int(wanted), 2 * self._chunk_size, _MAX_CHUNK))
         for result in results:
-            self._mean_bytes += (self._size_of(result) - self._mean_bytes) / 16
+            size = self._size_of(result)
+            mean = size if self._mean_bytes is None else self._mean_bytes
+            self._mean_bytes = mean + (size - mean) / 16
 
     def close(self) -> None:
         """Drop what has not begun and wait for what runs."""

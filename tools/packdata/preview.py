@@ -19,14 +19,30 @@ from PIL import ImageDraw, ImageFont
 
 from loaders.errors import LoadersError, PackError
 from loaders.rng import hash64, key64, uniform
-from loaders.schema import Array, Boxes, Field, Image, Label, Mask, MultiLabel, Text
+from loaders.schema import (
+    Array,
+    Boxes,
+    Categories,
+    Features,
+    Field,
+    Image,
+    Label,
+    Mask,
+    MultiLabel,
+    Text,
+    Tokens,
+)
 from packdata.describe import describe_size
 from packdata.reader import KEY_FIELD, PackedReader
+from packdata.rows import row_text
+from packdata.slices import is_array_mask, is_plane, middle_slice
+from packdata.tokens.show import token_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+_TOKENS_SHOWN = 400  # characters of a row of tokens
 _PURPOSE = 0x9E7
 _EXACT_DRAW = 1 << 20
 _TILE = 208  # pixels: side of the square that a picture is fitted into
@@ -72,7 +88,8 @@ def choose(num_samples: int, num: int, seed: int = 0) -> list[int]:
 
 def has_pictures(reader: PackedReader) -> bool:
     """Return whether a contact sheet can show anything."""
-    return any(isinstance(kind, Image | Mask) for kind in reader.schema.fields.values())
+    kinds = reader.schema.fields.values()
+    return any(isinstance(kind, Image | Mask) or is_plane(kind) for kind in kinds)
 
 
 def contact_sheet(
@@ -236,6 +253,11 @@ def _tile(reader: PackedReader, i: int) -> _Tile:
     sizes = [
         _size(values[n]) for n, kind in fields.items() if isinstance(kind, Image) and n in values
     ]
+    sizes += [
+        f"{' x '.join(map(str, values[n].shape))} {values[n].dtype}"
+        for n, kind in fields.items()
+        if is_plane(kind) and n in values and not is_array_mask(kind, fields)
+    ]
     tile.lines = [", ".join(sizes)] if sizes else []
     if labels:
         tile.lines.append(name)
@@ -271,10 +293,16 @@ def _size(picture: npt.NDArray[Any]) -> str:
 
 def _add_pictures(tile: _Tile, fields: Mapping[str, Field], values: Mapping[str, Any]) -> None:
     """Fit every picture into its square; masks and boxes belong to the first one of their size."""
-    if tile.error and not any(isinstance(fields[n], Image) for n in values):
+    if tile.error and not any(isinstance(fields[n], Image) or is_plane(fields[n]) for n in values):
         return  # the reason takes the place
     arrays = [values[n] for n, kind in fields.items() if isinstance(kind, Image) and n in values]
     masks = [values[n] for n, kind in fields.items() if isinstance(kind, Mask) and n in values]
+    for n, kind in fields.items():
+        if n in values and isinstance(kind, Array) and is_plane(kind):
+            picture = middle_slice(values[n], kind.spatial or 0)
+            is_mask = is_array_mask(kind, fields)
+            masks += [picture[..., 0]] if is_mask else []
+            arrays += [] if is_mask else [picture]
     boxes = [values[n] for n, kind in fields.items() if isinstance(kind, Boxes) and n in values]
     for array in arrays:
         fits = [mask for mask in masks if mask.shape == array.shape[:2]]
@@ -349,18 +377,24 @@ def as_text(reader: PackedReader, i: int, width: int = 100) -> str:
     """Return a sample as lines of text, one for each field."""
     lines = [f"sample {i}"]
     for name, kind in reader.schema.fields.items():
+        most = width
         try:
-            value = _short(kind, reader.sample(i, [name])[name])
+            if isinstance(kind, Tokens):
+                value, most = token_text(reader, i), _TOKENS_SHOWN
+            else:
+                value = _short(kind, reader.sample(i, [name])[name])
         except LoadersError as error:
             value = f"({error.__cause__ or error})"
         value = " ".join(value.split())
-        lines.append(f"  {name}: {value if len(value) <= width else value[: width - 1] + '…'}")
+        lines.append(f"  {name}: {value if len(value) <= most else value[: most - 1] + '…'}")
     return "\n".join(lines)
 
 
 def _short(kind: Field, value: Any) -> str:
     if _is_label(kind):
         return _label(kind, value)
+    if isinstance(kind, Features | Categories):
+        return row_text(kind, value)
     if isinstance(value, np.ndarray):
         few = np.array2string(value.reshape(-1)[:12], separator=" ", threshold=20).strip("[]")
         more = " ..." if value.size > 12 else ""

@@ -16,10 +16,10 @@ class Progress(Protocol):
     """What the packer tells while it works; called in one thread."""
 
     def start(self, total: int | None, done: int) -> None:
-        """Begin, with ``done`` items of ``total`` (None: not known) packed earlier."""
+        """Begin, with ``done`` samples of ``total`` (None: not known) packed earlier."""
 
-    def advance(self, rejected: int) -> None:
-        """Count one more item; ``rejected`` is how many were left out so far."""
+    def advance(self, rejected: int, samples: int = 1) -> None:
+        """Count more samples; ``rejected`` is how many items were left out so far."""
 
     def close(self) -> None:
         """End, whether complete or not; may be called twice, or without a start."""
@@ -31,7 +31,7 @@ class Quiet:
     def start(self, total: int | None, done: int) -> None:
         """Ignore it."""
 
-    def advance(self, rejected: int) -> None:
+    def advance(self, rejected: int, samples: int = 1) -> None:
         """Ignore it."""
 
     def close(self) -> None:
@@ -55,12 +55,12 @@ class Bar:
             total=total, initial=done, unit=f" {self._unit}", file=self._stream, smoothing=0.1
         )
 
-    def advance(self, rejected: int) -> None:
+    def advance(self, rejected: int, samples: int = 1) -> None:
         """Move the bar."""
         if rejected != self._rejected:
             self._rejected = rejected
             self._bar.set_postfix_str(f"{rejected} rejected", refresh=False)
-        self._bar.update()
+        self._bar.update(samples)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
@@ -88,9 +88,9 @@ class Lines:
         self._total, self._done, self._first = total, done, done
         self._began = self._shown = self._clock()
 
-    def advance(self, rejected: int) -> None:
+    def advance(self, rejected: int, samples: int = 1) -> None:
         """Count, and print if the last line is old."""
-        self._done, self._rejected = self._done + 1, rejected
+        self._done, self._rejected = self._done + samples, rejected
         now = self._clock()
         if now - self._shown >= self._every_s:
             self._shown = now

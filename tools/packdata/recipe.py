@@ -8,13 +8,49 @@ decoding (``targets``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from loaders.columns import Column
+    from loaders.errors import SourceError
     from loaders.schema import Schema
 
 Records = Mapping[str, bytes]  # the record of every field of one sample
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The records of many samples at once; there may be none.
+
+    The packer cuts shards inside a block where their size says so, and continues inside one after
+    a kill. Rows of a ``VarColumn`` that lie end to end are copied in one go, others run by run.
+
+    Attributes:
+        columns: Column by field name, all of one length: ``FixedColumn`` for fields whose records
+            have one size, else ``VarColumn``. They must not change any more.
+        rejects: What of the item was left out, as (name, why) each; the first of them ends the
+            packing unless such items are skipped. Those of an item's first target count.
+
+    Raises:
+        ValueError: There is no column, or they differ in length.
+    """
+
+    columns: Mapping[str, Column]
+    rejects: Sequence[tuple[str, SourceError]] = ()
+
+    def __post_init__(self) -> None:
+        sizes = {name: len(column) for name, column in self.columns.items()}
+        if len(set(sizes.values())) != 1:
+            raise ValueError(f"the columns of a block have one length, got {sizes}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all records together."""
+        return sum(column.nbytes for column in self.columns.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +60,19 @@ class Target:
     Attributes:
         folder: Its place below the destination; "" for the destination itself.
         schema: Its fields.
+        files: Contents, by name, of the files beside the manifest that the schema names.
     """
 
     folder: str
     schema: Schema
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Recipe(Protocol):
-    """Lists items and turns each into the records of one sample per target.
+    """Lists items and turns each into the records of one sample, or of a block of them, per target.
+
+    Where items are blocks, ``num_samples`` (int, or None where nobody knows yet) tells progress how
+    many samples there will be; without that attribute it is the number of items.
 
     Attributes:
         targets: The datasets to fill, at least one.
@@ -55,8 +96,11 @@ class Recipe(Protocol):
     def name(self, item: Any) -> str:
         """Return what to call an item in messages and in ``rejected.jsonl``: its file, and its place inside."""
 
-    def encode(self, item: Any) -> Sequence[Records]:
-        """Return the records of an item, one mapping per target; runs on worker threads.
+    def encode(self, item: Any) -> Sequence[Records | Block]:
+        """Return the records of an item, one mapping or block per target; runs on worker threads.
+
+        The same item gives the same block each time: a packing that was killed inside of it skips
+        the rows that it has.
 
         Raises:
             SourceError: The item cannot be packed; the message says why.

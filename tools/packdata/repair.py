@@ -11,6 +11,7 @@ from loaders.formats import hash_file
 from loaders.manifest import (
     MANIFEST_NAME,
     Manifest,
+    publish_bytes,
     publish_file,
     publish_manifest,
     read_manifest,
@@ -18,7 +19,7 @@ from loaders.manifest import (
 from packdata.combine import copy_shard
 from packdata.journal import LOCK_NAME, TargetLock
 from packdata.target import PACKING_NAME
-from packdata.verify import size_fault
+from packdata.verify import file_fault, size_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,8 @@ def repair(
             for info, twin in zip(wanted.shards, copy.shards, strict=True):
                 _repair_shard(folder, info, other / twin.file, work / f"{info.file}.tmp", done)
                 tick(info.size_bytes)
+            for name, digest in wanted.schema.files.items():
+                _repair_file(folder / name, digest, other / name, done)
             if restored and not done.failed:
                 publish_manifest(folder, wanted)
         finally:
@@ -123,6 +126,17 @@ def _repair_shard(folder: Path, info: ShardInfo, good: Path, beside: Path, done:
         return
     publish_file(beside, path)
     done.restored.append(info.file)
+
+
+def _repair_file(path: Path, digest: str, good: Path, done: Repair) -> None:
+    if file_fault(path, digest) is None:
+        return
+    what = file_fault(good, digest)
+    if what is not None:
+        done.failed[path.name] = f"in the copy, {what}"
+        return
+    publish_bytes(path, good.read_bytes())
+    done.restored.append(path.name)
 
 
 def _is_whole(path: Path, info: ShardInfo) -> bool:

@@ -21,6 +21,7 @@ from loaders.formats import write_shard
 from loaders.manifest import (
     Manifest,
     ShardInfo,
+    publish_bytes,
     publish_manifest,
     read_manifest,
 )
@@ -34,6 +35,7 @@ from packdata.shards import (
     shard_name,
 )
 from packdata.target import PACKING_NAME, find_datasets
+from packdata.verify import file_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -105,13 +107,20 @@ class Staging:
             raise PackError(_cannot_write(error), self.folder) from error
 
     def publish(
-        self, staged: Sequence[ShardInfo], schema: Schema, provenance: Mapping[str, Any]
+        self,
+        staged: Sequence[ShardInfo],
+        schema: Schema,
+        provenance: Mapping[str, Any],
+        files_of: Path | None = None,
     ) -> Manifest:
         """Give staged shards free names in the folder and make them the dataset.
 
-        With ``extend`` they follow the shards that are there; else those are deleted.
+        With ``extend`` they follow the shards that are there; else those are deleted. Files that
+        the schema names besides are copied from ``files_of``, a dataset that has them.
         """
+        self._copy_files(schema, files_of)
         old = _shards_of(self.folder)
+        old_files = _files_of(self.folder)
         first = _free_number(self.folder)
         named = [
             replace(info, file=shard_name("shard", first + i, _format_of(info)))
@@ -134,7 +143,18 @@ class Staging:
             raise
         for info in () if self._extend else old:
             (self.folder / info.file).unlink(missing_ok=True)
+        for name in set(old_files) - set(schema.files):
+            (self.folder / name).unlink(missing_ok=True)
         return manifest
+
+    def _copy_files(self, schema: Schema, source: Path | None) -> None:
+        for name, digest in schema.files.items():
+            if file_fault(self.folder / name, digest) is None:
+                continue
+            what = "nobody has it" if source is None else file_fault(source / name, digest)
+            if what is not None or source is None:
+                raise PackError(f"its file {name} cannot be copied: {what}", source or self.folder)
+            publish_bytes(self.folder / name, (source / name).read_bytes())
 
 
 def check_target(folder: Path, *, overwrite: bool = False) -> None:
@@ -145,6 +165,13 @@ def check_target(folder: Path, *, overwrite: bool = False) -> None:
 
 def _cannot_write(error: Exception) -> str:
     return f"it cannot be written ({getattr(error, 'strerror', None) or error})"
+
+
+def _files_of(folder: Path) -> Mapping[str, str]:
+    try:
+        return read_manifest(folder).schema.files
+    except ManifestError:
+        return {}
 
 
 def _shards_of(folder: Path) -> tuple[ShardInfo, ...]:
@@ -183,6 +210,7 @@ def write_dataset(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     provenance: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    files_of: Path | None = None,
 ) -> Manifest:
     """Write records as a packed dataset; all of it appears, or nothing.
 
@@ -194,6 +222,7 @@ def write_dataset(
         shard_bytes: A shard ends with the sample that reaches this size.
         provenance: JSON for the manifest: what it was made from.
         overwrite: Replace a dataset that is there; it may be the source of ``samples``.
+        files_of: A dataset that has the files which the schema names besides shards.
 
     Raises:
         PackError: The target is taken or cannot be written, or there are no samples.
@@ -218,4 +247,4 @@ def write_dataset(
             flush()
         if not staged:
             raise PackError("there is no sample to write", staging.folder)
-        return staging.publish(staged, schema, provenance or {})
+        return staging.publish(staged, schema, provenance or {}, files_of)

@@ -7,9 +7,11 @@ that is what makes the same input and options the same bytes.
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from loaders.columns import Column, FixedColumn, VarColumn, ends
 from loaders.errors import CodecError
@@ -18,12 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from loaders.schema import Schema
-    from packdata.recipe import Records
+    from packdata.recipe import Block, Records
 
 Format = Literal["lmdb", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 # Writing 64 MiB at a time takes half as long per byte as 128 MiB, and half the memory.
 DEFAULT_SHARD_BYTES = 64 << 20
+# Parquet takes five times the bytes of a shard of rows of numbers while it writes them.
+TABLE_SHARD_BYTES = 32 << 20
 # Parquet: other tools load a whole page, here a column of a shard, for one row.
 MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
 # What a shard may exceed that by is its last sample. LMDB: sizes are int32. Parquet: 1 GiB per
@@ -73,6 +77,27 @@ class _Rows:
         except BufferError:  # somebody still looks at the columns that lay here
             self._data = self._data[: self._used] + record
 
+    def extend(self, column: Column, first: int, last: int) -> None:
+        """Append rows ``first`` to ``last`` of a column."""
+        if isinstance(column, FixedColumn):
+            self._copy(column.data[first:last].reshape(-1))
+            lengths = np.full(last - first, column.data.shape[1], np.int64)
+        else:
+            starts, lengths = column.starts[first:last], column.lengths[first:last]
+            breaks = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
+            for one, other in pairwise([0, *breaks.tolist(), last - first]):
+                end = starts[other - 1] + lengths[other - 1]
+                self._copy(column.buffer[starts[one] : end])
+        if self._nbytes is None:
+            self._lengths.frombytes(lengths.astype(np.int64, copy=False).tobytes())
+
+    def _copy(self, data: npt.NDArray[np.uint8]) -> None:
+        end = self._used + len(data)
+        if end > len(self._data):
+            self._extend(bytes(end - self._used))
+        memoryview(self._data)[self._used : end] = np.ascontiguousarray(data).data
+        self._used = end
+
     def column(self, num_samples: int) -> Column:
         data = np.frombuffer(self._data, np.uint8)[: self._used]
         if self._nbytes is not None:
@@ -111,6 +136,26 @@ class ShardBuilder:
             self.nbytes += len(record) + _RECORD_BYTES
         self.num_samples += 1
 
+    def add_block(self, block: Block, ends: npt.NDArray[np.int64], first: int) -> int:
+        """Append samples of a block, from number ``first`` on, until it ends or the shard is full.
+
+        Args:
+            block: What passed ``check_block``.
+            ends: What ``block_ends`` returned for it.
+            first: Below its length.
+
+        Returns:
+            The number of the first sample that was not taken.
+        """
+        before = int(ends[first - 1]) if first else 0
+        room = self.shard_bytes - self.nbytes
+        last = min(int(np.searchsorted(ends, before + room)) + 1, len(ends))
+        for name, rows in self._rows.items():
+            rows.extend(block.columns[name], first, last)
+        self.nbytes += int(ends[last - 1]) - before
+        self.num_samples += last - first
+        return last
+
     def take(self) -> dict[str, Column]:
         """Return what was collected as columns, and begin the next shard.
 
@@ -141,6 +186,42 @@ def check_records(records: Records, schema: Schema, format: Format) -> None:
         if len(record) > MAX_RECORD_BYTES[format]:
             most = MAX_RECORD_BYTES[format]
             raise CodecError(f"{name!r} takes {len(record)} bytes; a {format} shard holds {most}")
+
+
+def check_block(block: Block, schema: Schema, format: Format) -> None:
+    """Check the records of a block.
+
+    Raises:
+        CodecError: A record is larger than the format can hold.
+        ValueError: The columns contradict the schema, which is a defect of what made them.
+    """
+    if set(block.columns) != set(schema.fields):
+        raise ValueError(
+            f"columns {sorted(block.columns)}, the schema has {sorted(schema.fields)}"
+        )
+    for name, column in block.columns.items():
+        fixed = schema.fields[name].record_nbytes
+        is_fixed = isinstance(column, FixedColumn)
+        size = _largest(column)
+        if fixed is not None and not (is_fixed and size == fixed):
+            raise ValueError(f"column {name!r} is not one of records of {fixed} bytes")
+        if size > MAX_RECORD_BYTES[format]:
+            most = MAX_RECORD_BYTES[format]
+            raise CodecError(f"{name!r} takes {size} bytes; a {format} shard holds {most}")
+
+
+def _largest(column: Column) -> int:
+    if isinstance(column, FixedColumn):
+        return int(column.data.shape[1])
+    return int(column.lengths.max(initial=0))
+
+
+def block_ends(block: Block) -> npt.NDArray[np.int64]:
+    """Return what the samples of a block count for in a shard's size, added up to each of them."""
+    sizes = np.full(len(block), _RECORD_BYTES * len(block.columns), np.int64)
+    for column in block.columns.values():
+        sizes += column.data.shape[1] if isinstance(column, FixedColumn) else column.lengths
+    return np.cumsum(sizes, out=sizes)
 
 
 def shard_name(stem: str, number: int, format: Format) -> str:

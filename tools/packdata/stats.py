@@ -17,9 +17,24 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.columns import FixedColumn
-from loaders.schema import Array, Boxes, Image, Label, Mask, MultiLabel, Text
+from loaders.schema import (
+    Array,
+    Boxes,
+    Categories,
+    Features,
+    Image,
+    Label,
+    Mask,
+    MultiLabel,
+    Text,
+    Tokens,
+)
 from packdata.pool import OrderedPool, one_opencv_thread, usable_cores
 from packdata.reader import PackedReader
+from packdata.rows import blocks, categories_stats, features_stats, is_row
+from packdata.tokens.rows import DOCUMENT_ENDS
+from packdata.tokens.show import token_stats
+from packdata.tokens.split import has_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -146,6 +161,8 @@ def stats(
     indices = [i * len(reader) // num for i in range(num)]
     fields = reader.schema.fields
     decoded = [name for name, kind in fields.items() if _is_decoded(kind)]
+    if has_tokens(reader.schema):
+        decoded.remove(DOCUMENT_ENDS)  # positions in rows mean nothing
     found = {name: _of_all(reader, name, kind) for name, kind in fields.items()}
     gathered = {name: _Gathered(fields[name]) for name in decoded}
     if decoded:
@@ -159,7 +176,8 @@ def stats(
 
 
 def _is_decoded(kind: Field) -> bool:
-    return isinstance(kind, Image | Mask | Boxes) or (isinstance(kind, Array) and kind.dims != ())
+    is_array = isinstance(kind, Array) and kind.dims != () and not is_row(kind)
+    return isinstance(kind, Image | Mask | Boxes) or is_array
 
 
 def _decode(
@@ -174,20 +192,35 @@ def _decode(
         yield from pool.drain()
 
 
+def _has_channels(kind: Field) -> bool:
+    """Tell whether a field holds arrays with one axis of channels before the spatial ones."""
+    return isinstance(kind, Array) and len(kind.dims) - 1 == (kind.spatial or -1)
+
+
+def _channels(value: npt.NDArray[Any]) -> tuple[list[npt.NDArray[Any]], int]:
+    """Return the channels of an array, without the places that are NaN in one, and how many those are."""
+    if value.dtype.kind != "f" or not (is_nan := np.isnan(value)).any():
+        return list(value), 0
+    known = ~is_nan.any(axis=0)
+    return [plane[known] for plane in value], int(is_nan.sum())
+
+
 def _sums_of(kind: Field, value: npt.NDArray[Any]) -> _Sums:
     values: dict[int, int] = {}
     if isinstance(kind, Mask):
         numbers, counts = np.unique(value, return_counts=True)
         values = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-    planes = (
-        [value[..., c] for c in range(value.shape[-1])] if isinstance(kind, Image) else [value]
-    )
+    planes, num_nan = [value], 0
+    if isinstance(kind, Image):
+        planes = [value[..., c] for c in range(value.shape[-1])]
+    elif _has_channels(kind):
+        planes, num_nan = _channels(value)
     if isinstance(kind, Image) and value.dtype == np.uint8 and value[..., 0].size <= _EXACT_PIXELS:
         return _sums_of_pixels(planes, value.shape)
     parts = [_sums_of_numbers(plane) for plane in planes]
     sums, squares = tuple(p.sums[0] for p in parts), tuple(p.squares[0] for p in parts)
     least, most = min(p.least for p in parts), max(p.most for p in parts)
-    num_nan = sum(p.num_nan for p in parts)
+    num_nan += sum(p.num_nan for p in parts)
     return _Sums(parts[0].num, sums, squares, least, most, num_nan, value.shape, values)
 
 
@@ -256,7 +289,11 @@ class _Gathered:
                 | pixels
                 | {"min": self.moments.least, "max": self.moments.most}
             )
-        return _numbers(self.moments)
+        numbers = _numbers(self.moments)
+        if _has_channels(self.kind) and self.moments.count:
+            channels = {"mean": self.moments.mean, "std": self.moments.std}
+            numbers |= {name: [_finite(x) for x in xs] for name, xs in channels.items()}
+        return numbers
 
 
 def _sizes(shapes: list[tuple[int, ...]]) -> dict[str, Any]:
@@ -298,9 +335,20 @@ def _of_all(reader: PackedReader, name: str, kind: Field) -> dict[str, Any]:
     elif isinstance(kind, MultiLabel):
         counts = (reader.column(name) != 0).sum(axis=0)
         found["classes"] = dict(zip(kind.classes, counts.tolist(), strict=True))
+    elif isinstance(kind, Tokens):
+        found |= token_stats(reader)
+    elif isinstance(kind, Features):
+        found |= features_stats(reader, name, kind)
+    elif isinstance(kind, Categories):
+        found |= categories_stats(reader, name, kind)
     elif isinstance(kind, Array) and kind.dims == ():
         moments = Moments()
         moments.add(_sums_of_numbers(reader.column(name)))
+        found |= _numbers(moments)
+    elif is_row(kind):
+        moments = Moments()
+        for rows in blocks(reader, name):
+            moments.add(_sums_of_numbers(rows))
         found |= _numbers(moments)
     elif isinstance(kind, Text):
         found["nbytes"] = _percentiles(_nbytes(reader, name))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from loaders.codecs import codec_for
 from loaders.codecs.picture import PictureCodec
-from loaders.codecs.raw import RawCodec
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
 from packdata.pictures import decode_mask, decode_picture
@@ -36,7 +36,7 @@ def stored_picture(
     else:
         array, is_kept = _image(data, field)
     size = (int(array.shape[0]), int(array.shape[1]))
-    if is_kept and field.codec != "raw":
+    if is_kept and field.codec in _KEPT:
         return data, size
     return _encoder(field, quality)(array), size
 
@@ -68,7 +68,7 @@ def _serves(data: bytes, field: Mask, expected: Array) -> bool:
 
 
 def _encoder(field: Image | Mask, quality: int) -> Callable[[Array], bytes]:
-    if field.codec == "raw":
-        return RawCodec(field).encode
-    codec = PictureCodec(field)
+    codec = codec_for(field)
+    if not isinstance(codec, PictureCodec):
+        return codec.encode
     return lambda array: codec.encode(array, quality)

@@ -175,6 +175,7 @@ class Packing:
         format: Format,
         items: int,
         rejects: Sequence[Reject],
+        rows: int = 0,
     ) -> None:
         """Write the next shard of a target on a thread; one at a time, which bounds memory.
 
@@ -186,12 +187,14 @@ class Packing:
             format: Of the file.
             items: Items of the part's source that are done with this shard.
             rejects: Items of the part that were left out since the last call.
+            rows: Samples of the next item that this shard holds.
 
         Raises:
             PackError: This shard's predecessor could not be written.
         """
         self.wait()
-        line = {"part": part, "target": folder, "items": items, "rejects": list(rejects)}
+        position = {"items": items, "rows": rows, "rejects": list(rejects)}
+        line = {"part": part, "target": folder, **position}
         number = self.journal.header.first[folder] + len(self.state.shards.get(folder, ()))
         path = self._staged(folder) / shard_name("shard", number, format)
         self._written = self._writer.submit(self._write, path, columns, schema, line)
@@ -213,6 +216,14 @@ class Packing:
                 raise
             _sync_folder(path.parent)
             self.journal.append(line | {"shard": info.to_json()})
+
+    def stage_files(self, folder: str, files: Mapping[str, bytes]) -> None:
+        """Write the files that a target's schema names, for publishing beside its manifest."""
+        for name, data in files.items():
+            path = self._staged(folder) / name
+            with _told(path, "it cannot be written"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                publish_bytes(path, data)
 
     def wait(self) -> None:
         """Return once the shard under way is on disk; PackError if it cannot be written."""
@@ -239,7 +250,7 @@ class Packing:
 
     def _publish(self) -> None:
         for folder in self.state.done or {}:
-            self._rename_shards(folder)
+            self._rename_staged(folder)
         self._publish_rejects()
         for folder in self.state.done or {}:
             replaced, files = self.journal.header.replaces.get(folder, (None, ()))
@@ -252,20 +263,20 @@ class Packing:
                 (self.dst / folder / name).unlink(missing_ok=True)
         self._is_published = True
 
-    def _rename_shards(self, folder: str) -> None:
+    def _rename_staged(self, folder: str) -> None:
         target = self.dst / folder
         target.mkdir(parents=True, exist_ok=True)
-        for shard in self.state.shards[folder]:
-            staged = self._staged(folder) / shard.file
+        for name in _files(self.manifest(folder)):
+            staged = self._staged(folder) / name
             if staged.exists():
-                os.replace(staged, target / shard.file)
+                os.replace(staged, target / name)
         _sync_folder(target)
         with suppress(PermissionError):  # a folder may be writable below one that cannot be read
             _sync_folder(target.parent)
 
     def _publish_rejects(self) -> None:
         path = self.dst / REJECTED_NAME
-        rejects = [reject for part in self.state.rejects.values() for reject in sorted(part)]
+        rejects = self.state.all_rejects
         lines = [
             json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects
         ]
@@ -367,7 +378,7 @@ def _replaced(existing: Mapping[str, Manifest]) -> dict[str, tuple[str, list[str
 
 
 def _files(manifest: Manifest) -> list[str]:
-    return [shard.file for shard in manifest.shards]
+    return [*(shard.file for shard in manifest.shards), *manifest.schema.files]
 
 
 def _is_full(folder: Path, nbytes: int) -> bool:

@@ -23,7 +23,7 @@ from loaders.codecs import codec_for
 from loaders.errors import CodecError, ManifestError, ShardError
 from loaders.formats import hash_file, open_checksums, open_columns
 from loaders.manifest import MANIFEST_NAME, Manifest, ShardInfo, read_manifest
-from loaders.schema import Label, MultiLabel, Text
+from loaders.schema import Label, MultiLabel, Text, Tokens
 from packdata.pool import usable_cores
 from packdata.readback import ReadBack
 from packdata.reader import KEY_FIELD
@@ -167,6 +167,7 @@ def verify(
 
         findings = list(pool.map(check, manifest.shards))
     faults = [fault for found in findings for fault in found.faults]
+    faults += _side_file_faults(folder, manifest)
     faults += _duplicate_keys(folder, manifest, [found.key_hashes for found in findings])
     return Report(folder, tuple(faults), tuple(_foreign_files(folder, manifest)), manifest)
 
@@ -300,6 +301,9 @@ def _value_faults(name: str, column: Column, manifest: Manifest) -> Iterator[Fau
         allowed = f"there are classes 0 to {num_classes - 1}"
     elif isinstance(kind, MultiLabel):
         dtype, num_classes, allowed = "u1", 2, "each is 0 or 1"
+    elif isinstance(kind, Tokens) and kind.vocab_size is not None:
+        dtype, num_classes = f"<u{np.dtype(kind.dtype).itemsize}", kind.vocab_size
+        allowed = f"the vocabulary has {num_classes} ids"
     else:
         return
     nbytes = int(kind.record_nbytes or 0)
@@ -366,8 +370,26 @@ def _duplicate_keys(
         yield Fault(MANIFEST_NAME, what, KEY_FIELD)
 
 
+def _side_file_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
+    for name, expected in manifest.schema.files.items():
+        what = file_fault(folder / name, expected)
+        if what is not None:
+            yield Fault(name, what)
+
+
+def file_fault(path: Path, expected: str) -> str | None:
+    """Return why a file beside the manifest is not the recorded one, or None."""
+    try:
+        digest = hash_file(path) if path.is_file() else None
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or error})"
+    if digest is None:
+        return "it is missing"
+    return None if digest == expected else f"its xxh3-128 is {digest}, the schema says {expected}"
+
+
 def _foreign_files(folder: Path, manifest: Manifest) -> Iterator[str]:
-    known = _OWN_FILES | {shard.file for shard in manifest.shards}
+    known = _OWN_FILES | {shard.file for shard in manifest.shards} | set(manifest.schema.files)
     for path in sorted(folder.iterdir()):
         if path.name in known:
             continue

@@ -21,6 +21,7 @@ from packdata.engine import OnError, Outcome, Summary, check_on_error, check_wor
 from packdata.journal import Reject
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.progress import Progress, Quiet
+from packdata.recipe import Block
 from packdata.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -98,6 +99,11 @@ class Writer:
         self._fields = dict(fields)
         self._defaults = tuple(defaults or ()) or tuple(n for n in fields if n != KEY)
         self._schema = Schema(self._fields, self._defaults)
+        if self._schema.files:
+            names = ", ".join(self._schema.files)
+            raise SchemaError(
+                f"a Writer keeps no files beside shards ({names}): 'packdata tokens' does"
+            )
         self._preparers = {name: Preparer(field, quality) for name, field in fields.items()}
         self._format, self._shard_bytes, self._on_error = format, shard_bytes, on_error
         self._provenance = {"source": {"kind": "python"}} if provenance is None else provenance
@@ -238,7 +244,9 @@ class Writer:
                 raise outcome.error
             self._reject(outcome.number, outcome.name, outcome.error)
             return
-        self._builder.add(outcome.records[0])
+        records = outcome.records[0]
+        assert not isinstance(records, Block)
+        self._builder.add(records)
         if self._builder.is_full:
             self._cut(self._builder, outcome.number + 1)
 

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from loaders.errors import LoadersError
+from loaders.errors import LoadersError, SchemaError
 from packdata.describe import describe_size
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
 
@@ -61,6 +61,29 @@ def add_writing(parser: argparse.ArgumentParser, *, shards: bool = True) -> None
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset at the target")
 
 
+def add_packing_options(group: Any, *, usual: str) -> None:
+    """Add the options of commands that pack a source; ``usual`` says which format is the default."""
+    add = group.add_argument
+    add("--format", choices=FORMATS, help=f"of the shards (default: {usual})")
+    add(
+        "--shard-size",
+        type=parse_size,
+        default=DEFAULT_SHARD_BYTES,
+        metavar="SIZE",
+        help="bytes of a shard, such as 128MB (default 64MB)",
+    )
+    add("--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)")
+    add(
+        "--on-error",
+        choices=("fail", "skip"),
+        default="fail",
+        help="at a file that cannot be packed: stop (default), or list it in rejected.jsonl",
+    )
+    add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
+    add("--dry-run", action="store_true", help="print what would be packed, and stop")
+    add("--json", action="store_true", help="print the summary, or the plan, as JSON")
+
+
 def parse_size(text: str) -> int:
     """Read a size in bytes; K, M, G and T are powers of 1024.
 
@@ -85,6 +108,17 @@ def parse_count(text: str) -> int:
 def parse_names(text: str) -> list[str]:
     """Read names separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@contextmanager
+def usage_errors(args: argparse.Namespace) -> Iterator[None]:
+    """Let options that contradict each other end as argparse ends: usage, message, status 2."""
+    try:
+        yield
+    except (SchemaError, ValueError) as error:
+        if isinstance(error, LoadersError) and not isinstance(error, SchemaError):
+            raise  # bad data: SourceError, ManifestError, ...
+        args.parser.error(str(error))
 
 
 @contextmanager

@@ -56,8 +56,12 @@ def add_parser(subparsers: Any) -> None:
         default="error",
         help="what to do with samples that the CSV file lacks (default: error)",
     )
-    parser.add_argument("--codec", help="codec for pictures: jpeg, png, webp, raw, ...")
-    parser.add_argument("--quality", type=parse_count, help="of jpeg and webp, 1 to 100")
+    parser.add_argument(
+        "--codec", help="codec for pictures: jpeg, png, webp, raw, yuv420, dct, ..."
+    )
+    parser.add_argument("--quality", type=parse_count, help="of jpeg, webp and dct, 1 to 100")
+    parser.add_argument("--subsampling", choices=("420", "444"), help="of the chroma of dct")
+    parser.add_argument("--compression", choices=("lz4", "zstd"), help="of dct")
     parser.add_argument("--workers", type=parse_count, help="threads (default: all cores)")
     add_writing(parser)
     add_json(parser)
@@ -76,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
             skip_missing=args.missing == "skip",
             codec=args.codec,
             quality=args.quality,
+            subsampling=args.subsampling,
+            compression=args.compression,
         )
         manifest = copy_dataset(
             args.src,

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from loaders.errors import LoadersError, SchemaError, SourceError
-from packdata.commands.common import parse_count, parse_size, show, show_json
-from packdata.shards import DEFAULT_SHARD_BYTES
+from loaders.errors import SourceError
+from packdata.commands.common import add_packing_options, show, show_json, usage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from packdata.engine import Summary
     from packdata.plan import ImagesPlan
 
@@ -29,6 +25,7 @@ _EXAMPLES = """\
 examples:
   packdata images imagenet packed --size 256
   packdata images photos packed --size 224x224 --fit cover --codec raw
+  packdata images photos packed --size 224 --fit cover --codec dct     finished on the GPU
   packdata images photos packed --size 256 --size 128       both, from one decoding
   packdata images scans packed --masks masks --keep-depth
   packdata images val packed/val --classes packed/train     the classes of another dataset
@@ -48,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("dst", metavar="DST", help="folder to pack into: new or empty")
     _add_picture_options(parser.add_argument_group("pictures"))
     _add_source_options(parser.add_argument_group("source"))
-    _add_packing_options(parser.add_argument_group("packing"))
+    add_packing_options(parser.add_argument_group("packing"), usual="lmdb for files, else parquet")
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -68,8 +65,20 @@ def _add_picture_options(group: Any) -> None:
         help="what --size means: scale the shorter side (default), scale and cut, scale and pad, "
         "or stretch",
     )
-    add("--codec", choices=("jpeg", "png", "webp", "raw"), help="encode all pictures so")
-    add("--quality", type=_quality, default=90, metavar="Q", help="of JPEG and WebP (default 90)")
+    add(
+        "--codec",
+        choices=("jpeg", "png", "webp", "raw", "yuv420", "dct"),
+        help="encode all pictures so",
+    )
+    add(
+        "--quality",
+        type=_quality,
+        default=90,
+        metavar="Q",
+        help="of JPEG, WebP and dct (default 90)",
+    )
+    add("--subsampling", choices=("420", "444"), help="of the chroma of dct (default 420)")
+    add("--compression", choices=("lz4", "zstd"), help="of dct: fast (default) or small")
     add("--gray", action="store_true", help="store one channel")
     add("--keep-depth", action="store_true", help="store 16 bits")
 
@@ -86,30 +95,7 @@ def _add_source_options(group: Any) -> None:
     add("--mask-column", metavar="NAME", help="column of masks (default: 'mask', if there is one)")
 
 
-def _add_packing_options(group: Any) -> None:
-    add = group.add_argument
-    add(
-        "--format",
-        choices=("lmdb", "parquet"),
-        help="of the shards (default: parquet for raw pixels, lmdb for files)",
-    )
-    add(
-        "--shard-size",
-        type=parse_size,
-        default=DEFAULT_SHARD_BYTES,
-        metavar="SIZE",
-        help="bytes of a shard, such as 128MB (default 64MB)",
-    )
-    add("--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)")
-    add(
-        "--on-error",
-        choices=("fail", "skip"),
-        default="fail",
-        help="at a file that cannot be packed: stop (default), or list it in rejected.jsonl",
-    )
-    add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
-    add("--dry-run", action="store_true", help="print what would be packed, and stop")
-    add("--json", action="store_true", help="print the summary, or the plan, as JSON")
+_SOURCE_OPTIONS = ("masks", "classes", "image_column", "mask_column")
 
 
 def _quality(text: str) -> int:
@@ -124,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     from packdata.progress import progress_on
     from packdata.shards import check_shard_options
 
-    with _usage_errors(args):
+    with usage_errors(args):
         plan = make_plan(args.src, format=args.format, **_plan_options(args))
         check_shard_options(plan.format, args.shard_size)
     if args.dry_run:
@@ -157,18 +143,7 @@ def _show(args: argparse.Namespace, result: ImagesPlan | Summary) -> None:
         show(str(result))
 
 
-@contextmanager
-def _usage_errors(args: argparse.Namespace) -> Iterator[None]:
-    """Let options that contradict each other end as argparse ends: usage, message, status 2."""
-    try:
-        yield
-    except (SchemaError, ValueError) as error:
-        if isinstance(error, LoadersError) and not isinstance(error, SchemaError):
-            raise  # bad data: SourceError, ManifestError, ...
-        args.parser.error(str(error))
-
-
 def _plan_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("fit", "codec", "quality", "gray", "keep_depth", "masks", "classes")
-    options = {name: getattr(args, name) for name in (*names, "image_column", "mask_column")}
+    names = ("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression")
+    options = {name: getattr(args, name) for name in (*names, *_SOURCE_OPTIONS)}
     return {"sizes": tuple(args.size), **options}

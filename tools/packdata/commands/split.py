@@ -17,6 +17,7 @@ from packdata.commands.common import (
 )
 from packdata.partition import parse_parts, split
 from packdata.reader import PackedReader
+from packdata.tokens.split import has_tokens
 
 if TYPE_CHECKING:
     import argparse
@@ -51,7 +52,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    num = len(PackedReader(args.dataset))
+    reader = PackedReader(args.dataset)
+    num = len(reader)
     with argument_errors(args), progress("writing", num) as tick:
         manifests = split(
             args.dataset,
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     for name, part in manifests.items():
         show_made(args, args.dst / name, part)
     left = num - sum(part.num_samples for part in manifests.values())
-    if left:
+    if left and not has_tokens(reader.schema):  # their rows are laid out anew
         show_left(left)
     return 0
 

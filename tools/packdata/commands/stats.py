@@ -56,6 +56,9 @@ def _show(found: Stats) -> None:
         for key, value in rest.items():
             if key in ("classes", "pixels_by_value"):
                 _show_counts(key.replace("_", " "), value)
+            elif key == "columns":
+                for column, numbers in value.items():
+                    show(f"  {column}: {_row(numbers)}")
             else:
                 show(f"  {key.replace('_', ' ')}: {_row(value)}")
 

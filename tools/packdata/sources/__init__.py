@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaders.errors import SourceError
-from packdata.sources.base import PICTURE_SUFFIXES, Column, Item, Source, is_hidden, suffix_of
+from packdata.sources.base import (
+    PICTURE_SUFFIXES,
+    PICTURES,
+    Column,
+    FileKind,
+    Item,
+    Source,
+    is_hidden,
+    suffix_of,
+)
 from packdata.sources.folders import FolderSource, MaskFolder
 from packdata.sources.idx import IDX_IMAGES, IdxSource
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
@@ -29,7 +38,11 @@ _LOOKED_FOR = (
 
 
 def open_source(
-    path: Path | str, *, image_column: str | None = None, mask_column: str | None = None
+    path: Path | str,
+    *,
+    image_column: str | None = None,
+    mask_column: str | None = None,
+    kind: FileKind = PICTURES,
 ) -> Source:
     """Recognize what lies at a path and list its items.
 
@@ -38,31 +51,52 @@ def open_source(
         image_column: The column of paths in a list, or of pictures in Parquet; None for the usual
             names.
         mask_column: The column of masks there; None for ``mask`` if there is one.
+        kind: Which files are looked for. Other kinds than pictures come in folders and lists.
 
     Raises:
         SourceError: There is nothing, nothing known, or nothing that can be listed.
     """
     path = Path(path)
+    if kind is not PICTURES:
+        return _open_files(path, kind, image_column, mask_column)
     files = _files_at(path)
     name = path.resolve().name if path.exists() else path.name
     if files is None:
         _check_columns_unused(path, image_column, mask_column)
         return FolderSource(path)
-    first, kind = files[0], _archive_kind(files[0])
-    if kind == "parquet":
+    first, archive = files[0], _archive_kind(files[0])
+    if archive == "parquet":
         return ParquetSource(files, name, image_column=image_column, mask_column=mask_column)
-    if kind == "tar":
+    if archive == "tar":
         _check_columns_unused(path, image_column, mask_column)
         return TarSource(files, name)
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:3])
         raise SourceError(f"several sources lie there ({names})", path, "Choose one")
-    if kind == "idx":
+    if archive == "idx":
         _check_columns_unused(path, image_column, mask_column)
         return IdxSource(first)
     if suffix_of(first.name) in LIST_SUFFIXES:
         return ListSource(first, image_column=image_column, mask_column=mask_column)
     raise _unknown(first)
+
+
+def _open_files(path: Path, kind: FileKind, column: str | None, mask_column: str | None) -> Source:
+    """Open a folder or list of files that are no pictures."""
+    if path.is_dir():
+        if (path / "manifest.json").exists():
+            raise SourceError("it is a packed dataset already", path)
+        _check_columns_unused(path, column, mask_column)
+        return FolderSource(path, kind)
+    if not path.exists():
+        raise SourceError("there is no such file or folder", path, "Check the path")
+    if suffix_of(path.name) in LIST_SUFFIXES:
+        return ListSource(path, image_column=column, mask_column=mask_column, kind=kind)
+    if suffix_of(path.name) in kind.suffixes:
+        raise SourceError("it is one file of a source", path, "Give the folder that holds it")
+    hint = f"Sources are a folder of {kind.names} ({', '.join(sorted(kind.suffixes))}) or of one"
+    hint += " folder per class, or a .csv, .tsv or .jsonl list of such files"
+    raise SourceError("this kind of source is not known", path, hint)
 
 
 def find_splits(path: Path | str) -> dict[str, Path] | None:

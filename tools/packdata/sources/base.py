@@ -23,9 +23,10 @@ Pixels = npt.NDArray[np.uint8]
 _JPEG_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif"}
 _ODD_SUFFIXES = {".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"}
 PICTURE_SUFFIXES = frozenset({".png", ".webp"} | _JPEG_SUFFIXES | _ODD_SUFFIXES)
+PATH_COLUMNS = ("path", "file", "filename", "image", "file_name", "filepath", "image_path")
 LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes the field "label"
 _RESERVED = frozenset(
-    {"image", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
+    {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
 )
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
@@ -49,6 +50,29 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class FileKind:
+    """Which files a folder or list is made of.
+
+    Attributes:
+        names: What they are called, in the plural.
+        suffixes: How they end, in lower case; masks too.
+        columns: Names that the column of their paths in a list may have, the first found is taken.
+        option: The option that names another column.
+    """
+
+    names: str
+    suffixes: frozenset[str]
+    columns: tuple[str, ...]
+    option: str
+
+
+PICTURES = FileKind("pictures", PICTURE_SUFFIXES, PATH_COLUMNS, "--image-column")
+ARRAYS = FileKind(
+    "arrays", frozenset({".npy", ".npz"}), ("array", "volume", *PATH_COLUMNS), "--array-column"
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """One picture of a source with what is known of it.
 
@@ -59,6 +83,8 @@ class Item:
             SourceError.
         labels: Value by field name; None where it is missing.
         read_mask: Returns the bytes of the mask, if the source has masks; SourceError.
+        path: The file itself, where it is one of its own.
+        mask_path: The mask's file, where it is one of its own.
     """
 
     key: str
@@ -66,6 +92,8 @@ class Item:
     read: Callable[[], bytes | Pixels]
     labels: Mapping[str, Any] = field(default_factory=dict)
     read_mask: Callable[[], bytes] | None = None
+    path: str | None = None
+    mask_path: str | None = None
 
 
 class Source(Protocol):

@@ -1,4 +1,4 @@
-"""Folders of pictures: one per class, or one for all.
+"""Folders of pictures (or of other files): one per class, or one for all.
 
 Order and class numbers are those of torchvision's ``ImageFolder``: classes sorted by name, in each
 the folders below it sorted by path, in each of those the files sorted by name.
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from packdata.sources.base import (
-    PICTURE_SUFFIXES,
+    PICTURES,
     Column,
     FileHash,
+    FileKind,
     Item,
     check_name,
     check_unique,
@@ -31,32 +32,32 @@ if TYPE_CHECKING:
 
 
 class Listing:
-    """The pictures in a folder and below it, relative to ``root``, in order.
+    """The files of a kind in a folder and below it, relative to ``root``, in order.
 
     Attributes:
         files: Their relative paths with forward slashes.
         ignored: Other files passed over, by suffix; also each ``link to a folder above``.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, kind: FileKind = PICTURES) -> None:
+        self.root, self._suffixes = root, kind.suffixes
         self.files: list[str] = []
         self.ignored: Counter[str] = Counter()
         self._hash = FileHash()
 
     @property
     def digest(self) -> str:
-        """A hash of the names, sizes and modification times of the pictures."""
+        """A hash of the names, sizes and modification times of the files."""
         return self._hash.hexdigest()
 
     def add_top(self) -> list[str]:
-        """List the pictures directly in ``root``; return the folders beside them, sorted."""
+        """List the files directly in ``root``; return the folders beside them, sorted."""
         entries, folders = _scan(self.root)
         self._add("", entries)
         return [name for name in folders if not is_hidden(name)]
 
     def add_below(self, folder: str) -> None:
-        """List the pictures in a folder of ``root`` and below it."""
+        """List the files in a folder of ``root`` and below it."""
         found: list[tuple[str, list[os.DirEntry[str]]]] = []
         above: frozenset[tuple[int, int]] = frozenset({_inode(self.root)})
         pending = [(folder, above)]
@@ -78,7 +79,7 @@ class Listing:
             suffix = suffix_of(entry.name)
             if is_hidden(entry.name):
                 continue
-            if suffix not in PICTURE_SUFFIXES:
+            if suffix not in self._suffixes:
                 self.ignored[suffix or "no suffix"] += 1
                 continue
             check_name(prefix + entry.name, entry.path)
@@ -121,23 +122,28 @@ def _inode(folder: Path) -> tuple[int, int]:
 
 
 class FolderSource:
-    """The pictures of a folder: with classes if they lie in folders of it, else without."""
+    """The files of a folder: with classes if they lie in folders of it, else without.
+
+    Args:
+        root: The folder.
+        kind: Which files.
+    """
 
     has_masks = False
     pixels: tuple[int, int] | None = None
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, kind: FileKind = PICTURES) -> None:
         self.root = root
         self.name = root.resolve().name
-        listing = Listing(root)
+        listing = Listing(root, kind)
         folders = listing.add_top()
         num_top = len(listing.files)
         for folder in folders:
             listing.add_below(folder)
         if num_top and len(listing.files) > num_top:
-            raise _mixed(root, listing.files[:num_top], listing.files[num_top:])
+            raise _mixed(root, kind, listing.files[:num_top], listing.files[num_top:])
         if not listing.files:
-            raise _empty(root, listing.ignored)
+            raise _empty(root, kind, listing.ignored)
         self.kind = "folder" if num_top else "classes"
         self.labels: Mapping[str, Column] = {}
         if not num_top:
@@ -156,49 +162,62 @@ class FolderSource:
         return len(self._files)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        """Yield the pictures from number ``start`` on."""
+        """Yield the files from number ``start`` on."""
         labelled = self.kind == "classes"
         for i in range(start, len(self._files)):
             file = self._files[i]
             path = os.path.join(self.root, file)
             labels = {"label": file.split("/", 1)[0]} if labelled else {}
-            yield Item(key_of(file), path, partial(read_file, path, path), labels)
+            yield Item(key_of(file), path, partial(read_file, path, path), labels, path=path)
 
 
-def _mixed(root: Path, top: list[str], below: list[str]) -> SourceError:
+def _mixed(root: Path, kind: FileKind, top: list[str], below: list[str]) -> SourceError:
     more = "" if len(top) <= 3 else f" and {len(top) - 3} more"
     folders = sorted({file.split("/", 1)[0] for file in below})
-    what = f"{', '.join(top[:3])}{more} lie beside folders of pictures ({', '.join(folders[:5])})"
+    what = (
+        f"{', '.join(top[:3])}{more} lie beside folders of {kind.names} ({', '.join(folders[:5])})"
+    )
     return SourceError(what, root, "Move them into the folder of their class, or out of this one")
 
 
-def _empty(root: Path, ignored: Counter[str]) -> SourceError:
+def _empty(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
     if not ignored:
-        return SourceError("it holds no pictures", root, "Check the path")
+        return SourceError(f"it holds no {kind.names}", root, "Check the path")
     seen = ", ".join(f"{count} x {suffix}" for suffix, count in ignored.most_common(5))
-    known = " ".join(sorted(PICTURE_SUFFIXES))
-    return SourceError(f"it holds no pictures, but {seen}", root, f"Pictures end in {known}")
+    hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
+    return SourceError(f"it holds no {kind.names}, but {seen}", root, hint)
 
 
 class MaskFolder:
-    """Masks in a folder, found by the key of their picture."""
+    """Masks in a folder, found by the key of their picture.
 
-    def __init__(self, root: Path) -> None:
-        listing = Listing(root)
+    Args:
+        root: The folder.
+        kind: Which files are masks.
+    """
+
+    def __init__(self, root: Path, kind: FileKind = PICTURES) -> None:
+        listing = Listing(root, kind)
         for folder in listing.add_top():
             listing.add_below(folder)
         if not listing.files:
-            raise _empty(root, listing.ignored)
+            raise _empty(root, kind, listing.ignored)
         check_unique(((key_of(file), file) for file in listing.files), root)
-        self.root = root
+        self.root, self._kind = root, kind
         self.identity = {"num_files": len(listing.files), "files": listing.digest}
         self._files = {key_of(file): file for file in listing.files}
 
-    def read(self, key: str, where: str) -> bytes:
-        """Return the bytes of the mask for a picture; SourceError if there is none."""
+    def find(self, key: str, where: str) -> str:
+        """Return the path of the mask for a picture; SourceError if there is none."""
         file = self._files.get(key)
         if file is None:
-            hint = f"It is looked for as {os.path.join(self.root, key)}.png (or another suffix)"
+            suffix = ".png" if self._kind is PICTURES else min(self._kind.suffixes)
+            place = f"{os.path.join(self.root, key)}{suffix}"
+            hint = f"It is looked for as {place} (or another suffix)"
             raise SourceError("it has no mask", where, hint)
-        path = os.path.join(self.root, file)
+        return os.path.join(self.root, file)
+
+    def read(self, key: str, where: str) -> bytes:
+        """Return the bytes of the mask for a picture; SourceError if there is none."""
+        path = self.find(key, where)
         return read_file(path, path)

@@ -18,8 +18,10 @@ import xxhash
 
 from loaders.errors import SourceError
 from packdata.sources.base import (
+    PICTURES,
     Column,
     FileHash,
+    FileKind,
     Item,
     check_unique,
     column_of,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
 LIST_SUFFIXES = TABLE_SUFFIXES | {".jsonl", ".ndjson"}
-PATH_COLUMNS = ("path", "file", "filename", "image", "file_name", "filepath", "image_path")
 _INT = re.compile(r"[+-]?[0-9]+")
 _NAME = re.compile(r"[+-]?(0[0-9]|[0-9]{19})")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -47,19 +48,25 @@ class ListSource:
 
     Args:
         path: The list.
-        image_column: The column of paths; None for the first of ``PATH_COLUMNS`` that it has.
+        image_column: The column of paths; None for the first usual one of the kind that it has.
         mask_column: The column of mask paths; None for ``mask`` if there is one.
+        kind: What it lists.
     """
 
     kind = "list"
     pixels: tuple[int, int] | None = None
 
     def __init__(
-        self, path: Path, *, image_column: str | None = None, mask_column: str | None = None
+        self,
+        path: Path,
+        *,
+        image_column: str | None = None,
+        mask_column: str | None = None,
+        kind: FileKind = PICTURES,
     ) -> None:
         self.path, self.name = path, path.name
         columns, self._rows = _read_rows(path)
-        self._image = _find_column(columns, image_column, path)
+        self._image = _find_column(columns, image_column, path, kind)
         self._mask = _find_mask(columns, mask_column, path)
         _check_paths(self._rows, self._image, path)
         plain = [name for name in columns if name not in (self._image, self._mask, "key")]
@@ -85,18 +92,20 @@ class ListSource:
             row = line, values = self._rows[i]
             where = f"{self.path}, line {line}"
             place = f"{where} ({values[self._image]})"
-            read = partial(_read_listed, self._path_of(values[self._image]), place)
+            path = self._path_of(values[self._image])
+            read = partial(_read_listed, path, place)
             labels = {
                 field: self._value(field, values.get(name)) for name, field in self._fields.items()
             }
-            yield Item(self._key(row), place, read, labels, self._mask_reader(values, where))
+            mask_path, read_mask = self._mask_of(values, where)
+            yield Item(self._key(row), place, read, labels, read_mask, path, mask_path)
 
-    def _mask_reader(self, values: Mapping[str, Any], where: str) -> Any:
+    def _mask_of(self, values: Mapping[str, Any], where: str) -> tuple[str | None, Any]:
         if self._mask is None:
-            return None
+            return None, None
         cell = values.get(self._mask)
         path = None if cell is None else self._path_of(str(cell))
-        return partial(_read_listed, path, f"{where} (mask {cell})")
+        return path, partial(_read_listed, path, f"{where} (mask {cell})")
 
     def _value(self, field: str, value: Any) -> Any:
         if value is None:
@@ -215,15 +224,15 @@ def _read_jsonl(text: str, path: Path) -> tuple[list[str], list[Row]]:
     return list(columns), rows
 
 
-def _find_column(columns: Sequence[str], wanted: str | None, path: Path) -> str:
+def _find_column(columns: Sequence[str], wanted: str | None, path: Path, kind: FileKind) -> str:
     by_lower = {name.lower(): name for name in reversed(columns)}
-    names = PATH_COLUMNS if wanted is None else (wanted,)
+    names = kind.columns if wanted is None else (wanted,)
     found = wanted if wanted in columns else None
     if wanted is None:
-        found = next((by_lower[name] for name in PATH_COLUMNS if name in by_lower), None)
+        found = next((by_lower[name] for name in kind.columns if name in by_lower), None)
     if found is None:
         what = f"it has no column {' or '.join(names[:4])}, but {list(columns)}"
-        raise SourceError(what, path, "Name the column of paths with --image-column")
+        raise SourceError(what, path, f"Name the column of paths with {kind.option}")
     return found
 
 

@@ -1,0 +1,138 @@
+"""Crops and flips of arrays of any number of axes: one strided copy, of no more than is needed.
+
+The parameters come from ``plan``, as for pictures: arrays whose spatial axes are alike get the same
+crop, whatever their dtype and their other axes. Nothing is resampled here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaders.augment.geometry import as_ops, plan
+from loaders.augment.ops import (
+    CenterCrop,
+    RandomCrop,
+    RandomFlip,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+    crop_lengths,
+)
+from loaders.errors import BatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from loaders.augment.geometry import Op
+
+    Array = npt.NDArray[Any]
+
+_FLIPS = (RandomFlip, RandomHorizontalFlip, RandomVerticalFlip)
+
+
+def check_ops(ops: Sequence[Op], num_axes: int) -> None:
+    """Check that the ops can be carried out on arrays of so many spatial axes.
+
+    Raises:
+        TypeError: ``ops`` is not a list of ops.
+        BatchError: One of them resamples, or is for another number of axes.
+
+    Example:
+        >>> check_ops([Resize(8)], 3)
+        Traceback (most recent call last):
+        loaders.errors.BatchError: Resize(size=8) resamples; arrays are only cropped and flipped
+    """
+    for op in as_ops(ops):
+        if isinstance(op, RandomResizedCrop | Resize):
+            raise BatchError(f"{op} resamples; arrays are only cropped and flipped")
+        if isinstance(op, RandomCrop | CenterCrop):
+            crop_lengths(op, num_axes)
+        elif isinstance(op, _FLIPS):
+            large = np.full((1, num_axes), 1)
+            plan([op], large, seed=0, epoch=0, indices=np.zeros(1, np.int64))
+
+
+def output_lengths(ops: Sequence[Op], lengths: Sequence[int | None]) -> tuple[int, ...] | None:
+    """Tell the spatial lengths that every array leaves with, None if they depend on the array.
+
+    Args:
+        ops: What ``check_ops`` let pass.
+        lengths: Of the stored arrays, None where they vary.
+
+    Raises:
+        BatchError: An array of these lengths is smaller than its crop.
+
+    Example:
+        >>> output_lengths([RandomCrop(8), RandomFlip()], (None, 16, 16))
+        (8, 8, 8)
+    """
+    known = [length for length in lengths if length is not None]
+    if len(known) == len(lengths):
+        one = np.zeros(1, np.int64)
+        planned = plan(ops, np.array([known]), seed=0, epoch=0, indices=one)
+        return tuple(planned.sizes[0].tolist())
+    for op in reversed(ops):
+        if isinstance(op, RandomCrop | CenterCrop):
+            return crop_lengths(op, len(lengths))
+        if not isinstance(op, _FLIPS):
+            break
+    return None
+
+
+def cut(
+    array: Array,
+    box: Sequence[int],
+    flip: Sequence[bool],
+    *,
+    out: Array | None = None,
+) -> Array:
+    """Copy a box out of an array, mirrored where that is asked for.
+
+    Only the box is read: of a mapped file, the pages that it lies on. The copy lets the GIL go.
+
+    Args:
+        array: ``(..., *spatial)``, any dtype, alignment and strides; K = ``len(flip)`` spatial
+            axes come last.
+        box: K corner coordinates and K lengths: a row of ``Geometry.boxes`` as plain ints. What
+            lies outside the array is zero.
+        flip: Which axes are mirrored after the crop: a row of ``Geometry.flips``.
+        out: ``(..., *lengths)`` of the same dtype to write to; a new array by default.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        BatchError: ``out`` does not fit.
+
+    Example:
+        >>> cut(np.arange(12).reshape(3, 4), (1, 2, 2, 2), (False, True)).tolist()
+        [[7, 6], [11, 10]]
+    """
+    num_axes = len(flip)
+    corner, lengths = box[:num_axes], box[num_axes:]
+    shape = (*array.shape[: array.ndim - num_axes], *lengths)
+    if out is None:
+        out = np.empty(shape, array.dtype)
+    elif out.shape != shape or out.dtype != array.dtype:
+        raise BatchError(f"out must be {array.dtype} {shape}, got {out.dtype} {out.shape}")
+    source: list[Any] = [...]
+    target: list[Any] = [...]
+    is_inside = True
+    for start, length, size in zip(corner, lengths, array.shape[-num_axes:], strict=True):
+        first, last = max(start, 0), max(min(start + length, size), 0)
+        source.append(slice(first, last))
+        target.append(slice(first - start, max(last, first) - start))
+        is_inside &= last - first == length
+    turned: list[Any] = [..., *(slice(None, None, -1 if on else 1) for on in flip)]
+    mirrored = out[tuple(turned)]
+    if is_inside:
+        np.copyto(mirrored, array[tuple(source)])
+    else:
+        out[...] = 0
+        np.copyto(mirrored[tuple(target)], array[tuple(source)])
+    return out

@@ -1,0 +1,154 @@
+"""Threads, until the training step turns out to wait for the interpreter; then a child process.
+
+A loop of small operations drops the interpreter's lock at each of them, and beside busy threads waits
+to get it back: hundreds of short waits a second, which a step of long operations (or one that waits for
+a GPU) does not have. The kernel counts them per thread, as voluntary context switches.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import resource
+import time
+from typing import TYPE_CHECKING, Any
+
+from loaders.backends.maker import Raised
+from loaders.backends.subprocess import ChildPool
+from loaders.backends.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loaders.backends.maker import Maker
+    from loaders.backends.ordered import Pool
+
+logger = logging.getLogger(__name__)
+_WINDOW_S = 1.0  # of steps, before anything is decided
+_WAITS_PER_S = 100
+_LOST_SHARE = 0.05
+
+
+def can_fork() -> bool:
+    """Tell whether a child process can be started without anything that pickles, or a main module that is guarded."""
+    method = multiprocessing.get_start_method(allow_none=True)
+    if method is None:
+        method = multiprocessing.get_all_start_methods()[0]  # the platform's default comes first
+    has_counts = hasattr(resource, "RUSAGE_THREAD")
+    return method == "fork" and has_counts and not multiprocessing.current_process().daemon
+
+
+class StepWatch:
+    """Tells from what the kernel counts whether the trainer's steps wait for the interpreter.
+
+    The owner says when the trainer's thread goes back to its step, and when it comes again.
+    """
+
+    def __init__(self) -> None:
+        self._left: tuple[float, float, int] | None = None
+        self._wall_s = self._cpu_s = 0.0
+        self._num_waits = 0
+        self.is_waiting = False
+
+    def leave(self) -> None:
+        """The trainer goes back to its step."""
+        self._left = _usage()
+
+    def enter(self) -> None:
+        """The step is over; decide, if a second of steps was seen."""
+        if self._left is None:
+            return
+        wall_s, cpu_s, num_waits = _usage()
+        self._wall_s += wall_s - self._left[0]
+        self._cpu_s += cpu_s - self._left[1]
+        self._num_waits += num_waits - self._left[2]
+        self._left = None
+        if self._wall_s > _WINDOW_S:
+            self.is_waiting = waits_for_interpreter(self._wall_s, self._cpu_s, self._num_waits)
+            self._wall_s = self._cpu_s = 0.0
+            self._num_waits = 0
+
+
+def waits_for_interpreter(wall_s: float, cpu_s: float, num_waits: int) -> bool:
+    """Judge a stretch of training steps by its time, the processor's time and the number of waits."""
+    return num_waits > _WAITS_PER_S * wall_s and wall_s - cpu_s > _LOST_SHARE * wall_s
+
+
+def _usage() -> tuple[float, float, int]:
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return time.perf_counter(), usage.ru_utime + usage.ru_stime, usage.ru_nvcsw
+
+
+class AutoPool:
+    """A pool of threads that becomes a child process when the training step waits for the interpreter.
+
+    Args:
+        maker: Makes the batches.
+        changed: Called once when it happens.
+    """
+
+    def __init__(self, maker: Maker, changed: Callable[[], None]) -> None:
+        self._maker, self._changed = maker, changed
+        self._pool: Pool = ThreadPool(maker)
+        self._watch = StepWatch()
+        self._drained: list[list[Any]] = []  # made by threads, not yet taken when they ended
+
+    def __len__(self) -> int:
+        return len(self._drained) + len(self._pool)
+
+    @property
+    def num_ready(self) -> int:
+        """Groups that could be taken without waiting."""
+        return len(self._drained) + self._pool.num_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the oldest group could be taken without waiting."""
+        return bool(self._drained) or self._pool.is_ready
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the pool's own slots."""
+        return getattr(self._pool, "slot_bytes", 0)
+
+    def put(self, group: list[Any]) -> None:
+        """Begin a group of batches; first change over, if it is time."""
+        self._watch.enter()
+        if self._watch.is_waiting and isinstance(self._pool, ThreadPool):
+            self._change_over()
+        self._pool.put(group)
+        self._watch.leave()
+
+    def _change_over(self) -> None:
+        """End the threads, then fork: a lock that a thread holds would stay locked in the child."""
+        while len(self._pool):
+            try:
+                self._drained.append(self._pool.take(None))
+            except Exception as error:
+                self._drained.append([Raised(error)])
+        self._pool.close()
+        logger.info(
+            "the training step waits for the interpreter: batches now come from a child process"
+        )
+        self._pool = ChildPool(self._maker, "fork")
+        self._changed()
+
+    def take(self, timeout_s: float | None = None) -> list[Any]:
+        """Return the oldest group, or raise its error."""
+        self._watch.enter()
+        try:
+            return self._drained.pop(0) if self._drained else self._pool.take(timeout_s)
+        finally:
+            self._watch.leave()
+
+    def describe(self) -> str:
+        """Say what each worker is doing and for how long."""
+        return self._pool.describe()
+
+    def describe_aside(self) -> str:
+        """Say it also while the pool is in use."""
+        return self._pool.describe_aside()
+
+    def close(self) -> None:
+        """End the workers."""
+        self._pool.close()

@@ -1,0 +1,205 @@
+"""Batches made by threads of one child process, so that the trainer's interpreter is touched once per batch.
+
+Contract:
+
+1. *Normal end.* The parent sends the indices of a batch and gets the batch back, in order; at most as many are
+   under way as the owner put in. A slot is used again after the parent's last tensor on it has died.
+2. *Failure.* An error of a batch comes back in its place and with its type. A child that dies is an
+   error at once, also while the parent waits.
+3. *Early close.* ``close`` ends the child: by closing the pipe, and after 5 s by a signal. A child whose
+   parent died ends itself. Slots are anonymous memory: nothing is left behind by any death.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import weakref
+from collections import deque
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+from loaders.backends import child
+from loaders.backends.wire import Mapped
+from loaders.device.pinned import page_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loaders.backends.maker import Maker
+
+_START_TIMEOUT_S = 120.0  # a spawned child imports torch and the dataset's module
+_END_TIMEOUT_S = 5.0
+
+
+class ChildPool:
+    """Makes batches in a child process, on as many threads as the maker says.
+
+    Args:
+        maker: Makes them; it goes to the child.
+        context: How the child is started: a ``multiprocessing`` context or method; None is Python's default.
+    """
+
+    def __init__(self, maker: Maker, context: Any = None) -> None:
+        if context is None or isinstance(context, str):
+            context = get_context(context)
+        self.num_ready = self.slot_bytes = 0
+        self._dataset = maker.dataset
+        self._under_way = 0
+        self._is_up = False  # its handlers are set
+        self._came: deque[Any] = deque()  # while something else was waited for
+        lock = partial(page_lock, what="a batch slot") if maker.pin else None
+        self._mapped = Mapped(self._next_fd, lock)
+        self._connection, childs = context.Pipe()
+        self._fds, childs_fds = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._fds.settimeout(_START_TIMEOUT_S)
+        method = context.get_start_method()
+        ends = [self._connection, self._fds] if method == "fork" else []
+        self._process = context.Process(
+            target=child.main,
+            args=(maker.for_child(), childs, childs_fds, ends),
+            name="loaders-child",
+            daemon=True,
+        )
+        self._pid = os.getpid()
+        try:
+            with nullcontext() if method == "forkserver" else _no_interrupt():
+                self._process.start()
+        finally:
+            childs.close()
+            childs_fds.close()
+        self._close = weakref.finalize(
+            self, _close, self._process, self._connection, self._fds, self._pid
+        )
+
+    def __len__(self) -> int:
+        return self._under_way
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next message of the child is here."""
+        return bool(self._came) or (self._close.alive and self._connection.poll(0))
+
+    def put(self, group: list[Any]) -> None:
+        """Ask for a group of batches, and say which slots are free."""
+        self._check_open()
+        free = self._mapped.free
+        freed = [free.popleft() for _ in range(len(free))]
+        try:
+            self._connection.send(("make", freed, group))
+        except OSError:
+            raise self._death() from None
+        self._under_way += 1
+
+    def take(self, timeout_s: float | None = None) -> list[Any]:
+        """Return the oldest group, or raise its error.
+
+        Raises:
+            TimeoutError: It did not come in time.
+            RuntimeError: The child died.
+        """
+        self._check_open()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._came:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            message = self._receive(left)
+            if message is None:
+                raise TimeoutError(self.describe())
+            if not isinstance(message, str):  # an answer that came too late
+                self._came.append(message)
+        group, (num_replaced, self.num_ready, self.slot_bytes) = self._came.popleft()
+        if num_replaced:  # counted on from what our own dataset had when the child began
+            self._dataset.num_replaced = num_replaced
+        self._under_way -= 1
+        return group  # type: ignore[no-any-return]
+
+    def _receive(self, timeout_s: float | None) -> Any:
+        """Return the child's next message, or None if none came in time."""
+        try:
+            if not self._connection.poll(timeout_s):
+                return None
+            message = self._connection.recv_bytes()
+            self._is_up = True
+            return self._mapped.load(message)
+        except (EOFError, OSError):
+            raise self._death() from None
+
+    def _next_fd(self) -> int:
+        fds = socket.recv_fds(self._fds, 1, 1)[1]
+        if not fds:
+            raise EOFError
+        return fds[0]
+
+    def _death(self) -> RuntimeError:
+        self._process.join(_END_TIMEOUT_S)
+        code, pid = self._process.exitcode, self._process.pid
+        self.close()
+        how = (
+            f"was killed by signal {-code}" if code is not None and code < 0 else f"ended ({code})"
+        )
+        return RuntimeError(
+            f"the loader's child process (pid {pid}) {how}: if the machine ran out of "
+            "memory, lower num_workers, prefetch_factor or batch_size"
+        )
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("this child process belongs to the parent of this forked process")
+        if not self._close.alive:
+            raise RuntimeError("the loader's child process was closed")
+
+    def describe(self) -> str:
+        """Say what each worker is doing and for how long."""
+        self._check_open()
+        try:
+            self._connection.send(("describe",))
+        except OSError:
+            raise self._death() from None
+        while (message := self._receive(_END_TIMEOUT_S)) is not None:
+            if isinstance(message, str):
+                return message
+            self._came.append(message)
+        return f"the loader's child process (pid {self._process.pid}) does not answer"
+
+    def describe_aside(self) -> str:
+        """Make the child write to stderr what each worker is doing: the pipe may be in use."""
+        pid = self._process.pid
+        if self._is_up and pid is not None and self._close.alive:
+            os.kill(pid, signal.SIGUSR1)
+            return f"child process {pid} says for itself"
+        return f"child process {pid} has not begun, or ended"
+
+    def close(self) -> None:
+        """End the child."""
+        self._close()
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Hold Ctrl-C back until the child can ignore it; it inherits the mask, as a fork server would for good."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _close(process: Any, connection: Any, fds: socket.socket, pid: int) -> None:
+    if os.getpid() != pid:  # in a fork: neither the child nor the pipe is ours to end
+        return
+    with suppress(OSError):  # a process that was forked since may hold the pipe open
+        os.set_blocking(connection.fileno(), False)
+        connection.send(("close",))
+    connection.close()
+    fds.close()
+    for end in (lambda: None, process.terminate, process.kill):
+        end()
+        process.join(_END_TIMEOUT_S)
+        if process.exitcode is not None:
+            break
+    with suppress(ValueError):
+        process.close()

@@ -1,0 +1,221 @@
+"""Batches between two processes: their bytes lie in slots that both have mapped, their form in a short message.
+
+1. The child takes slots from ``SharedSlots``: anonymous memory (memfd), numbered from 0. It sends their
+   descriptors, in this order, before the first message that names them.
+2. ``dump`` turns a batch into a message: a tensor in a slot becomes its place there; a small one
+   outside of any slot travels in the message, a large one is copied to a slot first. The leases of
+   the slots go with it: the child holds them until the parent says that the slot is free.
+3. ``Mapped.load`` turns the message into tensors over the parent's own map. When the last of them dies, the
+   number of the slot is appended to ``Mapped.free``, which the parent tells the child with its next message.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loaders.buffers import Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+UInt8Array = npt.NDArray[np.uint8]
+_INLINE_BYTES = 32 << 10  # a smaller tensor travels in the message: a lease would cost more
+
+
+class Place(NamedTuple):
+    """Where a tensor lies: in a slot (``data`` is None), or in the message itself."""
+
+    slot: int
+    data: bytes | None
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class SharedSlots(Slots):
+    """Slots in memory that another process can map.
+
+    Attributes:
+        fds: Descriptors of slots that the other process does not know yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(self._share)
+        self.fds: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._numbers: dict[int, int] = {}  # by address
+
+    def _share(self, nbytes: int) -> UInt8Array:
+        fd = os.memfd_create("loaders-slot", os.MFD_CLOEXEC)
+        os.ftruncate(fd, nbytes)
+        buffer = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        with self._lock:  # pools of several fields may grow at the same time
+            self._numbers[buffer.ctypes.data] = len(self._numbers)
+            self.fds.append(fd)
+        return buffer
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the slot that a tensor lies in, or None."""
+        return self._numbers.get(tensor.untyped_storage().data_ptr())
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A batch on its way.
+
+    Attributes:
+        data: What the parent reads.
+        leases: Slots by number, and what keeps each from being used again.
+    """
+
+    data: bytes
+    leases: dict[int, Any]
+
+
+def dump(batch: Any, slots: SharedSlots) -> Message:
+    """Describe a batch, or whatever holds tensors, so that ``Mapped.load`` makes it again."""
+    out = io.BytesIO()
+    pickler = _Pickler(out, slots)
+    pickler.dump(batch)
+    return Message(out.getvalue(), pickler.leases)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, out: io.BytesIO, slots: SharedSlots) -> None:
+        super().__init__(out, pickle.HIGHEST_PROTOCOL)
+        self._slots = slots
+        self.leases: dict[int, Any] = {}
+
+    def persistent_id(self, value: Any) -> Place | None:
+        if type(value) is not torch.Tensor or not _is_plain(value):
+            return None
+        number = self._slots.number_of(value)
+        if number is None:
+            return self._outside(value)
+        self.leases.setdefault(number, value.untyped_storage())
+        return Place(
+            number,
+            None,
+            value.dtype,
+            tuple(value.shape),
+            value.stride(),
+            int(value.storage_offset()),
+        )
+
+    def _outside(self, value: torch.Tensor) -> Place:
+        """Pack a tensor of ordinary memory: keep the order of its axes in memory if it is dense."""
+        shape, stride = tuple(value.shape), value.stride()
+        extent = _extent(shape, stride)
+        if extent != value.numel():
+            value = value.contiguous()
+            stride, extent = value.stride(), value.numel()
+        if not extent:
+            return Place(-1, b"", value.dtype, shape, stride, 0)
+        flat = value.as_strided((extent,), (1,), value.storage_offset()).view(torch.uint8).numpy()
+        if flat.nbytes < _INLINE_BYTES:
+            return Place(-1, flat.tobytes(), value.dtype, shape, stride, 0)
+        lease = self._slots.take("outside", flat.nbytes)
+        lease[:] = flat
+        storage = torch.from_numpy(lease)
+        number = self._slots.number_of(storage)
+        assert number is not None
+        self.leases[number] = storage.untyped_storage()
+        return Place(number, None, value.dtype, shape, stride, 0)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is bytes and strides; any other pickles as torch does it."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Return how many values lie between the first and the last one, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+
+
+class Mapped:
+    """The parent's view of the slots.
+
+    Args:
+        next_fd: Returns the descriptor of the next slot.
+        lock: Page-locks a slot for as long as the array lives.
+
+    Attributes:
+        free: Numbers of slots whose last tensor has died.
+        nbytes: Bytes of all slots.
+    """
+
+    def __init__(
+        self, next_fd: Callable[[], int], lock: Callable[[UInt8Array], None] | None = None
+    ) -> None:
+        self.free: deque[int] = deque()
+        self.nbytes = 0
+        self._next_fd, self._lock = next_fd, lock
+        self._buffers: list[UInt8Array] = []
+
+    def _add(self) -> None:
+        fd = self._next_fd()
+        try:
+            nbytes = os.fstat(fd).st_size
+            buffer = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        finally:
+            os.close(fd)
+        if self._lock is not None:
+            self._lock(buffer)
+        self._buffers.append(buffer)
+        self.nbytes += nbytes
+
+    def load(self, data: bytes) -> Any:
+        """Make what ``dump`` described, over the slots."""
+        return _Unpickler(io.BytesIO(data), self).load()
+
+    def lease(self, number: int) -> torch.Tensor:
+        """Return a slot's bytes; it counts as free when no tensor shares them any more."""
+        while len(self._buffers) <= number:
+            self._add()
+        lease = self._buffers[number][:]
+        weakref.finalize(lease, self.free.append, number).atexit = False
+        return torch.from_numpy(lease)
+
+
+class _Unpickler(pickle.Unpickler):  # messages of our own child, over a pipe that nobody else has
+    def __init__(self, data: io.BytesIO, mapped: Mapped) -> None:
+        super().__init__(data)
+        self._mapped = mapped
+        self._leases: dict[int, torch.Tensor] = {}
+
+    def persistent_load(self, place: Any) -> torch.Tensor:
+        number, data, dtype, shape, stride, offset = place
+        if data is None:
+            flat = self._leases.get(number)
+            if flat is None:
+                flat = self._leases[number] = self._mapped.lease(number)
+        elif not data:
+            return torch.empty_strided(shape, stride, dtype=dtype)
+        else:
+            flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if dtype is not torch.uint8:
+            flat = flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
+        return flat.as_strided(shape, stride, offset)

@@ -1,0 +1,380 @@
+"""Measure a dataset and its loader, say what bounds them, and what to change; ``sweep`` may be left out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaders.bench import changes, doctor, planner, report
+from loaders.bench.analysis import Analysis, analyse
+from loaders.bench.measure import Config
+from loaders.bench.plot import plot
+from loaders.bench.sweep import Dropper, Limits, Sweep, grid, run_sweep
+from loaders.bench.targets import Target, load, load_object
+from loaders.bench.verdict import BUSY, Verdict, judge
+from loaders.datasets.base import BatchDataset
+from loaders.errors import LoadersError
+from loaders.loader import DataLoader, usable_cores
+from loaders.tuning import write_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = ("sweep", "recommend", "plan", "doctor")
+_BACKENDS = ("thread", "subprocess", "process")
+_SWEEP_SHARE, _STAGES_SHARE, _TRIALS_SHARE = 0.5, 0.25, 0.25
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return 0 for done, 1 for what cannot be measured (argparse exits 2)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] not in (*COMMANDS, "-h", "--help"):
+        words.insert(0, "sweep")
+    args = build_parser().parse_args(words)
+    try:
+        return int(args.run(args))
+    except LoadersError as error:
+        print(f"loaders.bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("loaders.bench: interrupted", file=sys.stderr)
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all subcommands."""
+    parser = argparse.ArgumentParser(prog="python -m loaders.bench", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    sweep = commands.add_parser(
+        "sweep", help="measure settings; say what bounds the run and what to change"
+    )
+    _add_dataset(sweep)
+    _add_grid(sweep)
+    _add_limits(sweep)
+    sweep.add_argument(
+        "--cold", action="store_true", help="drop the files from the page cache before each run"
+    )
+    sweep.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (png, svg, pdf)")
+    sweep.add_argument("--no-verdict", action="store_true", help="measure settings only")
+    sweep.add_argument(
+        "--no-trials", action="store_true", help="do not try changes on a sample of the data"
+    )
+    sweep.set_defaults(run=run_sweep_command)
+    recommend = commands.add_parser(
+        "recommend", help="print the DataLoader line to use, and keep it for num_workers='auto'"
+    )
+    _add_dataset(recommend)
+    _add_limits(recommend)
+    recommend.add_argument("--batch-size", type=_positive, nargs="+", metavar="N")
+    recommend.add_argument(
+        "--keep", action="store_true", help="keep the number of workers though the machine is busy"
+    )
+    recommend.set_defaults(run=run_recommend)
+    plan = commands.add_parser(
+        "plan", help="what a configuration will need in memory, before it runs"
+    )
+    _add_dataset(plan)
+    plan.add_argument("--batch-size", type=_positive, default=256, metavar="N")
+    plan.add_argument("--workers", type=int, default=usable_cores(), metavar="N")
+    plan.add_argument("--backend", choices=_BACKENDS)
+    plan.add_argument("--prefetch", type=_positive, metavar="N")
+    plan.add_argument(
+        "--ranks", type=_positive, default=1, metavar="N", help="training processes on the node"
+    )
+    plan.add_argument(
+        "--ram", choices=("no", "encoded", "decoded"), default="no", help="hold the dataset in RAM"
+    )
+    plan.add_argument("--shared", action="store_true", help="one copy of it per node")
+    plan.add_argument(
+        "--pinned", action="store_true", help="batches go to a device through pinned memory"
+    )
+    plan.set_defaults(run=run_plan)
+    check = commands.add_parser("doctor", help="what on this machine costs speed or will break")
+    check.add_argument(
+        "path", nargs="?", type=Path, default=Path(), help="a folder on the disk to look at"
+    )
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.set_defaults(run=run_doctor)
+    return parser
+
+
+def _add_dataset(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dataset", help="a packed folder, a folder of images, or module:object")
+    parser.add_argument(
+        "--size",
+        type=int,
+        default=224,
+        metavar="PX",
+        help="images of many sizes are cropped to this (224)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_grid(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers", type=int, nargs="+", metavar="N", help="default: 0, 1, 2, 4, ... cores"
+    )
+    parser.add_argument("--batch-size", type=_positive, nargs="+", metavar="N")
+    parser.add_argument("--backend", choices=_BACKENDS, nargs="+")
+    parser.add_argument("--prefetch", type=_positive, nargs="+", metavar="N")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seconds", type=float, default=40, help="to spend on measuring, about (40)"
+    )
+    parser.add_argument(
+        "--repeats", type=_positive, default=3, metavar="N", help="of each configuration (3)"
+    )
+    parser.add_argument("--limit-samples", type=_positive, metavar="N", help="of each run")
+    parser.add_argument(
+        "--step", metavar="MODULE:FUNCTION", help="your training step: called with each batch"
+    )
+    parser.add_argument("--device", help="where batches go (default: cuda if there is one)")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+# -- sweep and recommend ---------------------------------------------------------------------------
+
+
+def run_sweep_command(args: argparse.Namespace) -> int:
+    """Measure, judge, print."""
+    target = load(args.dataset, size=args.size)
+    _say(f"{target.name}: {_describe(target)}")
+    configs = grid(
+        target,
+        workers=args.workers,
+        batch_sizes=args.batch_size,
+        backends=args.backend,
+        prefetch=args.prefetch,
+    )
+    sweep = run_sweep(target, configs, _limits(args), cold=args.cold)
+    if all(not result.runs for result in sweep.results):
+        raise LoadersError(f"nothing could be measured: {sweep.results[0].error}")
+    if not args.json:
+        print(report.table(sweep))
+    found = None if args.no_verdict else _judge(target, sweep, args, trials=not args.no_trials)
+    if found is not None and not args.json:
+        print(f"\n{_verdict_text(*found)}")
+    if args.plot:
+        plot(sweep, args.plot, subtitle=f"{report.cpu_name()}, {usable_cores()} cores")
+        _say(f"picture: {args.plot}")
+    if args.json:
+        print(report.as_json(_sweep_json(sweep, found)))
+    return 0
+
+
+def run_recommend(args: argparse.Namespace) -> int:
+    """Measure, print one line, and keep the number of workers for ``num_workers="auto"``."""
+    target = load(args.dataset, size=args.size)
+    sweep = run_sweep(target, grid(target, batch_sizes=args.batch_size), _limits(args))
+    best = sweep.best
+    if not best.runs:
+        raise LoadersError(f"nothing could be measured: {best.error}")
+    found = _judge(target, sweep, args, trials=False)
+    line = recommended_line(target, best.config)
+    is_quiet = found[1].facts.available >= BUSY
+    workers = best.config.num_workers
+    kept = (
+        write_workers(target.dataset, usable_cores(), workers) if is_quiet or args.keep else None
+    )
+    if args.json:
+        value = _sweep_json(sweep, found) | {"line": line, "kept_in": str(kept or "")}
+        print(report.as_json(value))
+        return 0
+    print(line)
+    low, high = map(report.number, best.spread)
+    _say(f"{report.number(best.rate)} samples/s ({low} to {high}). {found[0].sentence}")
+    if kept is not None:
+        _say(f'num_workers="auto" now takes {workers} for this dataset ({kept})')
+    elif not is_quiet:
+        _say('not kept for num_workers="auto", because the machine is busy; --keep does it anyway')
+    return 0
+
+
+def recommended_line(target: Target, config: Config) -> str:
+    """Return Python that makes the loader."""
+    words = [
+        f"batch_size={config.batch_size}",
+        "shuffle=True",
+        f"num_workers={config.num_workers}",
+    ]
+    if config.backend != target.backend:
+        words.append(f"backend={config.backend!r}")
+    if config.prefetch is not None:
+        words.append(f"prefetch_factor={config.prefetch}")
+    if torch.cuda.is_available():
+        words.append('device="cuda"')
+    return f"DataLoader(dataset, {', '.join(words)})"
+
+
+def _limits(args: argparse.Namespace) -> Limits:
+    return Limits(_SWEEP_SHARE * args.seconds, args.repeats, args.limit_samples)
+
+
+def _judge(
+    target: Target, sweep: Sweep, args: argparse.Namespace, *, trials: bool
+) -> tuple[Verdict, Analysis, Config]:
+    best = sweep.best
+    device = torch.device(args.device) if args.device else None
+    if device is None and torch.cuda.is_available():
+        device = torch.device("cuda")
+    step = load_object(args.step) if args.step else None
+    _say("running each stage alone")
+    found = analyse(
+        target.dataset,
+        best.config,
+        best.rate,
+        seconds=_STAGES_SHARE * args.seconds,
+        device=device,
+        step=step,
+        reopen_cold=Dropper(target).reopened if sweep.cache == "cold" else None,
+    )
+    known = changes.from_sweep(sweep, usual_config(target, best.config))
+    if trials and judge(found.facts).bound != "step":
+        seconds = _TRIALS_SHARE * args.seconds
+        known += changes.tried(target, best.config, seconds=seconds, told=_say)
+    return judge(found.facts, known), found, best.config
+
+
+def usual_config(target: Target, config: Config) -> Config:
+    """Return the settings of a loader that is told nothing but the batch size."""
+    if not isinstance(target.dataset, BatchDataset):
+        return Config(0, config.batch_size, target.backend)
+    loader = DataLoader(target.dataset, config.batch_size, rank=0, world_size=1)
+    return Config(loader.num_workers, config.batch_size, target.backend)
+
+
+def _verdict_text(verdict: Verdict, found: Analysis, config: Config) -> str:
+    lines = [f"verdict: {verdict.sentence}", ""]
+    rows: list[Sequence[str]] = [
+        ("stage alone", "per sample", "on a core", "waiting", "samples/s")
+    ]
+    rows += [
+        (
+            stage.name,
+            report.in_seconds(stage.cost.wall_s),
+            report.in_seconds(stage.cost.cpu_s),
+            report.in_seconds(stage.cost.wait_s),
+            report.number(stage.samples_per_s),
+        )
+        for stage in found.stages
+    ]
+    lines += report.aligned(rows)
+    limits = ", ".join(f"{name} {report.number(limit)}" for name, limit in verdict.limits.items())
+    lines += ["", f"limits with {config}, samples/s: {limits}"]
+    if found.step_samples_per_s is not None:
+        stalled = found.facts.stall_share or 0.0
+        lines.append(
+            f"with your step: {report.number(found.step_samples_per_s)} samples/s, "
+            f"{stalled:.0%} of the time waiting for data"
+        )
+    if verdict.changes:
+        lines += ["changes, most helpful first:", *(f"  {change}" for change in verdict.changes)]
+    return "\n".join(lines)
+
+
+def _sweep_json(sweep: Sweep, found: tuple[Verdict, Analysis, Config] | None) -> dict[str, Any]:
+    value: dict[str, Any] = {
+        "dataset": sweep.target,
+        "page_cache": sweep.cache,
+        "notes": sweep.notes,
+        "conditions": report.conditions(),
+        "results": [result.summary() for result in sweep.results],
+        "chosen": asdict(sweep.best.config),
+    }
+    if found is not None:
+        verdict, analysis, _ = found
+        value["verdict"] = asdict(verdict)
+        value["stages"] = {s.name: asdict(s.cost) for s in analysis.stages}
+        value["facts"] = asdict(analysis.facts)
+        value["step_samples_per_s"] = analysis.step_samples_per_s
+    return value
+
+
+def _describe(target: Target) -> str:
+    dataset = target.dataset
+    count = f"{len(dataset):,} samples" if hasattr(dataset, "__len__") else "a stream"
+    size = (
+        f", {report.in_bytes(target.stored_bytes)} in {len(target.files):,} files"
+        if target.files
+        else ""
+    )
+    crop = (
+        f"; random crops of {target.size} x {target.size}, flipped at random"
+        if target.size
+        else ""
+    )
+    return f"{count}{size}{crop}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# -- plan and doctor -------------------------------------------------------------------------------
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Print what a configuration will need, with uint8 and with float32 batches."""
+    target = load(args.dataset, size=args.size)
+    dataset = target.dataset
+    config = Config(args.workers, args.batch_size, args.backend or target.backend, args.prefetch)
+    sample_bytes = planner.sample_bytes_of(dataset)
+    cached = {
+        "no": 0,
+        "encoded": target.stored_bytes,
+        "decoded": int(sample_bytes * len(dataset)),
+    }[args.ram]
+    plans = {
+        dtype: planner.plan(
+            sample_bytes,
+            config,
+            dtype=dtype,
+            group_size=planner.group_size_of(dataset, config),
+            pinned=args.pinned,
+            cache_bytes=cached,
+            shared=args.shared,
+            ranks=args.ranks,
+        )
+        for dtype in ("uint8", "float32")
+    }
+    if args.json:
+        figures = {
+            name: asdict(p) | {"rank_bytes": p.rank_bytes, "node_bytes": p.node_bytes}
+            for name, p in plans.items()
+        }
+        print(report.as_json({"config": asdict(config)} | figures))
+        return 0
+    print(f"{target.name}, {config}")
+    print("\n".join(report.aligned(planner.table(plans))))
+    print(
+        "beside it: the trainer itself, and mapped files, which the kernel drops when it needs room"
+    )
+    return 0
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    """Print what was found about the machine."""
+    findings = doctor.examine(args.path)
+    if args.json:
+        print(
+            report.as_json(
+                {"conditions": report.conditions(), "findings": [asdict(f) for f in findings]}
+            )
+        )
+        return 0
+    for finding in findings:
+        print(finding)
+    return 0

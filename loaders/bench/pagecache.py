@@ -1,0 +1,77 @@
+"""Files in and out of the page cache."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_PAGE = mmap.PAGESIZE
+
+
+def drop(files: Iterable[Path]) -> bool:
+    """Ask the kernel to forget files; what a process has mapped and touched stays. False where that cannot be asked.
+
+    What was just written is synced first, or it would stay too.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    for file in files:
+        fd = os.open(file, os.O_RDONLY)
+        try:
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+    return True
+
+
+def resident_share(files: Iterable[Path], max_files: int = 200) -> float | None:
+    """Return which share of the files' bytes lies in the page cache, or None where that cannot be asked.
+
+    Of many files, some that are spread evenly are looked at.
+    """
+    libc = _libc()
+    if libc is None:
+        return None
+    chosen = list(files)
+    pages = cached = 0
+    for file in chosen[:: max(1, len(chosen) // max_files)]:
+        states = _page_states(libc, file)
+        if states is None:
+            return None
+        pages, cached = pages + len(states), cached + int((states & 1).sum())
+    return cached / pages if pages else 0.0
+
+
+def _libc() -> ctypes.CDLL | None:
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    except (OSError, AttributeError, TypeError):  # no libc by that name, or one without mincore
+        return None
+    return libc
+
+
+def _page_states(
+    libc: ctypes.CDLL, file: Path
+) -> np.ndarray[tuple[int], np.dtype[np.uint8]] | None:
+    size = file.stat().st_size
+    states = np.zeros(-(-size // _PAGE), np.uint8)
+    if not size:
+        return states
+    with (
+        file.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        view = np.frombuffer(mapped, np.uint8)
+        failed = libc.mincore(view.ctypes.data, size, states.ctypes.data)
+        del view  # or the map could not be closed
+    return None if failed else states

@@ -1,0 +1,138 @@
+"""What a configuration will need in memory, before it runs: batches in flight times their bytes, and the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from loaders.backends.maker import Maker
+from loaders.bench.measure import batch_nbytes
+from loaders.bench.report import in_bytes
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.samples import collate
+
+if TYPE_CHECKING:
+    from loaders.bench.measure import Config
+
+_FLOAT_BYTES = 4
+_PROCESS_BYTES = 20 << 20  # a forked worker's own pages: heap that is written to, torch's state
+_HELD = 2  # batches that the trainer holds: the one in use, and the next before it lets go of it
+_SCRATCH_BYTES = 4 << 20  # of a thread: what it decodes into, its stack, its heap arena
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Bytes on one node.
+
+    Attributes:
+        batch_bytes: Of one batch.
+        batches: Batches that exist at one time, per rank.
+        slots_bytes: Of all of them, per rank.
+        pinned_bytes: Of copies in page-locked memory, per rank; 0 without a device.
+        workers_bytes: What threads or processes need beside batches, per rank.
+        cache_bytes: What is held in RAM, per copy.
+        cache_copies: Copies of it on the node.
+        ranks: Ranks on the node.
+    """
+
+    batch_bytes: int
+    batches: int
+    slots_bytes: int
+    pinned_bytes: int
+    workers_bytes: int
+    cache_bytes: int
+    cache_copies: int
+    ranks: int
+
+    @property
+    def rank_bytes(self) -> int:
+        """What one rank adds, without a cache."""
+        return self.slots_bytes + self.pinned_bytes + self.workers_bytes
+
+    @property
+    def node_bytes(self) -> int:
+        """What the node needs."""
+        return self.ranks * self.rank_bytes + self.cache_copies * self.cache_bytes
+
+
+def plan(
+    sample_bytes: float,
+    config: Config,
+    *,
+    dtype: Literal["uint8", "float32"] = "uint8",
+    group_size: int = 1,
+    pinned: bool = False,
+    cache_bytes: int = 0,
+    shared: bool = False,
+    ranks: int = 1,
+) -> Plan:
+    """Return what a configuration will need.
+
+    Args:
+        sample_bytes: Of one sample in a uint8 batch.
+        config: The loader's settings.
+        dtype: What batches hold: as they come, or floats made on the host.
+        group_size: Batches that are handed over together.
+        pinned: Batches pass through page-locked memory.
+        cache_bytes: Of a ``RAMDataset``.
+        shared: One copy of it per node, instead of one per rank.
+        ranks: Training processes on the node.
+    """
+    width = _FLOAT_BYTES if dtype == "float32" else 1
+    batch_bytes = int(sample_bytes * config.batch_size * width)
+    batches = in_flight(config) * group_size + _HELD
+    is_process = config.backend == "process"
+    per_worker = _PROCESS_BYTES if is_process else _SCRATCH_BYTES
+    return Plan(
+        batch_bytes=batch_bytes,
+        batches=batches,
+        slots_bytes=batches * batch_bytes,
+        pinned_bytes=(in_flight(config) + 1) * batch_bytes if pinned else 0,
+        workers_bytes=config.num_workers * per_worker,
+        cache_bytes=cache_bytes,
+        cache_copies=1 if shared else ranks,
+        ranks=ranks,
+    )
+
+
+def in_flight(config: Config) -> int:
+    """Return how many batches (or groups of small ones) are under way: of threads in all, of processes for each."""
+    if not config.num_workers:
+        return 0
+    prefetch = config.prefetch or 2
+    return prefetch * config.num_workers if config.backend == "process" else prefetch
+
+
+def group_size_of(dataset: Any, config: Config) -> int:
+    """Return how many batches the loader hands over at once."""
+    if config.backend == "process" or not isinstance(dataset, BatchDataset):
+        return 1
+    return Maker(dataset, collate, config.batch_size, True, config.num_workers).group_size
+
+
+def sample_bytes_of(dataset: Any, count: int = 8) -> float:
+    """Return the bytes of a sample in a batch, by making a small one."""
+    chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64).tolist()
+    fetch = getattr(dataset, "__getitems__", None)
+    samples = fetch(chosen) if fetch else [dataset[i] for i in chosen]
+    return batch_nbytes(collate(samples)) / len(chosen)
+
+
+def table(plans: dict[str, Plan]) -> list[tuple[str, ...]]:
+    """Return rows for ``report.aligned``: one column per plan."""
+    first = next(iter(plans.values()))
+    rows: list[tuple[str, ...]] = [("", *plans)]
+    rows.append(("one batch", *(in_bytes(p.batch_bytes) for p in plans.values())))
+    rows.append(
+        (f"{first.batches} batches at a time", *(in_bytes(p.slots_bytes) for p in plans.values()))
+    )
+    rows.append(("pinned copies", *(in_bytes(p.pinned_bytes) for p in plans.values())))
+    rows.append(("workers", *(in_bytes(p.workers_bytes) for p in plans.values())))
+    rows.append(("one rank", *(in_bytes(p.rank_bytes) for p in plans.values())))
+    copies = f"in RAM, {first.cache_copies} cop{'y' if first.cache_copies == 1 else 'ies'} of"
+    rows.append((copies, *(in_bytes(p.cache_bytes) for p in plans.values())))
+    node = f"the node, {first.ranks} rank{'s' * (first.ranks > 1)}"
+    rows.append((node, *(in_bytes(p.node_bytes) for p in plans.values())))
+    return rows

@@ -1,0 +1,178 @@
+"""Short measurements of a machine for the doctor."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import cv2
+import torch
+
+from loaders.bench.stages import copy_bytes_per_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_BLOCK = 4 << 20
+_MIN_FILE = 1 << 20
+_READ_S = 1.0
+_MAX_LOOKED_AT = 2000
+_ROW_BYTES = 150 * 1024
+
+_DECODE = """
+import time, numpy, simplejpeg
+image = numpy.random.default_rng(0).integers(0, 256, (64, 64, 3), numpy.uint8).repeat(8, 0).repeat(8, 1)
+data = simplejpeg.encode_jpeg(image, 90)
+for deadline in (time.perf_counter() + 0.1, time.perf_counter() + 0.4):
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() < deadline:
+        simplejpeg.decode_jpeg(data)
+        count += 1
+print(count / (time.perf_counter() - began))
+"""
+_ALLOCATE = """
+import time, numpy
+from concurrent.futures import ThreadPoolExecutor
+def work(_):
+    for size in (150_528, 600_000, 2_000_000) * 30:
+        numpy.empty(size, numpy.uint8).fill(1)
+with ThreadPoolExecutor(2) as pool:
+    list(pool.map(work, range(2)))
+    began = time.perf_counter()
+    list(pool.map(work, range(16)))
+print(1 / (time.perf_counter() - began))
+"""
+
+
+def direct_read_bytes_per_s(path: Path) -> float | None:
+    """Read the largest file found in a folder past the page cache, for about a second; None if that cannot be done."""
+    file = _largest(path)
+    if file is None or not hasattr(os, "O_DIRECT"):
+        return None
+    buffer = mmap.mmap(-1, _BLOCK)  # aligned, as direct reads must be
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
+    except OSError:  # this file system has no direct reads
+        return None
+    try:
+        began, total = time.perf_counter(), 0
+        while time.perf_counter() - began < _READ_S:
+            got = os.preadv(fd, [buffer], total)
+            if got <= 0:
+                break
+            total += got
+            if got % mmap.PAGESIZE:  # the end of the file
+                break
+        return total / (time.perf_counter() - began) if total else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _largest(path: Path) -> Path | None:
+    best, best_size = None, _MIN_FILE
+    for count, file in enumerate(path.rglob("*") if path.is_dir() else [path]):
+        if count > _MAX_LOOKED_AT:
+            break
+        with suppress(OSError):
+            if file.is_file() and (size := file.stat().st_size) >= best_size:
+                best, best_size = file, size
+    return best
+
+
+def pool_sizes() -> tuple[int, int]:
+    """Return the threads that OpenCV and torch use by default in this process."""
+    return cv2.getNumThreads(), torch.get_num_threads()
+
+
+def opencv_simd() -> str:
+    """Return the instruction sets that OpenCV was built for and finds here."""
+    used = [word for word in cv2.getCPUFeaturesLine().split() if not word.endswith("?")]
+    return used[-1].lstrip("*") if used else "none"
+
+
+def jpeg_simd_gain(timeout_s: float) -> float | None:
+    """Return how many times faster JPEG decodes with SIMD than without, each in a process of its own."""
+    with_simd = _figure(_DECODE, {}, timeout_s / 2)
+    without = _figure(_DECODE, {"JSIMD_FORCENONE": "1"}, timeout_s / 2)
+    return with_simd / without if with_simd and without else None
+
+
+def allocator_gain(library: Path, timeout_s: float) -> float | None:
+    """Return how many times faster fresh memory comes from another allocator."""
+    without = _figure(_ALLOCATE, {}, timeout_s / 2)
+    preloaded = _figure(_ALLOCATE, {"LD_PRELOAD": str(library)}, timeout_s / 2)
+    return preloaded / without if preloaded and without else None
+
+
+def _figure(code: str, environment: dict[str, str], timeout_s: float) -> float | None:
+    """Run Python that prints a number."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=True,
+        )
+        return float(done.stdout)
+    except (subprocess.SubprocessError, OSError, ValueError):
+        return None
+
+
+def copy_and_gather_bytes_per_s(num_threads: int) -> tuple[float, float]:
+    """Return what all cores copy in one piece, and what they gather in rows of a 224-pixel image."""
+    return copy_bytes_per_s(num_threads, 0.3), _gather_bytes_per_s(num_threads)
+
+
+def _gather_bytes_per_s(num_threads: int, seconds: float = 0.3) -> float:
+    rows = torch.zeros(512, _ROW_BYTES, dtype=torch.uint8)
+    totals: list[float] = []
+
+    def gather() -> None:
+        torch.set_num_threads(1)
+        out = torch.empty(64, _ROW_BYTES, dtype=torch.uint8)
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            torch.index_select(rows, 0, torch.randint(512, (64,)), out=out)
+            count += 1
+        totals.append(count * out.nbytes / (time.perf_counter() - began))
+
+    before = torch.get_num_threads()
+    threads = [threading.Thread(target=gather) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.set_num_threads(before)
+    return sum(totals)
+
+
+def gpu_copy_bytes_per_s() -> tuple[float, float] | None:
+    """Return the rates of copies to the GPU, from pinned and from other memory; None without a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    host = torch.zeros(64 << 20, dtype=torch.uint8)
+    return _copies(host.pin_memory()), _copies(host)
+
+
+def _copies(host: torch.Tensor, seconds: float = 0.3) -> float:
+    device = torch.empty_like(host, device="cuda")
+    copy: Callable[[], object] = lambda: device.copy_(host, non_blocking=True)  # noqa: E731
+    copy()
+    torch.cuda.synchronize()
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        copy()
+        torch.cuda.synchronize()
+        count += 1
+    return count * host.nbytes / (time.perf_counter() - began)

@@ -1,0 +1,466 @@
+"""Stages of a pipeline, each run by itself: what a sample costs there, in wall time, CPU time and time with the GIL.
+
+What a thread does between two looks at the clocks splits into time on a core, and time off it. Time
+off it counts as waiting only if the thread gave its core up (a sleep, a read, a page fault from disk);
+else the machine was busy with others, and that is no property of the dataset.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import statistics
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import torch
+
+from loaders.bench.measure import batch_nbytes, num_samples
+from loaders.bench.targets import ImageFiles
+from loaders.buffers import Slots
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.packed import PackedDataset
+from loaders.datasets.samples import collate
+from loaders.device.nested import map_tensors, tensors_of
+from loaders.device.normalize import Normalize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from loaders.bench.measure import Clock
+
+_PROBE_SWITCH_S = 1e-4
+_HASHED = bytes(1 << 18)
+_COPY_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one sample costs on one thread.
+
+    Attributes:
+        wall_s: Seconds until it is done.
+        cpu_s: Seconds on a core.
+        wait_s: Seconds that the thread gave up, to sleep or to read.
+    """
+
+    wall_s: float
+    cpu_s: float
+    wait_s: float
+
+    def minus(self, other: Cost | None) -> Cost:
+        """Return what this costs beyond something that it contains."""
+        if other is None:
+            return self
+        pairs = (
+            (self.wall_s, other.wall_s),
+            (self.cpu_s, other.cpu_s),
+            (self.wait_s, other.wait_s),
+        )
+        return Cost(*(max(0.0, a - b) for a, b in pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of the pipeline, run alone.
+
+    Attributes:
+        name: read, decode, augment, fetch, collate, copy, finish or step.
+        cost: Of one sample.
+    """
+
+    name: str
+    cost: Cost
+
+    @property
+    def samples_per_s(self) -> float:
+        """What one thread, or one device, would do if this were all."""
+        return 1 / self.cost.wall_s if self.cost.wall_s > 1e-9 else float("nan")
+
+
+def time_alone(
+    work: Callable[[], int],
+    *,
+    seconds: float,
+    min_calls: int = 3,
+    warm_up: bool = True,
+    clock: Clock = time.perf_counter,
+) -> Cost:
+    """Call something for some time; return the median cost of a sample.
+
+    Args:
+        work: Does a batch of work; returns how many samples it was.
+        seconds: Stop after so long.
+        min_calls: Calls at least.
+        warm_up: Call it once before the first that counts.
+        clock: Seconds that only grow.
+    """
+    if warm_up:
+        work()
+    costs: list[Cost] = []
+    gave_up = 0
+    deadline = clock() + seconds
+    while clock() < deadline or len(costs) < min_calls:
+        switches, cpu, wall = _voluntary_switches(), time.thread_time(), clock()
+        samples = max(1, work())
+        wall, cpu = clock() - wall, time.thread_time() - cpu
+        gave_up += _voluntary_switches() > switches
+        costs.append(Cost(wall / samples, cpu / samples, max(0.0, wall - cpu) / samples))
+    waits = gave_up >= len(costs) / 2
+    return Cost(
+        statistics.median(c.wall_s for c in costs),
+        statistics.median(c.cpu_s for c in costs),
+        statistics.median(c.wait_s for c in costs) if waits else 0.0,
+    )
+
+
+def _voluntary_switches() -> int:
+    """Return how often this thread gave its core up."""
+    try:
+        import resource
+    except ImportError:  # not on this system: all time off the core counts as waiting
+        return time.perf_counter_ns()
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
+
+
+def fetcher(dataset: Any, batch_size: int) -> Callable[[], Any]:
+    """Return what makes the samples of one random batch after another, on the calling thread."""
+    if not hasattr(dataset, "__len__"):
+        return _stream(dataset, batch_size)
+    rng = np.random.default_rng(0)
+    slots = Slots()
+
+    def fetch() -> Any:
+        indices = rng.integers(len(dataset), size=batch_size)
+        if not isinstance(dataset, BatchDataset):
+            several = getattr(dataset, "__getitems__", None)
+            chosen = indices.tolist()
+            return several(chosen) if several else [dataset[i] for i in chosen]
+        job = dataset.job(indices, slots)  # type: ignore[arg-type]  # an array is the fast way in
+        for part in range(job.num_parts):
+            job.run(part)
+        return job.finish()
+
+    return fetch
+
+
+def _stream(dataset: Any, batch_size: int) -> Callable[[], Any]:
+    def endless() -> Iterator[Any]:
+        while True:
+            yield from dataset
+
+    samples = endless()
+    return lambda: [next(samples) for _ in range(batch_size)]
+
+
+def host_stages(
+    dataset: Any, batch_size: int, *, seconds: float, collate_fn: Callable[[Any], Any] = collate
+) -> list[Stage]:
+    """Run the stages that happen on the CPU, each alone; in the order of the pipeline.
+
+    Where the dataset is not ours, its inside cannot be told apart, and is one stage: fetch.
+    """
+    share = seconds / 4
+    with one_thread():
+        fetch = fetcher(dataset, batch_size)
+        whole = time_alone(_counted(fetch), seconds=share)
+        stages = _inside(dataset, batch_size, share, whole) or [Stage("fetch", whole)]
+        samples = fetch()
+        joined = time_alone(lambda: num_samples(collate_fn(samples)), seconds=share / 2)
+    return [*stages, Stage("collate", joined)]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let libraries use one thread, as they do in workers."""
+    opencv, ours = cv2.getNumThreads(), torch.get_num_threads()
+    cv2.setNumThreads(1)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(opencv)
+        torch.set_num_threads(ours)
+
+
+def cold_stage(dataset: Any, batch_size: int, warm: list[Stage], *, seconds: float) -> Stage:
+    """Fetch samples whose files have left the page cache; return what that costs beyond the same in memory."""
+    with one_thread():
+        fetch = _counted(fetcher(dataset, batch_size))
+        cost = time_alone(fetch, seconds=seconds, min_calls=2, warm_up=False)
+    for stage in warm:
+        cost = cost.minus(stage.cost)
+    return Stage("read, cold", cost)
+
+
+def _counted(fetch: Callable[[], Any]) -> Callable[[], int]:
+    return lambda: len(fetch())
+
+
+def _inside(dataset: Any, batch_size: int, seconds: float, whole: Cost) -> list[Stage]:
+    if isinstance(dataset, PackedDataset):
+        return _inside_packed(dataset, batch_size, seconds, whole)
+    if isinstance(dataset, ImageFiles):
+        return _inside_files(dataset, batch_size, seconds, whole)
+    return []
+
+
+def _inside_packed(
+    dataset: PackedDataset, batch_size: int, seconds: float, whole: Cost
+) -> list[Stage]:
+    """Split fetching: records as bytes, then without augmentation, then all of it."""
+    read = time_alone(_record_reader(dataset, batch_size), seconds=seconds)
+    if dataset.sample_nbytes is not None:
+        return [Stage("read", whole)]  # to gather is all that is done
+    if not dataset.augment:
+        return [Stage("read", read), Stage("decode", whole.minus(read))]
+    plain = dataset.replace(augment=[])
+    decoded = time_alone(_counted(fetcher(plain, batch_size)), seconds=seconds)
+    if decoded.cpu_s > whole.cpu_s:  # a crop decodes less than the whole picture
+        return [Stage("read", read), Stage("decode", whole.minus(read))]
+    return [
+        Stage("read", read),
+        Stage("decode", decoded.minus(read)),
+        Stage("augment", whole.minus(decoded)),
+    ]
+
+
+def _record_reader(dataset: PackedDataset, batch_size: int) -> Callable[[], int]:
+    """Return what copies the stored bytes of a random batch, without looking at them."""
+    rng = np.random.default_rng(1)
+    scratch = np.empty(1 << 20, np.uint8)
+    names = [name for name in dataset.fields if name in dataset.schema.fields]
+
+    def read() -> int:
+        nonlocal scratch
+        rows = dataset.rows_of(rng.integers(len(dataset), size=batch_size))
+        for name in names:
+            for record in dataset.store.records(name, rows):
+                if len(record) > len(scratch):
+                    scratch = np.empty(len(record), np.uint8)
+                scratch[: len(record)] = record
+        return batch_size
+
+    return read
+
+
+def _inside_files(
+    dataset: ImageFiles, batch_size: int, seconds: float, whole: Cost
+) -> list[Stage]:
+    rng = np.random.default_rng(1)
+
+    def chosen() -> list[Any]:
+        return [dataset.files[i] for i in rng.integers(len(dataset), size=batch_size)]
+
+    def read() -> int:
+        return len([file.read_bytes() for file in chosen()])
+
+    records = [np.frombuffer(file.read_bytes(), np.uint8) for file in chosen()]
+
+    def decode() -> int:
+        return len([cv2.imdecode(record, cv2.IMREAD_COLOR_RGB) for record in records])
+
+    reading, decoding = time_alone(read, seconds=seconds), time_alone(decode, seconds=seconds)
+    rest = whole.minus(reading).minus(decoding)
+    return [Stage("read", reading), Stage("decode", decoding), Stage("augment", rest)]
+
+
+def gil_s_per_sample(work: Callable[[], int], *, seconds: float) -> float:
+    """Return for how long, of its CPU time, a sample holds the interpreter's lock.
+
+    A probe thread runs pure Python beside the work, so it always wants the lock. When it gives its core
+    up, it waits for the lock, and what the work advances meanwhile it does with the lock held; to that
+    comes what waking the probe takes, some tens of microseconds where a core is free. On a busy machine
+    this is an upper bound: see ``available_share``.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_PROBE_SWITCH_S)  # the work gets the lock back soon, too
+    try:
+        work()
+        probe = _Probe()
+        samples, cpu = 0, time.thread_time()
+        with probe:
+            deadline = time.perf_counter() + seconds
+            while not samples or time.perf_counter() < deadline:
+                samples += max(1, work())
+        cpu = time.thread_time() - cpu
+    finally:
+        sys.setswitchinterval(before)
+    return min(probe.held_s, probe.off_core_s, cpu) / samples
+
+
+class _Probe:
+    """Runs pure Python on a thread, and sees how far the thread that made it advances meanwhile.
+
+    Attributes:
+        held_s: CPU time of that thread while it had the lock and the probe waited for it.
+        off_core_s: Time that the probe did not run: waiting for the lock, or for a core.
+    """
+
+    def __init__(self) -> None:
+        self.held_s = self.off_core_s = 0.0
+        self._stop = False
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._spin, name="bench-probe", daemon=True)
+        clock_of = getattr(time, "pthread_getcpuclockid", None)
+        self._watched = None if clock_of is None else clock_of(threading.get_ident())
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        self._started.wait()
+
+    def __exit__(self, *error: object) -> None:
+        self._stop = True
+        self._thread.join()
+
+    def _spin(self) -> None:
+        advance: Callable[[], float] = time.perf_counter
+        if self._watched is not None:
+            advance = functools.partial(time.clock_gettime, self._watched)
+        wall, cpu = time.perf_counter(), time.thread_time()
+        seen, waits = advance(), _voluntary_switches()
+        self._started.set()
+        while not self._stop:
+            done, now = advance(), _voluntary_switches()
+            if now != waits:
+                done = advance()  # the wait may have come between the two
+                self.held_s += done - seen
+            seen, waits = done, now
+        self.off_core_s = time.perf_counter() - wall - (time.thread_time() - cpu)
+
+
+def available_share(num_threads: int, seconds: float = 0.15) -> float:
+    """Return which share of so many cores this process gets now; what is missing, others take."""
+    got: list[float] = []
+
+    def spin() -> None:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        while time.perf_counter() - wall < seconds:
+            hashlib.sha256(_HASHED)  # without the GIL
+        got.append((time.thread_time() - cpu) / (time.perf_counter() - wall))
+
+    _on_threads(num_threads, spin)
+    return min(1.0, sum(got) / num_threads)
+
+
+def _on_threads(count: int, work: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def copy_bytes_per_s(num_threads: int, seconds: float = 0.3) -> float:
+    """Return how many bytes per second so many threads copy together, from memory to memory."""
+    rates: list[float] = []
+    barrier = threading.Barrier(num_threads)
+
+    def copy() -> None:
+        source, target = (np.ones(_COPY_BYTES, np.uint8) for _ in range(2))
+        barrier.wait(timeout=60)
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            np.copyto(target, source)
+            count += 1
+        rates.append(count * _COPY_BYTES / (time.perf_counter() - began))
+
+    _on_threads(num_threads, copy)
+    return sum(rates)
+
+
+def copy_stage(
+    batch: Any, device: torch.device, *, seconds: float, copy: Callable[[Any], Any] | None = None
+) -> Stage:
+    """Time moving a batch to a device, until it has arrived.
+
+    Args:
+        batch: On the host.
+        device: Where it goes.
+        seconds: Stop after so long.
+        copy: Moves a batch and returns when it is there; default: each tensor, from pinned memory.
+    """
+    if copy is None:
+        pinned = [t.pin_memory() if device.type == "cuda" else t for t in tensors_of(batch)]
+
+        def copy(batch: Any) -> None:
+            for tensor in pinned:
+                tensor.to(device, copy=True, non_blocking=True)
+            synchronize(device)
+
+    moved = num_samples(batch)
+
+    def work() -> int:
+        copy(batch)
+        return moved
+
+    return Stage("copy", time_alone(work, seconds=seconds))
+
+
+def finish_stage(
+    batch: Any,
+    device: torch.device | None,
+    finisher: Callable[[Any], Any] | None,
+    *,
+    seconds: float,
+) -> Stage | None:
+    """Time what makes a batch whole after the copy: the dataset's device half, and ``Normalize`` on a GPU."""
+    there = batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
+    whole = there if finisher is None else finisher(there)
+    normalize = _normalize_for(whole) if device is not None and device.type != "cpu" else None
+    if normalize is None and finisher is None:
+        return None
+    count = num_samples(whole)
+
+    def work() -> int:
+        done = there if finisher is None else finisher(there)
+        if normalize is not None:
+            normalize(_images(done)[0])
+        synchronize(device)
+        return count
+
+    return Stage("finish", time_alone(work, seconds=seconds))
+
+
+def _images(batch: Any) -> list[torch.Tensor]:
+    return [t for t in tensors_of(batch) if t.dim() == 4 and t.dtype is torch.uint8]
+
+
+def _normalize_for(batch: Any) -> torch.nn.Module | None:
+    images = _images(batch)
+    if not images:
+        return None
+    channels = images[0].shape[1]
+    return Normalize([127.5] * channels, [64.0] * channels).to(images[0].device)
+
+
+def step_stage(
+    step: Callable[[Any], Any], batch: Any, device: torch.device | None, *, seconds: float
+) -> Stage:
+    """Time the user's training step on one batch, again and again: no loading."""
+    ready = batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
+    count = num_samples(batch)
+
+    def work() -> int:
+        step(ready)
+        synchronize(device)
+        return count
+
+    return Stage("step", time_alone(work, seconds=seconds))
+
+
+def synchronize(device: torch.device | None) -> None:
+    """Wait until a device has done what it was given."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def sample_nbytes(batch: Any) -> float:
+    """Return the bytes of one sample in a batch."""
+    return batch_nbytes(batch) / max(1, num_samples(batch))

@@ -1,0 +1,211 @@
+"""Measuring a dataset under many settings of its loader, in turns, within a bounded time."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from loaders.backends.maker import Maker
+from loaders.bench import pagecache
+from loaders.bench.measure import Config, Result, Run, interleave, time_loader
+from loaders.bench.targets import Endless, Target
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.samples import collate
+from loaders.loader import DataLoader, usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_BATCH_S = 0.2  # a batch of the default size takes about so long on one worker
+_MIN_RUN_S = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may be measured.
+
+    Attributes:
+        seconds: For all runs together.
+        repeats: Runs of each configuration.
+        max_samples: Of each run, or None.
+    """
+
+    seconds: float = 25.0
+    repeats: int = 3
+    max_samples: int | None = None
+
+    def run_s(self, num_configs: int) -> float:
+        """Return the time of one run."""
+        return max(_MIN_RUN_S, self.seconds / max(1, num_configs) / self.repeats)
+
+
+@dataclass(slots=True)
+class Sweep:
+    """What a sweep found.
+
+    Attributes:
+        target: The name of what was measured.
+        results: One per configuration.
+        cache: ``"warm"``, or ``"cold"`` where the files were dropped from the page cache before each run.
+        notes: What whoever reads the figures should know.
+    """
+
+    target: str
+    results: list[Result]
+    cache: str = "warm"
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def best(self) -> Result:
+        """The configuration to choose: of those within 3 % of the fastest, the one with the fewest workers."""
+        rate = max(result.rate for result in self.results)
+        close = [result for result in self.results if result.rate >= 0.97 * rate]
+        return min(close, key=lambda result: (result.config.num_workers, result.peak_pss_bytes))
+
+    def find(self, config: Config) -> Result | None:
+        """Return the result of a configuration, if it was measured."""
+        return next((r for r in self.results if r.config == config and r.runs), None)
+
+
+def worker_counts(cores: int) -> list[int]:
+    """Return 0, 1, 2, 4, ... and the number of cores itself."""
+    powers = itertools.takewhile(lambda n: n < cores, (1 << k for k in itertools.count()))
+    return [0, *powers, cores]
+
+
+def default_batch_size(dataset: Any, clock: Any = time.perf_counter) -> int:
+    """Return a power of two, at most 256, whose batch takes well under a second on one worker."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        return 64
+    if isinstance(dataset, BatchDataset) and dataset.sample_nbytes is not None:
+        return max(1, min(256, len(dataset)))
+    count = min(8, len(dataset))
+    dataset[0]  # opens files
+    began = clock()
+    for i in range(count):
+        dataset[i]
+    affordable = _BATCH_S / max(1e-9, (clock() - began) / count)
+    return max(1, min(256, 1 << max(0, int(affordable).bit_length() - 1), len(dataset)))
+
+
+def grid(
+    target: Target,
+    *,
+    workers: Sequence[int] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    backends: Sequence[str] | None = None,
+    prefetch: Sequence[int] | None = None,
+) -> list[Config]:
+    """Return every combination of settings; those not given get what suits the dataset and the machine."""
+    workers = worker_counts(usable_cores()) if workers is None else workers
+    batch_sizes = batch_sizes or [default_batch_size(target.dataset)]
+    chosen: Sequence[int | None] = prefetch or (None,)
+    found = itertools.product(
+        backends or [target.backend], batch_sizes, chosen, sorted(set(workers))
+    )
+    configs = [Config(w, b, backend, p if w else None) for backend, b, p, w in found]
+    return list(dict.fromkeys(configs))
+
+
+def make_loader(dataset: Any, config: Config, **more: Any) -> DataLoader:
+    """Return an endless shuffled loader over a dataset."""
+    is_ordered = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if is_ordered and "sampler" not in more:
+        more |= {"sampler": Endless(len(dataset)), "rank": 0, "world_size": 1, "drop_last": True}
+    with warnings.catch_warnings():  # more workers than cores are tried on purpose
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        return DataLoader(dataset, **config.arguments(), **more)
+
+
+def round_size(dataset: Any, config: Config) -> int:
+    """Return how many batches come together."""
+    if config.backend == "process" or not isinstance(dataset, BatchDataset):
+        return max(1, config.num_workers)
+    if not config.num_workers:
+        return 1
+    return Maker(dataset, collate, config.batch_size, True, config.num_workers).group_size
+
+
+def run_sweep(
+    target: Target,
+    configs: Sequence[Config],
+    limits: Limits,
+    *,
+    cold: bool = False,
+    progress: bool = True,
+) -> Sweep:
+    """Measure configurations in turns, after one unmeasured look at each kind of loader."""
+    sweep = Sweep(target.name, [], "cold" if cold else "warm")
+    seconds = limits.run_s(len(configs))
+    dropped = Dropper(target) if cold else None
+
+    def measure(config: Config) -> Run:
+        if dropped is not None:
+            dropped()
+        dataset = target.dataset
+        return time_loader(
+            make_loader(dataset, config),
+            seconds=seconds,
+            round_size=round_size(dataset, config),
+            max_samples=limits.max_samples,
+        )
+
+    if not cold:
+        _warm_up(target, configs, seconds)
+    total = len(configs) * limits.repeats
+    with tqdm(total=total, desc="measuring", unit="run", disable=not progress, leave=False) as bar:
+        sweep.results = interleave(
+            configs, measure, repeats=limits.repeats, told=lambda config: bar.update()
+        )
+    if dropped is not None:
+        sweep.notes += dropped.notes
+    return sweep
+
+
+def _warm_up(target: Target, configs: Sequence[Config], seconds: float) -> None:
+    """Fault in code, slots and, for a small dataset, the files, where nothing is measured yet."""
+    dataset = target.dataset
+    for backend in dict.fromkeys(config.backend for config in configs):
+        config = next(c for c in reversed(configs) if c.backend == backend)
+        time_loader(make_loader(dataset, config), seconds=seconds, watch=False)
+
+
+class Dropper:
+    """Takes the files out of the page cache before each run, and says where that failed."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.notes: list[str] = []
+
+    def __call__(self) -> None:
+        """Drop the files, and forget the dataset that has them mapped."""
+        target = self._target
+        target.reopen()
+        if not target.files:
+            return self._note(
+                "cold: it is not known which files the dataset reads, so none was dropped"
+            )
+        if not pagecache.drop(target.files):
+            return self._note("cold: this system cannot drop files from the page cache")
+        left = pagecache.resident_share(target.files)
+        if left is None:
+            return self._note("cold: whether the files left the page cache cannot be seen here")
+        if left > 0.05:
+            return self._note(
+                f"cold: {left:.0%} of the files stayed in the page cache (in use elsewhere, or in memory)"
+            )
+        return None
+
+    def reopened(self) -> Any:
+        """Drop the files, and return the dataset, opened anew."""
+        self()
+        return self._target.dataset
+
+    def _note(self, text: str) -> None:
+        if text.split(":")[0] not in {note.split(":")[0] for note in self.notes}:
+            self.notes.append(text)

@@ -1,0 +1,248 @@
+"""What is measured: a packed folder, a folder of loose images, or any Dataset as ``module:object``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from loaders import augment
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.ram import RAMDataset
+from loaders.datasets.shard import ShardDataset
+from loaders.errors import LoadersError
+from loaders.manifest import read_manifest
+from loaders.sampling.order import Shuffled
+from loaders.schema import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from loaders.datasets.packed import PackedDataset
+
+    Int64s = npt.NDArray[np.int64]
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
+Kind = Literal["packed", "files", "object"]
+_MIN_SHUFFLED = 4096
+_ENDLESS = 1 << 40
+
+
+class TargetError(LoadersError, ValueError):
+    """What was named to be measured cannot be."""
+
+
+@dataclass
+class Target:
+    """A dataset to measure.
+
+    Attributes:
+        name: As it was given.
+        kind: What it is.
+        open: Makes the dataset, mapping its files anew.
+        files: The files that hold its bytes; empty where that is not known.
+        size: Height and width that images are cropped to, or 0.
+    """
+
+    name: str
+    kind: Kind
+    open: Callable[[], Any]
+    files: list[Path] = field(default_factory=list)
+    size: int = 0
+    _dataset: Any = None
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset, made when it is first needed."""
+        if self._dataset is None:
+            self._dataset = self.open()
+        return self._dataset
+
+    def reopen(self) -> None:
+        """Forget the dataset and its maps: pages that are mapped cannot be dropped from the page cache."""
+        self._dataset = None
+
+    @property
+    def backend(self) -> str:
+        """The backend that suits it: threads for datasets of ours, processes for others."""
+        return "thread" if isinstance(self.dataset, BatchDataset) else "process"
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether it has no samples by number."""
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(file.stat().st_size for file in self.files)
+
+
+def load(spec: str, *, size: int = 224) -> Target:
+    """Find what a name means.
+
+    Args:
+        spec: A folder, or ``module:object`` (a Dataset, or a function or class that makes one).
+        size: Images that differ in size are cropped to this at random and flipped, as in training; 0 leaves them.
+
+    Raises:
+        TargetError: It is none of these; the message says what was found.
+    """
+    path = Path(spec)
+    if path.is_dir():
+        return _folder(spec, path, size)
+    if ":" in spec:
+        found = load_object(spec)
+        made = found if isinstance(found, torch.utils.data.Dataset) else None
+        make = (lambda: made) if made is not None else _maker(spec, found)
+        return Target(spec, "object", make, _files_of(made), size=0)
+    raise TargetError(
+        f"{spec!r} is no folder; give a packed folder, a folder of images, or module:object"
+    )
+
+
+def load_object(spec: str) -> Any:
+    """Import ``module:object``; the current folder is searched too."""
+    module_name, _, name = spec.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise TargetError(f"{spec!r}: there is no module {error.name!r} on sys.path") from error
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise TargetError(f"{spec!r}: module {module_name!r} has no {name!r}")
+        value = getattr(value, part)
+    return value
+
+
+def _maker(spec: str, found: Any) -> Callable[[], Any]:
+    if hasattr(found, "__getitem__") and hasattr(found, "__len__") and not isinstance(found, type):
+        return lambda: found
+    if not callable(found):
+        raise TargetError(f"{spec!r} is a {type(found).__name__}, not a Dataset")
+    return found  # type: ignore[no-any-return]
+
+
+def _files_of(dataset: Any) -> list[Path]:
+    path = getattr(dataset, "path", None)
+    return _shards(path) if isinstance(path, Path) and (path / "manifest.json").exists() else []
+
+
+def _shards(path: Path) -> list[Path]:
+    return [path / shard.file for shard in read_manifest(path).shards]
+
+
+def _folder(spec: str, path: Path, size: int) -> Target:
+    if (path / "manifest.json").exists():
+        plain = ShardDataset(path)
+        size = size if _varies(plain) else 0
+        return Target(
+            spec, "packed", lambda: ShardDataset(path, augment=ops_for(size)), _shards(path), size
+        )
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    if files:
+        size = size or 224
+        return Target(spec, "files", lambda: ImageFiles(files, size), files, size)
+    inner = sorted(p.parent.name for p in path.glob("*/manifest.json"))
+    hint = f"; it holds the packed datasets {', '.join(inner)}: name one" if inner else ""
+    raise TargetError(f"{spec!r} has neither a manifest.json nor images{hint}")
+
+
+def _varies(dataset: PackedDataset) -> bool:
+    images = [f for f in dataset.schema.fields.values() if isinstance(f, Image)]
+    return any(image.size is None for image in images)
+
+
+def ops_for(size: int) -> list[Any]:
+    """Return the usual augmentation of training, or none for size 0."""
+    if not size:
+        return []
+    return [augment.RandomResizedCrop(size), augment.RandomHorizontalFlip()]
+
+
+class ImageFiles(torch.utils.data.Dataset[Any]):
+    """Loose files as many projects read them: one file per sample, OpenCV, a random crop, a flip.
+
+    Args:
+        files: The images; the folder that a file lies in is its class.
+        size: Height and width of the crop.
+    """
+
+    def __init__(self, files: list[Path], size: int) -> None:
+        self.files, self.size = files, size
+        names = sorted({file.parent.name for file in files})
+        self.labels = [names.index(file.parent.name) for file in files]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        cv2.setNumThreads(1)
+        image = cv2.imread(str(self.files[i]), cv2.IMREAD_COLOR_RGB)
+        if image is None:
+            raise TargetError(f"{self.files[i]}: OpenCV cannot read it")
+        draw = torch.randint(1 << 40, (1,)).numpy()
+        shape = np.array([image.shape[:2]], np.int64)
+        plan = augment.plan(ops_for(self.size), shape, seed=0, epoch=0, indices=draw)
+        y, x, height, width = plan.boxes[0].tolist()
+        crop = cv2.resize(image[y : y + height, x : x + width], (self.size, self.size))
+        if plan.flips[0][1]:
+            crop = cv2.flip(crop, 1)
+        return torch.from_numpy(crop).permute(2, 0, 1), self.labels[i]
+
+    def in_ram(self, num_files: int, **settings: Any) -> RAMDataset:
+        """Return some of the same files, held in memory and served by this package."""
+        files = self.files[:: max(1, len(self.files) // num_files)][:num_files]
+        targets = [file.parent.name for file in files]
+        return RAMDataset.from_files(
+            files, targets, progress=False, augment=ops_for(self.size), **settings
+        )
+
+
+@dataclass(frozen=True)
+class Endless:
+    """Every sample again and again, shuffled anew each time: an epoch that a measurement never reaches the end of.
+
+    Args:
+        n: Number of samples.
+        seed: Selects the shuffles.
+    """
+
+    n: int
+    seed: int = 0
+
+    @property
+    def length(self) -> int:
+        """Positions in one epoch."""
+        return self._round * max(1, _ENDLESS // self._round)
+
+    @property
+    def _round(self) -> int:
+        """Positions that are shuffled together: of a small dataset, many copies."""
+        return self.n * -(-_MIN_SHUFFLED // self.n)
+
+    def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the indices at these positions of an epoch, and their draws."""
+        rounds, within = np.divmod(positions, self._round)
+        indices = np.empty(len(positions), np.int64)
+        shuffled = Shuffled(self._round, self.seed)
+        for number in np.unique(rounds).tolist():
+            here = rounds == number
+            indices[here] = shuffled.at(number, within[here])[0]
+        copies, indices = np.divmod(indices, self.n)
+        return indices, rounds * (self._round // self.n) + copies
+
+    def describe(self) -> dict[str, int | str]:
+        """Return what makes this order, in primitives."""
+        return {"kind": "endless", "length": self.n, "seed": self.seed}

@@ -1,0 +1,281 @@
+"""From measurements to a sentence: what bounds a run, how far the next limit is, and which change helps most.
+
+Everything here is arithmetic on numbers that were measured elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from loaders.bench.report import in_bytes, in_seconds, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Bound = Literal["storage", "cpu", "memory", "gil", "transfer", "finish", "step", "overhead"]
+_SMALL_STALL = 0.05
+_EXPLAINED = 0.4  # a limit below this much of the rate that it allows does not explain it
+_COPYING = 0.5  # of its CPU time, for a sample to count as copied rather than computed
+_WORTH = 1.05
+BUSY = 0.85  # of the cores: with less, figures say more about the machine than about the dataset
+_TOO_BUSY = 0.45
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something the user can do.
+
+    Attributes:
+        what: In a few words, as it would be typed.
+        gain: Times as many samples/s, or None where it could not be tried.
+        is_measured: False: the gain is computed, not tried.
+    """
+
+    what: str
+    gain: float | None = None
+    is_measured: bool = True
+
+    def __str__(self) -> str:
+        if self.gain is None:
+            return f"{self.what} (gain not measured)"
+        return f"{self.what}: {number(self.gain)}x" + ("" if self.is_measured else " (computed)")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was measured; costs are of one sample on one thread.
+
+    Attributes:
+        cores: Cores the process may use.
+        num_workers: Of the chosen configuration.
+        backend: Of the chosen configuration.
+        rate: Its samples/s, loading alone.
+        cpu_s: CPU time of loading a sample.
+        wait_s: Time that loading a sample gives up its core, to sleep or to read.
+        gil_s: The part of ``cpu_s`` that holds the GIL.
+        sample_bytes: Bytes of a sample in the batch.
+        copy_bytes_per_s: What all cores together copy from memory to memory.
+        stages: CPU seconds by stage, to name the largest.
+        transfer_s: Copying a sample to the device, 0 without one.
+        finish_s: Its work on the device before the step.
+        step_s: The user's training step, 0 without one.
+        stall_share: Share of a real run's time that the step waited for data, if it was run.
+        available: Share of the cores that were free for this process while it was measured.
+    """
+
+    cores: int
+    num_workers: int
+    backend: str
+    rate: float
+    cpu_s: float
+    wait_s: float = 0.0
+    gil_s: float = 0.0
+    sample_bytes: float = 0.0
+    copy_bytes_per_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    transfer_s: float = 0.0
+    finish_s: float = 0.0
+    step_s: float = 0.0
+    stall_share: float | None = None
+    available: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer.
+
+    Attributes:
+        bound: What bounds the run.
+        sentence: The same in words.
+        limits: Samples/s that each part would allow by itself, the lowest first.
+        changes: What helps, the most helpful first.
+    """
+
+    bound: Bound
+    sentence: str
+    limits: dict[str, float]
+    changes: list[Change]
+
+
+def judge(facts: Facts, changes: Sequence[Change] = ()) -> Verdict:
+    """Return the verdict on a run."""
+    limits = dict(sorted(limits_of(facts).items(), key=lambda item: item[1]))
+    bound = _bound(facts, limits)
+    ranked = sorted(changes, key=lambda c: -(c.gain or 0.0))
+    useful = [c for c in ranked if c.gain is None or c.gain >= _WORTH]
+    if bound == "step":
+        useful = []
+    return Verdict(bound, _sentence(bound, facts, limits, useful), limits, useful)
+
+
+def limits_of(facts: Facts) -> dict[str, float]:
+    """Return the samples/s that each part would allow if it were the only one."""
+    workers = max(1, facts.num_workers)
+    cores = min(workers, facts.cores) if facts.num_workers else 1
+    limits: dict[str, float] = {}
+    if facts.cpu_s > 0:
+        limits["cpu"] = cores / facts.cpu_s
+    if facts.wait_s > 0:
+        limits["storage"] = workers / facts.wait_s
+    seen = facts.available >= _TOO_BUSY  # else threads hardly run at once
+    if seen and facts.gil_s > 0 and facts.backend in ("thread", "subprocess"):
+        limits["gil"] = 1 / facts.gil_s
+    if facts.sample_bytes and facts.copy_bytes_per_s:
+        limits["memory"] = facts.copy_bytes_per_s / facts.sample_bytes
+    if facts.transfer_s > 0:
+        limits["transfer"] = 1 / facts.transfer_s
+    if facts.step_s > 0:
+        limits["step"] = 1 / (facts.step_s + facts.finish_s)
+    elif facts.finish_s > 0:
+        limits["finish"] = 1 / facts.finish_s
+    return limits
+
+
+def _bound(facts: Facts, limits: dict[str, float]) -> Bound:
+    step = limits.get("step", float("inf"))
+    loading = min([facts.rate, *(limits[name] for name in ("transfer",) if name in limits)])
+    if step <= loading or (facts.stall_share is not None and facts.stall_share < _SMALL_STALL):
+        return "step"
+    inner = {name: limit for name, limit in limits.items() if name != "step"}
+    if not inner:
+        return "overhead"
+    name = min(inner, key=lambda key: inner[key])
+    if name in ("transfer", "finish"):
+        return name  # type: ignore[return-value]
+    if name == "cpu" and facts.gil_s > 0.7 * facts.cpu_s and "gil" in inner:
+        name = "gil"  # one worker: a second one would not add to it
+    if name == "cpu" and _is_copying(facts):
+        name = "memory"
+    if facts.rate < _EXPLAINED * facts.available * inner[name]:
+        return "overhead"
+    return name  # type: ignore[return-value]
+
+
+def _is_copying(facts: Facts) -> bool:
+    """Tell whether the CPU time of a sample is what copying its bytes takes."""
+    if not facts.copy_bytes_per_s or not facts.sample_bytes:
+        return False
+    per_core = facts.copy_bytes_per_s / facts.cores
+    return facts.sample_bytes / per_core > _COPYING * facts.cpu_s
+
+
+def _sentence(
+    bound: Bound, facts: Facts, limits: dict[str, float], changes: Sequence[Change]
+) -> str:
+    said = _SAID[bound](facts, limits)
+    nearest = _next_limit(bound, facts, limits)
+    busy = ""
+    if facts.available < BUSY:
+        busy = f"Other work took {1 - facts.available:.0%} of the cores meanwhile: measure again on a quiet machine."
+    parts = (said, nearest, _advice(bound, facts, changes), busy)
+    return " ".join(part for part in parts if part)
+
+
+def _next_limit(bound: Bound, facts: Facts, limits: dict[str, float]) -> str:
+    base = limits["step"] if bound == "step" else facts.rate
+    above = {n: v for n, v in limits.items() if n != bound and v > base}
+    if bound == "step":
+        above["loading"] = facts.rate
+    if not above:
+        return ""
+    name = min(above, key=lambda key: above[key])
+    times = number(above[name] / base)
+    return f"The next limit is {_NAMES[name]}, at {number(above[name])} samples/s ({times}x)."
+
+
+def _advice(bound: Bound, facts: Facts, changes: Sequence[Change]) -> str:
+    if bound == "step":
+        stalls = (
+            ""
+            if facts.stall_share is None
+            else f": the step waits for data {facts.stall_share:.0%} of the time"
+        )
+        return f"Change nothing in loading{stalls}."
+    if not changes:
+        return _ELSE[bound]
+    return f"What helps most: {changes[0]}."
+
+
+def _storage(facts: Facts, limits: dict[str, float]) -> str:
+    share = facts.wait_s / (facts.wait_s + facts.cpu_s)
+    return (
+        f"Storage is the limit: a sample waits {in_seconds(facts.wait_s)} for its bytes "
+        f"({share:.0%} of its time) and computes for {in_seconds(facts.cpu_s)}."
+    )
+
+
+def _cpu(facts: Facts, limits: dict[str, float]) -> str:
+    used = 1 if not facts.num_workers else min(facts.num_workers, facts.cores)
+    largest = max(facts.stages, key=lambda name: facts.stages[name], default="")
+    of = facts.stages.get(largest, 0.0) / max(1e-12, sum(facts.stages.values()))
+    what = f", {of:.0%} of it to {largest}" if largest else ""
+    return (
+        f"The CPU is the limit: a sample takes {in_seconds(facts.cpu_s)} of a core{what}, and "
+        f"{used} of {facts.cores} core{'s' * (facts.cores > 1)} work at it ({number(facts.rate)} samples/s)."
+    )
+
+
+def _memory(facts: Facts, limits: dict[str, float]) -> str:
+    return (
+        f"Memory bandwidth is the limit: samples are only copied, {in_bytes(facts.sample_bytes)} each, at "
+        f"{in_bytes(facts.rate * facts.sample_bytes)}/s of the {in_bytes(facts.copy_bytes_per_s)}/s "
+        "that all cores copy."
+    )
+
+
+def _gil(facts: Facts, limits: dict[str, float]) -> str:
+    return (
+        f"The GIL is the limit: {facts.gil_s / max(1e-12, facts.cpu_s):.0%} of a sample's CPU time "
+        f"({in_seconds(facts.gil_s)}) is Python that holds the lock, so threads together end at "
+        f"{number(limits['gil'])} samples/s."
+    )
+
+
+def _transfer(facts: Facts, limits: dict[str, float]) -> str:
+    moved = facts.sample_bytes * limits["transfer"]
+    return (
+        f"The copy to the device is the limit: {in_seconds(facts.transfer_s)} per sample "
+        f"({in_bytes(moved)}/s), {number(limits['transfer'])} samples/s."
+    )
+
+
+def _finish(facts: Facts, limits: dict[str, float]) -> str:
+    return (
+        f"What is done to a batch after the copy is the limit: {in_seconds(facts.finish_s)} per sample, "
+        f"{number(limits['finish'])} samples/s."
+    )
+
+
+def _step(facts: Facts, limits: dict[str, float]) -> str:
+    return (
+        f"The training step is the limit: it takes {number(limits['step'])} samples/s, and "
+        f"loading gives {number(facts.rate)}."
+    )
+
+
+def _overhead(facts: Facts, limits: dict[str, float]) -> str:
+    return (
+        f"No stage explains the {number(facts.rate)} samples/s: what is left is handing over, "
+        "starting, or other work on this machine."
+    )
+
+
+_SAID = {
+    "storage": _storage, "cpu": _cpu, "memory": _memory, "gil": _gil,
+    "transfer": _transfer, "finish": _finish, "step": _step, "overhead": _overhead,
+}  # fmt: skip
+_NAMES = {
+    "storage": "storage", "cpu": "the CPU", "memory": "memory bandwidth", "gil": "the GIL",
+    "transfer": "the copy to the device", "finish": "the work on the device", "step": "the training step",
+    "loading": "loading",
+}  # fmt: skip
+_ELSE = {
+    "storage": "Try more workers, shuffle='block', or RAMDataset, which reads once.",
+    "cpu": "Nothing that was tried is faster: fewer or smaller pixels, or more cores, would be.",
+    "memory": "Nothing that was tried is faster: smaller samples would be (crop at packing, narrower dtypes).",
+    "gil": "backend='process' runs it in processes; or call what releases the GIL (cv2, numpy on whole batches).",
+    "transfer": "Send fewer bytes: uint8 instead of float, a crop before the copy, pin_memory=True.",
+    "finish": "A smaller crop, or a smaller scale of decoding, is less work there.",
+    "overhead": "Try a larger batch_size, more prefetch, or a quieter machine.",
+}

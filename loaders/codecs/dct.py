@@ -1,0 +1,332 @@
+"""``dct``: JPEG's own transform, stored so that nothing but decompression is left for the CPU.
+
+A record holds the quantized coefficients of one image as bytes, coefficient-major, in four bands
+from low to high frequencies, each compressed on its own. So a prefix of a record is the image at
+1/8, 1/4 or 1/2. Values beyond int8 are kept exactly: their low byte stands among the others, what
+is missing in a short list (*escapes*). FORMAT.md has the layout, byte by byte.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+import zstandard
+
+from loaders.codecs.coefficients import (
+    BAND_ROWS,
+    SIDES,
+    Grid,
+    Ints,
+    Product,
+    product,
+    restore,
+    transform,
+)
+from loaders.codecs.yuv import (
+    FloatArray,
+    Plane,
+    UInt8Array,
+    as_pixels,
+    check_planes,
+    split_rgb,
+)
+from loaders.errors import CodecError
+from loaders.schema import Field, Image
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Magic, layout, subsampling and compression, quality, height, width, number of escapes, bytes and
+# checks of the bands, check of all this and the escapes.
+_HEADER = struct.Struct("<BBBB HH I 4I 4I I")
+_SIZES = struct.Struct("<8x I 4I")  # what serving needs of it
+_MAX_SIDE = 0xFFFF
+_UNCHECKED = _HEADER.size - 4
+_MAGIC, _LAYOUT = 0xDC, 1
+_SUBSAMPLINGS, _COMPRESSIONS = ("gray", "420", "444"), ("lz4", "zstd")
+_ESCAPE = np.dtype([("gap", "<u2"), ("add", "i1")])  # 3 bytes
+_MAX_GAP = 0xFFFF
+# Reading is equally fast whatever it took to write; the levels above take three times as long for 1 % less.
+_LEVELS = {"lz4": 10, "zstd": 15}
+_ENCODERS = {"lz4": "lz4_raw", "zstd": "zstd"}
+_MAX_WINDOW = 1 << 27  # what zstd may allocate for a frame, whatever it says
+_DAMAGE = (OSError, ValueError, struct.error, zstandard.ZstdError)  # pyarrow raises the first two
+_local = threading.local()
+
+
+class Escapes(NamedTuple):
+    """Values beyond int8: what to add to some coefficients of some rows.
+
+    Attributes:
+        positions: int64, counted through all rows.
+        adds: float32, multiples of 256.
+    """
+
+    positions: npt.NDArray[np.int64]
+    adds: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    num_escapes: int
+    sizes: tuple[int, ...]  # of the bands, in bytes
+    checks: tuple[int, ...]
+
+
+class DctCodec:
+    """RGB or gray images of one size as quantized coefficients; one instance serves all threads.
+
+    Attributes:
+        grid: Where the blocks lie.
+        quality: Of the quantization, as in JPEG.
+        compression: Of the bands.
+        band_nbytes: Bytes of each band, decompressed: one for each coefficient.
+
+    Raises:
+        CodecError: At construction, the field holds something else.
+    """
+
+    def __init__(self, field: Field) -> None:
+        if not isinstance(field, Image) or field.channels not in (1, 3) or field.dtype != "uint8":
+            raise CodecError("codec 'dct' stores images of 1 or 3 channels of uint8: take 'raw'")
+        if field.size is None:
+            raise CodecError("codec 'dct' needs images of one size: say it in the field")
+        if max(field.size) > _MAX_SIDE:
+            raise CodecError(f"codec 'dct' stores up to {_MAX_SIDE} pixels a side: {field.size}")
+        assert field.quality is not None
+        assert field.subsampling is not None
+        assert field.compression is not None
+        self.grid = Grid(field.size, field.channels, field.subsampling)
+        self.quality, self.compression = field.quality, field.compression
+        name = "gray" if field.channels == 1 else field.subsampling
+        mode = _SUBSAMPLINGS.index(name) | _COMPRESSIONS.index(field.compression) << 4
+        self._settings = (mode, field.quality, *field.size)
+        self.band_nbytes = tuple(rows * self.grid.num_blocks for rows in BAND_ROWS)
+        ends = np.cumsum(self.band_nbytes).tolist()
+        bounds = list(zip([0, *ends], ends, strict=False))  # where each band goes, decompressed
+        self._places = {self.row_nbytes(side): bounds[: i + 1] for i, side in enumerate(SIDES)}
+
+    def row_nbytes(self, side: int = 8) -> int:
+        """Return the coefficients of an image where a block has ``side`` pixels a side."""
+        return side * side * self.grid.num_blocks
+
+    # -- encoding ----------------------------------------------------------------------------------
+
+    def encode(self, value: Any) -> bytes:
+        """Return the record of H x W x C uint8.
+
+        Raises:
+            CodecError: It is something else, or not of the field's size.
+        """
+        pixels = as_pixels(value, self.grid.channels, self.grid.size)
+        if self.grid.channels == 1:
+            return self._encode([Plane(pixels[:, :, 0].astype(np.int64) - 128, 1)])
+        planes = split_rgb(pixels, halve=self.grid.is_halved)
+        centred = Plane(planes[0].numbers - 128 * planes[0].units, planes[0].units)
+        return self._encode([centred, *planes[1:]])
+
+    def encode_planes(self, planes: tuple[UInt8Array, UInt8Array, UInt8Array]) -> bytes:
+        """Return the record of the planes of a JPEG with halved chroma, not resampled."""
+        if not self.grid.is_halved:
+            raise CodecError("planes of halved chroma are for subsampling '420'")
+        check_planes(planes, self.grid.size)
+        return self._encode([Plane(plane.astype(np.int64) - 128, 1) for plane in planes])
+
+    def _encode(self, planes: Sequence[Plane]) -> bytes:
+        return self.pack(transform(planes, self.grid, self.quality))
+
+    def pack(self, coefficients: Ints) -> bytes:
+        """Return the record of quantized coefficients, ``(64, num_blocks)`` as ``transform`` gives them."""
+        coefficients = coefficients.reshape(-1)
+        low = coefficients.astype(np.int8)  # wraps around
+        ends = np.cumsum(self.band_nbytes).tolist()
+        import pyarrow as pa
+
+        codec = pa.Codec(_ENCODERS[self.compression], compression_level=_LEVELS[self.compression])
+        bands = [
+            codec.compress(low[end - nbytes : end].tobytes(), asbytes=True)
+            for end, nbytes in zip(ends, self.band_nbytes, strict=True)
+        ]
+        escapes = _write_escapes(coefficients, low)
+        head = _HEADER.pack(
+            *(_MAGIC, _LAYOUT, *self._settings, len(escapes) // _ESCAPE.itemsize),
+            *map(len, bands),
+            *map(_check, bands),
+            0,
+        )[:_UNCHECKED]
+        return b"".join([head, struct.pack("<I", _check(head + escapes)), escapes, *bands])
+
+    # -- decoding ----------------------------------------------------------------------------------
+
+    def decode(self, record: UInt8Array, side: int = 8, multiply: Product = product) -> UInt8Array:
+        """Return H x W x C pixels.
+
+        Args:
+            record: The record, or as much of it as the scale needs.
+            side: 8 for full scale; 4, 2 or 1 for 1/2, 1/4 or 1/8, sides rounded up.
+            multiply: What makes the matrix product.
+
+        Raises:
+            CodecError: The record is damaged, or of other settings than the field's.
+        """
+        return restore(self.unpack(record, side), self.grid, self.quality, multiply)
+
+    def unpack(self, record: UInt8Array, side: int = 8) -> npt.NDArray[np.float64]:
+        """Return the quantized coefficients of a record: ``(side * side, num_blocks)`` whole numbers.
+
+        Raises:
+            CodecError: The record is damaged, or of other settings than the field's.
+        """
+        self.check(record, side)
+        row = np.empty((1, self.row_nbytes(side)), np.uint8)
+        escapes = self.fill([record], row)
+        coefficients = row.view(np.int8).reshape(-1).astype(np.float64)
+        coefficients[escapes.positions] += escapes.adds
+        return coefficients.reshape(side * side, -1)
+
+    def check(self, record: UInt8Array, side: int = 8) -> None:
+        """Compare a record, or the prefix that a scale needs, with the checks in its head.
+
+        Raises:
+            CodecError: It is damaged, or of other settings than the field's.
+        """
+        head = self._head(record)
+        at = _HEADER.size + head.num_escapes * _ESCAPE.itemsize
+        for size, check in list(zip(head.sizes, head.checks, strict=True))[
+            : SIDES.index(side) + 1
+        ]:
+            if _check(record[at : at + size]) != check:
+                raise CodecError("the record is damaged: a check of its bytes does not match")
+            at += size
+        if at > len(record) or (side == SIDES[-1] and at < len(record)):
+            raise CodecError(f"the record has {len(record)} bytes, its header says {at}")
+
+    def prefix_nbytes(self, record: UInt8Array, side: int) -> int:
+        """Return how many bytes of a record a scale needs."""
+        head = self._head(record)
+        escapes = head.num_escapes * _ESCAPE.itemsize
+        return _HEADER.size + escapes + sum(head.sizes[: SIDES.index(side) + 1])
+
+    def _head(self, record: UInt8Array) -> _Head:
+        if len(record) < _HEADER.size:
+            raise CodecError(f"a record of {len(record)} bytes is cut within its header")
+        values = _HEADER.unpack_from(record.data)
+        (magic, layout), settings, num_escapes = values[:2], values[2:6], values[6]
+        if (magic, layout) != (_MAGIC, _LAYOUT):
+            raise CodecError(f"the record begins with {magic:#x}, {layout}: not of codec 'dct'")
+        end = _HEADER.size + num_escapes * _ESCAPE.itemsize
+        checked = record[:_UNCHECKED].tobytes() + record[_HEADER.size : end].tobytes()
+        if end > len(record) or values[15] != _check(checked):
+            raise CodecError("the record is damaged: the check of its header does not match")
+        if settings != self._settings:
+            what = "the record has mode, quality, height and width"
+            raise CodecError(f"{what} {settings}, the field {self._settings}")
+        return _Head(num_escapes, values[7:11], values[11:15])
+
+    def fill(self, records: Sequence[UInt8Array], out: UInt8Array) -> Escapes:
+        """Decompress records into rows: the part of serving that is left for the CPU.
+
+        Args:
+            records: N records that were checked, here or by the checksums of their shard.
+            out: ``(N, row_nbytes(side))``; how wide it is says what scale is wanted.
+
+        Returns:
+            What is missing in ``out``.
+
+        Raises:
+            CodecError: A record cannot be decompressed.
+        """
+        places = self._places[out.shape[1]]
+        decompress = _FILLERS[self.compression]
+        lists, flat, first = [], out.reshape(-1), 0
+        for record in records:
+            data = record.data
+            try:
+                num_escapes, *sizes = _SIZES.unpack_from(data)
+                at = _HEADER.size + num_escapes * 3
+                lists.append(data[_HEADER.size : at])
+                decompress(data[at:], sizes, places, flat[first : first + out.shape[1]])
+            except _DAMAGE as error:
+                raise CodecError(f"the record cannot be decompressed ({error})") from error
+            first += out.shape[1]
+        return _read_escapes(lists, self.row_nbytes(), out.shape[1])
+
+
+@cache
+def _lz4() -> Any:
+    """Return what decompresses for all threads; pyarrow is loaded when it is first needed."""
+    import pyarrow as pa
+
+    return pa.Codec("lz4_raw")
+
+
+def _fill_lz4(
+    data: memoryview, sizes: Sequence[int], places: Sequence[tuple[int, int]], row: UInt8Array
+) -> None:
+    """Decompress the bands that have a place, one by one."""
+    at, decompress = 0, _lz4().decompress
+    for size, (first, last) in zip(sizes, places, strict=False):
+        plain = decompress(data[at : at + size], last - first, asbytes=True)
+        row[first:last] = np.frombuffer(plain, np.uint8)
+        at += size
+
+
+def _fill_zstd(
+    data: memoryview, sizes: Sequence[int], places: Sequence[tuple[int, int]], row: UInt8Array
+) -> None:
+    """Decompress the bands that have a place, straight to it: frames in a row read as one."""
+    decompressor = getattr(_local, "zstd", None)
+    if decompressor is None:  # each thread's own; a new one would cost more than a band
+        decompressor = _local.zstd = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+    end = sum(sizes[: len(places)])
+    reader = decompressor.stream_reader(data[:end], read_across_frames=True)
+    if end > len(data) or reader.readinto(row) != len(row):
+        raise OSError("it ends too early")
+
+
+_FILLERS = {"lz4": _fill_lz4, "zstd": _fill_zstd}
+
+
+def _check(data: Any) -> int:
+    return xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF
+
+
+def _write_escapes(coefficients: Ints, low: npt.NDArray[np.int8]) -> bytes:
+    """List where bytes are not enough: steps from one to the next, and how often 256 is missing.
+
+    The steps lead on to the end, so that those of many records, joined, count through all of them.
+    """
+    at = np.flatnonzero(coefficients != low)
+    adds = np.append((coefficients[at] - low[at]) >> 8, 0)
+    gaps = np.diff(at, prepend=0, append=len(low))
+    bridges = gaps // _MAX_GAP  # entries that add nothing, where a step is too long for one
+    escapes = np.zeros(len(gaps) + int(bridges.sum()), _ESCAPE)
+    last = np.arange(len(gaps)) + np.cumsum(bridges)
+    escapes["gap"] = _MAX_GAP
+    escapes["gap"][last] = gaps - bridges * _MAX_GAP
+    escapes["add"][last] = adds
+    return escapes.tobytes()
+
+
+def _read_escapes(lists: Sequence[Any], full_nbytes: int, row_nbytes: int) -> Escapes:
+    """Return the escapes of all rows; those of frequencies that the rows do not have are left out."""
+    entries = np.frombuffer(b"".join(lists), _ESCAPE)
+    at = np.cumsum(entries["gap"], dtype=np.int64)
+    ends = np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists))) // _ESCAPE.itemsize
+    wanted = np.arange(1, len(lists) + 1) * full_nbytes
+    if len(at) < len(lists) or not np.array_equal(at[ends - 1], wanted):
+        raise CodecError("the escapes of a record do not end where its coefficients do")
+    kept = np.flatnonzero(entries["add"])
+    at, adds = at[kept], entries["add"][kept].astype(np.float32) * np.float32(256)
+    if row_nbytes < full_nbytes:
+        rows, at = np.divmod(at, full_nbytes)
+        inside = at < row_nbytes
+        at, adds = (rows * row_nbytes + at)[inside], adds[inside]
+    return Escapes(at, adds)

@@ -1,0 +1,280 @@
+"""Serving ``dct`` and ``yuv420``: whole images, or the half that is left to the host.
+
+- *Whole*: both halves on the host, sample by sample; then crops and flips as for raw pixels.
+- *Host half*: a batch holds coefficients or planes, decompressed straight into its slot, and what
+  crops and flips were drawn; a ``Finisher`` makes images of them, on the device.
+
+Both give the same images (where a device resamples, within one step of uint8). At a scale below 1,
+no more of a record is touched than it needs: the record's own checks stand in for those of its
+shard, which are of whole records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from loaders.codecs import codec_for
+from loaders.codecs.dct import DctCodec
+from loaders.device.augment import BatchAugment, Moves, draw_moves
+from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of
+from loaders.errors import SchemaError
+from loaders.schema import Boxes, Field, Image, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from loaders.codecs.dct import Escapes
+    from loaders.codecs.yuv import Size
+    from loaders.datasets.readers import Memory, Reader, Request
+    from loaders.datasets.store import Rows, Store
+
+    UInt8Array = npt.NDArray[np.uint8]
+
+_MIN_ROWS = 16  # worth a thread: some 20 us each
+
+
+def has_halves(field: Field | None) -> bool:
+    """Tell whether a field's images can be finished on a device."""
+    return isinstance(field, Image) and field.codec in ("dct", "yuv420")
+
+
+def check_scale(fields: Mapping[str, Field | None], scale: float) -> None:
+    """Raise unless the fields can be served at a scale.
+
+    Raises:
+        ValueError: There is no such scale.
+        SchemaError: A field is no ``dct`` image, and would no longer fit them.
+    """
+    if side_of(scale) == 8:
+        return
+    for name, field in fields.items():
+        if isinstance(field, Boxes | Mask) or (isinstance(field, Image) and field.codec != "dct"):
+            what = f"scale={scale:g} is for images of codec 'dct'; field {name!r} is {field.kind}"
+            raise SchemaError(f"{what} of codec {field.codec!r}: leave it out with fields=[...]")
+
+
+class WholeImages:
+    """Both halves on the host: what a ``PictureReader`` takes for the codec of raw pixels.
+
+    Attributes:
+        served: What comes out, as the field of raw pixels.
+    """
+
+    def __init__(self, field: Image, scale: float) -> None:
+        self._codec: Any = codec_for(field)
+        self._options: dict[str, Any] = {}
+        size = field.size
+        if isinstance(self._codec, DctCodec):
+            self._options = {"side": side_of(scale), "multiply": _multiply}
+            size = self._codec.grid.components[0].at(side_of(scale))
+        options: dict[str, Any] = dict.fromkeys(("quality", "subsampling", "compression"))
+        self.served = replace(field, codec="raw", size=size, **options)
+
+    def decode(self, record: UInt8Array) -> UInt8Array:
+        """Return H x W x C pixels."""
+        image: UInt8Array = self._codec.decode(record, **self._options)
+        return image
+
+
+def _multiply(
+    matrix: npt.NDArray[np.float64], columns: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Leave the product to torch, which uses one thread where a worker asks."""
+    return torch.mm(torch.from_numpy(matrix), torch.from_numpy(columns)).numpy()
+
+
+class PrefixRecords:
+    """The records of one ``dct`` field, of which only what a scale needs is read; in place of a ``Store``."""
+
+    def __init__(self, store: Store, codec: DctCodec, side: int) -> None:
+        self._store, self._codec, self._side = store, codec, side
+        self._verified = np.zeros(len(store), bool)
+
+    def __reduce__(self) -> Any:
+        return PrefixRecords, (self._store, self._codec, self._side)
+
+    def records(self, field: str, rows: Rows) -> list[UInt8Array]:
+        """Return the record of each sample as a view, its prefix verified."""
+        store, found = self._store, []
+        numbers = (rows.indices - store.starts[rows.shards]).tolist()
+        for shard, row in zip(rows.shards.tolist(), numbers, strict=True):
+            found.append(store.shard(shard).columns[field].row(row))
+        if store.check != "never":
+            self._verify(found, rows.indices)
+        return found
+
+    def _verify(self, records: list[UInt8Array], indices: npt.NDArray[np.int64]) -> None:
+        for i in np.flatnonzero(~self._verified[indices]).tolist():
+            self._codec.check(records[i], self._side)
+        if self._store.check == "first":
+            self._verified[indices] = True
+
+
+class Moved(NamedTuple):
+    """A host half, and how its images are to be cropped and flipped.
+
+    Attributes:
+        half: ``Coefficients``, or planes.
+        moves: For each sample, drawn as the host would have drawn it.
+    """
+
+    half: Any
+    moves: Moves
+
+
+def _put(parts: dict[int, Any], first: int, last: int, value: Any) -> None:
+    """Keep what was read for a range of rows.
+
+    A range that failed, maybe in another field, is read again sample by sample: what overlaps goes.
+    """
+    for begun in list(parts):
+        if begun < last and parts[begun][0] > first:
+            del parts[begun]
+    parts[first] = last, value
+
+
+@dataclass(frozen=True, slots=True)
+class MovingReader:
+    """The host half of a field whose images are augmented on the device.
+
+    Attributes:
+        reader: Of the half itself.
+        ops: Crops and flips.
+        size: (height, width) of the images that they act on.
+    """
+
+    reader: Reader
+    ops: tuple[Any, ...]
+    size: Size
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The field's name."""
+        return self.reader.names
+
+    @property
+    def min_rows(self) -> int:
+        """As many as the half's."""
+        return self.reader.min_rows
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        """Take the slot; the requests are kept by range, since bad samples are replaced."""
+        requests: dict[int, tuple[int, Request]] = {}
+        return [self.reader.begin(num_samples, memory), requests, num_samples]
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        """Read a range of samples."""
+        half, requests, _ = values
+        self.reader.read(half, request, first, last)
+        _put(requests, first, last, request)
+
+    def finish(self, values: list[Any]) -> list[Any]:
+        """Return ``Moved``."""
+        half, requests, num_samples = values
+        indices, draws = np.empty(num_samples, np.int64), np.zeros(num_samples, np.int64)
+        seed = epoch = 0
+        for first, (last, request) in requests.items():
+            indices[first:last] = request.indices[first:last]
+            if request.draws is not None:
+                draws[first:last] = request.draws[first:last]
+            seed, epoch = request.seed, request.epoch
+        moves = draw_moves(self.ops, self.size, indices, seed=seed, epoch=epoch, draws=draws)
+        return [Moved(self.reader.finish(half)[0], moves)]
+
+
+@dataclass(frozen=True, slots=True)
+class CoefficientReader:
+    """The host half of ``dct``: decompression into the slot, escapes beside it."""
+
+    source: Store | PrefixRecords
+    name: str
+    codec: DctCodec
+    side: int
+    min_rows: int = _MIN_ROWS
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The field's name."""
+        return (self.name,)
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        """Take the slot; escapes are kept by the range of rows that they were read with."""
+        nbytes = self.codec.row_nbytes(self.side)
+        flat = memory.take(self.name, num_samples * nbytes)
+        parts: dict[int, tuple[int, Escapes]] = {}
+        return [torch.from_numpy(flat).view(num_samples, nbytes), flat.reshape(-1, nbytes), parts]
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        """Decompress a range of samples."""
+        _, rows, parts = values
+        records = self.source.records(self.name, request.part(first, last))
+        _put(parts, first, last, self.codec.fill(records, rows[first:last]))
+
+    def finish(self, values: list[Any]) -> list[Any]:
+        """Return ``Coefficients``."""
+        planes, rows, parts = values
+        found = sorted(parts.items())
+        at = [escapes.positions + first * rows.shape[1] for first, (_, escapes) in found]
+        adds = [escapes.adds for _, (_, escapes) in found]
+        positions = np.concatenate([*at, np.empty(0, np.int64)])
+        lacking = np.concatenate([*adds, np.empty(0, np.float32)])
+        return [Coefficients(planes, torch.from_numpy(positions), torch.from_numpy(lacking))]
+
+
+def dct_reader(store: Store, name: str, field: Image, scale: float) -> CoefficientReader:
+    """Return the reader of the host half of a ``dct`` field."""
+    codec, side = DctCodec(field), side_of(scale)
+    return CoefficientReader(records_at(store, field, scale), name, codec, side)
+
+
+def records_at(store: Store, field: Image, scale: float) -> Store | PrefixRecords:
+    """Return where the records of a field come from, at a scale."""
+    if field.codec != "dct" or side_of(scale) == 8:
+        return store
+    return PrefixRecords(store, DctCodec(field), side_of(scale))
+
+
+class Finisher:
+    """The device half of a batch.
+
+    Args:
+        modules: What makes images of a field, by its name.
+        ops: Crops and flips of these images.
+    """
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module], ops: tuple[Any, ...] = ()) -> None:
+        self.modules = dict(modules)
+        self.augment = BatchAugment(ops) if ops else None
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the batch, a named tuple on the device, with images in place of their host half."""
+        finished = {name: self._images(name, getattr(batch, name)) for name in self.modules}
+        return batch._replace(**finished)
+
+    def _images(self, name: str, value: Any) -> Any:
+        if self.augment is None:
+            return self.modules[name](value)
+        return self.augment(self.modules[name](value.half), moves=value.moves)
+
+
+def make_finisher(
+    fields: Mapping[str, Field | None],
+    scale: float,
+    ops: tuple[Any, ...],
+    device: torch.device | str,
+) -> Finisher | None:
+    """Return the device half of these fields; None if none of them has halves."""
+    modules: dict[str, torch.nn.Module] = {}
+    for name, field in fields.items():
+        if not isinstance(field, Image) or field.size is None or not has_halves(field):
+            continue
+        is_dct = field.codec == "dct"
+        module = DctFinish.of(field, scale) if is_dct else Yuv420Finish(field.size)
+        modules[name] = module.to(device)
+    return Finisher(modules, ops) if modules else None

@@ -1,0 +1,250 @@
+"""Crops and flips of arrays: cut out of the mapped record, straight into their place in the batch.
+
+Which arrays they are for, is the schema's to say (``Array.spatial``). Where no field says it and
+there are no pictures, arrays of three axes and more are volumes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loaders import augment
+from loaders.codecs.raw import RawCodec
+from loaders.datasets.parts import Part, PartialRecords, Spans
+from loaders.datasets.samples import in_form
+from loaders.errors import BatchError, CodecError, SchemaError
+from loaders.schema import Array, Field, Image, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from loaders.datasets.readers import Memory, Request
+    from loaders.datasets.store import Store
+
+UInt8Array = npt.NDArray[np.uint8]
+_VOLUME_AXES = 3
+_PART_BYTES = 1 << 20  # copying less than this is not worth another thread
+_FLOOR_NBYTES = 4 << 10  # of a sample, where the batch is a list
+
+
+class _Stored(NamedTuple):
+    """A record as an array, the record itself, and the bytes in it before the numbers."""
+
+    array: npt.NDArray[Any]
+    record: UInt8Array
+    header: int
+
+
+def spatial_axes(fields: Iterable[Field | None]) -> dict[int, int]:
+    """Return how many axes of each field crops move, by the field's position; others are left out."""
+    known = list(fields)
+    arrays = {i: field for i, field in enumerate(known) if isinstance(field, Array)}
+    said = {i: field.spatial for i, field in arrays.items() if field.spatial is not None}
+    if said or any(isinstance(field, Image | Mask) for field in known):
+        return {i: axes for i, axes in said.items() if axes}
+    return {i: _VOLUME_AXES for i, field in arrays.items() if len(field.dims) >= _VOLUME_AXES}
+
+
+def crop_readers(
+    store: Store,
+    fields: Mapping[str, Field | None],
+    views: Mapping[str, tuple[Any, ...]],
+    batching: Mapping[str, str],
+) -> dict[str, CropReader]:
+    """Return a reader for each array that the ops of some view move.
+
+    Raises:
+        SchemaError: An op cannot be carried out on one of them.
+    """
+    if not any(views.values()):
+        return {}
+    names, axes = list(fields), spatial_axes(fields.values())
+    return {
+        names[i]: _crop_reader(store, names[i], fields[names[i]], num, views, batching)
+        for i, num in axes.items()
+    }
+
+
+def _crop_reader(
+    store: Store,
+    name: str,
+    field: Field | None,
+    num_axes: int,
+    views: Mapping[str, tuple[Any, ...]],
+    batching: Mapping[str, str],
+) -> CropReader:
+    assert isinstance(field, Array)
+    named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
+    shapes = []
+    for _, ops in named:
+        try:
+            augment.check_ops(ops, num_axes)
+            shapes.append(_output_shape(field.dims, ops, num_axes))
+        except BatchError as error:
+            raise SchemaError(
+                f"augment does not suit field {name!r}, an array of {num_axes} spatial axes: {error}. "
+                "Leave the field out (fields=[...]), or pack it with Array(spatial=0)"
+            ) from error
+    form = batching.get(name, "list")
+    return CropReader(store, name, field, num_axes, named, RawCodec(field), tuple(shapes), form)
+
+
+def _output_shape(
+    dims: tuple[int | None, ...], ops: tuple[Any, ...], num_axes: int
+) -> tuple[int, ...] | None:
+    """Return the shape that every array leaves with, None if it depends on the array."""
+    split = len(dims) - num_axes
+    leading = tuple(n for n in dims[:split] if n is not None)
+    lengths = augment.output_lengths(ops, dims[split:])
+    return None if lengths is None or len(leading) < split else (*leading, *lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class CropReader:
+    """Boxes out of arrays.
+
+    A view whose samples share a shape is one tensor ``(N, *shape)``, any other a list of tensors
+    (or what ``batching`` says).
+    """
+
+    store: Store
+    name: str
+    field: Array
+    num_axes: int  # the last ones, which are cropped and flipped
+    views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each
+    codec: RawCodec
+    shapes: tuple[tuple[int, ...] | None, ...]  # of every sample of a view
+    batching: str = "list"
+    parts: PartialRecords = dataclass_field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", PartialRecords(self.store, self.name))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The field's name, with that of the view behind it where there are several."""
+        return tuple(name for name, _ in self.views)
+
+    @property
+    def list_names(self) -> tuple[str, ...]:
+        """The views whose samples differ in shape."""
+        pairs = zip(self.names, self.shapes, strict=True)
+        return tuple(name for name, shape in pairs if shape is None)
+
+    @property
+    def min_rows(self) -> int:
+        """How many crops are worth a thread."""
+        known = [math.prod(shape) for shape in self.shapes if shape is not None]
+        nbytes = sum(known) * self.codec.dtype.itemsize
+        return max(1, _PART_BYTES // max(nbytes, _FLOOR_NBYTES))
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        """Return the places of the crops, one per view, undefined as yet."""
+        return [
+            [None] * num_samples if shape is None else self._slot(name, shape, num_samples, memory)
+            for name, shape in zip(self.names, self.shapes, strict=True)
+        ]
+
+    def _slot(
+        self, name: str, shape: tuple[int, ...], num_samples: int, memory: Memory
+    ) -> tuple[torch.Tensor, npt.NDArray[Any]]:
+        dtype = self.codec.dtype
+        flat = memory.take(name, num_samples * math.prod(shape) * dtype.itemsize)
+        kind = torch.from_numpy(np.empty(0, dtype)).dtype
+        tensor = torch.from_numpy(flat).view(kind).view(num_samples, *shape)
+        return tensor, flat.view(dtype).reshape(num_samples, *shape)
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        """Cut the crops of rows ``first`` to ``last``."""
+        rows = request.part(first, last)
+        arrays = [self._array(record) for record in self.parts.find(rows)]
+        spatial = [array.shape[-self.num_axes :] for array, _, _ in arrays]
+        lengths = np.array(spatial, np.int64).reshape(-1, self.num_axes)
+        plans = [
+            [part.tolist() for part in self._plan(view, lengths, request, first, last)]
+            for view in range(len(self.views))
+        ]
+        numbers = rows.indices - self.store.starts[rows.shards]
+        places = list(zip(rows.shards.tolist(), numbers.tolist(), strict=True))
+        parts = [
+            [
+                self._part(*place, *row)
+                for place, *row in zip(places, arrays, *plan[:2], strict=True)
+            ]
+            for plan in plans
+        ]
+        for filled, (boxes, _, flips), view in zip(values, plans, parts, strict=True):
+            for i, part in enumerate(view):
+                self.parts.verify(part)
+                self._fill(filled, first + i, arrays[i].array, boxes[i], flips[i])
+
+    def _part(
+        self, shard: int, row: int, stored: _Stored, box: list[int], size: list[int]
+    ) -> Part:
+        """Say which bytes a box takes, so that the kernel fetches them while others are copied."""
+        if box[self.num_axes :] != size:
+            what = f"augment resizes {box[self.num_axes :]} to {size}"
+            raise BatchError(f"{what}; arrays are only cropped and flipped")
+        spans = _spans(stored.array, box, stored.header)
+        return self.parts.part(shard, row, stored.record, spans)
+
+    def _fill(
+        self, filled: Any, row: int, array: npt.NDArray[Any], box: list[int], flip: list[bool]
+    ) -> None:
+        if isinstance(filled, list):
+            filled[row] = torch.from_numpy(augment.cut(array, box, flip))
+        else:
+            augment.cut(array, box, flip, out=filled[1][row])
+
+    def _array(self, record: UInt8Array) -> _Stored:
+        """See a record as an array, wherever it lies."""
+        shape, data = self.codec.shape_of(record)
+        dtype = self.codec.dtype
+        if data.nbytes != math.prod(shape) * dtype.itemsize:
+            what = f"a record of {len(record)} bytes does not hold {dtype.name} of shape {shape}"
+            raise CodecError(what)
+        array: npt.NDArray[Any] = np.frombuffer(data, dtype).reshape(shape)
+        return _Stored(array, record, len(record) - len(data))
+
+    def _plan(
+        self, view: int, lengths: npt.NDArray[np.int64], request: Request, first: int, last: int
+    ) -> augment.Geometry:
+        """Draw the crops and flips: the same for all fields whose spatial axes have these lengths."""
+        draws = None if request.draws is None else request.draws[first:last]
+        return augment.plan(
+            self.views[view][1],
+            lengths,
+            seed=request.seed,
+            epoch=request.epoch,
+            indices=request.indices[first:last],
+            draws=draws,
+            view=view,
+        )
+
+    def finish(self, values: list[Any]) -> list[Any]:
+        """Return a tensor for each view, or its samples in the form asked for."""
+        pairs = zip(values, self.shapes, strict=True)
+        return [
+            in_form(value, self.batching) if shape is None else value[0] for value, shape in pairs
+        ]
+
+
+def _spans(array: npt.NDArray[Any], box: list[int], header: int) -> Spans:
+    """Return which bytes of its record a box takes."""
+    num_axes = len(box) // 2
+    split = array.ndim - num_axes
+    start, lengths = header, list(array.shape[:split])
+    for axis in range(num_axes):
+        size, first = array.shape[split + axis], box[axis]
+        last = max(min(first + box[num_axes + axis], size), 0)
+        first = min(max(first, 0), last)
+        start += first * array.strides[split + axis]
+        lengths.append(last - first)
+    return Spans(start, (*lengths, array.itemsize), (*array.strides, 1), header)

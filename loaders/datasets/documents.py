@@ -1,0 +1,168 @@
+"""Documents packed into windows: none lost, none repeated, none that sees another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loaders.datasets.binpack import Fit, fit_decreasing
+from loaders.datasets.samples import SampleBatch, batch_type, sample_type
+
+if TYPE_CHECKING:
+    from loaders.datasets.readers import Memory
+    from loaders.datasets.stream import TokenStream
+
+Indices = npt.NDArray[np.int64]
+IGNORED = -100  # torch's cross_entropy counts no such target
+PADDING = -1  # the document of a position that holds none
+SAMPLE_FIELDS = ("tokens", "targets", "position_ids", "document_ids")
+BATCH_FIELDS = (*SAMPLE_FIELDS, "cu_seqlens", "max_seqlen")
+
+
+class DocumentPlan:
+    """Which parts of which documents lie in which window.
+
+    Args:
+        ends: Positions behind each document, ascending.
+        start: Where the first one begins.
+        length: Tokens of a window; a longer document is split into several parts.
+        fit: How parts are put together.
+
+    Attributes:
+        num_windows: How many windows there are.
+        num_tokens: Tokens in all of them.
+        starts: Position of each part, in the order of the windows.
+        lengths: Its tokens.
+        goes_on: True where its document goes on behind it.
+        bounds: Window ``i`` has the parts ``bounds[i]`` to ``bounds[i + 1]``.
+    """
+
+    def __init__(self, ends: Indices, start: int, length: int, fit: Fit) -> None:
+        begins = np.concatenate([np.array([start], np.int64), ends])[: len(ends)]
+        counts = -(-(ends - begins) // length)
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        starts = np.repeat(begins, counts) + (np.arange(len(first)) - first) * length
+        stops = np.minimum(starts + length, np.repeat(ends, counts))
+        windows = fit_decreasing(stops - starts, length, fit)
+        order = np.argsort(windows, kind="stable")
+        self.starts, self.lengths = starts[order], (stops - starts)[order]
+        self.goes_on = (stops < np.repeat(ends, counts))[order]
+        parts = np.bincount(windows) if len(windows) else np.zeros(0, np.int64)
+        self.bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(parts)])
+        self.num_windows, self.num_tokens = len(parts), int(self.lengths.sum())
+
+
+class DocumentJob:
+    """The windows of one batch, with what attention needs to keep documents apart.
+
+    Args:
+        stream: Where the tokens are.
+        plan: Which of them lie together.
+        windows: Numbers of the windows.
+        length: Tokens of a window.
+        dtype: int64 or int32, of tokens and targets.
+        memory: Where the batch goes.
+    """
+
+    num_parts = 1
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        plan: DocumentPlan,
+        windows: Indices,
+        length: int,
+        dtype: str,
+        memory: Memory,
+    ) -> None:
+        self._stream, self._plan, self._windows = stream, plan, windows
+        self._length, self._dtype, self._memory = length, np.dtype(dtype), memory
+        self._values: tuple[Any, ...] = ()
+
+    def run(self, part: int) -> None:
+        """Read and lay out all windows."""
+        plan, n = self._plan, len(self._windows)
+        counts = plan.bounds[self._windows + 1] - plan.bounds[self._windows]
+        firsts = np.cumsum(counts) - counts
+        parts = np.repeat(plan.bounds[self._windows] - firsts, counts) + np.arange(
+            int(counts.sum())
+        )
+        lengths, row = plan.lengths[parts], np.repeat(np.arange(n), counts)
+        fills = np.bincount(row, lengths, n).astype(np.int64)
+        tokens, targets = self._read(parts, lengths)
+        at = np.cumsum(lengths) - lengths
+        inside = np.arange(len(tokens)) - np.repeat(at, lengths)
+        documents = np.repeat(np.arange(len(parts)) - np.repeat(firsts, counts), lengths)
+        used = np.arange(self._length) < fills[:, None]
+        self._values = (
+            self._laid("tokens", tokens, used, self._dtype, 0),
+            self._laid("targets", targets, used, self._dtype, IGNORED),
+            self._laid("position_ids", inside, used, np.dtype(np.int64), 0),
+            self._laid("document_ids", documents, used, np.dtype(np.int32), PADDING),
+            *self._bounds(at, row, fills),
+        )
+
+    def _read(self, parts: Indices, lengths: Indices) -> tuple[Any, Indices]:
+        """Return the tokens of some parts end to end, and what follows each in its document."""
+        stream, item = self._stream, self._stream.dtype.itemsize
+        raw = np.empty(int(lengths.sum()) * item, np.uint8)
+        stream.gather_ranges(self._plan.starts[parts], lengths, raw)
+        tokens = raw.view(stream.dtype)
+        targets = np.full(len(tokens), IGNORED, np.int64)
+        targets[:-1] = tokens[1:]
+        lasts = np.cumsum(lengths) - 1
+        targets[lasts] = IGNORED
+        goes_on = np.flatnonzero(self._plan.goes_on[parts])
+        if len(goes_on):
+            after = np.empty((len(goes_on), item), np.uint8)
+            stream.gather((self._plan.starts[parts] + lengths)[goes_on], 1, after)
+            targets[lasts[goes_on]] = after.view(stream.dtype)[:, 0]
+        return tokens, targets
+
+    def _laid(
+        self, name: str, values: Any, used: npt.NDArray[np.bool_], dtype: np.dtype[Any], rest: int
+    ) -> torch.Tensor:
+        """Return values laid into windows, ``(N, length)``, the rest of each filled up."""
+        lease = self._memory.take(name, used.size * dtype.itemsize)
+        tensor = torch.from_numpy(lease).view(getattr(torch, dtype.name)).view(used.shape)
+        array = tensor.numpy()
+        if used.all():
+            array.reshape(-1)[:] = values
+        else:
+            array[...] = rest
+            array[used] = values
+        return tensor
+
+    def _bounds(self, at: Indices, row: Indices, fills: Indices) -> tuple[torch.Tensor, int]:
+        """Return where sequences begin in the flattened batch (padding is one), and the longest's length."""
+        before = np.cumsum(fills) - fills
+        begins = at - before[row] + row * self._length
+        short = np.flatnonzero(fills < self._length)
+        end = np.array([len(fills) * self._length])
+        bounds = np.sort(np.concatenate([begins, short * self._length + fills[short], end]))
+        longest = int(np.diff(bounds).max(initial=0))
+        return torch.from_numpy(bounds.astype(np.int32)), longest
+
+    def finish(self) -> SampleBatch:
+        """Return the batch."""
+        return DocumentBatch(batch_type(BATCH_FIELDS)._make(self._values), len(self._windows))
+
+    def describe(self, part: int) -> str:
+        """Say what is read."""
+        return f"reading {len(self._windows)} windows of documents"
+
+
+class DocumentBatch(SampleBatch):
+    """A batch of windows; ``cu_seqlens`` and ``max_seqlen`` belong to all of it, not to a sample."""
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"sample {i} of a batch of {len(self)}")
+        return sample_type(SAMPLE_FIELDS)(
+            *(values[i] for values in self.batch[: len(SAMPLE_FIELDS)])
+        )

@@ -1,0 +1,77 @@
+"""Packed tables under the names of their columns, and any dataset as a pandas DataFrame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaders.codecs import codec_for
+from loaders.errors import SchemaError
+from loaders.schema import Array, Categories, Features, Field, Json, Label, Schema, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from loaders.datasets.packed import PackedDataset
+
+
+def find_column(schema: Schema, name: str) -> tuple[str, int] | None:
+    """Return field and position of a column of a table; None if there is no such column, or a field has its name."""
+    if name in schema.fields:
+        return None
+    for field_name, field in schema.fields.items():
+        if isinstance(field, Features | Categories) and name in field.columns:
+            return field_name, field.columns.index(name)
+    return None
+
+
+def to_pandas(dataset: PackedDataset, fields: Sequence[str] | None) -> Any:
+    """Return a DataFrame; see ``PackedDataset.to_pandas``."""
+    import pandas as pd
+
+    known = dataset.schema.fields
+    if fields is not None:
+        dataset.schema.check_names(fields)
+    names = [n for n, f in known.items() if _has_place(f)] if fields is None else list(fields)
+    columns: dict[str, Any] = {}
+    for name in names:
+        for column, values in _columns(dataset, name, known.get(name)):
+            columns[column if column not in columns else f"{name}.{column}"] = values
+    return pd.DataFrame(columns)
+
+
+def _has_place(field: Field) -> bool:
+    is_scalar = field.record_nbytes is not None and field.shape == ()
+    return is_scalar or isinstance(field, Features | Categories | Text | Json)
+
+
+def _columns(dataset: PackedDataset, name: str, field: Field | None) -> Iterator[tuple[str, Any]]:
+    """Yield the columns that a field becomes; None is the position of each sample."""
+    if field is not None and not _has_place(field):
+        usable = [n for n, f in dataset.schema.fields.items() if _has_place(f)]
+        raise SchemaError(f"field {name!r} is no column of a DataFrame; {usable} are")
+    if isinstance(field, Features):
+        values = dataset.column(name)
+        yield from ((column, values[:, i]) for i, column in enumerate(field.columns))
+    elif isinstance(field, Categories):
+        codes = dataset.column(name)
+        for i, column in enumerate(field.columns):
+            yield column, _categorical(codes[:, i].astype(np.int64) - 1, field.vocabularies[i])
+    elif isinstance(field, Label) and field.classes is not None:
+        yield name, _categorical(dataset.column(name), field.classes)
+    elif field is None or isinstance(field, Array | Label):
+        yield name, dataset.column(name)
+    else:
+        records = dataset.store.records(name, dataset.rows_of(np.arange(len(dataset))))
+        decode = codec_for(field).decode
+        yield name, [decode(record) for record in records]
+
+
+def _categorical(codes: npt.NDArray[np.int64], names: Sequence[str]) -> Any:
+    import pandas as pd
+
+    known = (codes >= 0) & (codes < len(names))
+    return pd.Categorical.from_codes(np.where(known, codes, -1), categories=list(names))

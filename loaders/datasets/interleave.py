@@ -1,0 +1,151 @@
+"""A batch whose samples come from several datasets: read by each, put together in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from loaders.datasets.samples import (
+    Padded,
+    Ragged,
+    SampleBatch,
+    TransformedSamples,
+    batch_type,
+    item,
+)
+from loaders.errors import BatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from loaders.datasets.readers import Memory
+    from loaders.workers import Job
+
+    Int64s = npt.NDArray[np.int64]
+
+
+class InterleavedJob:
+    """Reads one batch as several.
+
+    Args:
+        parts: For each dataset the rows of the batch that are its, and the job that reads them.
+        begins: What to add to the ``sample_id`` of each.
+        memory: Where the batch goes.
+    """
+
+    def __init__(
+        self, parts: Sequence[tuple[Int64s, Job]], begins: Int64s, memory: Memory
+    ) -> None:
+        self._rows = [rows for rows, _ in parts]
+        self._jobs = [job for _, job in parts]
+        self._begins, self._memory = begins, memory
+        self._ends = np.cumsum([job.num_parts for job in self._jobs]).tolist()
+        self.num_parts: int = self._ends[-1]
+
+    def run(self, part: int) -> None:
+        """Do a part of the job of one dataset."""
+        job, own = self._find(part)
+        job.run(own)
+
+    def describe(self, part: int) -> str:
+        """Say which samples a part reads."""
+        job, own = self._find(part)
+        return job.describe(own)
+
+    def _find(self, part: int) -> tuple[Job, int]:
+        number = int(np.searchsorted(self._ends, part, "right"))
+        job = self._jobs[number]
+        return job, part - (self._ends[number] - job.num_parts)
+
+    def finish(self) -> Any:
+        """Return the batch; as a list of samples where a dataset has a transform."""
+        read = [job.finish() for job in self._jobs]
+        if not all(isinstance(samples, SampleBatch) for samples in read):
+            return self._samples(read)
+        batches = [samples.batch for samples in read]
+        columns = {
+            name: self._column(name, [getattr(batch, name) for batch in batches])
+            for name in batches[0]._fields
+        }
+        whole = batch_type(batches[0]._fields)._make(columns.values())
+        return SampleBatch(whole, sum(map(len, self._rows)))
+
+    def _samples(self, read: list[Any]) -> TransformedSamples:
+        whole = self._in_order([list(samples) for samples in read])
+        forms = next(samples.forms for samples in read if isinstance(samples, TransformedSamples))
+        return TransformedSamples(whole, forms)
+
+    def _in_order(self, lists: list[list[Any]]) -> list[Any]:
+        whole: list[Any] = [None] * sum(map(len, self._rows))
+        for rows, values in zip(self._rows, lists, strict=True):
+            for row, value in zip(rows.tolist(), values, strict=True):
+                whole[row] = value
+        return whole
+
+    def _column(self, name: str, parts: list[Any]) -> Any:
+        """Put the values of one field together, in the form that they have."""
+        if name == "sample_id":
+            parts = [part + int(b) for part, b in zip(parts, self._begins, strict=True)]
+        if len(parts) == 1:  # then they are in order, and may have any form
+            return parts[0]
+        if all(isinstance(part, torch.Tensor) for part in parts):
+            return self._tensor(name, parts)
+        if all(isinstance(part, Padded) for part in parts):
+            return self._padded(name, parts)
+        each = [
+            [item(part, i) for i in range(len(rows))]
+            for part, rows in zip(parts, self._rows, strict=True)
+        ]
+        values = self._in_order(each)
+        if all(isinstance(part, Ragged) for part in parts):
+            offsets = np.cumsum([0, *(len(value) for value in values)])
+            return Ragged(torch.cat(values), torch.from_numpy(offsets))
+        return values
+
+    def _padded(self, name: str, parts: list[Padded]) -> Padded:
+        longest = max(part.values.shape[1] for part in parts)
+        values = [_lengthened(part.values, longest) for part in parts]
+        return Padded(
+            self._tensor(name, values), self._tensor(name, [part.lengths for part in parts])
+        )
+
+    def _tensor(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Copy rows to their places in one tensor, whose axes lie in memory as those of the parts."""
+        self._check_alike(name, parts)
+        first, num_rows = parts[0], sum(map(len, self._rows))
+        axes = [0, *sorted(range(1, first.dim()), key=lambda axis: -first.stride()[axis])]
+        shape = [num_rows, *(first.shape[axis] for axis in axes[1:])]
+        whole = self._empty(name, shape, first)
+        for rows, part in zip(self._rows, parts, strict=True):
+            whole.index_copy_(0, torch.from_numpy(rows).to(first.device), part.permute(axes))
+        return whole.permute(np.argsort(axes).tolist())
+
+    def _empty(self, name: str, shape: list[int], like: torch.Tensor) -> torch.Tensor:
+        if like.device.type != "cpu":
+            return torch.empty(shape, dtype=like.dtype, device=like.device)
+        nbytes = int(np.prod(shape)) * like.element_size()
+        flat = torch.from_numpy(self._memory.take(f"{name} together", nbytes))
+        return flat.view(like.dtype).view(shape)
+
+    def _check_alike(self, name: str, parts: list[torch.Tensor]) -> None:
+        for part, rows in zip(parts, self._rows, strict=True):
+            if not part.dim() or len(part) != len(rows):
+                raise BatchError(
+                    f"field {name!r} has no row per sample, so batches of several sources cannot "
+                    "have it: Mixture(batch_from='one') serves them one at a time"
+                )
+        kinds = [(tuple(part.shape[1:]), part.dtype) for part in parts]
+        if len(set(kinds)) > 1:
+            raise BatchError(
+                f"samples of one batch differ in field {name!r}: {', '.join(map(str, kinds))}. "
+                "Augment them to one size, or serve them apart: Mixture(batch_from='one')"
+            )
+
+
+def _lengthened(values: torch.Tensor, length: int) -> torch.Tensor:
+    missing = length - values.shape[1]
+    return torch.cat([values, values.new_zeros(len(values), missing, *values.shape[2:])], dim=1)

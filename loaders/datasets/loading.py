@@ -1,0 +1,294 @@
+"""Bringing records to where they stay: sizes first, so that memory is taken once and filled in place.
+
+A ``ColumnPlan`` knows the size of every record of one field, and how to fill them in. Whoever owns
+the memory (this process, or an arena that processes share) allocates it by the plan.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from loaders.codecs import codec_for
+from loaders.codecs.picture import picture_size
+from loaders.columns import Column, FixedColumn, VarColumn, ends
+from loaders.datasets.coefficients import WholeImages, has_halves
+from loaders.errors import CodecError, LoadersError
+from loaders.schema import Field, Image, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from loaders.datasets.packed import PackedDataset
+    from loaders.datasets.store import Rows, Store
+
+    UInt8Array = npt.NDArray[np.uint8]
+    Lengths = npt.NDArray[np.int64]
+    Report = Callable[[int], object]  # is told of bytes that were filled
+    Blame = Callable[[int, str], LoadersError]  # a row and what is wrong with it, as an error
+    Records = Callable[[slice], Sequence[UInt8Array]]
+
+_PART_BYTES, _PART_ROWS = 16 << 20, 4096  # between two steps of the progress bar
+_PICTURES = 64  # that one thread decodes at a time
+_SPARE_SHARE = 0.9  # of the memory that is available: the rest of the machine needs some
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """One column that is to be in memory.
+
+    Attributes:
+        field: What its records will be.
+        lengths: ``(N,)`` int64, the bytes of each record.
+        fill: Writes the records into a column of that shape, and reports bytes.
+    """
+
+    field: Field
+    lengths: Lengths
+    fill: Callable[[Column, Report], None]
+
+    @property
+    def row_nbytes(self) -> int | None:
+        """Bytes of each record if the field has fixed ones."""
+        return self.field.record_nbytes
+
+    @property
+    def data_nbytes(self) -> int:
+        """Bytes of all records."""
+        return int(self.lengths.sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the column."""
+        return sum(self.array_nbytes)
+
+    @property
+    def array_nbytes(self) -> tuple[int, ...]:
+        """Bytes of each array: the records, and where they vary in size, their starts and lengths."""
+        places = () if self.row_nbytes else (self.lengths.nbytes, self.lengths.nbytes)
+        return self.data_nbytes, *places
+
+    def column(self, arrays: Sequence[UInt8Array]) -> Column:
+        """Lay the column out over arrays of these sizes; its records are yet to be filled in."""
+        if self.row_nbytes:
+            return FixedColumn(arrays[0].reshape(len(self.lengths), self.row_nbytes))
+        starts, lengths = (array.view(np.int64) for array in arrays[1:])
+        lengths[:] = self.lengths
+        starts[:] = ends(self.lengths) - self.lengths
+        return VarColumn(arrays[0], starts, lengths)
+
+
+def plan_columns(dataset: PackedDataset, *, decode: bool, progress: bool) -> dict[str, ColumnPlan]:
+    """Plan to load the fields of a dataset's samples, and their keys.
+
+    Args:
+        dataset: Whose samples.
+        decode: Whether pictures become pixels. Their sizes are then read, and so all of them are
+            verified, unless the schema has the size.
+        progress: Show a bar where that takes long.
+    """
+    rows = dataset.rows_of(np.arange(len(dataset)))
+    plans = {}
+    for name in names_to_load(dataset):
+        field = dataset.schema.fields[name]
+        if decode and isinstance(field, Image | Mask) and field.codec != "raw":
+            records = _records_of(dataset.store, name, rows)
+            blame, scale = dataset.sample_error, dataset.scale
+            plans[name] = plan_pixels(field, len(rows), records, blame, progress, scale)
+        else:
+            plans[name] = _plan_copy(dataset.store, name, field, rows)
+    return plans
+
+
+def names_to_load(dataset: PackedDataset) -> list[str]:
+    """Return the fields of the dataset's samples that are stored, and the key."""
+    names = [name for name in dataset.fields if name in dataset.schema.fields]
+    return names + (["key"] if "key" in dataset.schema.fields and "key" not in names else [])
+
+
+def _records_of(store: Store, name: str, rows: Rows) -> Records:
+    return lambda part: store.records(name, rows[part])
+
+
+def _plan_copy(store: Store, name: str, field: Field, rows: Rows) -> ColumnPlan:
+    """Plan to copy records out of the maps, verified."""
+    if field.record_nbytes is not None:
+        nbytes = field.record_nbytes
+        lengths = np.full(len(rows), nbytes, np.int64)
+        part_rows = max(1, _PART_BYTES // nbytes)
+    else:
+        lengths, part_rows = _lengths(store, name, rows), _PART_ROWS
+
+    def fill(column: Column, report: Report) -> None:
+        for part in parts(len(rows), part_rows):
+            if isinstance(column, FixedColumn):
+                store.gather(name, rows[part], column.data[part])
+            else:
+                for i, record in enumerate(store.records(name, rows[part]), part.start):
+                    column.row(i)[:] = record
+            report(int(lengths[part].sum()))
+
+    return ColumnPlan(field, lengths, fill)
+
+
+def _lengths(store: Store, name: str, rows: Rows) -> Lengths:
+    """Return the size of each record."""
+    lengths = np.empty(len(rows), np.int64)
+    for number in np.unique(rows.shards).tolist():
+        column, here = store.shard(number).columns[name], rows.shards == number
+        inside = rows.indices[here] - store.starts[number]
+        lengths[here] = (
+            column.lengths[inside] if isinstance(column, VarColumn) else column.data.shape[1]
+        )
+    return lengths
+
+
+def plan_pixels(
+    field: Image | Mask,
+    num_rows: int,
+    records: Records,
+    blame: Blame,
+    progress: bool,
+    scale: float = 1,
+) -> ColumnPlan:
+    """Plan to turn encoded pictures into pixels; the field's size becomes known if they share one.
+
+    Args:
+        field: What the pictures are.
+        num_rows: How many.
+        records: Returns some of them, encoded; called on several threads.
+        blame: Makes an error of a picture that cannot be decoded.
+        progress: Show a bar where reading their sizes takes long.
+        scale: Of the pixels, where the codec is ``dct``.
+    """
+    codec: Any = codec_for(field)
+    if isinstance(field, Image) and has_halves(field):
+        codec = WholeImages(field, scale)
+        field = codec.served
+    sizes = _picture_sizes(field, num_rows, records, blame, progress)
+    shared = tuple(sizes[0].tolist()) if len(sizes) and (sizes == sizes[0]).all() else None
+    raw = replace(field, codec="raw", size=shared or field.size)
+    pixel_nbytes = np.dtype(field.dtype).itemsize * (
+        field.channels if isinstance(field, Image) else 1
+    )
+    header_nbytes = 0 if raw.size else 8  # height and width, where each picture has its own
+    lengths = sizes.prod(axis=1) * pixel_nbytes + header_nbytes
+    decode, encode = codec.decode, codec_for(raw).encode
+
+    def fill(column: Column, report: Report) -> None:
+        def fill_part(part: slice) -> int:
+            for i, record in enumerate(records(part), part.start):
+                try:
+                    pixels = np.frombuffer(encode(decode(record)), np.uint8)
+                except CodecError as error:
+                    raise blame(i, str(error)) from error
+                if len(pixels) != lengths[i]:
+                    raise blame(i, f"it is not of size {sizes[i].tolist()} after all")
+                column.row(i)[:] = pixels
+            return int(lengths[part].sum())
+
+        on_threads(fill_part, parts(num_rows, _PICTURES), os.cpu_count() or 1, report)
+
+    return ColumnPlan(raw, lengths, fill)
+
+
+def _picture_sizes(
+    field: Image | Mask, num_rows: int, records: Records, blame: Blame, progress: bool
+) -> npt.NDArray[np.int64]:
+    """Return height and width of each picture, of the schema or from its header."""
+    if field.size is not None:
+        return np.tile(np.array(field.size, np.int64), (num_rows, 1))
+    sizes = np.empty((num_rows, 2), np.int64)
+    with Progress(num_rows, progress, "reading sizes", "") as bar:
+        for part in parts(num_rows, _PICTURES):
+            for i, record in enumerate(records(part), part.start):
+                try:
+                    sizes[i] = picture_size(record)
+                except CodecError as error:
+                    raise blame(i, str(error)) from error
+            bar.update(part.stop - part.start)
+    return sizes
+
+
+def on_threads(
+    fill: Callable[[slice], int], slices: Iterator[slice], num_threads: int, report: Report
+) -> None:
+    """Call ``fill`` for each slice on threads, and report what it returns, in order."""
+    with ThreadPoolExecutor(num_threads) as threads:
+        for nbytes in threads.map(fill, slices):
+            report(nbytes)
+
+
+def parts(length: int, size: int) -> Iterator[slice]:
+    """Cut a range into slices of one size, but for the last."""
+    return (slice(first, min(first + size, length)) for first in range(0, length, size))
+
+
+def available_memory() -> int:
+    """Return the bytes that this process can still take: of the machine, or of its container if that is less."""
+    with open("/proc/meminfo") as file:
+        fields = dict(line.split(":") for line in file)
+    available = int(fields["MemAvailable"].split()[0]) << 10
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):  # no limit is set
+        return available
+    return min(available, limit - used)
+
+
+def check_fits(nbytes: int) -> int:
+    """Return the available memory; LoadersError with the figures if so many bytes do not fit."""
+    available = available_memory()
+    if nbytes > _SPARE_SHARE * available:
+        need, have = nbytes / 1e9, available / 1e9
+        raise LoadersError(
+            f"RAMDataset needs {need:.3g} GB, and {have:.3g} GB of memory are available. "
+            "Use ShardDataset, which maps the files, or pack smaller (packdata images --size)"
+        )
+    return available
+
+
+class _Bar(tqdm):  # type: ignore[misc]  # it has no types
+    monitor_interval = 0  # else tqdm starts a thread that stays
+
+
+class Progress:
+    """Shows a bar on stderr, of bytes unless told otherwise, if loading takes a second."""
+
+    def __init__(
+        self, total: int, show: bool, what: str = "loading into RAM", unit: str = "B"
+    ) -> None:
+        self._total, self._show, self._what, self._unit = total, show, what, unit
+        self.done = 0
+
+    def __enter__(self) -> Self:
+        self._bar = _Bar(
+            total=self._total,
+            unit=self._unit,
+            unit_scale=True,
+            desc=self._what,
+            disable=not self._show,
+            delay=1.0,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def update(self, num: int) -> None:
+        """Count what was done."""
+        self.done += num
+        self._bar.update(num)
+
+    def show(self, done: int, total: int) -> None:
+        """Show a state that someone else counts."""
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)

@@ -1,0 +1,253 @@
+"""``Mixture``: several datasets as one, each served as often as its weight says."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import xxhash
+
+from loaders.buffers import FreshMemory
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.interleave import InterleavedJob
+from loaders.datasets.packed import PackedDataset, concat
+from loaders.datasets.views import as_ours
+from loaders.errors import SchemaError
+from loaders.rng import key64
+from loaders.sampling.batch import IndexBatch
+from loaders.sampling.mixture import MixtureOrder, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+    import torch
+
+    from loaders.datasets.readers import Memory
+    from loaders.workers import Job
+
+    Int64s = npt.NDArray[np.int64]
+
+
+class Mixture(BatchDataset):
+    """Samples of several datasets, each as often as its weight says.
+
+    ``DataLoader(mixture)`` serves it in an order of its own (``MixtureOrder``, which says how even
+    it is): no ``shuffle``. One epoch is what ``stop`` says; each source is gone through pass by
+    pass, every pass shuffled anew, across epochs. Resuming, ranks, padding and ``drop_last`` are
+    as for any dataset. Repeats of a sample within an epoch are augmented differently.
+
+    Indices number the samples source after source, ``len`` is that of all together. A loader of
+    torch draws them all alike, unless it is given
+    ``sampler=EpochSampler(mixture.order(seed=0, batch_size=1))``.
+
+    Sources that ``concat`` can join are read as one dataset. Others are read one by one, and their
+    samples put together: the names of their fields must be the same, and where one batch takes
+    samples of several, so must shapes and types.
+
+    Args:
+        sources: The datasets, with any settings of their own.
+        weights: One finite number from 0 per source; the scale does not matter. Default: as many
+            as it has samples.
+        stop: Where an epoch ends: when the ``"first_exhausted"`` source, or ``"all_exhausted"``
+            ones, were gone through, or after a number of samples.
+        batch_from: ``"all"``: every batch is mixed; ``"one"``: each rank's batch comes from one
+            source; a state then loads at the same batch size only.
+
+    Raises:
+        ValueError: A weight or option is out of range, or an epoch too short for a weight.
+        SchemaError: The sources have different fields, or classes that have different names.
+
+    Example::
+
+        mixture = Mixture([photos, drawings], weights=[0.7, 0.3])
+        for images, labels in DataLoader(mixture, batch_size=256, seed=0):
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Any],
+        weights: Sequence[float] | None = None,
+        *,
+        stop: Stop = "first_exhausted",
+        batch_from: Literal["all", "one"] = "all",
+    ) -> None:
+        self.sources: tuple[BatchDataset, ...] = tuple(as_ours(source) for source in sources)
+        for number, source in enumerate(self.sources):
+            if isinstance(source, Mixture) or not isinstance(source, BatchDataset):
+                raise TypeError(
+                    f"source {number} is a {type(source).__name__}: a mixture is of datasets of "
+                    "this package, and of no other mixture (give its sources)"
+                )
+        if batch_from not in ("all", "one"):
+            raise ValueError(f"batch_from must be 'all' or 'one', got {batch_from!r}")
+        sizes = [len(source) for source in self.sources]
+        self.weights = tuple(map(float, sizes if weights is None else weights))
+        self.stop, self.batch_from = stop, batch_from
+        MixtureOrder(sizes, self.weights, 1 << 39)  # says now what is wrong with the weights
+        _check_alike(self.sources)
+        self._ends = np.cumsum(sizes, dtype=np.int64)
+        self._begins = self._ends - sizes
+        self._joined = _join(self.sources)
+        self.device = self.sources[0].device
+        self.epoch = 0
+
+    def order(self, seed: int, batch_size: int) -> MixtureOrder:
+        """Return the order in which a loader serves the samples."""
+        sizes = [len(source) for source in self.sources]
+        block_size = batch_size if self.batch_from == "one" else 1
+        return MixtureOrder(sizes, self.weights, self.stop, seed, block_size)
+
+    def sources_of(self, indices: Any) -> Int64s:
+        """Return the number of the source that each sample is of."""
+        return np.searchsorted(self._ends, np.asarray(indices, np.int64), "right")
+
+    # -- samples -----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample of one source."""
+        if not hasattr(index, "__index__"):
+            raise TypeError(f"a sample has a whole number, got {index!r}")
+        return self.__getitems__([index])[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the samples of all sources one by one, as they lie."""
+        return (self[i] for i in range(len(self)))
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return the samples of a batch, read together."""
+        job = self.job(indices, FreshMemory())
+        for part in range(job.num_parts):
+            job.run(part)
+        return job.finish()
+
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
+        """Return the work of reading a batch."""
+        if self._joined is not None:
+            return self._joined.job(indices, memory, num_workers)
+        batch = self._batch_of(indices)
+        numbers, parts = self.sources_of(batch.indices), []
+        present = np.unique(numbers) if len(numbers) else np.zeros(1, np.int64)
+        for number in present.tolist():
+            where = np.flatnonzero(numbers == number)
+            own = self._of_source(number, batch, where)
+            parts.append((where, self.sources[number].job(own, memory, num_workers)))
+        return InterleavedJob(parts, self._begins[present], memory)
+
+    def _batch_of(self, indices: Sequence[int]) -> IndexBatch:
+        if isinstance(indices, IndexBatch):
+            return indices
+        array = np.array([int(index) for index in indices], np.int64)
+        bad = array[(array < -len(self)) | (array >= len(self))]
+        if bad.size:
+            raise IndexError(f"sample {bad[0]} of a mixture of {len(self)}")
+        epoch = getattr(indices[0], "epoch", self.epoch) if len(indices) else self.epoch
+        draws = np.array([getattr(index, "draw", 0) for index in indices], np.int64)
+        return IndexBatch(np.where(array < 0, array + len(self), array), epoch, draws)
+
+    def _of_source(self, number: int, batch: IndexBatch, where: Int64s) -> IndexBatch:
+        """Return the part of a batch that is of one source, as that counts."""
+        indices = batch.indices[where] - self._begins[number]
+        draws = None if batch.draws is None else batch.draws[where]
+        # Samples of different sources have the same number: another seed keeps their crops apart.
+        return IndexBatch(indices, batch.epoch, draws, None, key64(batch.seed, number) >> 1)
+
+    # -- what a loader wants to know ---------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the sources; the order's own state tells weights apart."""
+        prints = " ".join(source.fingerprint for source in self.sources)
+        return xxhash.xxh3_128_hexdigest(f"mixture {prints}".encode())
+
+    @property
+    def num_replaced(self) -> int:  # type: ignore[override]  # counted by the sources
+        """Samples that ``on_error="replace"`` replaced so far."""
+        parts = self.sources if self._joined is None else [self._joined]
+        return sum(part.num_replaced for part in parts)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Class names by number, of the first source that has them."""
+        names = (getattr(source, "classes", None) for source in self.sources)
+        return next((classes for classes in names if classes), None)
+
+    @property
+    def sample_nbytes(self) -> int | None:
+        """Bytes of a sample whose fields are all copied as they are, else None."""
+        if self._joined is not None:
+            return self._joined.sample_nbytes
+        sizes = [source.sample_nbytes for source in self.sources]
+        known = [size for size in sizes if size is not None]
+        return max(known) if len(known) == len(sizes) else None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch ``mixture[i]`` augments for, under a sampler that does not say it itself."""
+        self.epoch = epoch
+        for part in (*self.sources, self._joined):
+            if part is not None and hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+    def finisher(self, device: torch.device) -> Callable[[Any], Any] | None:
+        """Return the device half for batches of ``host_half()``, if the sources are read as one."""
+        return None if self._joined is None else self._joined.finisher(device)
+
+    def host_half(self) -> Self:
+        """Return the same samples in the host half, if the sources are read as one."""
+        if self._joined is None:
+            return self
+        other = copy.copy(self)
+        other._joined = self._joined.host_half()
+        return other
+
+    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any] | None:
+        """Return several small batches, read at once, if the sources can do that together."""
+        return None if self._joined is None else self._joined.read_group(batches, memory)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_joined": None}  # it is the sources once more
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._joined = _join(self.sources)
+
+    def __repr__(self) -> str:
+        shares = np.array(self.weights) / sum(self.weights)
+        parts = (f"{share:.3g} {s!r}" for share, s in zip(shares, self.sources, strict=True))
+        return f"Mixture({', '.join(parts)})"
+
+
+def _join(sources: Sequence[BatchDataset]) -> PackedDataset | None:
+    """Return the sources as one dataset, or None if they are too different."""
+    packed = [source for source in sources if isinstance(source, PackedDataset)]
+    if len(packed) < len(sources) or len({source.store.check for source in packed}) > 1:
+        return None
+    if any(source.device is not None for source in packed):  # each gathers from its own memory
+        return None
+    try:
+        return concat(packed)
+    except SchemaError:
+        return None
+
+
+def _check_alike(sources: Sequence[BatchDataset]) -> None:
+    first = sources[0]
+    for number, source in enumerate(sources):
+        names, expected = getattr(source, "names", None), getattr(first, "names", None)
+        if names != expected:
+            raise SchemaError(
+                f"samples of source {number} have the fields {names}, those of source 0 "
+                f"{expected}: use replace(fields=...)"
+            )
+        classes = {getattr(each, "classes", None) for each in (first, source)} - {None}
+        if len(classes) > 1:
+            raise SchemaError(
+                f"class numbers of source {number} mean other classes than those of source 0: "
+                "pack both with the same --classes"
+            )
+        if source.device != first.device:
+            raise SchemaError(f"source {number} is on {source.device}, source 0 on {first.device}")

@@ -1,0 +1,153 @@
+"""Pixels as they are stored, and beside them what augmentation does to them: for a device to carry out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loaders.augment import Views
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.crops import spatial_axes
+from loaders.datasets.samples import SampleBatch
+from loaders.device.augment import Moves, draw_moves, move_images, move_masks
+from loaders.errors import SchemaError
+from loaders.schema import VIRTUAL_FIELDS, Boxes, Field, Image, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from loaders.datasets.job import BatchJob
+    from loaders.datasets.packed import PackedDataset
+    from loaders.datasets.readers import Memory, Request
+
+Size = tuple[int, int]
+MovesBySize = dict[Size, Moves]
+
+
+class MovingBatch(NamedTuple):
+    """A batch before augmentation.
+
+    Attributes:
+        batch: With pictures as they are stored.
+        moves: What happens to pictures of each size.
+    """
+
+    batch: Any
+    moves: MovesBySize
+
+
+class MovingHalf(BatchDataset):
+    """The host's half of a dataset of pixels: whole pictures, and the moves drawn for them.
+
+    Args:
+        dataset: Its pictures are stored as pixels, of one size in each field.
+
+    Raises:
+        SchemaError: It has something else; the message says what.
+    """
+
+    def __init__(self, dataset: PackedDataset) -> None:
+        check_movable(dataset)
+        self.dataset, self._plain = dataset, dataset.replace(augment=[])
+        self.device = dataset.device
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def fingerprint(self) -> str:
+        """The dataset's."""
+        return self.dataset.fingerprint
+
+    @property
+    def sample_nbytes(self) -> int | None:
+        """Bytes of a sample before it is cropped."""
+        return self._plain.sample_nbytes
+
+    @property
+    def num_replaced(self) -> int:  # type: ignore[override]  # counted where samples are read
+        """Samples that were replaced."""
+        return self._plain.num_replaced
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass it on."""
+        self._plain.set_epoch(epoch)
+
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> MovingJob:
+        """Return the work of reading a batch and drawing its moves."""
+        return MovingJob(self, self._plain.job(indices, memory, num_workers))
+
+    def moves(self, request: Request) -> MovesBySize:
+        """Draw what happens to the pictures of a batch."""
+        return draw_picture_moves(self.dataset, request)
+
+    def finish(self, value: MovingBatch) -> Any:
+        """Augment a batch where it is."""
+        moved = {
+            name: move_picture(getattr(value.batch, name), field, value.moves)
+            for name, field in pictures_of(self.dataset).items()
+        }
+        return value.batch._replace(**moved)
+
+
+class MovingJob:
+    """Reads a batch, and draws its moves when it is known which samples it has."""
+
+    def __init__(self, half: MovingHalf, read: BatchJob) -> None:
+        self._half, self._read = half, read
+        self.num_parts = read.num_parts
+        self.run, self.describe = read.run, read.describe
+
+    def finish(self) -> SampleBatch:
+        """Return the two."""
+        samples: Any = self._read.finish()
+        batch = MovingBatch(samples.batch, self._half.moves(self._read.request))
+        return SampleBatch(batch, len(samples))
+
+
+def check_movable(dataset: PackedDataset) -> None:
+    """Check that a device can carry out a dataset's augmentation.
+
+    Raises:
+        SchemaError: It cannot; the message says why.
+    """
+    hint = "; leave augment_on='auto'"
+    if dataset.transform is not None or any(isinstance(op, Views) for op in dataset.augment):
+        raise SchemaError(f"transforms and augment.Views work on the host{hint}")
+    fields = {n: dataset.schema.fields[n] for n in dataset.fields if n not in VIRTUAL_FIELDS}
+    for name, field in fields.items():
+        if isinstance(field, Image | Mask) and (field.codec != "raw" or field.size is None):
+            raise SchemaError(
+                f"pictures of field {name!r} are not stored as pixels of one size{hint}"
+            )
+        if isinstance(field, Boxes):
+            raise SchemaError(f"boxes of field {name!r} are moved on the host{hint}")
+    if dataset.augment and (arrays := spatial_axes(fields.values())):
+        name = list(fields)[next(iter(arrays))]
+        raise SchemaError(f"augment moves the array {name!r}, which is done on the host{hint}")
+
+
+def pictures_of(dataset: PackedDataset) -> dict[str, Image | Mask]:
+    """Return the fields that augmentation moves."""
+    fields = {n: dataset.schema.fields[n] for n in dataset.fields if n not in VIRTUAL_FIELDS}
+    return {name: field for name, field in fields.items() if isinstance(field, Image | Mask)}
+
+
+def draw_picture_moves(dataset: PackedDataset, request: Request) -> MovesBySize:
+    """Draw what happens to the pictures of each size: image and mask of one size move together."""
+    sizes = {f.size for f in pictures_of(dataset).values() if f.size is not None}
+    draw = {"seed": request.seed, "epoch": request.epoch, "draws": request.draws}
+    return {
+        size: draw_moves(dataset.augment, size, request.indices, **draw)  # type: ignore[arg-type]
+        for size in (sizes if dataset.augment else ())
+    }
+
+
+def move_picture(tensor: torch.Tensor, field: Field, moves: MovesBySize) -> torch.Tensor:
+    """Carry the moves of its size out on the pictures of a field; others stay as they are."""
+    size = field.size if isinstance(field, Image | Mask) else None
+    if size is None or size not in moves:
+        return tensor
+    move = move_images if isinstance(field, Image) else move_masks
+    return move(tensor, moves[size])

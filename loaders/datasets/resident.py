@@ -1,0 +1,309 @@
+"""Samples that a GPU fetches itself: from its own memory, or over the bus from page-locked host memory.
+
+The host only says which rows: a batch leaves it as a few numbers (``RowNumbers``), and is gathered,
+augmented and shaped on the device, on the trainer's current stream. On the CPU the same code runs
+over the same tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import torch
+
+from loaders.augment import Views
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.crops import spatial_axes
+from loaders.datasets.moving import MovesBySize, draw_picture_moves, move_picture
+from loaders.datasets.packed import PackedDataset
+from loaders.datasets.readers import served
+from loaders.datasets.samples import SampleBatch, batch_type
+from loaders.device import fused
+from loaders.device.nested import map_tensors
+from loaders.device.pinned import page_lock
+from loaders.errors import LoadersError, SchemaError
+from loaders.schema import VIRTUAL_FIELDS, Image, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from loaders.datasets.readers import Memory, Request
+    from loaders.workers import Job
+
+_PART_BYTES = 64 << 20  # of one copy to the device
+_WORDS = (torch.int64, torch.int32, torch.int16)
+
+
+class RowNumbers(NamedTuple):
+    """A batch before it is gathered.
+
+    Attributes:
+        rows: int64 ``(N,)``: where the samples lie.
+        indices: int64 ``(N,)``: the samples as the user counts them.
+        moves: What augmentation does to pictures of each size.
+    """
+
+    rows: torch.Tensor
+    indices: torch.Tensor
+    moves: MovesBySize
+
+
+class Resident:
+    """The columns of a dataset where a device reads them.
+
+    Args:
+        dataset: Whose samples; all fields shown have records of one size, pictures as pixels.
+        device: Where batches are made.
+        is_pinned: The columns stay in host memory, which is page-locked and read from the device.
+
+    Raises:
+        SchemaError: A field or setting is not for this; the message says which.
+        LoadersError: It does not fit; the message has the figures.
+    """
+
+    def __init__(self, dataset: PackedDataset, device: torch.device, *, is_pinned: bool) -> None:
+        self.device, self.is_pinned = device, is_pinned
+        numbers = dataset.numbers_of(np.arange(len(dataset)))
+        self._rows: np.ndarray[Any, np.dtype[np.int64]] | None = None
+        if dataset._view is not None:  # rows are kept in the order of the view
+            self._rows = np.full(len(dataset.store), -1, np.int64)
+            self._rows[numbers] = np.arange(len(numbers))
+        names = [name for name in dataset.fields if name not in VIRTUAL_FIELDS]
+        self.fields = {name: dataset.schema.fields[name] for name in names}
+        check_resident(dataset)
+        self.nbytes = sum(len(dataset) * (f.record_nbytes or 0) for f in self.fields.values())
+        if is_pinned:
+            _check_pins(device)
+            self.columns = {name: self._pinned(dataset, name) for name in names}
+        else:
+            _check_room(self.nbytes, device)
+            self.columns = {name: _uploaded(dataset, name, device) for name in names}
+
+    def _pinned(self, dataset: PackedDataset, name: str) -> torch.Tensor:
+        data = dataset.store.column(name)[0].data  # type: ignore[union-attr]
+        page_lock(data, f"column {name!r}")
+        return torch.from_numpy(data)
+
+    def rows(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
+        """Return where samples of the store lie here."""
+        return torch.from_numpy(numbers if self._rows is None else self._rows[numbers])
+
+    def gather(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Return the records of some rows, ``(N, nbytes)`` uint8, on the device."""
+        column = _wide(self.columns[name])
+        if column.device == rows.device:
+            return column.index_select(0, rows).view(torch.uint8)
+        out = torch.empty((len(rows), column.shape[1]), dtype=column.dtype, device=rows.device)
+        return fused.gathered(column, rows, out).view(torch.uint8)
+
+    def batch(self, dataset: PackedDataset, numbers: RowNumbers) -> Any:
+        """Gather a batch and bring it into the form that the dataset's samples have."""
+        values: list[torch.Tensor] = []
+        for name in dataset.names:
+            if name in VIRTUAL_FIELDS:
+                values.append(numbers.indices)
+                continue
+            field = self.fields[name]
+            tensor = served(self.gather(name, numbers.rows), field)
+            values.append(move_picture(tensor, field, numbers.moves))
+        return batch_type(dataset.names)._make(values)
+
+
+class RowHalf(BatchDataset):
+    """The host's half of a resident dataset: batches of ``RowNumbers``.
+
+    Args:
+        dataset: A dataset whose columns are resident.
+    """
+
+    def __init__(self, dataset: PackedDataset, resident: Resident) -> None:
+        self.dataset, self.resident, self.device = dataset, resident, resident.device
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def fingerprint(self) -> str:
+        """The dataset's."""
+        return self.dataset.fingerprint
+
+    @property
+    def sample_nbytes(self) -> int:
+        """Nothing is copied on the host."""
+        return 0
+
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
+        """Return the work of making a few numbers."""
+        return RowJob(self, self.dataset.request(indices), whole=False)
+
+    def numbers(self, request: Request) -> RowNumbers:
+        """Return the rows of a batch, and draw what happens to its pictures."""
+        rows = self.resident.rows(request.rows.indices)
+        moves = draw_picture_moves(self.dataset, request)
+        return RowNumbers(rows, torch.from_numpy(request.indices), moves)
+
+    def finish(self, numbers: RowNumbers) -> Any:
+        """Make the batch where the numbers are."""
+        return self.resident.batch(self.dataset, numbers)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass it on: a foreign sampler's epoch is the dataset's."""
+        self.dataset.set_epoch(epoch)
+
+
+class RowJob:
+    """Makes the numbers of a batch, or the whole batch, on the calling thread."""
+
+    num_parts = 1
+
+    def __init__(self, half: RowHalf, request: Request, *, whole: bool) -> None:
+        self._half, self._request, self._whole = half, request, whole
+        self._made: Any = None
+
+    def run(self, part: int) -> None:
+        """Make it."""
+        self._made = self._half.numbers(self._request)
+        if self._whole:
+            device = self._half.resident.device
+            self._made = self._half.finish(map_tensors(self._made, lambda t: t.to(device)))
+
+    def finish(self) -> SampleBatch:
+        """Return it."""
+        return SampleBatch(self._made, len(self._request))
+
+    def describe(self, part: int) -> str:
+        """Say what is being made."""
+        return f"choosing {len(self._request)} rows on {self._half.resident.device}"
+
+
+class ResidentDataset(PackedDataset):
+    """A packed dataset whose columns may be where a device reads them."""
+
+    _resident: Resident | None = None
+
+    def finisher(  # type: ignore[override]  # any function of a batch, not that class alone
+        self, device: torch.device | str
+    ) -> Callable[[Any], Any] | None:
+        """Return what gathers batches; ValueError if they are asked for on another device."""
+        if self._resident is None:
+            return super().finisher(torch.device(device))
+        home = self._resident.device
+        asked = torch.device(device)
+        if asked.type != home.type or asked.index not in (None, home.index):
+            raise ValueError(f"the samples lie on {home}: leave out device={str(asked)!r}")
+        return RowHalf(self, self._resident).finish
+
+    def host_half(self) -> Any:
+        """Return the same samples as row numbers."""
+        if self._resident is None:
+            return super().host_half()
+        return RowHalf(self, self._resident)
+
+    def job(  # type: ignore[override]  # any job
+        self, indices: Sequence[int], memory: Memory, num_workers: int = 1
+    ) -> Job:
+        """Return the work of reading a batch."""
+        if self._resident is None:
+            return super().job(indices, memory, num_workers)
+        request = self.request(indices)
+        return RowJob(RowHalf(self, self._resident), request, whole=True)
+
+    @property
+    def sample_nbytes(self) -> int | None:
+        """Bytes that the host copies for a sample, None if it decodes."""
+        return super().sample_nbytes if self._resident is None else 0
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if self._resident is not None:
+            check_resident(self)
+
+    def _settle(self, device: torch.device | None, *, is_pinned: bool) -> Self:
+        """Bring the columns to where a device reads them."""
+        if device is not None:
+            home = _indexed(device)
+            self._resident = Resident(self, home, is_pinned=is_pinned)
+            self.device = home
+        return self
+
+
+def check_resident(dataset: PackedDataset) -> None:
+    """Check that a dataset's fields and settings are for a device.
+
+    Raises:
+        SchemaError: They are not; the message says which, and what to do.
+    """
+    hint = "; take RAMDataset without device and pin, or other fields=[...]"
+    if dataset.transform is not None:
+        raise SchemaError(f"a transform runs on the host{hint}")
+    if any(isinstance(op, Views) for op in dataset.augment):
+        raise SchemaError(f"augment.Views is made on the host{hint}")
+    fields = {n: dataset.schema.fields[n] for n in dataset.fields if n not in VIRTUAL_FIELDS}
+    for name, field in fields.items():
+        is_picture = isinstance(field, Image | Mask)
+        if field.record_nbytes is None or (is_picture and field.codec != "raw"):
+            remedy = "; decode=True keeps pixels" if is_picture else ""
+            raise SchemaError(f"records of field {name!r} differ in size{remedy}{hint}")
+    if dataset.augment and (moved := spatial_axes(fields.values())):
+        name = list(fields)[next(iter(moved))]
+        raise SchemaError(f"augment moves the array {name!r}, which is done on the host{hint}")
+
+
+def _indexed(device: torch.device) -> torch.device:
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _check_pins(device: torch.device) -> None:
+    if device.type == "cuda" and fused.kernels() is None:
+        raise LoadersError(
+            "pin=True needs Triton, whose kernels read host memory: pip install triton"
+        )
+
+
+def _check_room(nbytes: int, device: torch.device) -> None:
+    """Refuse with figures what does not fit on a GPU."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        check_room(nbytes, free, total, str(device))
+
+
+def check_room(nbytes: int, free: int, total: int, where: str) -> None:
+    """Raise LoadersError, with figures, if so many bytes do not fit into what is free.
+
+    Example:
+        >>> check_room(9 * 10**9, 8 * 10**9, 10**10, "cuda:0")
+        Traceback (most recent call last):
+        loaders.errors.LoadersError: RAMDataset needs 9 GB of cuda:0, and 8 GB of its 10 GB are free; \
+RAMDataset(pin=True) keeps the data in host memory
+    """
+    if nbytes > free:
+        need, have, all_of_it = (f"{number / 1e9:.3g} GB" for number in (nbytes, free, total))
+        raise LoadersError(
+            f"RAMDataset needs {need} of {where}, and {have} of its {all_of_it} are free; "
+            "RAMDataset(pin=True) keeps the data in host memory"
+        )
+
+
+def _uploaded(dataset: PackedDataset, name: str, device: torch.device) -> torch.Tensor:
+    """Copy a column to the device, part by part: the host holds no more than one part."""
+    nbytes = dataset.schema.fields[name].record_nbytes
+    assert nbytes is not None
+    column = torch.empty((len(dataset), nbytes), dtype=torch.uint8, device=device)
+    step = max(1, _PART_BYTES // nbytes)
+    rows = dataset.rows_of(np.arange(len(dataset)))
+    for first in range(0, len(dataset), step):
+        part = np.empty((min(step, len(dataset) - first), nbytes), np.uint8)
+        dataset.store.gather(name, rows[first : first + len(part)], part)
+        column[first : first + len(part)].copy_(torch.from_numpy(part))
+    return column
+
+
+def _wide(column: torch.Tensor) -> torch.Tensor:
+    """See rows of bytes as rows of the widest words that they are made of: fewer loads for a gather."""
+    for word in _WORDS:
+        if column.shape[1] % word.itemsize == 0 and column.data_ptr() % word.itemsize == 0:
+            return column.view(word)
+    return column

@@ -1,0 +1,257 @@
+"""One copy per machine: the first process loads columns, the others attach to them.
+
+1. Whoever can bind the copy's name (``keeper``) loads it into an arena (``arena``), seals that, and
+   shares it from then on.
+2. Whoever cannot connects, shows the progress of the other, and waits. An end of the connection
+   before the copy came is an error, as is a silence of ``SILENCE_S``; a failure to load is
+   reported to all who wait. What is received is checked before it is used.
+3. An attached process shares the copy on when the one that it came from is gone.
+4. A process holds it for as long as a dataset over it lives. Nothing is left by a process, however
+   it ends: memory and name have no place in any file system.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from loaders import __version__
+from loaders.datasets.arena import Arena, SealedColumns, open_sealed
+from loaders.datasets.keeper import Keeper, Name, Peer, receive
+from loaders.datasets.loading import Progress, check_fits, names_to_load, plan_columns
+from loaders.datasets.store import MemoryShard
+from loaders.errors import LoadersError
+from loaders.schema import Field, field_from_json
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from loaders.datasets.loading import ColumnPlan
+    from loaders.datasets.packed import PackedDataset
+
+    Plan = Callable[[], Mapping[str, ColumnPlan]]
+
+logger = logging.getLogger(__name__)
+SILENCE_S = 60.0  # a loading process tells of itself twice a second
+ATTACH_S = 5.0  # that a copy may be without a process that offers it, when one has ended
+_RETRY_S = 0.01
+
+
+def share_columns(
+    dataset: PackedDataset, origin: Path, decode: bool, progress: bool, all_users: bool
+) -> tuple[MemoryShard, dict[str, Field]]:
+    """Load the fields of a dataset for all processes of this machine, or attach to what one loaded.
+
+    Args:
+        dataset: Whose samples.
+        origin: Where they come from, for messages.
+        decode: Whether pictures become pixels.
+        progress: Show a bar, of one's own loading or of the other process's.
+        all_users: Share with everyone who says the same.
+
+    Returns:
+        The columns, and what their records are.
+    """
+    _check_platform()
+
+    def plan() -> dict[str, ColumnPlan]:
+        plans = plan_columns(dataset, decode=decode, progress=progress)
+        nbytes = sum(plan.nbytes for plan in plans.values())
+        available = check_fits(nbytes)
+        logger.info(
+            "%s: one copy of %.3g GB for this machine's %s; %.3g GB are available",
+            origin,
+            nbytes / 1e9,
+            _processes(),
+            available / 1e9,
+        )
+        return plans
+
+    shared = load(Name(_identity(dataset, decode), all_users), plan, progress)
+    fields = {name: field_from_json(field) for name, field in shared.sealed.meta.items()}
+    return SharedShard(origin, shared.sealed.columns, shared), fields
+
+
+def _identity(dataset: PackedDataset, decode: bool) -> str:
+    """Hash what decides the bytes."""
+    fields = {name: dataset.schema.fields[name].to_json() for name in names_to_load(dataset)}
+    said = {"release": __version__, "dataset": dataset.fingerprint, "fields": fields}
+    return xxhash.xxh3_128_hexdigest(
+        json.dumps(said | {"decode": decode, "scale": dataset.scale}).encode()
+    )
+
+
+def _processes() -> str:
+    ranks = os.environ.get("LOCAL_WORLD_SIZE")
+    return "processes" if ranks is None else f"{ranks} ranks and their workers"
+
+
+def _check_platform() -> None:
+    if not (sys.platform == "linux" and hasattr(os, "memfd_create")):
+        raise LoadersError(
+            "shared=True needs Linux (memfd and abstract sockets): leave it out, "
+            "and each process has its own copy, or use ShardDataset, which shares the page cache"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedShard(MemoryShard):
+    """Columns that processes share; pickling sends where to find them."""
+
+    shared: SharedColumns
+
+    def __reduce__(self) -> Any:
+        return _attach_shard, (self.path, self.shared.name)
+
+
+def _attach_shard(path: Path, name: Name) -> SharedShard:
+    shared = attach(name)
+    return SharedShard(path, shared.sealed.columns, shared)
+
+
+class SharedColumns:
+    """This process's hold on a shared copy; it lets go when it is collected.
+
+    Attributes:
+        name: Where others find the copy.
+        sealed: The columns, and what was stored with them.
+    """
+
+    def __init__(self, name: Name, sealed: SealedColumns, keeper: Keeper) -> None:
+        self.name, self.sealed = name, sealed
+        self._end = weakref.finalize(self, keeper.close)
+
+    def close(self) -> None:
+        """Offer it to others no more; the columns stay for as long as somebody refers to them."""
+        self._end()
+
+
+_held: weakref.WeakValueDictionary[Name, SharedColumns] = weakref.WeakValueDictionary()
+
+
+def load(name: Name, plan: Plan, progress: bool) -> SharedColumns:
+    """Load what ``plan`` says, unless another process has it or is at it.
+
+    Raises:
+        LoadersError: Whoever is at it fails, dies, falls silent, or is not to be trusted.
+    """
+    shared, patience = _held.get(name), time.monotonic() + SILENCE_S
+    while shared is None:
+        listener = name.bind()
+        shared = (
+            _find(name, patience, progress)
+            if listener is None
+            else _fill(name, listener, plan, progress)
+        )
+    return _held.setdefault(name, shared)
+
+
+def attach(name: Name) -> SharedColumns:
+    """Attach to a copy that some process of this machine has; LoadersError if none has."""
+    shared, patience = _held.get(name), time.monotonic() + ATTACH_S
+    while shared is None:
+        shared = _find(name, patience, progress=False)
+    return _held.setdefault(name, shared)
+
+
+def _fill(name: Name, listener: socket.socket, plan: Plan, progress: bool) -> SharedColumns:
+    """Load the copy, and share it from then on."""
+    keeper = Keeper(name, listener=listener)
+    try:
+        fd = _load_arena(name, plan(), keeper, progress)
+        shared = SharedColumns(name, open_sealed(fd, name.identity), keeper)
+    except BaseException as error:  # whatever it is: others must not wait any longer
+        keeper.fail(f"{type(error).__name__}: {error}")
+        raise
+    keeper.ready(fd)
+    return shared
+
+
+def _load_arena(
+    name: Name, plans: Mapping[str, ColumnPlan], keeper: Keeper, progress: bool
+) -> int:
+    total = sum(plan.data_nbytes for plan in plans.values())
+    meta = {name: plan.field.to_json() for name, plan in plans.items()}
+    arena = Arena(name.identity, plans, meta)
+    try:
+        with Progress(total, progress, "loading one copy for all") as bar:
+
+            def report(nbytes: int) -> None:
+                bar.update(nbytes)
+                keeper.report(bar.done, total)
+
+            for name_, plan in plans.items():
+                plan.fill(arena.columns[name_], report)
+        return arena.seal()
+    except BaseException:
+        arena.discard()
+        raise
+
+
+def _find(name: Name, patience: float, progress: bool) -> SharedColumns | None:
+    """Get the copy from the process that has the name; None if it went before it said anything."""
+    connection = name.connect()
+    if connection is None:
+        if time.monotonic() > patience:
+            raise LoadersError(
+                f"no process of this machine offers the shared copy {name.identity}: "
+                "those that had it have ended, or it was pickled on another machine. "
+                "Make the dataset anew, from its path"
+            )
+        time.sleep(_RETRY_S)
+        return None
+    try:
+        fd = _receive_copy(name, connection, progress)
+        if fd is None:
+            connection.close()
+            return None
+        try:
+            sealed = open_sealed(fd, name.identity)
+        except BaseException:
+            os.close(fd)
+            raise
+    except BaseException:
+        connection.close()
+        raise
+    return SharedColumns(name, sealed, Keeper(name, connection=connection, fd=fd))
+
+
+def _receive_copy(name: Name, connection: socket.socket, progress: bool) -> int | None:
+    """Wait for the copy, for as long as its process is heard of."""
+    peer = Peer.of(connection)
+    who, heard = f"process {peer.pid}, which was to load the shared copy,", False
+    if not name.admits(peer):
+        raise LoadersError(
+            f"the shared copy is offered by process {peer.pid} of user {peer.uid}, who is neither "
+            "root nor this user: shared='all_users' would trust it"
+        )
+    connection.settimeout(SILENCE_S)
+    with Progress(0, progress, f"process {peer.pid} loads one copy for all") as bar:
+        while True:
+            try:
+                message, fd = receive(connection)
+            except TimeoutError:
+                raise LoadersError(f"{who} was not heard of for {SILENCE_S:.0f} s") from None
+            if message is None and heard:
+                raise LoadersError(f"{who} died at it: start all that share it again")
+            if message is None:
+                return None
+            if message["state"] == "failed":
+                raise LoadersError(f"{who} could not: {message['why']}")
+            if fd is not None:
+                connection.settimeout(None)
+                return fd
+            if not heard:
+                logger.info("process %d loads the copy that this one will share", peer.pid)
+            heard = True
+            bar.show(message["done"], message["total"])

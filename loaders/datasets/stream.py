@@ -1,0 +1,277 @@
+"""Rows of tokens as what they are parts of: one stream, cut wherever one likes.
+
+Rows that are full lie end to end in their shard, so any number of tokens from anywhere in such a
+run is one strided copy. A run ends with a shard, and with a row that ends early; what crosses its
+end is put together from both sides.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loaders.columns import FixedColumn, VarColumn
+from loaders.datasets.gather import rows_at
+from loaders.errors import SchemaError, ShardError
+from loaders.schema import Tokens
+
+if TYPE_CHECKING:
+    from loaders.datasets.packed import PackedDataset
+
+Indices = npt.NDArray[np.int64]
+TOKENS, NUM_TOKENS, DOCUMENT_ENDS = "tokens", "num_tokens", "document_ends"
+
+
+class TokenStream:
+    """The valid tokens of a dataset, by position.
+
+    Thread-safe.
+
+    Args:
+        dataset: What ``packdata tokens`` made, mapped or in memory; all of it, in its own order.
+
+    Attributes:
+        field: What is known of the tokens.
+        dtype: Their numpy type.
+        num_tokens: How many there are.
+
+    Raises:
+        SchemaError: The dataset holds no tokens, or is a view of some of its rows.
+        ShardError: Its rows contradict each other.
+    """
+
+    def __init__(self, dataset: PackedDataset) -> None:
+        field = dataset.schema.fields.get(TOKENS)
+        if not isinstance(field, Tokens):
+            raise SchemaError(
+                "there are no tokens in this dataset: pack them with 'packdata tokens'"
+            )
+        if not np.array_equal(
+            dataset.numbers_of(np.arange(len(dataset))), np.arange(len(dataset.store))
+        ):
+            raise SchemaError(
+                "rows that were selected are no stream: windows are divided with TokenWindows.split"
+            )
+        self._dataset, self._store, self.field = dataset, dataset.store, field
+        self.dtype = np.dtype(field.dtype)
+        counts = dataset.column(NUM_TOKENS).astype(np.int64)
+        bad = (counts < 0) | (counts > field.row_tokens)
+        if bad.any():
+            row = int(bad.argmax())
+            path, number = self._store.place(row)
+            what = f"its row holds {counts[row]} tokens of {field.row_tokens}"
+            raise ShardError(what, path, number, NUM_TOKENS, "Run 'packdata verify'")
+        self._find_runs(counts)
+        self._verified = np.zeros(len(counts), bool)
+        self._all_verified = self._store.check == "never"
+        self._addresses = np.full(len(self._firsts), -1, np.int64)
+        self._low, self._high = 0, 0
+        self._opened: set[int] = set()
+        self._all_open = False
+        self._views: dict[int, torch.Tensor] = {}
+        self._lock = threading.Lock()
+
+    def _find_runs(self, counts: Indices) -> None:
+        begins = np.ones(len(counts), bool)
+        begins[1:] = counts[:-1] < self.field.row_tokens
+        begins[self._store.starts] = True
+        rows = np.flatnonzero(begins)
+        lengths = np.add.reduceat(counts, rows) if len(rows) else rows
+        rows, lengths = rows[lengths > 0], lengths[lengths > 0]
+        self._lasts = np.cumsum(lengths)
+        self._firsts, self._rows = self._lasts - lengths, rows
+        self._shards = self._store.shards_of(rows)
+        self._row_starts = np.cumsum(counts) - counts
+        self.num_tokens = int(lengths.sum())
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+    @cached_property
+    def document_ends(self) -> Indices:
+        """Positions behind each document, ascending; the last one is ``num_tokens``."""
+        field = self._dataset.schema.fields[DOCUMENT_ENDS]
+        parts, start = [np.zeros(0, np.int64)], 0
+        for number, column in enumerate(self._store.column(DOCUMENT_ENDS)):
+            if isinstance(column, FixedColumn):
+                width = column.data.shape[1]
+                starts = np.arange(len(column), dtype=np.int64) * width
+                column = VarColumn(column.data.reshape(-1), starts, np.full(len(column), width))
+            inside, rows = _values(column, field.dtype)
+            parts.append(self._row_starts[start + rows] + inside)
+            start += self._store.shards[number].num_samples
+        ends = np.concatenate(parts)
+        if len(ends) and (ends[-1] > self.num_tokens or (np.diff(ends) <= 0).any()):
+            raise ShardError(
+                "its documents do not follow each other",
+                self._store.shards[0].path,
+                None,
+                DOCUMENT_ENDS,
+            )
+        if self.num_tokens and (not len(ends) or ends[-1] < self.num_tokens):
+            ends = np.append(ends, self.num_tokens)
+        return ends
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.unsignedinteger]:
+        """Return the tokens from one position to another, a copy."""
+        out = np.empty((1, (stop - start) * self.dtype.itemsize), np.uint8)
+        if stop > start:
+            self.gather(np.array([start], np.int64), stop - start, out)
+        tokens: npt.NDArray[np.unsignedinteger] = out.view(self.dtype)[0]
+        return tokens
+
+    def gather(self, starts: Indices, length: int, out: npt.NDArray[np.uint8]) -> None:
+        """Copy ``length`` tokens from each of some positions.
+
+        Args:
+            starts: ``(N,)`` positions, at least 0 and at most ``num_tokens - length``.
+            length: At least 1.
+            out: ``(N, length * itemsize)`` uint8, C-contiguous.
+        """
+        runs = self._prepare(starts, starts + length)
+        addresses = self._addresses_of(starts, runs)
+        over = starts + length > self._lasts[runs]
+        if not over.any():
+            self._copy(addresses, out)
+            return
+        if not over.all():
+            addresses[over] = addresses[~over][0]  # they are put right below
+            self._copy(addresses, out)
+        for i in np.flatnonzero(over).tolist():
+            self._join(int(starts[i]), out[i])
+
+    def gather_ranges(self, starts: Indices, lengths: Indices, out: npt.NDArray[np.uint8]) -> None:
+        """Copy ranges of different lengths, one behind the other.
+
+        Args:
+            starts: ``(N,)`` positions.
+            lengths: ``(N,)``, each at least 1 and within the stream.
+            out: ``(lengths.sum() * itemsize,)`` uint8.
+        """
+        item = self.dtype.itemsize
+        runs = self._prepare(starts, starts + lengths)
+        addresses = self._addresses_of(starts, runs)
+        over = starts + lengths > self._lasts[runs]
+        ends = np.cumsum(lengths)
+        if not over.all():
+            addresses -= (ends - lengths) * item
+            each = np.repeat(addresses, lengths)
+            each += np.arange(0, len(each) * item, item)
+            if over.any():
+                each[np.repeat(over, lengths)] = self._low
+            self._copy(each, out.reshape(-1, item))
+        for i in np.flatnonzero(over).tolist():
+            self._join(int(starts[i]), out[int(ends[i] - lengths[i]) * item : int(ends[i]) * item])
+
+    def _runs_of(self, positions: Indices) -> Indices:
+        if len(self._lasts) == 1:
+            return np.zeros(len(positions), np.int64)
+        return np.searchsorted(self._lasts, positions, "right")
+
+    def _copy(self, addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
+        nbytes = out.shape[1]
+        low, view = self._view(nbytes)
+        addresses -= low
+        if torch.get_num_threads() > 1:  # it would wait for threads of its own, for so little
+            out[...] = view.numpy()[addresses]
+            return
+        torch.index_select(view, 0, torch.from_numpy(addresses), out=torch.from_numpy(out))
+
+    def _view(self, nbytes: int) -> tuple[int, torch.Tensor]:
+        with self._lock:
+            low, view = self._low, self._views.get(nbytes)
+            if view is None:
+                if len(self._views) > 64:
+                    self._views.clear()
+                view = self._views[nbytes] = rows_at(low, self._high, nbytes)
+            return low, view
+
+    def _addresses_of(self, positions: Indices, runs: Indices) -> Indices:
+        addresses: Indices = (positions - self._firsts[runs]) * self.dtype.itemsize
+        addresses += self._addresses[runs]
+        return addresses
+
+    def _join(self, start: int, out: npt.NDArray[np.uint8]) -> None:
+        """Copy tokens that lie in several runs."""
+        item, at = self.dtype.itemsize, 0
+        length = len(out) // item
+        run = int(np.searchsorted(self._lasts, start, "right"))
+        while at < length:
+            here = min(length - at, int(self._lasts[run]) - start - at)
+            address = int(self._addresses[run]) + (start + at - int(self._firsts[run])) * item
+            view = rows_at(address, address + here * item, here * item)
+            torch.from_numpy(out[at * item : (at + here) * item]).copy_(view[0])
+            at, run = at + here, run + 1
+
+    # -- shards ------------------------------------------------------------------------------------
+
+    def _prepare(self, starts: Indices, stops: Indices) -> Indices:
+        """Map the shards of some ranges, verify their rows unless that was done, and return their first runs."""
+        runs = self._runs_of(starts)
+        if not self._all_open:
+            lasts = self._runs_of(stops - 1)
+            for number in np.unique(self._shards[_spans(runs, lasts)]).tolist():
+                if number not in self._opened:
+                    self._open_shard(number)
+            self._all_open = len(self._opened) == len(np.unique(self._shards))
+        if not self._all_verified:
+            self._verify(starts, stops)
+        return runs
+
+    def _open_shard(self, number: int) -> None:
+        data = self._data(number)
+        address, row_nbytes = int(data.ctypes.data), data.shape[1]
+        with self._lock:
+            if self._high == 0:
+                self._low, self._high = address, address + data.nbytes
+            else:
+                self._low = min(self._low, address)
+                self._high = max(self._high, address + data.nbytes)
+            self._views.clear()
+            mine = np.flatnonzero(self._shards == number)
+            rows = self._rows[mine] - self._store.starts[number]
+            self._addresses[mine] = address + rows * row_nbytes
+            self._opened.add(number)
+
+    def _data(self, number: int) -> npt.NDArray[np.uint8]:
+        shard = self._store.shard(number)
+        column, nbytes = shard.columns[TOKENS], self.field.record_nbytes
+        if not isinstance(column, FixedColumn) or column.data.shape[1] != nbytes:
+            what = f"its rows of tokens are not {nbytes} bytes each, one after the other"
+            raise ShardError(what, shard.path, None, TOKENS, "Pack it again")
+        return column.data
+
+    def _verify(self, starts: Indices, stops: Indices) -> None:
+        firsts = np.searchsorted(self._row_starts, starts, "right") - 1
+        lasts = np.searchsorted(self._row_starts, stops - 1, "right") - 1
+        rows = np.unique(_spans(firsts, lasts))
+        always = self._store.check == "always"
+        if always or not self._verified[rows].all():
+            self._store.verify(TOKENS, self._store.rows(rows))
+            self._verified[rows] = True
+            self._all_verified = not always and bool(self._verified.all())
+
+
+def _spans(firsts: Indices, lasts: Indices) -> Indices:
+    """Return all numbers from each first to its last one."""
+    lengths = lasts - firsts + 1
+    ends = np.cumsum(lengths)
+    return np.repeat(firsts - (ends - lengths), lengths) + np.arange(int(lengths.sum()))
+
+
+def _values(column: VarColumn, dtype: str) -> tuple[Indices, Indices]:
+    """Return all numbers of rows of varying size, and the row of each."""
+    item = np.dtype(dtype).itemsize
+    counts = column.lengths // item
+    rows = np.repeat(np.arange(len(column)), counts)
+    before = np.cumsum(counts) - counts
+    offsets = np.repeat(column.starts - before * item, counts) + np.arange(len(rows)) * item
+    values = np.zeros(len(rows), np.int64)
+    for byte in range(item):  # they are not aligned
+        values |= column.buffer[offsets + byte].astype(np.int64) << (8 * byte)
+    return values, rows

@@ -1,0 +1,420 @@
+"""``TokenWindows``: a stream of tokens as samples of one length, with the token that follows each."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from loaders.buffers import FreshMemory
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.binpack import Fit
+from loaders.datasets.documents import IGNORED, DocumentJob, DocumentPlan
+from loaders.datasets.packed import PackedDataset
+from loaders.datasets.samples import SampleBatch, batch_type
+from loaders.datasets.shard import ShardDataset
+from loaders.datasets.stream import TokenStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from loaders.datasets.readers import Memory
+    from loaders.workers import Job
+
+Indices = npt.NDArray[np.int64]
+By = Literal["stream", "document"]
+Tail = Literal["drop", "pad"]
+Dtype = Literal["int64", "int32", "stored"]
+_NAMES = ("tokens", "targets")
+_PART_BYTES = 4 << 20  # of a batch that is not worth another thread
+
+
+class TokenWindows(BatchDataset):
+    """Windows over a stream of tokens: a map-style dataset of ``tokens`` and ``targets``.
+
+    ``by="stream"`` cuts the whole stream, documents and all, every ``stride`` tokens; target ``i``
+    is token ``i + 1``. ``by="document"`` packs whole documents into windows (longer ones are
+    split); a target is the next token of the same document, -100 where there is none, and samples
+    also have ``position_ids`` (from 0 in each part of a document) and ``document_ids`` (from 0 in
+    each window, -1 where it is padded). A batch of these also has ``cu_seqlens`` (int32: where
+    sequences begin in the flattened batch, and its end; padding counts as a sequence) and
+    ``max_seqlen`` (an int), as attention over sequences of different lengths wants them.
+
+    Args:
+        dataset: What ``packdata tokens`` made: its folder, or a ``ShardDataset`` or ``RAMDataset``
+            of it. A folder is opened with the ``check`` that ``ShardDataset`` has by default.
+        length: Tokens of a window.
+        stride: Tokens from one window to the next; default: ``length``. For ``by="stream"``.
+        tail: What becomes of the last tokens where they make no whole window: ``"drop"``, or
+            ``"pad"``: tokens are zeros (the end-of-document token, where the tokenizer has one),
+            targets -100.
+        by: ``"stream"`` or ``"document"``.
+        fit: How documents are put together, the longest first: ``"best"`` leaves least empty,
+            ``"first"`` takes the first window that has room.
+        dtype: Of tokens and targets: ``"int64"``, ``"int32"``, or ``"stored"``: as they are
+            stored, uint8 to uint32, to be widened on the device (``.long()``); targets then are a
+            view of the same memory.
+        span: First position and the one behind the last, in tokens; default: all. With
+            ``by="document"``, of documents that begin inside.
+
+    Attributes:
+        num_left_out: Tokens behind the last window, which no sample has.
+        padding_share: Share of positions that hold no token.
+
+    Shape:
+        Tokens and targets of a batch: ``(N, length)``; all four are where ``by="document"``.
+
+    Raises:
+        SchemaError: The dataset holds no tokens, or some of its rows only.
+        ValueError: An option is out of range, or there is no window of that length.
+
+    Example::
+
+        windows = TokenWindows("packed", length=1024)
+        for tokens, targets in DataLoader(windows, batch_size=32, shuffle=True):
+            loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    """
+
+    finishes_late = True
+    max_group = 32
+
+    def __init__(
+        self,
+        dataset: PackedDataset | Path | str,
+        length: int = 1024,
+        stride: int | None = None,
+        *,
+        tail: Tail = "drop",
+        by: By = "stream",
+        fit: Fit = "best",
+        dtype: Dtype = "int64",
+        span: tuple[int, int] | None = None,
+    ) -> None:
+        self.dataset = dataset if isinstance(dataset, PackedDataset) else ShardDataset(dataset)
+        self.length, self.stride = length, length if stride is None else stride
+        self.tail, self.by, self.fit, self.dtype = tail, by, fit, dtype
+        self._check_options(stride)
+        self.stream = TokenStream(self.dataset)
+        self.span = self._check_span(span)
+        self._plan: DocumentPlan | None = None
+        self._is_half = False
+        if by == "document":
+            self._plan_documents()
+        else:
+            self._plan_stream()
+        if not len(self):
+            what = (
+                f"{self.span[1] - self.span[0]:,} tokens make no window of {length:,} and one more"
+            )
+            raise ValueError(f"{what}: give a smaller length, or tail='pad'")
+
+    def _check_options(self, stride: int | None) -> None:
+        for name, value in (("length", self.length), ("stride", self.stride)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value!r}")
+        choices = {"tail": Tail, "by": By, "fit": Fit, "dtype": Dtype}
+        for name, choice in choices.items():
+            if getattr(self, name) not in get_args(choice):
+                raise ValueError(
+                    f"{name} must be one of {get_args(choice)}, got {getattr(self, name)!r}"
+                )
+        if self.by == "document" and stride is not None:
+            raise ValueError("stride is for by='stream': documents are not repeated")
+        if self.dtype == "stored" and (self.by == "document" or self.tail == "pad"):
+            raise ValueError("targets of -100 need dtype='int64' or 'int32'")
+
+    def _check_span(self, span: tuple[int, int] | None) -> tuple[int, int]:
+        total = self.stream.num_tokens
+        start, stop = (0, total) if span is None else span
+        if not 0 <= start <= stop <= total:
+            raise ValueError(f"span must lie in [0, {total}], got {span}")
+        return int(start), int(stop)
+
+    def _plan_stream(self) -> None:
+        num, length = self.span[1] - self.span[0], self.length
+        behind_first = num - 1 - length  # targets that the first window does not have
+        if self.tail == "drop":
+            self._num_windows = max(0, behind_first // self.stride + 1)
+        else:
+            self._num_windows = 0 if num < 2 else max(0, -(-behind_first // self.stride)) + 1
+        covered = (self._num_windows - 1) * self.stride + length + 1 if self._num_windows else 0
+        self.num_left_out = max(0, num - covered)
+        self._num_whole = max(0, min(self._num_windows, behind_first // self.stride + 1))
+        self._num_padded = max(0, covered - num - 1)  # the last token has no target, but is one
+
+    def _plan_documents(self) -> None:
+        ends = self.stream.document_ends
+        begins = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
+        first, last = np.searchsorted(begins, self.span).tolist()
+        start = int(begins[first]) if first < last else 0
+        self._plan = DocumentPlan(ends[first:last], start, self.length, self.fit)
+        self._num_windows, self.num_left_out = self._plan.num_windows, 0
+        self._num_padded = self._num_windows * self.length - self._plan.num_tokens
+
+    def __len__(self) -> int:
+        return self._num_windows
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the span."""
+        return self.span[1] - self.span[0]
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the positions of all windows that hold no token."""
+        return self._num_padded / max(1, len(self) * self.length)
+
+    @property
+    def sample_nbytes(self) -> int | None:
+        """Bytes of a window as it is stored; None where documents are laid out one by one."""
+        return None if self.by == "document" else (self.length + 1) * self.stream.dtype.itemsize
+
+    # -- two halves --------------------------------------------------------------------------------
+
+    def finisher(self, device: torch.device) -> Widen | None:
+        """Return what makes tokens and targets of the batches of ``host_half()``, there where they are used.
+
+        So what is prefetched and copied is as narrow as what is stored; and what is handed over is
+        still in the cache. None where targets of -100 are made with the batch.
+        """
+        if self.by == "document" or self.tail == "pad" or self.dtype == "stored":
+            return None
+        return Widen(self.dtype)
+
+    def host_half(self) -> TokenWindows:
+        """Return the same samples, in batches of ``windows``: ``(N, length + 1)`` of the stored type."""
+        other = copy.copy(self)
+        other._is_half = True
+        return other
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the windows and their order; a resumed run must have the same."""
+        options = [self.length, self.stride, self.tail, self.by, self.fit, *self.span]
+        text = " ".join(map(str, [self.dataset.fingerprint, *options]))
+        return xxhash.xxh3_128_hexdigest(text.encode())
+
+    def split(self, parts: Sequence[float]) -> tuple[TokenWindows, ...]:
+        """Divide the stream into consecutive spans, which share no token.
+
+        ``by="document"`` moves the borders to the next end of a document.
+
+        Args:
+            parts: The share of each part; they sum to 1.
+        """
+        if abs(sum(parts) - 1) > 1e-6 or min(parts) < 0:
+            raise ValueError(f"parts must be shares that sum to 1, got {list(parts)}")
+        start, stop = self.span
+        cuts = start + np.round(np.cumsum([0.0, *parts]) * (stop - start)).astype(np.int64)
+        cuts[-1] = stop
+        if self.by == "document":
+            ends = self.stream.document_ends
+            cuts[1:-1] = ends[np.searchsorted(ends, cuts[1:-1])]
+        return tuple(self._with(span=(int(a), int(b))) for a, b in itertools.pairwise(cuts))
+
+    def _with(self, **changed: Any) -> TokenWindows:
+        return TokenWindows(self.dataset, **(self._options() | changed))
+
+    def _options(self) -> dict[str, Any]:
+        names = ("length", "tail", "by", "fit", "dtype", "span")
+        options = {name: getattr(self, name) for name in names}
+        return options if self.by == "document" else options | {"stride": self.stride}
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (self.dataset, self._options())
+
+    # -- samples -----------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one window as a named tuple of tensors."""
+        if not hasattr(index, "__index__"):
+            raise TypeError(f"a window has a whole number, got {index!r}")
+        return self.__getitems__([index])[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the windows one by one; a ``DataLoader`` is faster."""
+        return (self[i] for i in range(len(self)))
+
+    def __getitems__(self, indices: Sequence[int]) -> SampleBatch:
+        """Return the windows of a batch, read together."""
+        job = self.job(indices, FreshMemory())
+        for part in range(job.num_parts):
+            job.run(part)
+        batch: SampleBatch = job.finish()
+        return batch
+
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
+        """Return the work of reading a batch."""
+        numbers = self._numbers(indices)
+        if self._plan is not None:
+            dtype = self.dtype
+            return DocumentJob(self.stream, self._plan, numbers, self.length, dtype, memory)
+        return WindowJob(self, numbers, memory, num_workers)
+
+    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any] | None:
+        """Return several batches whose windows are gathered at once; they share their memory."""
+        if self._plan is not None:
+            return None
+        sizes = [len(batch) for batch in batches]
+        indices = [getattr(batch, "indices", batch) for batch in batches]  # of our samplers
+        job = WindowJob(self, self._numbers(np.concatenate(indices)), memory, 1)
+        job.run(0)
+        kind, tensors = batch_type(job.names), job.tensors()
+        parts = zip(*(tensor.split(sizes) for tensor in tensors), strict=True)
+        return [SampleBatch(kind._make(p), n) for p, n in zip(parts, sizes, strict=True)]
+
+    def _numbers(self, indices: Any) -> Indices:
+        array = getattr(indices, "indices", None)  # of our samplers
+        numbers = np.asarray(indices if array is None else array, np.int64).reshape(-1)
+        n = len(self)
+        if len(numbers) and int(numbers.view(np.uint64).max()) >= n:  # a negative one is huge here
+            if int(numbers.min()) < -n or int(numbers.max()) >= n:
+                bad = int(numbers[(numbers < -n) | (numbers >= n)][0])
+                raise IndexError(f"window {bad} of {n}")
+            numbers = np.where(numbers < 0, numbers + n, numbers)
+        return numbers
+
+    def __repr__(self) -> str:
+        what = f"{len(self):,} windows of {self.length:,}, {self.num_tokens:,} tokens"
+        if self.num_left_out:
+            what += f", the last {self.num_left_out:,} left out"
+        if self._num_padded:
+            what += f", {self.padding_share:.2%} padding"
+        return f"TokenWindows({what})"
+
+
+def _rebuild(dataset: PackedDataset, options: dict[str, Any]) -> TokenWindows:
+    return TokenWindows(dataset, **options)
+
+
+class WindowJob:
+    """The windows of one batch, in parts that threads can share.
+
+    Args:
+        windows: Whose windows.
+        numbers: Which of them.
+        memory: Where the batch goes.
+        num_workers: How many threads may share the work.
+    """
+
+    def __init__(
+        self, windows: TokenWindows, numbers: Indices, memory: Memory, num_workers: int
+    ) -> None:
+        self._windows, self._numbers, self._memory = windows, numbers, memory
+        n, nbytes = len(numbers), (windows.sample_nbytes or 1) * len(numbers)
+        num_parts = 1 if nbytes < _PART_BYTES else max(1, min(num_workers, n))
+        self._part_rows = max(1, -(-n // num_parts))
+        self.num_parts = max(1, -(-n // self._part_rows))
+        self._is_narrow = windows._is_half or windows.dtype == "stored"
+        self.names = ("windows",) if windows._is_half else _NAMES
+        self._tensors: tuple[torch.Tensor, ...] = ()
+        self._lock = threading.Lock()
+
+    def run(self, part: int) -> None:
+        """Read some of the windows."""
+        first = part * self._part_rows
+        numbers = self._numbers[first : first + self._part_rows]
+        out = [tensor[first : first + len(numbers)].numpy() for tensor in self._begin()]
+        if self._is_narrow:
+            self._gather(numbers, out[0])
+            return
+        length, item = self._windows.length, self._windows.stream.dtype.itemsize
+        raw = _scratch(len(numbers) * (length + 1) * item).reshape(len(numbers), -1)
+        self._gather(numbers, raw)
+        narrow = raw.view(self._windows.stream.dtype)
+        np.copyto(out[0], narrow[:, :-1])
+        np.copyto(out[1], narrow[:, 1:])
+        self._pad(numbers, *out)
+
+    def _begin(self) -> tuple[torch.Tensor, ...]:
+        """Take memory when the work begins: by then an earlier batch may have given its own back."""
+        with self._lock:
+            if not self._tensors:
+                self._tensors = tuple(self._take())
+            return self._tensors
+
+    def _take(self) -> Iterator[torch.Tensor]:
+        windows, n = self._windows, len(self._numbers)
+        if self._is_narrow:
+            row = (windows.length + 1) * windows.stream.dtype.itemsize
+            yield torch.from_numpy(self._memory.take("windows", n * row)).view(n, row)
+            return
+        dtype = getattr(torch, windows.dtype)
+        for name in _NAMES:
+            lease = self._memory.take(name, n * windows.length * dtype.itemsize)
+            yield torch.from_numpy(lease).view(dtype).view(n, windows.length)
+
+    def _gather(self, numbers: Indices, out: npt.NDArray[np.uint8]) -> None:
+        windows = self._windows
+        starts = windows.span[0] + numbers * windows.stride
+        if windows._num_whole == len(windows) or int(numbers.max(initial=0)) < windows._num_whole:
+            windows.stream.gather(starts, windows.length + 1, out)
+            return
+        item = windows.stream.dtype.itemsize
+        for i, start in enumerate(starts.tolist()):  # one of them is the short tail
+            stop = min(start + windows.length + 1, windows.span[1])
+            row = np.ascontiguousarray(windows.stream.read(start, stop)).view(np.uint8)
+            out[i, : len(row)] = row
+            out[i, len(row) :].view(windows.stream.dtype)[:] = windows.stream.field.eod or 0
+            assert len(row) % item == 0
+
+    def _pad(self, numbers: Indices, tokens: Any, targets: Any) -> None:
+        windows = self._windows
+        for i in np.flatnonzero(numbers >= windows._num_whole).tolist():
+            start = windows.span[0] + int(numbers[i]) * windows.stride
+            targets[i, max(0, windows.span[1] - start - 1) :] = IGNORED
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return the fields of the batch."""
+        tensors = self._begin()
+        if not self._is_narrow:
+            return tensors
+        narrow = tensors[0].view(getattr(torch, self._windows.stream.dtype.name))
+        return (narrow,) if self._windows._is_half else (narrow[:, :-1], narrow[:, 1:])
+
+    def finish(self) -> SampleBatch:
+        """Return the batch."""
+        return SampleBatch(batch_type(self.names)._make(self.tensors()), len(self._numbers))
+
+    def describe(self, part: int) -> str:
+        """Say what is read."""
+        return f"reading {min(self._part_rows, len(self._numbers))} windows of tokens"
+
+
+class Widen:
+    """Makes tokens and targets of narrow windows, in the wider type that models take.
+
+    Args:
+        dtype: int64 or int32.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    def __call__(self, batch: Any) -> Any:
+        """Return ``tokens`` and ``targets``, ``(N, length)`` each, on the device of the windows."""
+        windows: torch.Tensor = batch.windows
+        views = windows[:, :-1], windows[:, 1:]
+        if windows.device.type == "cpu":  # numpy: torch would start threads for so little
+            wide = (torch.from_numpy(view.numpy().astype(self._dtype)) for view in views)
+        else:
+            wide = (view.to(getattr(torch, self._dtype)) for view in views)
+        return batch_type(_NAMES)._make(wide)
+
+
+_local = threading.local()
+
+
+def _scratch(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return a buffer of this thread: a new one for each batch would cost more in page faults."""
+    buffer: npt.NDArray[np.uint8] | None = getattr(_local, "buffer", None)
+    if buffer is None or len(buffer) < nbytes:
+        buffer = _local.buffer = np.empty(nbytes, np.uint8)
+    return buffer[:nbytes]

@@ -1,0 +1,138 @@
+"""What copying ahead needs of a device: copies in the background, and events that say when they are done."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+_WITH_STREAMS = ("cuda", "xpu")  # cuda is ROCm's name, too
+
+
+class Accelerator(Protocol):
+    """Copies tensors to one device.
+
+    Attributes:
+        device: Where to.
+        is_ahead: Whether copies run beside the caller; if not, there is nothing to gain from
+            starting them early, and the methods below have nothing to do.
+    """
+
+    device: torch.device
+    is_ahead: bool
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """Return the context in which ``copy`` is called."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Start a copy. The source must stay as it is until an event recorded later is done."""
+
+    def record(self) -> Any:
+        """Return an event that is done when all copies started so far are."""
+
+    def wait(self, event: Any, tensors: list[torch.Tensor]) -> None:
+        """Let all work that the caller starts from now on wait for the event, and use these tensors."""
+
+    def done(self, event: Any) -> bool:
+        """Tell whether an event has happened, without waiting."""
+
+    def synchronize(self, event: Any) -> None:
+        """Wait until it has."""
+
+
+class PlainCopies:
+    """Devices without streams of their own, and the CPU: a copy is done when ``copy`` returns.
+
+    Args:
+        device: A tensor that lies there already is not copied.
+    """
+
+    is_ahead = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """Nothing to prepare."""
+        return nullcontext()
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on the device."""
+        return tensor.to(self.device)
+
+    def record(self) -> None:
+        """All is done."""
+
+    def wait(self, event: Any, tensors: list[torch.Tensor]) -> None:
+        """All is done."""
+
+    def done(self, event: Any) -> bool:
+        """All is done."""
+        return True
+
+    def synchronize(self, event: Any) -> None:
+        """All is done."""
+
+
+class StreamCopies:
+    """CUDA, ROCm and XPU: copies on a stream of their own.
+
+    ``torch.cuda`` and ``torch.xpu`` have the same streams and events, in every release this
+    project supports; ``torch.accelerator`` is younger than these.
+
+    Args:
+        device: With or without an index; without, the current device's.
+    """
+
+    is_ahead = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._module: Any = getattr(torch, device.type)
+        given: int | None = device.index
+        index = self._module.current_device() if given is None else given
+        self.device = torch.device(device.type, index)
+        self._stream = self._module.Stream(self.device)
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """Make the copying stream the current one: what is allocated meanwhile belongs to it."""
+        return self._module.stream(self._stream)  # type: ignore[no-any-return]
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Start a copy; it runs beside the caller if the source is page-locked."""
+        return tensor.to(self.device, non_blocking=True)
+
+    def record(self) -> Any:
+        """Return an event behind all copies so far."""
+        event = self._module.Event()
+        event.record(self._stream)
+        return event
+
+    def wait(self, event: Any, tensors: list[torch.Tensor]) -> None:
+        """Let the caller's current stream wait; the caller itself does not.
+
+        The tensors were allocated on the copying stream. Marked as used by the current one, their
+        memory is given to a later copy only when the work queued there until they are freed is done.
+        """
+        stream = self._module.current_stream(self.device)
+        stream.wait_event(event)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+    def done(self, event: Any) -> bool:
+        """Ask the device."""
+        return bool(event.query())
+
+    def synchronize(self, event: Any) -> None:
+        """Wait for the device."""
+        event.synchronize()
+
+
+def accelerator_for(device: torch.device) -> Accelerator:
+    """Return the way of copying to a device."""
+    return StreamCopies(device) if device.type in _WITH_STREAMS else PlainCopies(device)
+
+
+def pins(device: torch.device | None) -> bool:
+    """Tell whether batches for a device should lie in page-locked memory."""
+    return device is not None and device.type in _WITH_STREAMS

@@ -1,0 +1,107 @@
+"""Fused steps on a GPU: one pass over the pixels where Triton is installed; None says that plain operations must do."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+_SOURCES = (torch.uint8, torch.uint16, torch.int16)
+_TARGETS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@cache
+def kernels() -> Any:
+    """Return the module of kernels, or None where there is no Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from loaders.device import kernels as module
+
+    return module
+
+
+def can_fuse(tensor: torch.Tensor) -> bool:
+    """Tell whether kernels may be used on this tensor now: not while it is traced by ``torch.compile``."""
+    return not torch.compiler.is_compiling() and tensor.is_cuda and kernels() is not None
+
+
+def normalized(
+    images: torch.Tensor,
+    mean: torch.Tensor,
+    std: torch.Tensor,
+    out: torch.Tensor,
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Write ``(images - mean) / std``, float32 and rounded once, to ``out``.
+
+    Args:
+        images: ``(N, C, ...)`` of integers; on the device, or page-locked host memory.
+        mean: ``(C,)`` float32, on the device.
+        std: The same.
+        out: ``(M, C, ...)`` floats, on the device.
+        rows: ``(M,)`` int64, on the device: which images; all of them by default.
+
+    Returns:
+        ``out``; None if no kernel takes these dtypes or layouts.
+    """
+    source, target = strides(images), strides(out)
+    module, (channels, pixels) = kernels(), (images.shape[1], images.shape[2:].numel())
+    fits = images.dtype in _SOURCES and out.dtype in _TARGETS
+    if source is None or target is None or not fits or pixels * channels > module.MAX_VALUES:
+        return None
+    if not out.numel():
+        return out
+    numbers, has_rows = (images, False) if rows is None else (rows, True)
+    options = {"CHANNELS": channels, "HAS_ROWS": has_rows, "BLOCK": module.BLOCK}
+    is_interleaved = source[1:] == target[1:] == (1, channels)
+    num_items = pixels * channels if is_interleaved else pixels
+    num_blocks = -(-num_items // module.BLOCK)
+    grid = (len(out) * num_blocks,)
+    sizes = (num_items, num_blocks)
+    with on_device_of(out):
+        operands = (images, out, numbers, mean, std, *sizes)
+        if is_interleaved:
+            module.normalize_interleaved[grid](*operands, source[0], target[0], **options)
+        else:
+            module.normalize_planes[grid](*operands, *source, *target, **options)
+    return out
+
+
+def gathered(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Copy rows of ``x``, ``(N, n)`` in page-locked host memory or on the device, to ``out``, ``(M, n)``.
+
+    Args:
+        x: Rows, each contiguous.
+        rows: ``(M,)`` int64, on the device; all in range.
+        out: Contiguous, of the same dtype, on the device.
+    """
+    module, num_values = kernels(), x.shape[1]
+    num_blocks = -(-num_values // module.BLOCK)
+    if out.numel():
+        with on_device_of(out):
+            grid = (len(out) * num_blocks,)
+            module.gather_rows[grid](
+                x, out, rows, num_values, num_blocks, x.stride(0), BLOCK=module.BLOCK
+            )
+    return out
+
+
+def strides(images: torch.Tensor) -> tuple[int, int, int] | None:
+    """Return the steps from image to image, channel to channel and pixel to pixel; None if those are uneven."""
+    sizes, steps = images.shape[2:], images.stride()[2:]
+    axes = [(n, step) for n, step in zip(sizes, steps, strict=True) if n != 1]
+    if not axes:
+        return images.stride(0), images.stride(1), 1
+    for (_, outer), (n, inner) in pairwise(axes):
+        if outer != n * inner:
+            return None
+    return images.stride(0), images.stride(1), axes[-1][1]
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Make a tensor's GPU the current one: kernels are started there."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

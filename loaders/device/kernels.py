@@ -1,0 +1,101 @@
+"""Triton kernels. Import this module only where Triton is installed: ``loaders.device.fused`` asks first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+BLOCK = 1024  # pixels, or values, of one program
+MAX_VALUES = 1 << 30  # of one image: positions inside it are 32-bit
+
+
+@triton.jit
+def normalize_planes(
+    x: Any,
+    out: Any,
+    rows: Any,
+    mean: Any,
+    std: Any,
+    num_pixels: Any,
+    num_blocks: Any,
+    x_image: Any,
+    x_channel: Any,
+    x_pixel: Any,
+    out_image: Any,
+    out_channel: Any,
+    out_pixel: Any,
+    CHANNELS: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Normalize a run of pixels of one image, channel by channel, from any layout to any.
+
+    A channels-last source is read in steps of C bytes; its lines stay in the first cache until all
+    channels are done. All strides are in elements. With ``HAS_ROWS``, image ``i`` comes from row
+    ``rows[i]``.
+    """
+    program = tl.program_id(0)
+    image = (program // num_blocks).to(tl.int64)
+    pixels = (program % num_blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = pixels < num_pixels
+    source = image
+    if HAS_ROWS:
+        source = tl.load(rows + image)
+    first = x + source * x_image
+    target = out + image * out_image
+    for c in range(CHANNELS):
+        values = tl.load(first + c * x_channel + pixels * x_pixel, mask=inside, other=0)
+        scaled = tl.div_rn(values.to(tl.float32) - tl.load(mean + c), tl.load(std + c))
+        place = target + c * out_channel + pixels * out_pixel
+        tl.store(place, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def normalize_interleaved(
+    x: Any,
+    out: Any,
+    rows: Any,
+    mean: Any,
+    std: Any,
+    num_values: Any,
+    num_blocks: Any,
+    x_image: Any,
+    out_image: Any,
+    CHANNELS: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Normalize a run of values of one image whose channels alternate, in the same order."""
+    program = tl.program_id(0)
+    image = (program // num_blocks).to(tl.int64)
+    values = (program % num_blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = values < num_values
+    source = image
+    if HAS_ROWS:
+        source = tl.load(rows + image)
+    channel = values % CHANNELS
+    pixels = tl.load(x + source * x_image + values, mask=inside, other=0).to(tl.float32)
+    scaled = tl.div_rn(pixels - tl.load(mean + channel), tl.load(std + channel))
+    tl.store(out + image * out_image + values, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gather_rows(
+    x: Any,
+    out: Any,
+    rows: Any,
+    num_values: Any,
+    num_blocks: Any,
+    x_row: Any,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Copy rows of equal size: row ``i`` of the result is row ``rows[i]`` of ``x``, which may be host memory."""
+    program = tl.program_id(0)
+    row = (program // num_blocks).to(tl.int64)
+    values = (program % num_blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = values < num_values
+    source = tl.load(rows + row)
+    found = tl.load(x + source * x_row + values, mask=inside)
+    tl.store(out + row * num_values + values, found, mask=inside)

@@ -1,0 +1,63 @@
+"""Tensors inside batches: named tuples, mappings and lists of them, at any depth."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+
+def map_tensors(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
+    """Return the same batch with every tensor replaced by what ``fn`` makes of it.
+
+    Named tuples (with attributes such as ``valid``), tuples, lists and mappings keep their type;
+    anything else is passed on as it is.
+
+    Example:
+        >>> map_tensors({"a": torch.tensor([1]), "b": ["text"]}, lambda tensor: tensor + 1)
+        {'a': tensor([2]), 'b': ['text']}
+    """
+    if isinstance(value, torch.Tensor):
+        return fn(value)
+    if isinstance(value, PackedSequence):  # its batch_sizes belong on the CPU
+        data, sizes, order, inverse = value
+        return PackedSequence(fn(data), sizes, map_tensors(order, fn), map_tensors(inverse, fn))
+    if isinstance(value, tuple | list):
+        return _mapped_sequence(value, fn)
+    if isinstance(value, Mapping):
+        return _mapped_mapping(value, fn)
+    return value
+
+
+def _mapped_sequence(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
+    items = [map_tensors(item, fn) for item in value]
+    if not hasattr(value, "_fields"):
+        return type(value)(items)
+    record = type(value)(*items)
+    for name, attribute in getattr(value, "__dict__", {}).items():
+        setattr(record, name, map_tensors(attribute, fn))
+    return record
+
+
+def _mapped_mapping(value: Mapping[Any, Any], fn: Callable[[torch.Tensor], Any]) -> Any:
+    items = {name: map_tensors(item, fn) for name, item in value.items()}
+    if type(value) is dict or not isinstance(value, MutableMapping):
+        return items
+    clone = copy.copy(value)  # a tokenizer's batch, say, which has more than its items
+    clone.update(items)
+    return clone
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield every tensor of a batch."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return iter(found)

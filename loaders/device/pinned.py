@@ -1,0 +1,58 @@
+"""Page-locked host memory: what a device can copy from, or read, in the background."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaders.errors import LoadersError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    UInt8Array = npt.NDArray[np.uint8]
+
+
+def pinned_buffer(nbytes: int) -> UInt8Array:
+    """Return new page-locked memory, undefined: a batch slot.
+
+    It is torch's, which rounds the size up to a power of two and keeps freed memory for its own use.
+
+    Raises:
+        RuntimeError: There is no accelerator, or it gets no such memory.
+    """
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+    except RuntimeError as error:
+        error.add_note(
+            f"a batch slot of {nbytes / 1e6:.3g} MB needs page-locked memory: take a smaller batch, "
+            "or leave out device and pin_memory and move batches yourself"
+        )
+        raise
+
+
+def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
+    """Page-lock memory that exists already, until the array dies.
+
+    Args:
+        array: Its memory, which must outlive it; views of the array keep it.
+        what: Says what it is, for messages.
+        runtime: The CUDA runtime, as ``torch.cuda.cudart()`` returns it.
+
+    Raises:
+        LoadersError: The runtime refuses; the message has size and code.
+    """
+    if not array.nbytes:
+        return
+    runtime = torch.cuda.cudart() if runtime is None else runtime
+    address = array.ctypes.data
+    code = int(runtime.cudaHostRegister(address, array.nbytes, 0))
+    if code:
+        raise LoadersError(
+            f"{what}: {array.nbytes / 1e9:.3g} GB could not be page-locked (CUDA error {code}). "
+            "Page-locked memory is bounded by the machine's RAM and by 'ulimit -l'"
+        )
+    weakref.finalize(array, runtime.cudaHostUnregister, address)

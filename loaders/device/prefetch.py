@@ -1,0 +1,153 @@
+"""Batches on their way to a device: copied ahead of the trainer, beside its work.
+
+1. Copies run on a stream of their own. A batch is copied ahead of being asked for only if the host
+   has it ready: the trainer never waits for a batch that it has not asked for yet. At most
+   ``ahead`` batches lie on the device so; ``device_bytes`` is what they take.
+2. An event is recorded behind the copies of each batch. When it is handed over, the trainer's
+   current stream waits for the event; the trainer itself does not.
+3. The host batch is held until its event has happened; then its slots go back to their pools.
+   Events are asked whenever a batch is, and waited for only when ``ahead + 1`` host batches are
+   held already: so many slots may be out, and no more.
+4. The order is the source's. An error that is met ahead is kept and raised in its turn, after the
+   batches before it; so is the end. What comes after an error is the source's to say.
+5. Normal end, early close, a dropped iterator: batches ahead are forgotten, and host batches are
+   let go only after the copies that read them. This waits for copies, never for the trainer's
+   work. ``close`` may be called twice.
+6. Interrupts (whatever is no ``Exception``) go through at once; 5 follows.
+7. Only the trainer's thread is here. Without copies in the background (the CPU, or a device
+   without streams) the same code runs one batch at a time, and holds nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loaders.device.nested import map_tensors, tensors_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from loaders.device.accelerator import Accelerator
+
+
+class Prefetcher:
+    """Yields what a source yields, with every tensor on the device.
+
+    Args:
+        source: Yields batches in host memory, of any nesting.
+        accelerator: Copies them.
+        ahead: How many batches may lie on the device before they are asked for.
+        is_ready: Tells whether the source has its next batch now.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[Any],
+        accelerator: Accelerator,
+        *,
+        ahead: int,
+        is_ready: Callable[[], bool],
+    ) -> None:
+        self._source, self._accelerator, self._is_ready = source, accelerator, is_ready
+        self._ahead = ahead if accelerator.is_ahead else 0
+        self._queue: deque[_Copied | _Failed] = deque()
+        self._held = _Held(accelerator, self._ahead + 1)
+        self._release = weakref.finalize(self, self._held.clear)
+
+    def __iter__(self) -> Prefetcher:
+        return self
+
+    def __next__(self) -> Any:
+        self._held.sweep()
+        if not self._queue:
+            self._queue.append(self._fetch())
+        first = self._queue.popleft()
+        if isinstance(first, _Failed):
+            raise first.error
+        self._fetch_ready()
+        if first.event is not None:
+            self._accelerator.wait(first.event, list(tensors_of(first.batch)))
+        return first.batch
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the batches that lie on the device and were not handed over yet."""
+        return sum(item.nbytes for item in self._queue if isinstance(item, _Copied))
+
+    def close(self) -> None:
+        """Forget what was copied ahead, and let the host batches go."""
+        self._queue.clear()
+        self._held.clear()
+
+    def _fetch_ready(self) -> None:
+        while len(self._queue) < self._ahead and self._is_ready():
+            item = self._fetch()
+            self._queue.append(item)
+            if isinstance(item, _Failed):
+                return
+
+    def _fetch(self) -> _Copied | _Failed:
+        try:
+            return self._copy(next(self._source))
+        except Exception as error:  # whatever it is, the end included: it waits for its turn
+            return _Failed(error)
+
+    def _copy(self, batch: Any) -> _Copied:
+        if not self._accelerator.is_ahead:
+            return _Copied(map_tensors(batch, self._accelerator.copy), None, 0)
+        self._held.make_room()
+        with self._accelerator.copying():
+            copied = map_tensors(batch, self._accelerator.copy)
+        event = self._accelerator.record()
+        self._held.add(event, batch)
+        return _Copied(copied, event, sum(tensor.nbytes for tensor in tensors_of(copied)))
+
+
+@dataclass(slots=True)
+class _Copied:
+    """A batch on the device, or nearly."""
+
+    batch: Any
+    event: Any
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Failed:
+    """An error, or the end, in its place between batches."""
+
+    error: Exception
+
+
+class _Held:
+    """Host batches that copies read, oldest first, each with the event behind its copies."""
+
+    def __init__(self, accelerator: Accelerator, limit: int) -> None:
+        self._accelerator, self._limit = accelerator, limit
+        self._batches: deque[tuple[Any, Any]] = deque()
+
+    def add(self, event: Any, batch: Any) -> None:
+        self._batches.append((event, batch))
+
+    def sweep(self) -> None:
+        """Let go of those whose copies are done."""
+        while self._batches and self._accelerator.done(self._batches[0][0]):
+            self._batches.popleft()
+
+    def make_room(self) -> None:
+        """Wait for the oldest copies if too many batches are held."""
+        self.sweep()
+        while len(self._batches) >= self._limit:
+            self._accelerator.synchronize(self._batches[0][0])
+            self._batches.popleft()
+
+    def clear(self) -> None:
+        """Wait for all copies, and let go."""
+        while self._batches:
+            with suppress(RuntimeError):  # of a broken device: then nothing is read any more
+                self._accelerator.synchronize(self._batches[0][0])
+            self._batches.popleft()

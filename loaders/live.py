@@ -1,0 +1,104 @@
+"""What every worker of every live loader is doing, on demand: for a run that seems to hang.
+
+``loaders.dump()`` returns it as text; ``loaders.dump_on()``, or ``LOADERS_DUMP=SIGUSR1`` in the environment,
+writes it to stderr when the signal comes, whatever the trainer is waiting for. Worker threads are
+described here; a child process of a loader writes its own lines.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+logger = logging.getLogger(__name__)
+_live: dict[
+    int, weakref.ref[Any]
+] = {}  # a plain dict: copying it is safe in any thread and in a signal handler
+_installed: set[int] = set()
+
+
+def dump() -> str:
+    """Say what every worker of every live loader of this process is doing, and for how long."""
+    pid = os.getpid()
+    lines = []
+    for reference in list(_live.values()):
+        live = reference()
+        if live is not None and live.pid == pid:
+            lines.append(f"  {_described(live)}\n")
+    return f"loaders: {len(lines)} being iterated in process {pid}\n{''.join(lines)}"
+
+
+def _described(live: Any) -> str:
+    try:
+        return str(live.describe())
+    except Exception as error:  # whatever it is: the others want to be told of
+        return f"cannot tell: {type(error).__name__}: {error}"
+
+
+def dump_on(signum: int = signal.SIGUSR1) -> None:
+    """Write ``dump()`` to stderr whenever this process gets a signal; a handler that was there is called, too.
+
+    Call it on the main thread. It works while the trainer waits for a batch, too.
+    """
+    if signum in _installed:
+        return
+    previous = signal.getsignal(signum)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        write(dump())
+        if callable(previous):
+            previous(number, frame)
+
+    signal.signal(signum, handle)
+    _installed.add(signum)
+
+
+def write(text: str) -> None:
+    """Write to stderr past Python's buffers: a handler may have interrupted a write to them."""
+    os.write(2, text.encode())
+
+
+def register(live: Any) -> None:
+    """Count an iteration as live until it is dropped: ``pid`` says whose it is, ``describe()`` what it does."""
+    _install_from_environment()
+    number = id(live)
+    _live[number] = weakref.ref(live, lambda _: _live.pop(number, None))
+
+
+def _install_from_environment() -> None:
+    name = os.environ.get("LOADERS_DUMP")
+    if not name or threading.current_thread() is not threading.main_thread():
+        return
+    try:
+        dump_on(signal.Signals[name])
+    except KeyError:
+        names = ", ".join(s.name for s in (signal.SIGUSR1, signal.SIGUSR2))
+        raise ValueError(f"LOADERS_DUMP must name a signal ({names}), got {name!r}") from None
+
+
+def dump_in_child(describe: Callable[[], str]) -> None:
+    """Make SIGUSR1 write what this child process of a loader is doing; SIGUSR2 shall not end it either.
+
+    Launchers send such signals to whole process groups.
+    """
+    pid = os.getpid()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        write(f"loaders: in child process {pid}: {describe()}\n")
+
+    signal.signal(signal.SIGUSR1, handle)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
+def since(moment: float | None) -> str:
+    """Say how long ago a moment of ``time.monotonic`` is."""
+    return "" if moment is None else f" for {time.monotonic() - moment:.1f} s"

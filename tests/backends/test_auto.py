@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import multiprocessing
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from loaders import DataLoader, RAMDataset, ShardDataset
+from loaders.backends import auto
+from loaders.backends.auto import AutoPool, StepWatch, can_fork, waits_for_interpreter
+from loaders.backends.maker import Maker
+from loaders.backends.ordered import OrderedBatches
+from tests.packdata.packing import pack_samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loaders.backends.ordered import Pool
+
+
+@pytest.mark.parametrize(
+    ("what", "cpu_s", "num_waits", "verdict"),
+    [
+        ("tiny operations beside a busy thread", 0.6, 260, True),
+        ("a few long operations", 0.99, 8, False),
+        ("waiting for a GPU", 0.02, 30, False),
+        ("tiny operations that nobody disturbs", 0.99, 400, False),
+    ],
+)
+def test_many_short_waits_are_the_interpreters(
+    what: str, cpu_s: float, num_waits: int, verdict: bool
+) -> None:
+    assert waits_for_interpreter(1.0, cpu_s, num_waits) is verdict, what
+
+
+def test_the_watch_counts_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens between ``enter`` and ``leave`` is the loader's own."""
+    now = [0.0, 0.0, 0]
+    monkeypatch.setattr(auto, "_usage", lambda: tuple(now))
+    watch = StepWatch()
+
+    for _ in range(11):
+        watch.leave()
+        now = [now[0] + 0.1, now[1] + 0.05, now[2] + 5]  # the step: 50 waits a second
+        watch.enter()
+        now = [now[0] + 9, now[1], now[2] + 10_000]  # the loader
+    assert not watch.is_waiting
+
+    for _ in range(11):
+        watch.leave()
+        now = [now[0] + 0.1, now[1] + 0.05, now[2] + 50]
+        watch.enter()
+    assert watch.is_waiting
+
+
+class Numbers(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        if index == 7:
+            raise ZeroDivisionError("seven")
+        return index
+
+    def __len__(self) -> int:
+        return 40
+
+
+def served(change_at: int) -> tuple[list[Any], list[str]]:
+    """Take every batch from a pool that is told to change over when ``change_at`` batches were put in."""
+    maker = Maker(Numbers(), torch.utils.data.default_collate, 1, True, 2)
+    told: list[str] = []
+    pool = AutoPool(maker, lambda: told.append("changed"))
+    put, num_put = pool.put, 0
+
+    def counted(group: list[Any]) -> None:
+        nonlocal num_put
+        pool._watch.is_waiting = num_put >= change_at
+        num_put += 1
+        put(group)
+
+    pool.put = counted  # type: ignore[method-assign]
+    batches = OrderedBatches(pool, iter([[i] for i in range(40)]), prefetch_batches=3)
+    results: list[Any] = []
+    while True:
+        try:
+            results.append(next(batches).item())
+        except ZeroDivisionError as error:
+            results.append(type(error))
+        except StopIteration:
+            return results, told
+
+
+@pytest.mark.parametrize("change_at", [0, 5, 8, 20, 100])
+def test_nothing_is_lost_or_out_of_order_when_it_changes_over(change_at: int) -> None:
+    results, told = served(change_at)
+
+    assert results == [i if i != 7 else ZeroDivisionError for i in range(40)]
+    assert told == ["changed"] * (change_at < 40)
+    assert not multiprocessing.active_children()
+
+
+def test_where_nothing_can_be_forked_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_fork()
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")
+
+    assert not can_fork()
+
+
+def pool_of(loader: DataLoader) -> Pool:
+    iterator: Any = iter(loader)
+    next(iterator)
+    return iterator._batches._pool  # type: ignore[no-any-return]
+
+
+def test_only_auto_watches(tmp_path: Path) -> None:
+    data = ShardDataset(pack_samples(tmp_path / "a", 12, format="parquet"), fields=["label"])
+
+    assert isinstance(pool_of(DataLoader(data, 2, num_workers=1)), AutoPool)
+    assert not isinstance(pool_of(DataLoader(data, 2, num_workers=1, backend="thread")), AutoPool)
+
+
+@pytest.mark.slow
+def test_a_step_of_tiny_operations_gets_a_child_process() -> None:
+    images = torch.zeros(20_000, 3, 64, 64, dtype=torch.uint8)
+    data = RAMDataset.from_arrays(image=images).replace(transform=lambda s: sum(range(3000)))
+    loader = DataLoader(data, 16, num_workers=1, collate_fn=len)
+    began = time.monotonic()
+
+    for _ in loader:
+        x = torch.zeros(4)
+        for _ in range(5000):
+            x = x + 1
+        if loader.backend == "subprocess" or time.monotonic() - began > 60:
+            break
+
+    assert loader.backend == "subprocess"
+
+
+@pytest.mark.slow
+def test_a_step_that_waits_keeps_threads() -> None:
+    images = torch.zeros(2_000, 3, 64, 64, dtype=torch.uint8)
+    loader = DataLoader(RAMDataset.from_arrays(image=images), 16, num_workers=1)
+
+    for _ in loader:
+        time.sleep(0.03)
+
+    assert loader.backend == "thread"

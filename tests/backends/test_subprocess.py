@@ -1,0 +1,417 @@
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from loaders import DataLoader, ShardDataset, augment
+from loaders.errors import SampleError
+from tests.packdata.packing import pack_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NUM = 23
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_samples(tmp_path_factory.mktemp("packed") / "a", NUM, format="parquet")
+
+
+def dataset(folder: Path, **settings: Any) -> ShardDataset:
+    fields = ["image", "label", "boxes", "key", "pixels", "sample_id"]
+    return ShardDataset(folder, fields=fields, **settings)
+
+
+def child_loader(data: Any, *args: Any, **settings: Any) -> DataLoader:
+    given: dict[str, Any] = {"num_workers": 2, "backend": "subprocess"} | settings
+    return DataLoader(data, *args, **given)
+
+
+def children() -> list[int]:
+    gc.collect()
+    return [child.pid or 0 for child in multiprocessing.active_children()]
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.01)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert one.stride() == other.stride()
+        assert torch.equal(one, other)
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    else:
+        assert one == other
+
+
+# -- the same batches -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_batches_are_those_of_the_plain_path(folder: Path, method: str) -> None:
+    data = dataset(folder, augment=[augment.RandomResizedCrop(12)])
+    settings: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3}
+    plain = DataLoader(data, num_workers=0, **settings)
+    loader = child_loader(data, multiprocessing_context=method, **settings)
+
+    num_epochs = 2 if method == "fork" else 1
+    for _ in range(num_epochs):
+        for one, other in zip(plain, loader, strict=True):
+            assert_same(one, other)
+
+    assert not children()
+
+
+def test_small_batches_in_groups_are_the_same(folder: Path) -> None:
+    data = ShardDataset(folder, fields=["label", "score", "sample_id"])
+
+    plain = list(DataLoader(data, 2, shuffle=True, num_workers=0))
+
+    assert_same(list(child_loader(data, 2, shuffle=True)), plain)
+
+
+def test_a_collate_function_and_a_transform_run_in_the_child(folder: Path) -> None:
+    data = dataset(folder, transform=lambda s: (s.sample_id, os.getpid()))
+
+    (ids, pids), *_ = child_loader(data, 6, collate_fn=lambda s: list(zip(*s, strict=True)))
+
+    assert [int(i) for i in ids] == list(range(6))
+    assert set(pids).isdisjoint({os.getpid()})
+
+
+class Squares(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index**2
+
+    def __len__(self) -> int:
+        return 10
+
+
+def test_a_foreign_dataset_is_served() -> None:
+    assert [b.tolist() for b in child_loader(Squares(), 4)] == [
+        [0, 1, 4, 9], [16, 25, 36, 49], [64, 81]
+    ]  # fmt: skip
+
+
+def test_the_epoch_of_a_foreign_sampler_reaches_the_child(folder: Path) -> None:
+    data = dataset(folder, augment=[augment.RandomCrop(8)])
+    order = list(range(10))
+    data.set_epoch(4)
+
+    assert_same(
+        list(child_loader(data, 5, sampler=order)), list(DataLoader(data, 5, sampler=order))
+    )
+
+
+def test_it_resumes_where_another_backend_stopped(folder: Path) -> None:
+    data = dataset(folder)
+    everything = [b.sample_id.tolist() for b in DataLoader(data, 4, shuffle=True, num_workers=0)]
+    loader = child_loader(data, 4, shuffle=True)
+    iterator = iter(loader)
+    delivered = [next(iterator).sample_id.tolist() for _ in range(2)]
+    state = loader.state_dict()
+
+    other = DataLoader(data, 4, shuffle=True, num_workers=1, backend="thread")
+    other.load_state_dict(state)
+
+    assert delivered + [b.sample_id.tolist() for b in other] == everything
+
+
+# -- slots --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> ShardDataset:
+    folder = pack_samples(tmp_path / "large", 64, fields=["pixels", "label"], per_shard=20)
+    return ShardDataset(folder, fields=["pixels", "sample_id"])
+
+
+def test_kept_batches_are_never_overwritten(large: ShardDataset) -> None:
+    loader = child_loader(large, 8, shuffle=True)
+
+    kept = [batch for _ in range(2) for batch in loader]
+
+    pixels = large.column("pixels")
+    for batch in kept:
+        assert np.array_equal(batch.pixels.numpy(), pixels[batch.sample_id.numpy()])
+
+
+def test_slots_are_used_again(large: ShardDataset) -> None:
+    loader = child_loader(large, 8, num_workers=1, sampler=[i % 64 for i in range(800)])
+    iterator = iter(loader)
+
+    for _ in range(80):
+        batch = next(iterator)
+        del batch
+
+    in_flight = 2 * 8  # small batches are handed over in groups of 8
+    assert 0 < loader.stats().slot_bytes <= (in_flight + 16) * 8 * 40 * 48 * 3 * 1.01
+    assert loader.stats().num_batches == 80
+
+
+# -- errors ---------------------------------------------------------------------------------------------
+
+
+def damaged(folder: Path, index: int) -> Path:
+    path = pack_samples(folder, 12, format="parquet", per_shard=12)
+    data = ShardDataset(path, fields=["image"])
+    record = data.store.records("image", data.rows_of(np.array([index])))[0].tobytes()
+    shard, _ = data.place(index)
+    content = shard.read_bytes()
+    shard.write_bytes(content.replace(record, b"\x00" * len(record)))
+    return path
+
+
+def test_a_bad_sample_is_named_with_its_type_and_place(tmp_path: Path) -> None:
+    data = ShardDataset(damaged(tmp_path / "d", 7), fields=["image"], check="never")
+    iterator = iter(child_loader(data, 3))
+    next(iterator), next(iterator)
+
+    with pytest.raises(SampleError, match="sample 7") as caught:
+        next(iterator)
+
+    assert caught.value.index == 7
+    assert "in the loader's child process" in "".join(caught.value.__notes__).lower()
+    assert len(next(iterator).image) == 3
+
+
+def test_replaced_samples_are_counted(tmp_path: Path) -> None:
+    path = damaged(tmp_path / "d", 7)
+    data = ShardDataset(path, fields=["image"], check="never", on_error="replace")
+    loader = child_loader(data, 3)
+
+    for _ in range(2):
+        list(loader)
+
+    assert loader.stats().num_replaced == 2
+
+
+class Odd(Dataset[Any]):
+    """Its samples 2, 5 and 8 are trouble."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 2:
+            raise _unpicklable_error()("two")
+        return (lambda: index) if index == 5 else index
+
+    def __len__(self) -> int:
+        return 12
+
+
+def _unpicklable_error() -> type[Exception]:
+    class Local(Exception):  # pickle cannot find it by its name
+        pass
+
+    return Local
+
+
+def test_what_does_not_pickle_is_an_error_in_its_place() -> None:
+    iterator = iter(child_loader(Odd(), 3, collate_fn=list))
+
+    with pytest.raises(RuntimeError, match="Local: two"):
+        next(iterator)
+    with pytest.raises(Exception, match=r"(?i)pickle"):
+        next(iterator)
+
+    assert next(iterator) == [6, 7, 8]
+
+
+def test_one_small_batch_that_fails_leaves_its_neighbours(tmp_path: Path) -> None:
+    path = pack_samples(tmp_path / "a", 12, format="parquet", per_shard=12)
+    content = next(path.glob("*.parquet")).read_bytes()
+    data = ShardDataset(path, fields=["score", "sample_id"], check="never")
+    del content
+    iterator = iter(child_loader(data, batch_sampler=[[0, 1], [99], [2, 3]]))
+
+    assert next(iterator).sample_id.tolist() == [0, 1]
+    with pytest.raises(IndexError, match="99"):
+        next(iterator)
+    assert next(iterator).sample_id.tolist() == [2, 3]
+
+
+# -- death, hangs, early ends ------------------------------------------------------------------------------
+
+
+class Waiting(Dataset[int]):
+    """Waits in sample 2, until a file is there."""
+
+    def __init__(self, go: Path) -> None:
+        self.go = go
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            wait_until(self.go.exists)
+        return index
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_killed_child_is_an_error_at_once(tmp_path: Path, is_waiting: bool) -> None:
+    iterator = iter(child_loader(Waiting(tmp_path / "go"), 1, num_workers=1))
+    next(iterator), next(iterator)
+    (pid,) = children()
+
+    if is_waiting:
+        threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+    else:
+        os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=rf"pid {pid}\) was killed by signal 9.*memory"):
+        next(iterator)
+
+    assert time.monotonic() - began < 10
+    assert not children()
+
+
+def test_timeout_and_stall_say_what_the_child_is_doing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Waiting(tmp_path / "go")
+    iterator: Any = iter(child_loader(data, 1, num_workers=1, timeout=0.2))
+    next(iterator), next(iterator)
+    with pytest.raises(RuntimeError, match=r"timed out after 0.2 seconds: .*samples of Waiting"):
+        next(iterator)
+    iterator.close()
+
+    iterator = iter(child_loader(data, 1, num_workers=1, stall_warning_s=0.1))
+    next(iterator), next(iterator)
+    threading.Timer(0.5, data.go.touch).start()
+    with caplog.at_level(logging.WARNING):
+        assert next(iterator).tolist() == [2]
+
+    assert "fetching 1 samples of Waiting" in caplog.text
+    assert [b.tolist() for b in iterator] == [[3], [4], [5], [6], [7]]
+
+
+def test_leaving_in_the_middle_leaves_no_process(folder: Path) -> None:
+    loader = child_loader(dataset(folder), 2)
+    before = len(os.listdir("/proc/self/fd"))
+
+    for _ in range(3):
+        for _ in loader:
+            break
+        assert not children()
+    iterator: Any = iter(loader)
+    next(iterator)
+    assert len(children()) == 1
+    iterator.close()
+    iterator.close()
+
+    assert not children()
+    del iterator
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_two_iterators_run_side_by_side(folder: Path) -> None:
+    loader = child_loader(dataset(folder), 5, shuffle=True)
+
+    pairs = list(zip(iter(loader), iter(loader), strict=True))
+
+    assert all(a.sample_id.tolist() == b.sample_id.tolist() for a, b in pairs)
+
+
+_ENDLESS = """
+import sys, multiprocessing
+from loaders import DataLoader, ShardDataset
+if __name__ == "__main__":
+    loader = DataLoader(ShardDataset(sys.argv[1], fields=["label"]), 2, num_workers=2,
+                        backend="subprocess")
+    while True:
+        for batch in loader:
+            print(multiprocessing.active_children()[0].pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_child_ends_with_its_parent(folder: Path, end: signal.Signals) -> None:
+    """Whatever ends the parent; Ctrl-C reaches both, and only the parent tells of it."""
+    shared = set(os.listdir("/dev/shm"))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _ENDLESS, str(folder)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+
+    if end == signal.SIGINT:
+        os.killpg(parent.pid, end)
+    else:
+        parent.send_signal(end)
+    output, errors = parent.communicate(timeout=20)
+    pids = {pid, *(int(line) for line in output.split("\n")[:-1] if line.isdigit())}
+
+    wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in pids))
+    assert errors.count("Traceback") == (end == signal.SIGINT)
+    assert set(os.listdir("/dev/shm")) == shared
+
+
+def test_a_forked_child_says_that_the_iterator_is_not_its_own(folder: Path) -> None:
+    iterator = iter(child_loader(dataset(folder), 2))
+    next(iterator)
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def use() -> None:
+        try:
+            for _ in range(20):
+                next(iterator)
+        except RuntimeError as error:
+            queue.put(str(error))
+
+    process = context.Process(target=use)
+    process.start()
+    process.join(20)
+
+    assert process.exitcode == 0
+    assert "parent of this forked process" in queue.get()
+    assert len(list(iterator)) == 11
+
+
+def test_iterable_datasets_and_initializers_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="worker_init_fn is for worker processes"):
+        child_loader(dataset(folder), 2, worker_init_fn=print)
+
+
+def _can_be_interrupted(queue: Any) -> None:
+    queue.put(signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+
+def test_other_children_of_the_fork_server_can_be_interrupted(folder: Path) -> None:
+    """It would pass on for good what was blocked when it began."""
+    context = multiprocessing.get_context("forkserver")
+    list(child_loader(dataset(folder), 8, multiprocessing_context="forkserver"))
+    queue = context.SimpleQueue()
+
+    process = context.Process(target=_can_be_interrupted, args=(queue,))
+    process.start()
+
+    assert queue.get()
+    process.join(20)

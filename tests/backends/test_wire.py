@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaders.backends.wire import Mapped, SharedSlots, dump
+from loaders.datasets.samples import Padded, batch_type
+
+LARGE = 40_000
+
+
+def pair() -> tuple[SharedSlots, Mapped]:
+    """Both ends, here in one process: descriptors go from hand to hand."""
+    slots = SharedSlots()
+    return slots, Mapped(lambda: slots.fds.popleft())
+
+
+def in_slot(slots: SharedSlots, nbytes: int = LARGE) -> torch.Tensor:
+    flat = torch.from_numpy(slots.take("image", nbytes))
+    flat.copy_(torch.arange(nbytes) % 251)
+    return flat
+
+
+def test_a_tensor_in_a_slot_is_the_same_memory_at_the_other_end() -> None:
+    slots, mapped = pair()
+    image = in_slot(slots).view(4, 100, 100, 1).permute(0, 3, 1, 2)
+
+    message = dump(image, slots)
+    arrived = mapped.load(message.data)
+
+    assert len(message.data) < 500
+    assert torch.equal(arrived, image)
+    assert arrived.stride() == image.stride()
+    image[2, 0, 5, 5] = 77
+    assert arrived[2, 0, 5, 5] == 77
+
+
+def test_several_tensors_may_share_a_slot() -> None:
+    slots, mapped = pair()
+    flat = in_slot(slots)
+
+    first, second = mapped.load(dump((flat[:100], flat.view(torch.int32)[50:60]), slots).data)
+
+    assert torch.equal(first, flat[:100])
+    assert torch.equal(second, flat.view(torch.int32)[50:60])
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+
+def test_a_slot_is_free_when_the_last_tensor_over_it_dies() -> None:
+    slots, mapped = pair()
+    message = dump(in_slot(slots), slots)
+    arrived = mapped.load(message.data)
+    part = arrived[3:5]
+
+    del arrived
+    gc.collect()
+    assert not mapped.free
+    del part
+    gc.collect()
+
+    assert list(mapped.free) == list(message.leases) == [0]
+
+
+def test_the_sender_does_not_use_a_slot_again_while_it_holds_its_lease() -> None:
+    slots, _ = pair()
+    message = dump(in_slot(slots), slots)
+    gc.collect()
+
+    other = dump(in_slot(slots), slots)
+    assert set(other.leases).isdisjoint(message.leases)
+
+    del message
+    gc.collect()
+    assert list(dump(in_slot(slots), slots).leases) == [0]
+
+
+@pytest.mark.parametrize("length", [10, LARGE])
+@pytest.mark.parametrize("form", ["whole", "turned", "every second", "one repeated"])
+def test_tensors_of_ordinary_memory_arrive_as_they_are(length: int, form: str) -> None:
+    slots, mapped = pair()
+    value = torch.arange(length, dtype=torch.float32)
+    value = {
+        "whole": value,
+        "turned": value.view(2, -1).t(),
+        "every second": value[::2],
+        "one repeated": value[:1].expand(length),
+    }[form]
+
+    message = dump(value, slots)
+    arrived = mapped.load(message.data)
+
+    assert torch.equal(arrived, value)
+    assert arrived.dtype == value.dtype
+    if form in ("whole", "turned"):
+        assert arrived.stride() == value.stride()
+    assert len(message.leases) == ((length == LARGE and form != "every second") or length == LARGE)
+
+
+DTYPES = [torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.bool, torch.complex64]
+
+
+@given(st.lists(st.integers(0, 5), max_size=4), st.sampled_from(DTYPES))
+def test_every_shape_and_dtype_arrives(shape: list[int], dtype: torch.dtype) -> None:
+    slots, mapped = pair()
+    value = torch.randint(0, 2, shape).to(dtype)
+
+    arrived = mapped.load(dump(value, slots).data)
+
+    assert arrived.dtype == dtype
+    assert torch.equal(arrived, value)
+
+
+def test_batches_keep_their_form() -> None:
+    slots, mapped = pair()
+    batch = batch_type(("image", "caption", "boxes"))(
+        in_slot(slots), ["a", "b"], Padded(torch.ones(2, 3), torch.tensor([3, 1]))
+    )
+    batch.valid = torch.tensor([True, False])
+
+    arrived = mapped.load(dump(batch, slots).data)
+
+    assert type(arrived) is type(batch)
+    assert torch.equal(arrived.image, batch.image)
+    assert arrived.caption == ["a", "b"]
+    assert torch.equal(arrived.boxes.lengths, batch.boxes.lengths)
+    assert torch.equal(arrived.valid, batch.valid)
+
+
+Pair = namedtuple("Pair", ["x", "y"])  # what users return from a collate function
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"x": torch.ones(3), "y": [torch.zeros(2), "text", None]},
+        Pair(torch.ones(1), 2.5),
+        torch.nn.Parameter(torch.ones(3)),
+        torch.ones(3, 3).to_sparse(),
+        torch.ones(2, dtype=torch.complex64).conj(),
+    ],
+    ids=["nested", "named tuple", "parameter", "sparse", "conjugate"],
+)
+def test_anything_that_pickles_arrives(value: Any) -> None:
+    slots, mapped = pair()
+
+    arrived = mapped.load(dump(value, slots).data)
+
+    assert type(arrived) is type(value)
+    if isinstance(value, torch.Tensor):
+        assert torch.equal(arrived.to_dense(), value.to_dense())
+        assert arrived.requires_grad == value.requires_grad
+    elif isinstance(value, dict):
+        assert torch.equal(arrived["x"], value["x"])
+        assert arrived["y"][1:] == ["text", None]
+    else:
+        assert torch.equal(arrived.x, value.x)
+
+
+def test_slots_are_page_locked_once_and_unlocked_with_their_last_tensor() -> None:
+    """The lock is told of every slot's memory; what it does there ends with the array."""
+    slots, locked = SharedSlots(), list[weakref.ref[Any]]()
+    mapped = Mapped(lambda: slots.fds.popleft(), lambda array: locked.append(weakref.ref(array)))
+    message = dump(torch.from_numpy(slots.take("x", 1 << 20)), slots)
+
+    tensor = mapped.load(message.data)
+    again = mapped.load(message.data)
+    del mapped, again
+    gc.collect()
+
+    assert len(locked) == 1
+    assert locked[0]() is not None
+    del tensor
+    assert locked[0]() is None

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from loaders.bench.measure import (
+    Clock,
+    Config,
+    Run,
+    batch_nbytes,
+    end,
+    interleave,
+    num_samples,
+    time_loader,
+)
+from loaders.bench.sweep import make_loader
+from tests.bench.constructed import Hashes, Instant, Sleeps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class FakeClock:
+    """Seconds that pass only when someone says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def batches(clock: FakeClock, waits: list[float], size: int = 10) -> Iterator[torch.Tensor]:
+    """Yield batches that each take the given time."""
+    for wait in waits:
+        clock.now += wait
+        yield torch.zeros(size, 4)
+
+
+def timed(clock: FakeClock, waits: list[float], **options: Any) -> Run:
+    usual: dict[str, Any] = {"seconds": 1e9, "clock": clock, "watch": False}
+    return time_loader(batches(clock, waits), **usual | options)
+
+
+def test_the_rate_leaves_the_late_first_batch_out() -> None:
+    clock = FakeClock()
+
+    run = timed(clock, [5.0, 0.5, 0.5, 0.5])
+
+    assert run.first_batch_s == 5.0
+    assert run.latencies_s == [0.5, 0.5, 0.5]
+    assert run.num_samples == 30
+    assert run.samples_per_s == pytest.approx(20)
+
+
+def test_the_rate_is_taken_over_whole_rounds_of_workers() -> None:
+    """Four workers that each take 4 s make 10 samples/s: their batches come four at a time."""
+    clock = FakeClock()
+
+    run = timed(clock, [4.0, 0, 0, 0] * 3 + [4.0], round_size=4)
+
+    assert run.samples_per_s == pytest.approx(4 * 10 / 4.0)
+
+
+def test_it_stops_at_the_end_of_a_round_when_the_time_is_up() -> None:
+    clock = FakeClock()
+
+    run = timed(clock, [1.0] * 100, seconds=4.5, round_size=2)
+
+    assert clock.now == 6.0
+    assert run.samples_per_s == pytest.approx(10)
+
+
+def test_it_stops_after_the_given_number_of_samples() -> None:
+    clock = FakeClock()
+
+    timed(clock, [1.0] * 100, max_samples=35)
+
+    assert clock.now == 4.0
+
+
+def test_one_batch_is_enough_for_a_rate() -> None:
+    assert timed(FakeClock(), [2.0]).samples_per_s == pytest.approx(5)
+
+
+def test_no_batch_is_an_error() -> None:
+    with pytest.raises(ValueError, match="smaller than a batch"):
+        timed(FakeClock(), [])
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "nbytes"),
+    [
+        (torch.zeros(3, 2), 3, 24),
+        ((torch.zeros(3, 2), torch.zeros(3)), 3, 36),
+        ([torch.zeros(3, 2), torch.zeros(3)], 3, 36),
+        ({"a": torch.zeros(3, 2), "b": ["x", "y", "z"]}, 3, 24),
+        ([torch.zeros(2, 5), torch.zeros(3, 5), torch.zeros(1, 5)], 3, 120),
+        ([["a", "b"], ["c"]], 2, 0),
+    ],
+)
+def test_samples_and_bytes_of_any_form_of_batch(batch: Any, samples: int, nbytes: int) -> None:
+    assert (num_samples(batch), batch_nbytes(batch)) == (samples, nbytes)
+
+
+def test_configurations_take_turns_so_that_drift_hits_all_alike() -> None:
+    configs = [Config(workers, 8) for workers in (0, 1, 2)]
+    order: list[int] = []
+
+    def measure(config: Config) -> Run:
+        order.append(config.num_workers)
+        return Run(100.0 + len(order), 0.1, [0.1], 10, 4.0, 0.0)
+
+    results = interleave(configs, measure, repeats=3)
+
+    assert order == [0, 1, 2] * 3
+    assert [result.rate for result in results] == [104, 105, 106]
+    assert results[0].spread == (101, 107)
+
+
+def test_a_configuration_that_fails_does_not_end_the_others() -> None:
+    def measure(config: Config) -> Run:
+        if config.num_workers == 1:
+            raise RuntimeError("no room")
+        return Run(1.0, 0.1, [], 1, 1.0, 0.0)
+
+    good, bad = interleave([Config(0, 8), Config(1, 8)], measure, repeats=2)
+
+    assert (len(good.runs), len(bad.runs)) == (2, 0)
+    assert bad.error == "RuntimeError: no room"
+    assert good.summary()["error"] is None
+    assert bad.summary()["samples_per_s"] == 0.0
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_a_loader_is_timed_with_its_memory_and_ended(backend: str) -> None:
+    config = Config(2, 16, backend)
+
+    run = time_loader(make_loader(Instant(), config), seconds=0.1, round_size=2)
+
+    assert run.samples_per_s > 0
+    assert run.batch_bytes == 16 * 256
+    assert run.peak_pss_bytes >= run.peak_own_bytes > 1 << 20
+    assert run.cpu_s_per_1000 > 0
+
+
+def by_hand(loader: Any, seconds: float, clock: Clock = time.perf_counter) -> float:
+    """The loop that anyone would write: samples/s after the first round of batches."""
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    began, samples = clock(), 0
+    while clock() - began < seconds:
+        samples += len(next(iterator)) + len(next(iterator))
+    rate = samples / (clock() - began)
+    end(iterator)
+    return rate
+
+
+def test_figures_agree_with_a_loop_by_hand_where_time_is_fixed() -> None:
+    """Samples that sleep: the best of some runs in turns, as others on the machine can only make them slower."""
+    loader = make_loader(Sleeps(), Config(2, 4, "thread"))
+    ours, theirs = [], []
+
+    for _ in range(5):
+        ours.append(time_loader(loader, seconds=0.2, round_size=2, watch=False).samples_per_s)
+        theirs.append(by_hand(loader, 0.2))
+
+    assert max(ours) == pytest.approx(max(theirs), rel=0.05)
+
+
+@pytest.mark.slow
+def test_figures_agree_with_a_loop_by_hand_and_watching_costs_little() -> None:
+    """On real work, in turns, by the thread's CPU clock, which others on the machine cannot disturb."""
+    config = Config(0, 16, "thread")
+    ratios, watched = [], []
+
+    for _ in range(15):
+        loader = make_loader(Hashes(), config)
+        began = time.perf_counter()
+        run = time_loader(loader, seconds=0.3, round_size=1, clock=time.thread_time)
+        watched.append(run.watch_s / (time.perf_counter() - began))
+        ratios.append(run.samples_per_s / by_hand(loader, 0.3, time.thread_time))
+
+    assert sorted(ratios)[7] == pytest.approx(1, rel=0.05)
+    assert sorted(watched)[7] < 0.03

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from loaders import RAMDataset
+from loaders.bench.measure import Config
+from loaders.bench.planner import in_flight, plan, sample_bytes_of, table
+
+
+def test_batches_in_flight_are_counted_once_for_threads_and_per_worker_for_processes() -> None:
+    assert in_flight(Config(0, 8, "thread")) == 0
+    assert in_flight(Config(16, 8, "thread")) == 2
+    assert in_flight(Config(16, 8, "thread", 4)) == 4
+    assert in_flight(Config(16, 8, "process", 4)) == 64
+
+
+def test_floats_take_four_times_the_bytes() -> None:
+    config = Config(4, 256, "thread")
+
+    small, large = (plan(150_528, config, dtype=dtype) for dtype in ("uint8", "float32"))
+
+    assert small.batch_bytes == 256 * 150_528
+    assert large.slots_bytes == 4 * small.slots_bytes
+
+
+def test_a_cache_counts_once_per_rank_unless_it_is_shared() -> None:
+    config = Config(4, 256, "thread")
+
+    alone = plan(100, config, cache_bytes=10**9, ranks=8)
+    shared = plan(100, config, cache_bytes=10**9, ranks=8, shared=True)
+
+    assert alone.node_bytes - shared.node_bytes == 7 * 10**9
+    assert shared.node_bytes == 8 * shared.rank_bytes + 10**9
+
+
+def test_pinned_memory_comes_on_top() -> None:
+    config = Config(4, 256, "thread")
+
+    assert plan(100, config, pinned=True).rank_bytes == plan(100, config).rank_bytes + 3 * 25_600
+
+
+def test_the_table_has_a_column_per_plan() -> None:
+    rows = table({d: plan(100, Config(2, 8), dtype=d) for d in ("uint8", "float32")})
+
+    assert rows[0] == ("", "uint8", "float32")
+    assert all(len(row) == 3 for row in rows)
+
+
+def test_bytes_of_a_sample_are_those_in_a_batch() -> None:
+    images = np.zeros((20, 3, 32, 32), np.uint8)
+
+    assert sample_bytes_of(RAMDataset.from_arrays(image=images, label=np.arange(20))) == 3072 + 8
+
+
+MEASURED = """
+import gc, sys
+import numpy as np
+from loaders import RAMDataset
+from loaders.bench.measure import Config, end
+from loaders.bench.planner import group_size_of, plan, sample_bytes_of
+from loaders.bench.processes import family, memory
+from loaders.bench.sweep import make_loader
+backend, workers = sys.argv[1], int(sys.argv[2])
+dataset = RAMDataset.from_arrays(image=np.ones((400, 3, 128, 128), np.uint8))
+config = Config(workers, 200, backend)
+predicted = plan(sample_bytes_of(dataset), config, group_size=group_size_of(dataset, config)).rank_bytes
+end(iter(make_loader(dataset, Config(0, 2, "thread"))))
+dataset[0]
+gc.collect()
+before, peak = memory(family()).own_bytes, 0
+batches = iter(make_loader(dataset, config))
+for _ in range(12):
+    batch = next(batches)
+    peak = max(peak, memory(family()).own_bytes)
+print(predicted, peak - before)
+end(batches)
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "workers"), [("thread", 2), pytest.param("process", 2, marks=pytest.mark.slow)]
+)
+def test_the_prediction_is_near_what_is_measured(backend: str, workers: int) -> None:
+    """Enough, and not twice too much: PSS of all processes without mapped files, in a fresh process."""
+    gc.collect()
+    command = [sys.executable, "-c", MEASURED, backend, str(workers)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+
+    predicted, measured = map(int, done.stdout.split())
+    assert 0.45 * predicted < measured < 1.15 * predicted

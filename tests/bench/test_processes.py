@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loaders.bench.processes import (
+    Memory,
+    MemoryWatch,
+    bytes_read,
+    children_cpu_s,
+    cpu_s,
+    family,
+    memory,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BUSY = """
+import sys, time
+kept = bytearray(40 << 20)
+end = time.process_time() + 0.2
+while time.process_time() < end:
+    pass
+print(1, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_children_count_with_their_memory_and_cpu_time() -> None:
+    before = cpu_s(family())
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.read(1) == b"1"
+
+        pids = family()
+        own = memory([child.pid]).own_bytes
+        spent = cpu_s(pids) - before
+
+        child.communicate()
+    assert child.pid in pids
+    assert os.getpid() in pids
+    assert own > 40 << 20
+    assert spent > 0.15
+
+
+def test_what_was_written_to_is_seen_at_its_peak() -> None:
+    with MemoryWatch() as watch:
+        before = watch.peak
+        block = np.ones(64 << 20, np.uint8)
+        watch.look()
+        del block
+
+    assert watch.peak.own_bytes - before.own_bytes > 60 << 20
+    assert watch.looks >= 2
+
+
+def test_files_that_are_missing_or_odd_count_nothing(tmp_path: Path) -> None:
+    """As for processes that have just ended, and systems without these files."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/smaps_rollup").write_text(
+        "00-ff ---p 0 0:0 0 [rollup]\nRss: x kB\nPss: 8 kB\nPss_File: 3 kB\n\n"
+    )
+
+    assert family(7, tmp_path) == [7]
+    assert memory([7, 8], tmp_path) == Memory(8 << 10, 5 << 10)
+    assert bytes_read([7], tmp_path) is None
+    assert children_cpu_s([7], tmp_path) == 0.0
+
+
+def test_a_name_with_brackets_and_spaces_is_read_over(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/stat").write_text("7 (a) b) S 1 7 7 0 -1 4 5 6 7 8 250 50 0 0 20 0 1 0\n")
+    (tmp_path / "7/io").write_text("rchar: 5\nread_bytes: 4096\n")
+
+    assert children_cpu_s([7], tmp_path) == 300 / os.sysconf("SC_CLK_TCK")
+    assert bytes_read([7], tmp_path) == 4096
+
+
+def test_a_long_look_makes_the_pause_longer() -> None:
+    """Watching takes about 1 % of the time at most, however large the process."""
+    with MemoryWatch() as watch:
+        watch.look = lambda: 0.05  # type: ignore[method-assign]
+        looks = watch.looks
+        time.sleep(0.3)
+
+    assert watch.looks - looks <= 1

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import RAMDataset, ShardDataset
+from loaders.bench import machine, pagecache
+from loaders.bench.measure import Config, num_samples
+from loaders.bench.sweep import (
+    Limits,
+    default_batch_size,
+    grid,
+    make_loader,
+    run_sweep,
+    worker_counts,
+)
+from loaders.bench.targets import Endless, ImageFiles, TargetError, load
+from loaders.sampling.order import Order
+from tests.bench.constructed import Sleeps
+from tests.packdata.packing import pack_samples
+
+PHOTOS = Path(__file__).parents[1] / "data/photos"
+
+
+def test_a_packed_folder_is_served_by_threads(tmp_path: Path) -> None:
+    target = load(str(pack_samples(tmp_path / "d", 6)))
+
+    assert (target.kind, target.backend) == ("packed", "thread")
+    assert isinstance(target.dataset, ShardDataset)
+    assert [file.name for file in target.files] == ["shard-00000.lmdb", "shard-00001.lmdb"]
+    assert target.stored_bytes > 0
+
+
+def test_a_folder_of_images_is_read_as_a_newcomer_would(tmp_path: Path) -> None:
+    for kind in ("boats", "people"):
+        shutil.copytree(PHOTOS / kind, tmp_path / kind)
+
+    target = load(str(tmp_path), size=64)
+
+    assert (target.kind, target.backend) == ("files", "process")
+    image, label = target.dataset[5]
+    assert (tuple(image.shape), image.dtype, label) == ((3, 64, 64), torch.uint8, 1)
+    assert len(target.dataset.in_ram(4)) == 4
+
+
+def test_any_dataset_by_name() -> None:
+    """An object, or a class that makes one."""
+    assert load("tests.bench.constructed:instant").dataset[3].shape == (256,)
+    assert len(load("tests.bench.constructed:Sleeps").dataset) == 512
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("nowhere", "is no folder"),
+        ("no_such_module:x", "no module 'no_such_module'"),
+        ("tests.bench.constructed:nothing", "has no 'nothing'"),
+        ("math:pi", "is a float, not a Dataset"),
+    ],
+)
+def test_what_is_no_dataset_is_named(spec: str, said: str) -> None:
+    with pytest.raises(TargetError, match=said):
+        _ = load(spec).dataset
+
+
+def test_a_folder_of_splits_says_which_to_name(tmp_path: Path) -> None:
+    pack_samples(tmp_path / "train", 2)
+    pack_samples(tmp_path / "val", 2)
+    with pytest.raises(TargetError, match="packed datasets train, val: name one"):
+        load(str(tmp_path))
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"no picture")
+    with pytest.raises(TargetError, match=r"a\.jpg"):
+        ImageFiles([tmp_path / "a.jpg"], 32)[0]
+
+
+@pytest.mark.parametrize("n", [1, 3, 5000])
+def test_the_endless_order_serves_each_sample_equally_and_no_draw_twice(n: int) -> None:
+    order = Endless(n)
+    assert isinstance(order, Order)
+    rounds = 2 * (n * -(-4096 // n))
+
+    indices, draws = order.at(0, np.arange(rounds))
+
+    assert set(np.bincount(indices, minlength=n)) == {rounds // n}
+    assert len({*zip(indices.tolist(), draws.tolist(), strict=True)}) == rounds
+
+
+def test_worker_counts_double_up_to_the_cores() -> None:
+    assert worker_counts(1) == [0, 1]
+    assert worker_counts(2) == [0, 1, 2]
+    assert worker_counts(6) == [0, 1, 2, 4, 6]
+    assert worker_counts(16) == [0, 1, 2, 4, 8, 16]
+
+
+def test_slow_samples_get_a_small_batch() -> None:
+    assert 16 <= default_batch_size(Sleeps()) <= 64
+
+
+def test_every_combination_is_measured_once(tmp_path: Path) -> None:
+    target = load(str(pack_samples(tmp_path / "d", 6)))
+
+    configs = grid(target, workers=[2, 0], batch_sizes=[2, 4], prefetch=[2, 4])
+
+    assert configs[:3] == [
+        Config(0, 2, "thread"),
+        Config(2, 2, "thread", 2),
+        Config(2, 2, "thread", 4),
+    ]
+    assert len(configs) == 6
+
+
+@pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
+def test_every_backend_serves_endlessly(tmp_path: Path, backend: str) -> None:
+    dataset = ShardDataset(pack_samples(tmp_path / "d", 5), fields=["label"])
+
+    loader = make_loader(dataset, Config(1, 2, backend))
+
+    batches = iter(loader)
+    assert [num_samples(next(batches)) for _ in range(8)] == [2] * 8
+    batches.close()
+
+
+def test_streams_are_measured_too() -> None:
+    class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            return iter(torch.arange(64))
+
+    loader = make_loader(Stream(), Config(0, 4, "process"))
+
+    assert num_samples(next(iter(loader))) == 4
+
+
+def test_a_cold_sweep_says_what_stayed_in_the_page_cache(tmp_path: Path) -> None:
+    target = load(str(pack_samples(tmp_path / "d", 8)))
+
+    sweep = run_sweep(target, grid(target, workers=[0]), Limits(0.1, 1), cold=True, progress=False)
+
+    share = pagecache.resident_share(target.files)
+    assert sweep.cache == "cold"
+    assert sweep.results[0].runs
+    assert share is None or 0 <= share <= 1
+
+
+def test_a_sweep_that_cannot_drop_files_says_so() -> None:
+    target = load("tests.bench.constructed:instant")
+
+    sweep = run_sweep(target, [Config(0, 8, "thread")], Limits(0.1, 2), cold=True, progress=False)
+
+    assert sweep.notes == [
+        "cold: it is not known which files the dataset reads, so none was dropped"
+    ]
+
+
+def test_files_leave_the_page_cache_and_come_back(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(bytes(1 << 20))
+    before = pagecache.resident_share([file])
+    if before is None:
+        pytest.skip("no mincore here")
+
+    assert pagecache.drop([file])
+    after = pagecache.resident_share([file])
+    file.read_bytes()
+
+    assert before == 1.0
+    mount = machine.mount_of(tmp_path)
+    if mount is not None and mount.kind != "tmpfs":  # which lives in the page cache
+        assert after == 0.0
+    assert pagecache.resident_share([file]) == 1.0
+    assert pagecache.resident_share([]) == 0.0
+
+
+def test_arrays_in_memory_can_be_swept() -> None:
+    dataset = RAMDataset.from_arrays(image=np.zeros((64, 3, 8, 8), np.uint8))
+
+    assert default_batch_size(dataset) == 64

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from loaders.bench.verdict import Change, Facts, judge
+
+
+def facts(**changed: Any) -> Facts:
+    """Two cores that decode: 1 ms each, next to nothing else."""
+    usual: dict[str, Any] = {
+        "cores": 2,
+        "num_workers": 2,
+        "backend": "thread",
+        "rate": 1900.0,
+        "cpu_s": 1e-3,
+        "gil_s": 1e-5,
+        "sample_bytes": 150e3,
+        "copy_bytes_per_s": 10e9,
+        "stages": {"read": 1e-5, "decode": 8e-4, "augment": 1.9e-4},
+    }
+    return Facts(**usual | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "bound", "said"),
+    [
+        ({}, "cpu", "80% of it to decode"),
+        ({"wait_s": 0.01, "rate": 190.0}, "storage", "waits 10 ms"),
+        ({"gil_s": 9e-4, "rate": 1050.0}, "gil", "90% of a sample's CPU time"),
+        (
+            {"cpu_s": 2.5e-5, "rate": 60e3, "stages": {"read": 2.5e-5}},
+            "memory",
+            "Memory bandwidth",
+        ),
+        ({"transfer_s": 2e-3}, "transfer", "500 samples/s"),
+        ({"finish_s": 2e-3}, "finish", "500 samples/s"),
+        ({"step_s": 2e-3}, "step", "Change nothing"),
+        ({"step_s": 2e-3, "stall_share": 0.01}, "step", "waits for data 1% of the time"),
+        ({"rate": 100.0}, "overhead", "No stage explains"),
+    ],
+)
+def test_the_lowest_limit_is_named(changed: dict[str, Any], bound: str, said: str) -> None:
+    verdict = judge(facts(**changed))
+
+    assert verdict.bound == bound
+    assert said in verdict.sentence
+
+
+def test_limits_come_with_the_lowest_first_and_the_next_is_told() -> None:
+    verdict = judge(facts())
+
+    assert list(verdict.limits) == ["cpu", "memory", "gil"]
+    assert verdict.limits["cpu"] == 2000
+    assert "The next limit is memory bandwidth, at 66,667 samples/s (35.1x)." in verdict.sentence
+
+
+def test_processes_are_not_bound_by_the_gil() -> None:
+    verdict = judge(facts(gil_s=9e-4, backend="process"))
+
+    assert verdict.bound == "cpu"
+    assert "gil" not in verdict.limits
+
+
+def test_on_a_busy_machine_the_verdict_says_so_and_nothing_of_the_gil() -> None:
+    """Threads hardly run at once there, and who waits for whom cannot be seen."""
+    verdict = judge(facts(gil_s=9e-4, rate=500.0, available=0.3))
+
+    assert verdict.bound == "cpu"
+    assert "Other work took 70% of the cores" in verdict.sentence
+
+
+def test_without_workers_one_core_works() -> None:
+    assert judge(facts(num_workers=0, rate=950.0)).limits["cpu"] == 1000
+
+
+def test_changes_are_ranked_by_gain_and_those_that_do_not_help_left_out() -> None:
+    tried = [Change("a", 1.2), Change("b", 3.1), Change("c", 0.9), Change("d", None)]
+
+    verdict = judge(facts(), tried)
+
+    assert [change.what for change in verdict.changes] == ["b", "a", "d"]
+    assert verdict.sentence.endswith("What helps most: b: 3.1x.")
+
+
+def test_nothing_is_to_be_changed_where_the_step_is_the_limit() -> None:
+    assert judge(facts(step_s=2e-3), [Change("b", 3.1)]).changes == []
+
+
+def test_a_step_that_waits_little_is_the_limit_though_loading_alone_is_not_faster() -> None:
+    """What counts is the run: on a busy machine loading alone may look slower than it is."""
+    assert judge(facts(step_s=4e-4, stall_share=0.02)).bound == "step"
+    assert judge(facts(step_s=4e-4, stall_share=0.5)).bound == "cpu"
+
+
+def test_a_change_says_whether_its_gain_was_tried() -> None:
+    assert str(Change("x", 2.5)) == "x: 2.5x"
+    assert str(Change("x", 2.5, is_measured=False)) == "x: 2.5x (computed)"
+    assert str(Change("x")) == "x (gain not measured)"

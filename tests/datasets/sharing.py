@@ -1,0 +1,146 @@
+"""Ranks as real processes, for the tests of what they share."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaders import DataLoader, RAMDataset
+from loaders.datasets import shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+_PATIENCE_S = 60.0
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.datasets.sharing"])
+
+
+class Rank:
+    """A process that opens a dataset, says how that went, and answers questions about it.
+
+    Args:
+        folder: Of the dataset.
+        paused: Stop in the middle of loading, until it is told to go on.
+        user: Become this user first.
+        settings: Of the dataset.
+    """
+
+    def __init__(
+        self, folder: Path, *, paused: bool = False, user: int | None = None, **settings: Any
+    ) -> None:
+        self._pipe, theirs = _context.Pipe()
+        arguments = (theirs, folder, paused, user, settings)
+        self.process = _context.Process(target=_be_rank, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def hear(self) -> Any:
+        """Return the next thing it says."""
+        assert self._pipe.poll(_PATIENCE_S), "a rank says nothing"
+        return self._pipe.recv()
+
+    def open(self) -> Any:
+        """Return how opening the dataset went, whether or not it had to wait."""
+        said = self.hear()
+        return self.hear() if said == "waiting" else said
+
+    def ask(self, question: str) -> Any:
+        """Return its answer."""
+        self._pipe.send(question)
+        return self.hear()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+        self.process.join(_PATIENCE_S)
+
+
+def _be_rank(
+    pipe: Connection, folder: Path, paused: bool, user: int | None, settings: dict[str, Any]
+) -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("loaders.datasets.shared").addHandler(_Waiting(pipe))
+    logging.getLogger("loaders.datasets.shared").setLevel("INFO")
+    if user is not None:
+        os.setuid(user)
+    if paused:
+        _pause_loading(pipe)
+    before = pss()["Pss_Anon"]
+    try:
+        dataset = RAMDataset(folder, progress=False, **{"shared": True} | settings)
+    except BaseException as error:
+        pipe.send((type(error).__name__, str(error), keepers()))
+        return
+    pipe.send("loaded")
+    answers: dict[str, Callable[[], Any]] = {
+        "digest": lambda: digest(dataset),
+        "pss": lambda: pss() | {"growth": pss()["Pss_Anon"] - before},
+    }
+    while True:
+        pipe.send(answers[pipe.recv()]())
+
+
+class _Waiting(logging.Handler):
+    """Says so when a rank has found one that is at loading already."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "loads the copy that this one will share" in record.msg:
+            self._pipe.send("waiting")
+
+
+def _pause_loading(pipe: Connection) -> None:
+    load_arena = shared._load_arena
+
+    def load(name: Any, plans: Any, keeper: Any, progress: bool) -> int:
+        keeper.report(1, 2)
+        pipe.send("loading")
+        pipe.recv()
+        return load_arena(name, plans, keeper, progress)
+
+    shared._load_arena = load
+
+
+def pss() -> dict[str, int]:
+    """Return this process's share of the memory it uses, in bytes, by kind."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return {
+        words[0][:-1]: int(words[1]) << 10
+        for line in lines
+        if (words := line.split())[0].startswith("Pss")
+    }
+
+
+def digest(dataset: Any, **options: Any) -> str:
+    """Hash every batch of an epoch."""
+    state = hashlib.blake2b()
+    for batch in DataLoader(dataset, batch_size=3, shuffle=True, seed=5, **options):
+        for values in batch:
+            for value in values:
+                data = value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
+                state.update(data if isinstance(data, bytes) else repr(data).encode())
+    return state.hexdigest()
+
+
+def keepers() -> list[str]:
+    """Return the threads of this process that share a copy."""
+    return [thread.name for thread in threading.enumerate() if "keeper" in thread.name]
+
+
+def names(identity: str) -> set[str]:
+    """Return the names at which processes of this machine meet just now for one copy, listening or connected."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return {name for line in lines if (name := line.split()[-1]).endswith(f"/{identity}")}

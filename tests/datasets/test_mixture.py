@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, audit, augment, collate
+from loaders.errors import BatchError, LoadersError, SchemaError, StateError
+from loaders.sampling import EpochSampler
+from loaders.schema import Image, Label
+from tests.packdata.packing import pack, pack_samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FIELDS = ["pixels", "image", "label", "key", "boxes", "sample_id"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Of 11 and 7 samples, in either format."""
+    folder = tmp_path_factory.mktemp("packed")
+    return pack_samples(folder / "a", 11), pack_samples(folder / "b", 7, format="parquet")
+
+
+@pytest.fixture
+def alike(folders: tuple[Path, Path]) -> Mixture:
+    """A mixture that is read as one dataset."""
+    return Mixture(
+        [ShardDataset(folder, fields=FIELDS) for folder in folders], [0.6, 0.4], stop=40
+    )
+
+
+@pytest.fixture
+def unlike(folders: tuple[Path, Path]) -> Mixture:
+    """The same samples, of datasets that cannot be joined."""
+    second = RAMDataset(folders[1], fields=FIELDS, decode=True, progress=False)
+    sources = [ShardDataset(folders[0], fields=FIELDS), second]
+    return Mixture(sources, [0.6, 0.4], stop=40)
+
+
+def told(batches: Any) -> list[Any]:
+    """Every value of every batch, to compare."""
+    return [
+        [value.tolist() if isinstance(value, torch.Tensor) else value for value in values]
+        if isinstance(values, list)
+        else values.tolist()
+        for batch in batches
+        for values in batch
+    ]
+
+
+def ids(batches: Any) -> list[int]:
+    return [i for batch in batches for i in batch.sample_id.tolist()]
+
+
+# -- which samples --------------------------------------------------------------------------------
+
+
+def test_indices_number_the_samples_source_after_source(alike: Mixture, unlike: Mixture) -> None:
+    for mixture in (alike, unlike):
+        assert len(mixture) == 18
+        assert [sample.sample_id.item() for sample in mixture] == list(range(18))
+        assert mixture[-1].key == mixture.sources[1][6].key
+        assert mixture.sources_of([0, 10, 11, 17]).tolist() == [0, 0, 1, 1]
+        assert mixture.classes == ("bird", "cat", "dog")
+        with pytest.raises(IndexError, match="sample 18 of a "):
+            mixture[18]
+        with pytest.raises(TypeError, match="whole number"):
+            mixture[1:3]
+        assert not mixture.__getitems__([])
+
+
+def test_a_loader_serves_the_shares(alike: Mixture) -> None:
+    loader = DataLoader(alike, batch_size=8, seed=3)
+
+    assert len(loader) == 5
+    order = alike.order(seed=3, batch_size=8)
+    for epoch in range(3):
+        served = ids(loader)
+        assert Counter((np.array(served) >= 11).tolist()) == {False: 24, True: 16}
+        assert served == order.at(epoch, np.arange(40))[0].tolist()
+    assert audit(40, order=order, batch_size=8, world_size=3).ok
+
+
+def test_torchs_loader_serves_it_with_its_order(alike: Mixture) -> None:
+    sampler = EpochSampler(alike.order(seed=3, batch_size=8))
+    theirs = torch.utils.data.DataLoader(alike, batch_size=8, sampler=sampler, collate_fn=collate)
+
+    assert ids(theirs) == ids(DataLoader(alike, batch_size=8, seed=3))
+
+
+@pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
+def test_every_backend_and_way_of_reading_gives_the_same_bits(
+    alike: Mixture, unlike: Mixture, backend: Any
+) -> None:
+    expected = told(DataLoader(alike, batch_size=7, num_workers=0))
+
+    for mixture in (alike, unlike, pickle.loads(pickle.dumps(unlike))):
+        loader = DataLoader(mixture, batch_size=7, num_workers=2, backend=backend)
+        assert told(loader) == expected
+
+
+def test_each_batch_comes_from_one_source(alike: Mixture, unlike: Mixture) -> None:
+    """On every rank; and then sources may differ in shapes."""
+    for mixture in (alike, unlike):
+        mixture = Mixture(mixture.sources, [3, 2], stop=40, batch_from="one")
+        seen = Counter[int]()
+        for rank in range(2):
+            for batch in DataLoader(mixture, batch_size=4, rank=rank, world_size=2):
+                (number,) = {int(i >= 11) for i in batch.sample_id.tolist()}
+                seen[number] += 1
+        assert seen == {0: 6, 1: 4}
+    first, second = alike.sources
+    assert isinstance(second, ShardDataset)
+    second = second.replace(augment=[augment.CenterCrop(9)])
+    mixture = Mixture([first, second], [3, 2], stop=40, batch_from="one")
+    assert {
+        len(set(map(tuple, (i.shape for i in b.image)))) > 1 for b in DataLoader(mixture, 4)
+    } == {
+        True,
+        False,
+    }
+
+
+# -- resuming -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_done", [0, 1, 3, 5, 7])
+@pytest.mark.parametrize("kind", ["alike", "unlike"])
+def test_it_resumes_anywhere(num_done: int, kind: str, request: pytest.FixtureRequest) -> None:
+    """At another batch size, number of workers, backend and prefetch, on other ranks."""
+    mixture: Mixture = request.getfixturevalue(kind)
+    whole = DataLoader(mixture, batch_size=8, seed=1)
+    expected = [ids(whole), ids(whole)]
+    loader = DataLoader(mixture, batch_size=8, seed=1, num_workers=2)
+    batches = iter(loader)
+    for done in range(num_done):
+        if done == 5:
+            assert next(batches, None) is None
+            batches = iter(loader)
+        next(batches)
+    state = pickle.loads(pickle.dumps(loader.state_dict()))
+    epoch, at = divmod(num_done * 8, 40)
+
+    for settings in (
+        {"batch_size": 8, "num_workers": 0},
+        {"batch_size": 3, "num_workers": 1, "prefetch_factor": 5},
+        {"batch_size": 5, "num_workers": 1, "backend": "process"},
+    ):
+        again = DataLoader(mixture, seed=1, **settings)
+        again.load_state_dict(state)
+        if num_done != 5:
+            assert ids(again) == expected[epoch][at:]
+        else:  # at the end of an epoch: whichever way it is told, the next one is whole
+            assert (ids(again) or ids(again)) == expected[1]
+    if num_done != 5:
+        ranks = []
+        for rank in range(2):
+            part = DataLoader(mixture, 4, seed=1, rank=rank, world_size=2, pad=False)
+            part.load_state_dict(state)
+            ranks.append([b.sample_id.tolist() for b in part])
+        steps = zip(*ranks, strict=True)
+        assert [i for step in steps for part in step for i in part] == expected[epoch][at:]
+
+
+def test_a_state_of_another_mixture_is_refused(alike: Mixture, folders: tuple[Path, Path]) -> None:
+    state = DataLoader(alike, batch_size=4).state_dict()
+
+    for other in (
+        Mixture(alike.sources, [0.5, 0.5], stop=40),
+        Mixture(alike.sources, [0.6, 0.4], stop=80),
+        Mixture(alike.sources[::-1], [0.6, 0.4], stop=40),
+        Mixture(alike.sources, [0.6, 0.4], stop=40, batch_from="one"),
+    ):
+        with pytest.raises(StateError):
+            DataLoader(other, batch_size=4).load_state_dict(state)
+    same = Mixture([ShardDataset(folder, fields=FIELDS) for folder in folders], [6, 4], stop=40)
+    DataLoader(same, batch_size=9).load_state_dict(state)
+
+
+# -- putting batches together ---------------------------------------------------------------------
+
+
+def test_repeats_get_fresh_crops(folders: tuple[Path, Path]) -> None:
+    for second in (
+        ShardDataset(folders[1], fields=["pixels", "sample_id"]),
+        ShardDataset(folders[1], fields=["pixels", "sample_id"], on_error="replace"),
+    ):  # which is joined, and which is not
+        ops = [augment.RandomResizedCrop(16)]
+        sources = [ShardDataset(folders[0], fields=["pixels", "sample_id"]), second]
+        mixture = Mixture([s.replace(augment=ops) for s in sources], [1, 9], stop=70)
+        crops: dict[int, set[bytes]] = {}
+        counts = Counter[int]()
+        for batch in DataLoader(mixture, batch_size=10):
+            for pixels, i in zip(batch.pixels, batch.sample_id.tolist(), strict=True):
+                crops.setdefault(i, set()).add(pixels.numpy().tobytes())
+                counts[i] += 1
+        assert min(counts[i] for i in range(11, 18)) >= 8
+        assert {i: len(each) for i, each in crops.items()} == counts
+
+
+def test_samples_of_the_same_number_get_crops_of_their_own(folders: tuple[Path, Path]) -> None:
+    ops = [augment.RandomResizedCrop(16)]
+    one = ShardDataset(folders[0], fields=["pixels"], augment=ops)
+    for other in (one, one.replace(on_error="replace")):  # joined, and not
+        batch = Mixture([one, other], [1, 1]).__getitems__(range(22)).batch
+        same = [
+            torch.equal(a, b) for a, b in zip(batch.pixels[:11], batch.pixels[11:], strict=True)
+        ]
+        assert not any(same)
+
+
+def test_sources_keep_their_own_settings(folders: tuple[Path, Path]) -> None:
+    """Crops of their own, transforms of their own, forms of ragged arrays."""
+    small, large = [augment.CenterCrop(9)], [augment.RandomResizedCrop(9)]
+    a, b = (ShardDataset(folder, fields=["pixels", "boxes", "key"]) for folder in folders)
+    alone = DataLoader(a.replace(augment=small), 11)
+    crops = dict(zip(next(iter(alone)).key, next(iter(alone)).pixels, strict=True))
+    for forms in ({}, {"boxes": "pad"}, {"boxes": "offsets"}):
+        mixture = Mixture(
+            [a.replace(augment=small, batching=forms), b.replace(augment=large, batching=forms)],
+            [1, 1],
+        )
+        batch = next(iter(DataLoader(mixture, 14)))
+        for i, sample in enumerate(mixture.__getitems__(range(18))):
+            assert torch.equal(sample.boxes, mixture[i].boxes)
+        assert batch.pixels.shape == (14, 3, 9, 9)
+        assert (
+            sum(torch.equal(crops[k], p) for k, p in zip(batch.key, batch.pixels, strict=True))
+            >= 7
+        )
+    plus = {"pixels": lambda pixels: pixels[:, :8, :8].float() + 1000}
+    with_transform = Mixture(
+        [
+            a.replace(transform=plus),
+            b.replace(transform={"pixels": lambda p: p[:, :8, :8].float()}),
+        ],
+        [1, 1],
+    )
+    batch = next(iter(DataLoader(with_transform, 14)))
+    assert (batch.pixels.amin(dim=(1, 2, 3)) >= 1000).sum() == 7
+
+
+def test_shapes_that_do_not_fit_together_say_so(folders: tuple[Path, Path]) -> None:
+    a, b = (ShardDataset(folder, fields=["pixels"]) for folder in folders)
+    mixture = Mixture([a, b.replace(augment=[augment.CenterCrop(8)])], [1, 1])
+
+    with pytest.raises(BatchError, match=r"'pixels': .*\(3, 8, 8\).*batch_from='one'"):
+        next(iter(DataLoader(mixture, 8)))
+
+
+def test_damage_is_reported_by_its_source_and_counted(
+    tmp_path: Path, folders: tuple[Path, Path]
+) -> None:
+    samples = [{"pixels": np.full((80, 80, 3), i, np.uint8)} for i in range(7)]
+    fields = {"pixels": Image(size=(80, 80), codec="raw")}  # large enough to be checked one by one
+    folder = pack(tmp_path / "c", fields, samples, format="parquet")
+    path = folder / "shard-00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[data.index(samples[2]["pixels"].tobytes())] ^= 1
+    path.write_bytes(data)
+    good = ShardDataset(folders[0], fields=["pixels"], augment=[augment.CenterCrop(8)])
+    bad = ShardDataset(folder, fields=["pixels"], augment=[augment.RandomResizedCrop(8)])
+
+    with pytest.raises(LoadersError, match=str(path)):
+        list(DataLoader(Mixture([good, bad], [1, 1]), 4))
+    loader = DataLoader(Mixture([good, bad.replace(on_error="replace")], [1, 1]), 4)
+    list(loader)
+    assert loader.stats().num_replaced >= 1  # what was to replace it may be bad, too
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_what_is_no_mixture_is_refused(alike: Mixture, tmp_path: Path) -> None:
+    first, second = alike.sources
+    assert isinstance(second, ShardDataset)
+    with pytest.raises(TypeError, match="source 1 is a list"):
+        Mixture([first, [1, 2]], [1, 1])
+    with pytest.raises(TypeError, match=r"no other mixture \(give its sources\)"):
+        Mixture([alike, first], [1, 1])
+    with pytest.raises(ValueError, match="2 sources and 3 weights"):
+        Mixture([first, second], [1, 1, 1])
+    with pytest.raises(ValueError, match="batch_from must be"):
+        Mixture([first, second], batch_from="some")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match=r"source 1 have the fields \('key',\).*replace\(fields"):
+        Mixture([first, second.replace(fields=["key"])], [1, 1])
+    for shuffle in (False, "block"):
+        with pytest.raises(ValueError, match="an order of its own: leave out shuffle"):
+            DataLoader(alike, shuffle=shuffle)
+    assert len(DataLoader(alike, 8, shuffle=True)) == 5
+
+
+def test_class_numbers_with_other_meanings_are_refused(tmp_path: Path) -> None:
+    sources = []
+    for classes in (("cat", "dog"), ("dog", "fox")):
+        samples = [{"label": 0}, {"label": 1}]
+        folder = pack(tmp_path / classes[1], {"label": Label(classes=classes)}, samples)
+        sources.append(ShardDataset(folder))
+
+    with pytest.raises(SchemaError, match=r"mean other classes .* --classes"):
+        Mixture(sources, [1, 1])

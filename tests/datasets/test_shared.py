@@ -1,0 +1,407 @@
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import RAMDataset, ShardDataset, augment
+from loaders.datasets import keeper as keeping
+from loaders.datasets import loading, shared
+from loaders.datasets.arena import Arena
+from loaders.datasets.keeper import Name
+from loaders.datasets.loading import ColumnPlan
+from loaders.errors import LoadersError
+from loaders.schema import Array, Label
+from tests.datasets.sharing import Rank, digest, keepers, names
+from tests.packdata.packing import FIELDS, pack, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd is of Linux")
+NUM = 11
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed(tmp_path_factory.mktemp("packed") / "a", NUM)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No test leaves a thread, or a file."""
+    files = set(os.listdir("/dev/shm"))
+    yield
+    assert keepers() == []
+    assert {f for f in set(os.listdir("/dev/shm")) - files if "loaders" in f} == set()
+
+
+def packed(
+    folder: Path, num_samples: int, fields: Sequence[str] = tuple(FIELDS), **options: Any
+) -> Path:
+    """Pack samples that nobody else has: another run of these tests would share its copy with us."""
+    run = uuid.uuid4().hex
+    samples = [sample(i) | {"key": f"{i}-{run}"} for i in range(num_samples)]
+    return pack(folder, {name: FIELDS[name] for name in [*fields]}, samples, **options)
+
+
+def _until(condition: Any) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def name_of(folder: Path, **settings: Any) -> Name:
+    return Name(shared._identity(ShardDataset(folder, **settings), decode=False))
+
+
+# -- between processes ----------------------------------------------------------------------------
+
+
+def test_four_processes_have_one_copy_and_leave_nothing_when_killed(tmp_path: Path) -> None:
+    """And serve what a plain RAMDataset does, to the bit."""
+    nbytes = 32 << 20
+    fields = {"x": Array(dtype="uint8", dims=(nbytes // 16,)), "label": Label()}
+    rng = np.random.default_rng(uuid.uuid4().int)  # as in packed()
+    samples = [{"x": rng.integers(0, 256, nbytes // 16, np.uint8), "label": i} for i in range(16)]
+    folder = pack(tmp_path / "a", fields, samples, format="parquet")
+    files = {place: set(os.listdir(place)) for place in ("/dev/shm", "/tmp")}
+    identity = name_of(folder).identity
+
+    ranks = [Rank(folder) for _ in range(4)]
+    assert [rank.open() for rank in ranks] == ["loaded"] * 4
+    assert len(names(identity)) == 1
+    assert {rank.ask("digest") for rank in ranks} == {digest(RAMDataset(folder, progress=False))}
+    shares = [rank.ask("pss") for rank in ranks]
+
+    assert nbytes <= sum(share["Pss_Shmem"] for share in shares) < 1.1 * nbytes
+    assert all(share["growth"] < nbytes / 2 for share in shares)
+    for rank in ranks:
+        rank.kill()
+    assert not names(identity)
+    for place, listed in files.items():
+        assert not [f for f in set(os.listdir(place)) - listed if "loaders" in f]
+
+
+def test_one_that_dies_while_loading_is_an_error_to_those_who_wait(folder: Path) -> None:
+    first = Rank(folder, paused=True)
+    assert first.hear() == "loading"
+    others = [Rank(folder) for _ in range(2)]
+    assert [other.hear() for other in others] == ["waiting"] * 2
+
+    first.kill()
+    began = time.monotonic()
+
+    for other in others:
+        kind, text, threads = other.hear()
+        assert kind == "LoadersError"
+        assert f"process {first.process.pid}, which was to load the shared copy, died" in text
+        assert threads == []
+    assert time.monotonic() - began < 10
+    again = Rank(folder)
+    assert again.hear() == "loaded"  # nothing is in the way of a new start
+    again.kill()
+
+
+def test_one_that_fails_to_load_tells_those_who_wait(tmp_path: Path) -> None:
+    folder = packed(tmp_path / "a", 4, ["pixels", "key"], format="parquet")
+    path = folder / "shard-00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    first = Rank(folder, paused=True)
+    assert first.hear() == "loading"
+    other = Rank(folder)
+    assert other.hear() == "waiting"
+
+    kind, text, _ = first.ask("go on")
+
+    assert kind == "ChecksumError"
+    assert other.hear()[1].endswith(f"could not: ChecksumError: {text}")
+
+
+def test_the_copy_outlives_the_process_that_loaded_it(tmp_path: Path) -> None:
+    """Late comers attach to whoever has it: there is nothing left to load it from."""
+    folder = packed(tmp_path / "a", NUM)
+    expected = digest(RAMDataset(folder, progress=False))
+    ranks = [Rank(folder)]
+    assert ranks[0].hear() == "loaded"
+    for _ in range(3):
+        ranks.append(Rank(folder))
+        assert ranks[-1].hear() == "loaded"
+        for path in folder.glob("shard-*"):
+            path.unlink()
+        ranks.pop(0).kill()
+        _until(lambda: names(name_of(folder).identity))
+
+    late = Rank(folder)
+
+    assert late.hear() == "loaded"
+    assert late.ask("digest") == ranks[0].ask("digest") == expected
+    for rank in [*ranks, late]:
+        rank.kill()
+
+
+def test_ctrl_c_while_waiting_leaves_nothing(folder: Path) -> None:
+    first = Rank(folder, paused=True)
+    assert first.hear() == "loading"
+    other = Rank(folder)
+    assert other.hear() == "waiting"
+
+    other.kill(signal.SIGINT)
+
+    kind, _, threads = other.hear()
+    assert (kind, threads) == ("KeyboardInterrupt", [])
+    assert first.ask("go on") == "loaded"
+    first.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become others")
+def test_users_have_their_own_copies_unless_they_say_otherwise() -> None:
+    with tempfile.TemporaryDirectory() as shown:  # pytest's own are for one user
+        folder = packed(Path(shown) / "a", NUM)
+        for path in [folder.parent, folder, *folder.iterdir()]:
+            path.chmod(0o755)
+
+        for who, number in ((True, 2), ("all_users", 1)):
+            ranks = [Rank(folder, user=user, shared=who) for user in (None, 12345)]
+            assert [rank.open() for rank in ranks] == ["loaded"] * 2
+            assert len(names(name_of(folder).identity)) == number
+            for rank in ranks:
+                rank.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become others")
+def test_another_user_under_our_name_is_not_trusted(folder: Path) -> None:
+    bind = (
+        "import os, socket, sys; os.setuid(12345)\n"
+        "listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+        "listener.bind(chr(0) + sys.argv[1]); listener.listen()\n"
+        "print('bound', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", bind, name_of(folder).address[1:]]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "bound\n"
+
+        with pytest.raises(LoadersError, match=f"offered by process {other.pid} of user 12345"):
+            RAMDataset(folder, shared=True, progress=False)
+
+
+# -- what is received is checked ------------------------------------------------------------------
+
+
+def _offer(name: Name, fd: int | None, message: dict[str, Any]) -> threading.Thread:
+    """Offer something under a name, to one process."""
+    listener = name.bind()
+    assert listener is not None
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as client:
+            fds = [] if fd is None else [fd]
+            socket.send_fds(client, [json.dumps(message).encode()], fds)
+            client.recv(1)
+
+    listener.settimeout(30)  # should nobody come
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+READY = {"state": "ready", "pid": 1}
+
+
+def _arena(identity: str) -> Arena:
+    plan = ColumnPlan(Label(), np.full(4, 8), lambda column, report: None)
+    return Arena(identity, {"label": plan}, {"label": Label().to_json()})
+
+
+def _damaged(arena: Arena) -> int:
+    arena._map[40] ^= 1
+    return arena.seal()
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda identity: _damaged(_arena(identity)), "its checksum does not match"),
+        (lambda identity: _arena(identity).fd, "not a sealed memory file"),
+        (lambda identity: os.memfd_create("x"), "not a sealed memory file"),
+        (lambda identity: os.open("/dev/null", os.O_RDONLY), "not a sealed memory file"),
+        (lambda identity: _arena("0" * 32).seal(), "is of 0{32}, not of"),
+    ],
+    ids=["damaged", "unsealed", "unsealable", "no file", "another"],
+)
+def test_what_is_no_sealed_copy_of_this_dataset_is_refused(
+    folder: Path, make: Any, fault: str
+) -> None:
+    name = name_of(folder)
+    fd = make(name.identity)
+    impostor = _offer(name, fd, READY)
+
+    with pytest.raises(LoadersError, match=fault):
+        RAMDataset(folder, shared=True, progress=False)
+
+    impostor.join(30)
+    os.close(fd)
+
+
+def test_arrays_that_lie_outside_the_copy_are_refused(folder: Path) -> None:
+    name = name_of(folder)
+    arena = _arena(name.identity)
+    os.ftruncate(arena.fd, 4096)
+    fd = arena.seal()
+    impostor = _offer(name, fd, READY)
+
+    with pytest.raises(LoadersError, match="column 'label' lies outside"):
+        RAMDataset(folder, shared=True, progress=False)
+
+    impostor.join(30)
+    os.close(fd)
+
+
+def test_silence_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "SILENCE_S", 0.2)
+    loading_ = {"state": "loading", "done": 1, "total": 2, "pid": 1}
+    impostor = _offer(name_of(folder), None, loading_)
+
+    with pytest.raises(LoadersError, match="was not heard of for 0 s"):
+        RAMDataset(folder, shared=True, progress=False)
+
+    impostor.join(30)
+
+
+def test_seals_hold(folder: Path) -> None:
+    dataset = RAMDataset(folder, shared=True, progress=False)
+    (keeper,) = [k for k in keeping.Keeper.living() if k.fd is not None]
+    fd = keeper.fd
+    assert fd is not None
+
+    with pytest.raises(PermissionError):
+        os.pwrite(fd, b"x", 0)
+    for size in (0, 1 << 30):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, size)
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, 4096)
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.store.shard(0).columns["image"].row(0)[0] = 1
+
+
+# -- in one process -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_it_equals_the_shards_and_ends_with_its_last_view(folder: Path, decode: bool) -> None:
+    settings: dict[str, Any] = {"fields": [*FIELDS], "augment": [augment.RandomResizedCrop(9)]}
+    expected = digest(ShardDataset(folder, **settings))
+
+    dataset = RAMDataset(folder, shared=True, decode=decode, progress=False, **settings)
+    again = RAMDataset(folder, shared=True, decode=decode, progress=False, **settings)
+
+    assert (
+        digest(dataset) == digest(again) == digest(pickle.loads(pickle.dumps(again))) == expected
+    )
+    assert dataset.fingerprint == ShardDataset(folder).fingerprint
+    assert dataset.nbytes == RAMDataset(folder, decode=decode, progress=False, **settings).nbytes
+    assert len(keepers()) == 1
+    view = dataset[2:4]
+    del dataset, again
+    assert len(keepers()) == 1
+    del view
+    assert keepers() == []
+
+
+def test_what_decides_the_bytes_makes_another_copy(folder: Path) -> None:
+    make: dict[str, Any] = {"shared": True, "progress": False}
+    shards = ShardDataset(folder)
+
+    copies = [
+        RAMDataset(shards, **make),
+        RAMDataset(shards, decode=True, **make),
+        RAMDataset(shards[1:], **make),
+        RAMDataset(shards, fields=["label"], **make),
+    ]
+    same = RAMDataset(shards, augment=[augment.RandomResizedCrop(9)], **make)
+
+    assert len(keepers()) == len(copies)
+    assert [len(copy) for copy in copies] == [NUM, NUM, NUM - 1, NUM]
+    assert same[0].image.shape[1:] == (9, 9)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_worker_processes_read_the_copy(folder: Path, method: str) -> None:
+    dataset = RAMDataset(folder, shared=True, progress=False)
+    options = {"num_workers": 2, "backend": "process", "multiprocessing_context": method}
+
+    assert digest(dataset, **options) == digest(ShardDataset(folder), num_workers=0)
+
+
+def test_a_forked_child_does_not_keep_the_name(folder: Path) -> None:
+    """Else late comers would wait for a process that never answers."""
+    dataset = RAMDataset(folder, shared=True, progress=False)
+    identity = name_of(folder).identity
+    assert names(identity)
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(theirs)
+        ok = os.read(ours, 1) == b"" and torch.equal(dataset[3].image, dataset[3].image)
+        os._exit(0 if ok else 1)
+
+    expected = dataset[3]
+    del dataset
+
+    assert not names(identity)
+    assert torch.equal(RAMDataset(folder, progress=False)[3].image, expected.image)
+    os.close(theirs)
+    os.close(ours)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_plan_is_logged_and_what_does_not_fit_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    with caplog.at_level("INFO", logger="loaders"):
+        dataset = RAMDataset(folder, shared=True, progress=False)
+    assert "GB for this machine's 8 ranks and their workers; " in caplog.text
+    del dataset
+    monkeypatch.setattr(loading, "available_memory", lambda: 1000)
+
+    with pytest.raises(LoadersError, match=r"needs .* GB, and 1e-06 GB of memory are available"):
+        RAMDataset(folder, shared=True, progress=False)
+
+
+def test_a_pickle_without_its_processes_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pickled = pickle.dumps(RAMDataset(folder, shared=True, progress=False))
+    monkeypatch.setattr(shared, "ATTACH_S", 0.05)
+
+    with pytest.raises(LoadersError, match="no process of this machine offers the shared copy"):
+        pickle.loads(pickled)
+
+
+def test_other_systems_are_told_what_to_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+
+    with pytest.raises(LoadersError, match=r"needs Linux .* or use ShardDataset"):
+        RAMDataset(folder, shared=True, progress=False)

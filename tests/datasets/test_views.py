@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
+
+from loaders import DataLoader, Mixture, ShardDataset, augment
+from loaders.datasets.views import as_ours
+from loaders.errors import StateError
+from tests.packdata.packing import pack_samples
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
+    folder = pack_samples(tmp_path_factory.mktemp("packed") / "a", 20)
+    return ShardDataset(folder, fields=["pixels", "key"])
+
+
+def keys(loader: Any) -> list[str]:
+    return [key for batch in loader for key in batch.key]
+
+
+def test_torchs_views_of_ours_are_served_by_threads(dataset: ShardDataset) -> None:
+    generator = torch.Generator().manual_seed(0)
+    train, val = random_split(dataset, [0.7, 0.3], generator)
+    expected = [dataset[i].key for i in train.indices]
+
+    loader = DataLoader(train, batch_size=4)
+
+    assert loader.backend == "thread"
+    assert keys(loader) == expected
+    assert sorted(keys(loader) + keys(DataLoader(val, 4))) == sorted(s.key for s in dataset)
+    both = DataLoader(ConcatDataset([train, Subset(val, [0, 2])]), batch_size=5)
+    assert both.backend == "thread"
+    assert keys(both) == [*expected, dataset[val.indices[0]].key, dataset[val.indices[2]].key]
+    assert len(as_ours(Subset(train, []))) == 0
+    assert len(Mixture([train, val], [1, 1], stop=10)) == 20
+
+
+def test_they_equal_our_own_views_and_resume(dataset: ShardDataset) -> None:
+    train, _ = random_split(dataset, [14, 6], torch.Generator().manual_seed(0))
+    ours = dataset.select(train.indices)
+    loader = DataLoader(train, batch_size=4, shuffle=True)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = keys(batches)
+
+    again = DataLoader(pickle.loads(pickle.dumps(ours)), batch_size=4, shuffle=True)
+    again.load_state_dict(state)
+
+    assert keys(again) == rest
+    other = DataLoader(Subset(dataset, train.indices[::-1]), batch_size=4, shuffle=True)
+    with pytest.raises(StateError, match="selected or split differently"):
+        other.load_state_dict(state)
+
+
+def test_what_is_not_ours_stays_as_it_is(dataset: ShardDataset) -> None:
+    class Mine(ShardDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return super().__getitem__(0)
+
+    class MySubset(Subset[Any]):
+        pass
+
+    tensors = TensorDataset(torch.arange(4))
+    unlike = dataset.replace(augment=[augment.CenterCrop(8)])
+    others: list[Any] = [
+        tensors, Subset(tensors, [1]), Subset(Mine(dataset.path), [1]), MySubset(dataset, [1]),
+        ConcatDataset([tensors, dataset]), ConcatDataset([dataset, unlike]),
+    ]  # fmt: skip
+    for other in others:
+        assert as_ours(other) is other
+
+
+def test_splits_are_map_style_and_pickle(dataset: ShardDataset) -> None:
+    parts = dataset.split([0.5, 0.5], by="key", seed=1)
+    joined = parts[0] + parts[1]
+
+    for view in (*parts, joined, *dataset.split([0.25, 0.75], seed=3)):
+        again = pickle.loads(pickle.dumps(view))
+        assert again.fingerprint == view.fingerprint != dataset.fingerprint
+        assert keys(DataLoader(again, 3)) == [view[i].key for i in range(len(view))]
+    assert sorted(s.key for s in joined) == sorted(s.key for s in dataset)

@@ -1,0 +1,582 @@
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import packdata
+from loaders import DataLoader, RAMDataset, ShardDataset, TokenWindows, concat
+from loaders.datasets.binpack import fit_decreasing
+from loaders.errors import ChecksumError, SchemaError, ShardError, StateError
+from loaders.schema import Array, Tokens
+from packdata.tokens.plan import pack_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+ROW = 16
+DTYPES = {"uint8": 200, "uint16": 60_000, "uint32": 4_000_000_000}
+
+
+def pack(
+    folder: Path,
+    documents: Sequence[npt.NDArray[Any]],
+    *,
+    pieces: int = 1,
+    dtype: str = "uint16",
+    format: Any = "parquet",
+    shard_bytes: int = 1 << 20,
+) -> Path:
+    """Write documents as a stream in rows of 16, of which each piece ends with a short one."""
+    fields = {
+        "tokens": Tokens(dtype=dtype, row_tokens=ROW),
+        "num_tokens": Array(dtype="int32"),
+        "document_ends": Array(dtype="uint16", dims=(None,)),
+    }
+
+    def rows() -> Any:
+        for group in np.array_split(np.arange(len(documents)), pieces):
+            parts = [documents[i] for i in group]
+            ids = np.concatenate([*parts, np.zeros(0)]).astype(dtype)
+            ends = np.cumsum([len(part) for part in parts])
+            for first in range(0, len(ids), ROW):
+                row = ids[first : first + ROW]
+                inside = ends[(ends > first) & (ends <= first + ROW)] - first
+                yield {
+                    "tokens": np.concatenate([row, np.zeros(ROW - len(row), dtype)]).astype(dtype),
+                    "num_tokens": len(row),
+                    "document_ends": inside.astype(np.uint16),
+                }
+
+    packdata.pack(rows(), folder, fields, format=format, shard_bytes=shard_bytes)
+    return folder
+
+
+def some_documents(num: int, dtype: str = "uint16", longest: int = 60) -> list[npt.NDArray[Any]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(1, DTYPES[dtype], rng.integers(1, longest), dtype) for _ in range(num)]
+
+
+def stream_of(documents: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+    return np.concatenate(documents).astype(np.int64)
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[npt.NDArray[Any]]:
+    return some_documents(40)
+
+
+@pytest.fixture(scope="module", params=["parquet", "lmdb"])
+def folder(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[npt.NDArray[Any]],
+) -> Path:
+    """Many short rows and several shards, so that runs end everywhere."""
+    path = tmp_path_factory.mktemp("tokens") / "packed"
+    return pack(path, documents, pieces=9, format=request.param, shard_bytes=1000)
+
+
+# -- windows over the stream -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 5, 15, 16, 17, 40, 300])
+@pytest.mark.parametrize("stride", [None, 3])
+def test_windows_are_cut_from_the_stream_and_targets_are_one_token_later(
+    folder: Path, documents: list[npt.NDArray[Any]], length: int, stride: int | None
+) -> None:
+    stream, step = stream_of(documents), stride or length
+
+    windows = TokenWindows(folder, length, stride)
+
+    assert len(windows) == (len(stream) - 1 - length) // step + 1
+    batch = windows.__getitems__(range(len(windows))).batch
+    for i in range(len(windows)):
+        assert batch.tokens[i].tolist() == stream[i * step : i * step + length].tolist()
+        assert batch.targets[i].tolist() == stream[i * step + 1 : i * step + 1 + length].tolist()
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_every_stored_width_is_widened_exactly(tmp_path: Path, dtype: str) -> None:
+    documents = some_documents(5, dtype)
+    folder = pack(tmp_path / "a", documents, dtype=dtype)
+
+    windows = TokenWindows(folder, 10)
+    narrow = TokenWindows(folder, 10, dtype="stored")
+    if dtype == "uint32":  # up to 4e9: int64 holds what int32 would not
+        assert int(windows[0].tokens.max()) > 1 << 31
+
+    assert windows[0].tokens.tolist() == stream_of(documents)[:10].tolist()
+    assert windows[0].tokens.dtype == windows[0].targets.dtype == torch.int64
+    assert narrow[0].tokens.dtype == getattr(torch, dtype)
+    assert narrow[1].targets.tolist() == windows[1].targets.tolist()
+
+
+def test_what_the_loader_hands_over_is_contiguous_int64_whoever_reads_it(folder: Path) -> None:
+    windows = TokenWindows(folder, 20)
+    plain = [windows[i] for i in range(len(windows))]
+
+    for workers, backend in ((0, "auto"), (1, "auto"), (3, "thread")):
+        loader = DataLoader(windows, 4, num_workers=workers, backend=backend)  # type: ignore[arg-type]
+        seen = 0
+        for tokens, targets in loader:
+            assert tokens.dtype == targets.dtype == torch.int64
+            assert tokens.is_contiguous()
+            assert targets.is_contiguous()
+            for row in range(len(tokens)):
+                assert torch.equal(tokens[row], plain[seen].tokens)
+                assert torch.equal(targets[row], plain[seen].targets)
+                seen += 1
+        assert seen == len(windows)
+
+
+@pytest.mark.parametrize("format", ["parquet", "lmdb"])
+def test_what_packdata_tokens_packs_is_served_across_its_long_rows(
+    tmp_path: Path, format: Any
+) -> None:
+    text = np.random.default_rng(0).integers(32, 127, 40_000, np.uint8)
+    text.tofile(tmp_path / "a.txt")
+    pack_tokens(tmp_path / "a.txt", tmp_path / "p", format=format, shard_bytes=20_000)
+
+    windows = TokenWindows(tmp_path / "p", 1000)
+
+    assert len(windows.dataset.store.shards) > 1
+    batch = windows.__getitems__(range(39)).batch
+    assert np.array_equal(batch.tokens.numpy().reshape(-1), text[:39_000])
+    assert np.array_equal(batch.targets.numpy().reshape(-1), text[1:39_001])
+
+
+def test_devices_marks_and_mappings_change_the_form_alone(folder: Path) -> None:
+    windows = TokenWindows(folder, 20)
+    ours = list(DataLoader(windows, 4))
+
+    moved = DataLoader(windows, 4, device="cpu")
+    marked = DataLoader(windows, 4, pad="mark", rank=0, world_size=1)
+    mapped = DataLoader(windows, 4, as_dict=True)
+
+    for batch, one, two, three in zip(ours, moved, marked, mapped, strict=True):
+        assert torch.equal(one.targets, batch.targets)
+        assert torch.equal(two.tokens[two.valid], batch.tokens)
+        assert torch.equal(three["tokens"], batch.tokens)
+
+
+@pytest.mark.slow
+def test_a_child_process_serves_the_same_windows(folder: Path) -> None:
+    for options in ({}, {"by": "document"}, {"tail": "pad"}):
+        windows = TokenWindows(folder, 20, **options)  # type: ignore[arg-type]
+        child = DataLoader(windows, 4, backend="subprocess", num_workers=2)
+        for one, other in zip(child, DataLoader(windows, 4), strict=True):
+            assert one._fields == other._fields
+            assert torch.equal(one.targets, other.targets)
+
+
+def test_other_loaders_and_collate_functions_see_the_same(folder: Path) -> None:
+    windows = TokenWindows(folder, 20)
+    ours = list(DataLoader(windows, 4))
+
+    for loader in (
+        torch.utils.data.DataLoader(windows, 4),
+        DataLoader(windows, 4, collate_fn=torch.utils.data.default_collate),
+        DataLoader(windows, 4, backend="process", num_workers=1),
+    ):
+        for one, other in zip(loader, ours, strict=True):
+            assert torch.equal(one[0], other.tokens)
+            assert torch.equal(one[1], other.targets)
+
+
+def test_kept_batches_are_never_overwritten(folder: Path) -> None:
+    windows = TokenWindows(folder, 20)
+
+    kept = list(DataLoader(windows, 2, num_workers=2))
+
+    for i, batch in enumerate(kept):
+        assert torch.equal(batch.tokens[0], windows[2 * i].tokens)
+
+
+def test_a_shuffled_epoch_has_each_window_once_over_all_ranks(folder: Path) -> None:
+    windows = TokenWindows(folder, 20)
+    expected = sorted(tuple(window.tokens.tolist()) for window in windows)
+
+    seen = [
+        tuple(row.tolist())
+        for rank in range(3)
+        for batch in DataLoader(windows, 4, shuffle=True, rank=rank, world_size=3, pad=False)
+        for row in batch.tokens
+    ]
+
+    assert sorted(seen) == expected
+
+
+def test_a_run_resumes_at_the_very_window_with_another_number_of_workers(folder: Path) -> None:
+    loader = DataLoader(TokenWindows(folder, 8), 4, shuffle=True, num_workers=2)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = loader.state_dict()
+    rest = [batch.tokens.tolist() for batch in batches]
+
+    again = DataLoader(TokenWindows(folder, 8), 4, shuffle=True, num_workers=0)
+    again.load_state_dict(state)
+
+    assert [batch.tokens.tolist() for batch in again] == rest
+    for other in (TokenWindows(folder, 9), TokenWindows(folder, 8, by="document")):
+        with pytest.raises(StateError, match="belongs to dataset"):
+            DataLoader(other, 4, shuffle=True).load_state_dict(state)
+
+
+def test_whatever_changes_the_windows_changes_the_fingerprint(folder: Path) -> None:
+    options: list[dict[str, Any]] = [
+        {},
+        {"length": 21},
+        {"stride": 21},
+        {"length": 21, "stride": 20},
+        {"tail": "pad"},
+        {"span": (0, 400)},
+        {"by": "document"},
+        {"by": "document", "fit": "first"},
+    ]
+
+    prints = [TokenWindows(folder, **({"length": 20} | option)).fingerprint for option in options]
+
+    assert len(set(prints)) == len(options)
+    assert TokenWindows(folder, 20).fingerprint == prints[0]
+
+
+def test_windows_pickle_and_keep_their_options(folder: Path) -> None:
+    windows = TokenWindows(folder, 20, 7, span=(3, 200))
+    copied = pickle.loads(pickle.dumps(windows))
+
+    assert repr(copied) == repr(windows)
+    assert copied.fingerprint == windows.fingerprint
+    assert torch.equal(copied[-1].targets, windows[-1].targets)
+
+
+def test_datasets_in_memory_and_joined_serve_the_same_windows(
+    folder: Path, documents: list[npt.NDArray[Any]]
+) -> None:
+    mapped, stream = TokenWindows(folder, 33), stream_of(documents)
+    in_memory = TokenWindows(RAMDataset(folder, progress=False), 33)
+    joined = TokenWindows(concat([ShardDataset(folder), ShardDataset(folder)]), 33)
+
+    assert [w.tokens.tolist() for w in in_memory] == [w.tokens.tolist() for w in mapped]
+    assert joined.num_tokens == 2 * len(stream)
+    twice = np.concatenate([stream, stream])
+    assert all(
+        joined[i].tokens.tolist() == twice[33 * i : 33 * i + 33].tolist()
+        for i in range(len(joined))
+    )
+
+
+def test_the_dropped_tail_is_counted_and_told(
+    folder: Path, documents: list[npt.NDArray[Any]]
+) -> None:
+    total = len(stream_of(documents))
+
+    windows = TokenWindows(folder, 97)
+
+    left = total - 1 - 97 * len(windows)
+    assert 0 < left < 97
+    assert windows.num_left_out == left
+    assert f"{total:,} tokens, the last {left} left out" in repr(windows)
+
+
+def test_a_padded_tail_keeps_every_token(folder: Path, documents: list[npt.NDArray[Any]]) -> None:
+    stream = stream_of(documents)
+
+    windows = TokenWindows(folder, 97, tail="pad")
+    last, start = windows[-1], 97 * (len(windows) - 1)
+    rest = len(stream) - start
+
+    assert windows.num_left_out == 0
+    assert windows.padding_share > 0
+    assert last.tokens[:rest].tolist() == stream[start:].tolist()
+    assert last.tokens[rest:].tolist() == [0] * (97 - rest)
+    assert last.targets[: rest - 1].tolist() == stream[start + 1 :].tolist()
+    assert last.targets[rest - 1 :].tolist() == [-100] * (98 - rest)
+    (batch,) = DataLoader(windows, len(windows))
+    assert torch.equal(batch.targets[-1], last.targets)
+    assert torch.equal(batch.tokens[0], windows[0].tokens)
+
+
+def test_a_span_that_ends_with_a_whole_window_needs_no_padding(folder: Path) -> None:
+    windows = TokenWindows(folder, 10, tail="pad", span=(0, 41))
+
+    assert len(windows) == 4
+    assert windows.padding_share == 0
+    assert (windows[3].targets != -100).all()
+
+
+@pytest.mark.parametrize("by", ["stream", "document"])
+def test_split_parts_follow_each_other_and_share_no_token(folder: Path, by: Any) -> None:
+    windows = TokenWindows(folder, 10, by=by)
+
+    parts = windows.split([0.5, 0.3, 0.2])
+
+    assert [part.span[0] for part in parts[1:]] == [part.span[1] for part in parts[:-1]]
+    assert (parts[0].span[0], parts[-1].span[1]) == windows.span
+    if by == "document":
+        assert {part.span[1] for part in parts} <= set(windows.stream.document_ends.tolist())
+        assert sum(part._plan.num_tokens for part in parts if part._plan) == windows.num_tokens
+    else:
+        for part in parts:
+            last = part.span[0] + (len(part) - 1) * 10
+            assert part[-1].targets[-1] == windows.stream.read(last + 10, last + 11)[0]
+            assert last + 11 <= part.span[1]
+
+
+def test_indices_are_checked(folder: Path) -> None:
+    windows = TokenWindows(folder, 10)
+
+    assert torch.equal(windows[-1].tokens, windows[len(windows) - 1].tokens)
+    for bad in (len(windows), -len(windows) - 1):
+        with pytest.raises(IndexError, match=f"window {bad} of {len(windows)}"):
+            windows[bad]
+    with pytest.raises(TypeError, match="whole number"):
+        windows["1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"length": 0}, "length must be at least 1"),
+        ({"stride": 0}, "stride must be at least 1"),
+        ({"tail": "keep"}, "tail must be one of"),
+        ({"by": "line"}, "by must be one of"),
+        ({"fit": "worst"}, "fit must be one of"),
+        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"by": "document", "stride": 4}, "stride is for by='stream'"),
+        ({"dtype": "stored", "tail": "pad"}, "-100 need"),
+        ({"span": (5, 10**9)}, "span must lie in"),
+        ({"length": 10**6}, "make no window"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    folder: Path, options: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(ValueError, match=what):
+        TokenWindows(folder, **options)
+
+
+def test_a_dataset_without_tokens_or_with_some_rows_only_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    packdata.pack([{"x": 1.0}], tmp_path / "x", {"x": Array()})
+
+    with pytest.raises(SchemaError, match="packdata tokens"):
+        TokenWindows(tmp_path / "x")
+    with pytest.raises(SchemaError, match=r"TokenWindows\.split"):
+        TokenWindows(ShardDataset(folder).select([0, 1]))
+
+
+@pytest.mark.parametrize("check", ["first", "always"])
+def test_a_flipped_byte_is_found_when_its_window_is_read(tmp_path: Path, check: Any) -> None:
+    folder = pack(tmp_path / "a", [np.arange(40_000)])
+    windows = TokenWindows(ShardDataset(folder, check=check), 100)
+    (path,) = folder.glob("*.parquet")
+    offset = path.read_bytes().find(np.arange(38_000, 38_010, dtype="<u2").tobytes())
+    first = windows[0].tokens.tolist()
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(b"\x00")
+
+    assert windows[0].tokens.tolist() == first
+    with pytest.raises(ChecksumError, match="checksum"):
+        windows[380]
+    unchecked = TokenWindows(ShardDataset(folder, check="never"), 100)
+    assert unchecked[380].tokens[0] == 38_000 & 0xFF00
+
+
+def test_a_row_that_claims_more_tokens_than_it_has_is_refused(tmp_path: Path) -> None:
+    fields = {
+        "tokens": Tokens(dtype="uint8", row_tokens=4),
+        "num_tokens": Array(dtype="int32"),
+        "document_ends": Array(dtype="uint16", dims=(None,)),
+    }
+    row = {
+        "tokens": np.zeros(4, np.uint8),
+        "num_tokens": 5,
+        "document_ends": np.zeros(0, np.uint16),
+    }
+    packdata.pack([row], tmp_path / "a", fields)
+
+    with pytest.raises(ShardError, match="5 tokens of 4"):
+        TokenWindows(tmp_path / "a", 2)
+
+
+# -- windows of documents --------------------------------------------------------------------------
+
+
+def check_documents(windows: TokenWindows, documents: Sequence[npt.NDArray[Any]]) -> None:
+    """No token is lost or repeated, targets stay in their document, and the bounds are those of sequences."""
+    length = windows.length
+    parts: list[tuple[int, ...]] = []
+    for batch in DataLoader(windows, 3, num_workers=0):
+        n = len(batch.tokens)
+        bounds = batch.cu_seqlens.tolist()
+        assert batch.cu_seqlens.dtype == torch.int32
+        assert bounds[0] == 0
+        assert bounds[-1] == n * length
+        assert batch.max_seqlen == max(b - a for a, b in itertools.pairwise(bounds))
+        flat = [values.flatten().tolist() for values in batch[:4]]
+        for a, b in itertools.pairwise(bounds):
+            tokens, targets, positions, numbers = (values[a:b] for values in flat)
+            assert len(set(numbers)) == 1
+            if numbers[0] == -1:
+                assert set(targets) == {-100}
+                assert set(tokens) == {0}
+                continue
+            assert positions == list(range(b - a))
+            assert targets[:-1] == tokens[1:]
+            parts.append((*tokens, targets[-1]))
+    expected = []
+    for document in documents:
+        ids = [*map(int, document), -100]
+        expected += [tuple(ids[a : a + length + 1]) for a in range(0, len(document), length)]
+    assert sorted(parts) == sorted(expected)
+
+
+@pytest.mark.parametrize("fit", ["first", "best"])
+@pytest.mark.parametrize("length", [1, 7, 16, 64, 500])
+def test_documents_are_packed_without_losing_or_repeating_a_token(
+    folder: Path, documents: list[npt.NDArray[Any]], length: int, fit: Any
+) -> None:
+    windows = TokenWindows(folder, length, by="document", fit=fit)
+
+    check_documents(windows, documents)
+    share = 1 - len(stream_of(documents)) / (len(windows) * length)
+    assert windows.padding_share == pytest.approx(share)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=30),
+    length=st.integers(1, 40),
+    fit=st.sampled_from(["first", "best"]),
+    pieces=st.integers(1, 4),
+)
+def test_any_documents_are_packed_without_losing_or_repeating_a_token(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    length: int,
+    fit: Any,
+    pieces: int,
+) -> None:
+    ids = iter(range(1, 60_000))
+    documents = [np.array([next(ids) for _ in range(n)], np.uint16) for n in lengths]
+    folder = pack(tmp_path_factory.mktemp("any") / "a", documents, pieces=pieces)
+
+    check_documents(TokenWindows(folder, length, by="document", fit=fit), documents)
+
+
+def test_windows_of_documents_have_four_fields_each_and_six_in_a_batch(folder: Path) -> None:
+    windows = TokenWindows(folder, 32, by="document")
+
+    assert windows[0]._fields == ("tokens", "targets", "position_ids", "document_ids")
+    batch = next(iter(DataLoader(windows, 2)))
+    assert batch._fields[4:] == ("cu_seqlens", "max_seqlen")
+    assert torch.equal(batch.tokens[1], windows[1].tokens)
+    (plain,) = torch.utils.data.DataLoader(
+        windows, len(windows), collate_fn=torch.utils.data.default_collate
+    )
+    assert torch.equal(plain[1][0], windows[0].targets)
+
+
+def test_attention_masks_of_document_ids_and_of_bounds_agree(folder: Path) -> None:
+    windows = TokenWindows(folder, 32, by="document")
+    batch = next(iter(DataLoader(windows, 4)))
+
+    same = batch.document_ids[:, :, None] == batch.document_ids[:, None, :]
+    number = torch.searchsorted(
+        batch.cu_seqlens[1:].long(), torch.arange(4 * 32), right=True
+    ).view(4, 32)
+
+    assert torch.equal(same, number[:, :, None] == number[:, None, :])
+
+
+# -- packing into bins -----------------------------------------------------------------------------
+
+
+def slow_fit(lengths: list[int], size: int, best: bool) -> list[int]:
+    room: list[int] = []
+    bins = [0] * len(lengths)
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        fits = [b for b, left in enumerate(room) if left >= lengths[i]]
+        if not fits:
+            room.append(size)
+            fits = [len(room) - 1]
+        bins[i] = min(fits, key=lambda b: (room[b], b)) if best else fits[0]
+        room[bins[i]] -= lengths[i]
+    return bins
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), max_size=40), extra=st.integers(0, 12), best=st.booleans()
+)
+def test_bins_are_those_of_the_plain_algorithm(lengths: list[int], extra: int, best: bool) -> None:
+    size = max(lengths, default=1) + extra
+
+    bins = fit_decreasing(np.array(lengths, np.int64), size, "best" if best else "first")
+
+    slow = slow_fit(lengths, size, best)
+    assert fill(lengths, bins.tolist()) == fill(lengths, slow)
+    if not best:
+        assert bins.tolist() == slow
+
+
+def fill(lengths: list[int], bins: list[int]) -> list[list[int]]:
+    contents: dict[int, list[int]] = {}
+    for length, number in zip(lengths, bins, strict=True):
+        contents.setdefault(number, []).append(length)
+    assert sorted(contents) == list(range(len(contents)))
+    return sorted(sorted(part) for part in contents.values())
+
+
+@pytest.mark.parametrize("fit", ["first", "best"])
+def test_a_million_documents_are_fitted_in_seconds_and_leave_little_empty(fit: Any) -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.lognormal(6, 1, 1_000_000).astype(np.int64) + 1, 2048)
+
+    bins = fit_decreasing(lengths, 2048, fit)
+
+    filled = np.bincount(bins, lengths)
+    assert filled.max() <= 2048
+    assert filled.sum() == lengths.sum()
+    assert len(filled) < 1.01 * lengths.sum() / 2048
+
+
+def test_an_accelerator_gets_narrow_windows_and_widens_them_there(folder: Path) -> None:
+    windows = TokenWindows(folder, 20)
+    finish = windows.finisher(torch.device("cpu"))
+    half = windows.host_half().__getitems__([0, 3])
+
+    assert finish is not None
+    assert half.batch._fields == ("windows",)
+    assert half.batch.windows.dtype == torch.uint16
+    assert half.batch.windows.shape == (2, 21)
+    whole = finish(half.batch)
+    assert torch.equal(whole.targets[1], windows[3].targets)
+    assert TokenWindows(folder, 20, by="document").finisher(torch.device("cpu")) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_windows_arrive_on_the_gpu_as_int64(folder: Path) -> None:
+    windows = TokenWindows(folder, 20)
+    for tokens, targets in DataLoader(windows, 4, device="cuda"):
+        assert tokens.device.type == targets.device.type == "cuda"
+        assert tokens.dtype == torch.int64
+        assert torch.equal(tokens[:, 1:], targets[:, :-1])
+    for batch in DataLoader(TokenWindows(folder, 20, by="document"), 4, device="cuda"):
+        assert batch.cu_seqlens.device.type == "cuda"

@@ -1,0 +1,82 @@
+"""A device of the tests: copies run when the test says so, and read the host's memory only then."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Event:
+    """Done when its copies have run."""
+
+    def __init__(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.copies, self.is_done = copies, False
+
+    def happen(self) -> None:
+        for target, source in self.copies:
+            target.copy_(source)
+        self.copies, self.is_done = [], True
+
+
+class ManualCopies:
+    """An ``Accelerator`` over host memory.
+
+    Attributes:
+        events: All of them, oldest first.
+        log: What was called, in order.
+    """
+
+    device = torch.device("cpu")
+    is_ahead = True
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.log: list[str] = []
+        self._started: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.fail_after: int | None = None
+
+    def copying(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.fail_after is not None:
+            self.fail_after -= 1
+            if self.fail_after < 0:
+                raise RuntimeError("out of device memory")
+        target = torch.full_like(tensor, 77)
+        # A stream does not keep the source alive; that is what is tested.
+        self._started.append((target, torch.from_numpy(_alias(tensor))))
+        return target
+
+    def record(self) -> Event:
+        event = Event(self._started)
+        self._started = []
+        self.events.append(event)
+        self.log.append(f"copy {len(self.events) - 1}")
+        return event
+
+    def wait(self, event: Event, tensors: list[torch.Tensor]) -> None:
+        self.log.append(f"hand over {self.events.index(event)}, {len(tensors)} tensors")
+
+    def done(self, event: Event) -> bool:
+        return event.is_done
+
+    def synchronize(self, event: Event) -> None:
+        self.log.append(f"synchronize {self.events.index(event)}")
+        event.happen()
+
+
+def _alias(tensor: torch.Tensor) -> Any:
+    """See a tensor's memory without keeping it."""
+    described = {
+        "data": (tensor.data_ptr(), False),
+        "shape": tuple(tensor.shape),
+        "strides": tuple(n * tensor.element_size() for n in tensor.stride()),
+        "typestr": tensor.numpy().dtype.str,
+        "version": 3,
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=described))

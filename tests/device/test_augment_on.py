@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from loaders import DataLoader, RAMDataset, ShardDataset, augment
+from loaders.errors import SchemaError
+from loaders.schema import Boxes, Image, Label, Mask
+from tests.packdata.packing import pack, pack_samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OPS: list[Any] = [augment.RandomResizedCrop(20), augment.RandomHorizontalFlip()]
+
+
+def scenes() -> RAMDataset:
+    random = np.random.default_rng(0)
+    return RAMDataset.from_arrays(
+        schema={
+            "image": Image(channels=3, size=(64, 50), codec="raw"),
+            "mask": Mask(size=(64, 50), codec="raw", dtype="uint16"),
+            "label": Label(),
+        },
+        image=random.integers(0, 256, (30, 64, 50, 3)).astype(np.uint8),
+        mask=random.integers(0, 1 << 16, (30, 64, 50)).astype(np.uint16),
+        label=np.arange(30),
+    ).replace(augment=OPS)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("backend", ["thread", "subprocess"])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_the_device_serves_what_the_host_serves(
+    num_workers: int, backend: Any, device: Any
+) -> None:
+    settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5, "pad": "mark"}
+    host = DataLoader(scenes(), num_workers=0, augment_on="host", **settings)
+    there = DataLoader(
+        scenes(),
+        augment_on="device",
+        device=device,
+        num_workers=num_workers,
+        backend=backend,
+        **settings,
+    )
+
+    for _ in range(2):  # each epoch has its own crops
+        for want, got in zip(host, there, strict=True):
+            assert (got.image.int() - want.image.int()).abs().max() <= 1
+            assert (got.mask.int() == want.mask.int()).float().mean() > 0.9  # others: even centres
+            assert got.label.tolist() == want.label.tolist()
+            assert got.image.shape == (len(got.label), 3, 20, 20)
+
+
+def test_a_resumed_run_draws_the_same() -> None:
+    make: dict[str, Any] = {"batch_size": 4, "shuffle": True, "augment_on": "device"}
+    loader = DataLoader(scenes(), **make)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    want = next(batches)
+
+    again = DataLoader(scenes(), **make)
+    again.load_state_dict(state)
+    got = next(iter(again))
+
+    assert got.label.tolist() == want.label.tolist()
+    assert (got.image == want.image).all()
+
+
+def test_without_ops_nothing_changes() -> None:
+    loader = DataLoader(scenes().replace(augment=[]), batch_size=4, augment_on="device")
+
+    assert loader.finisher is None
+    assert next(iter(loader)).image.shape == (4, 3, 64, 50)
+
+
+def test_what_only_the_host_can_do_is_refused(tmp_path: Path) -> None:
+    pack_samples(tmp_path / "jpeg")
+    boxes = {"image": Image(size=(8, 8), codec="raw"), "boxes": Boxes()}
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pack(tmp_path / "boxes", boxes, [{"image": pixels, "boxes": np.zeros((1, 4), np.float32)}])
+    refused = {
+        "are not stored as pixels of one size": ShardDataset(
+            tmp_path / "jpeg", fields=["image"], augment=OPS
+        ),
+        "boxes of field 'boxes' are moved": ShardDataset(tmp_path / "boxes", augment=OPS),
+        "transforms and augment.Views": scenes().replace(transform=lambda sample: sample),
+    }
+
+    for what, dataset in refused.items():
+        with pytest.raises(SchemaError, match=what):
+            DataLoader(dataset, augment_on="device")
+
+
+def test_other_datasets_and_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="augment_on='device' is for datasets of ours"):
+        DataLoader([1, 2, 3], augment_on="device")
+    settings: dict[str, Any] = {"augment_on": "gpu"}
+    with pytest.raises(ValueError, match="augment_on must be"):
+        DataLoader(scenes(), **settings)

@@ -1,0 +1,181 @@
+"""The device half: the codecs' own images, by the batch; on a GPU within one step of them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from loaders.codecs import codec_for
+from loaders.codecs.dct import DctCodec
+from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, _in_two
+from loaders.device.normalize import Normalize
+from loaders.errors import BatchError
+from loaders.schema import Image
+from tests.codecs import reference
+
+CPU = torch.device("cpu")
+SIZES = [(32, 48), (17, 9), (1, 3)]
+
+
+def pictures(num: int, size: tuple[int, int], channels: int = 3) -> list[npt.NDArray[np.uint8]]:
+    rng = np.random.default_rng(1)
+    noise = rng.integers(0, 256, (num, *size, channels), np.uint8)
+    return [cv2.GaussianBlur(image, (0, 0), 1).reshape(image.shape) for image in noise]
+
+
+def host_half(codec: DctCodec, records: list[bytes], side: int) -> Coefficients:
+    rows = np.empty((len(records), codec.row_nbytes(side)), np.uint8)
+    escapes = codec.fill([np.frombuffer(r, np.uint8) for r in records], rows)
+    return Coefficients(*(torch.from_numpy(part) for part in (rows, *escapes)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("channels", "subsampling"), [(3, "420"), (3, "444"), (1, "420")])
+@pytest.mark.parametrize("scale", [1, 1 / 2, 1 / 4, 1 / 8])
+def test_dct_images_are_those_of_the_codec(
+    size: tuple[int, int], channels: int, subsampling: str, scale: float
+) -> None:
+    """To the bit, in a batch of any length, and with values beyond int8 in some images only."""
+    field = Image(size=size, codec="dct", channels=channels, subsampling=subsampling, quality=98)
+    codec, side = DctCodec(field), round(8 * scale)
+    images = pictures(7, size, channels)
+    images[3] = np.full((*size, channels), 120, np.uint8)
+    records = [codec.encode(image) for image in images]
+    wanted = np.stack([codec.decode(np.frombuffer(r, np.uint8), side) for r in records])
+    finish = DctFinish.of(field, scale)
+
+    for num in (7, 1):
+        served = finish(host_half(codec, records[:num], side))
+        assert served.shape == (num, channels, *finish.size)
+        assert np.array_equal(served.permute(0, 2, 3, 1), wanted[:num])
+    assert finish(host_half(codec, [], side)).shape == (0, channels, *finish.size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_yuv_images_are_those_of_the_codec(size: tuple[int, int]) -> None:
+    codec: Any = codec_for(Image(size=size, codec="yuv420"))
+    planes = np.stack([np.frombuffer(codec.encode(i), np.uint8) for i in pictures(6, size)])
+    wanted = np.stack([codec.decode(row) for row in planes])
+
+    served = Yuv420Finish(size)(torch.from_numpy(planes))
+
+    assert np.array_equal(served.permute(0, 2, 3, 1), wanted)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_images_do_not_depend_on_the_threads(num_threads: int) -> None:
+    field = Image(size=(200, 264), codec="dct")
+    codec = DctCodec(field)
+    records = [codec.encode(image) for image in pictures(2, (200, 264))]
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+
+    served = DctFinish.of(field)(host_half(codec, records, 8))
+
+    torch.set_num_threads(before)
+    wanted = np.stack([codec.decode(np.frombuffer(r, np.uint8)) for r in records])
+    assert np.array_equal(served.permute(0, 2, 3, 1), wanted)
+
+
+def test_float32_is_within_one_step_of_the_reference() -> None:
+    """What runs on a GPU, run here: the same operations in the precision that it has there."""
+    size = (24, 40)
+    field = Image(size=size, codec="dct", quality=95)
+    codec = DctCodec(field)
+    records = [codec.encode(image) for image in pictures(4, size)]
+    finish = DctFinish.of(field)
+    there = finish._weights_on(torch.device("meta"))
+    exact = finish._weights_on(CPU)
+    parts = [_in_two(matrix / 2**24, CPU) for (matrix,) in exact]
+
+    finish._weights[CPU] = parts
+    served = finish(host_half(codec, records, 8)).permute(0, 2, 3, 1)
+
+    wanted = [reference.decode(record, size, 3, halved=True) for record in records]
+    assert np.abs(served.numpy() - np.stack(wanted)).max() <= 1
+    assert [len(matrix) for matrix in there] == [2, 2]
+    for (matrix,), (coarse, fine) in zip(exact, parts, strict=True):
+        assert ((coarse.double() + fine.double()) * 2**24 - matrix).abs().max() < 1
+        assert (coarse.view(torch.int32) & 0x1FFF == 0).all()  # as TF32 would round it
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("scale", [1, 1 / 2, 1 / 8])
+def test_cuda_is_within_one_step_of_the_cpu(scale: float) -> None:
+    size = (224, 224)
+    field = Image(size=size, codec="dct", quality=95)
+    codec = DctCodec(field)
+    records = [codec.encode(image) for image in pictures(8, size)]
+    half = host_half(codec, records, round(8 * scale))
+    finish = DctFinish.of(field, scale)
+
+    there = finish.to("cuda")(Coefficients(*(part.cuda() for part in half))).cpu()
+
+    assert (there.int() - finish(half).int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", [None, torch.channels_last])
+def test_normalizing_on_the_way_gives_the_same(dtype: torch.dtype, order: Any) -> None:
+    """To the bit what ``Normalize`` makes of the uint8 images, in its memory order."""
+    field = Image(size=(20, 28), codec="dct")
+    codec = DctCodec(field)
+    half = host_half(codec, [codec.encode(image) for image in pictures(5, (20, 28))], 8)
+    yuv: Any = codec_for(Image(size=(20, 28), codec="yuv420"))
+    rows = np.stack([np.frombuffer(yuv.encode(i), np.uint8) for i in pictures(5, (20, 28))])
+    normalize = Normalize.imagenet(dtype, order)
+
+    for plain, straight, value in (
+        (DctFinish.of(field), DctFinish.of(field, normalize=normalize), half),
+        (
+            Yuv420Finish((20, 28)),
+            Yuv420Finish((20, 28), normalize=normalize),
+            torch.from_numpy(rows),
+        ),
+    ):
+        wanted, served = normalize(plain(value)), straight(value)
+        assert torch.equal(served, wanted)
+        assert served.stride() == wanted.stride()
+
+
+def test_autocast_does_not_reach_the_transform() -> None:
+    field = Image(size=(16, 16), codec="dct")
+    codec = DctCodec(field)
+    half = host_half(codec, [codec.encode(image) for image in pictures(2, (16, 16))], 8)
+    finish = DctFinish.of(field)
+    cpu = finish._weights_on(CPU)
+    finish._weights[CPU] = [_in_two(matrix / 2**24, CPU) for (matrix,) in cpu]
+    wanted = finish(half)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        served = finish(half)
+
+    assert torch.equal(served, wanted)
+
+
+def test_other_batches_are_refused() -> None:
+    finish = Yuv420Finish((8, 8))
+
+    for planes in (torch.zeros(2, 95, dtype=torch.uint8), torch.zeros(2, 96)):
+        with pytest.raises(BatchError, match=r"takes uint8 of \(N, 96\)"):
+            finish(planes)
+
+
+def test_other_scales_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"1, 1/2, 1/4 or 1/8, got 0.3"):
+        DctFinish.of(Image(size=(8, 8), codec="dct"), 0.3)
+
+
+def test_modules_say_what_they_are_and_can_be_copied() -> None:
+    finish = DctFinish.of(Image(size=(20, 30), codec="dct"), 1 / 2)
+
+    assert repr(finish) == "DctFinish(size=(10, 15), quality=90, scale=0.5)"
+    assert repr(copy.deepcopy(finish)) == repr(finish)
+    assert repr(Yuv420Finish((2, 4))) == "Yuv420Finish(size=(2, 4))"

@@ -1,0 +1,140 @@
+"""The Triton kernels: run by Triton's interpreter where Triton is installed, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from loaders import Normalize
+from loaders.device import fused
+
+KINDS = {torch.uint8: 256, torch.uint16: 1 << 16, torch.int16: 1 << 15}
+SHAPES = [
+    (3, 3, 17, 19),
+    (2, 1, 5, 4),
+    (2, 5, 3, 4, 6),
+    (2, 3, 40, 40),
+    (1, 4, 1, 1),
+    (2, 3, 1, 7),
+]
+TARGETS = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def in_order(tensor: torch.Tensor, is_last: bool) -> torch.Tensor:
+    last = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    return tensor.contiguous(memory_format=last) if is_last else tensor
+
+
+def check_normalize(device: str, *, bfloat16_rounds: bool) -> None:
+    """Every layout, dtype and shape against plain operations: equal, but for a bfloat16 that is cut, not rounded."""
+    for kind, shape, last, out_last, target in itertools.product(
+        KINDS, SHAPES, (False, True), (False, True), TARGETS
+    ):
+        torch.manual_seed(0)
+        images = in_order(torch.randint(0, KINDS[kind], shape).to(kind).to(device), last)
+        mean, std = (torch.rand(shape[1], device=device) * 90 + 30 for _ in range(2))
+        out = in_order(torch.empty(shape, dtype=target, device=device), out_last)
+        column = (-1, *(1,) * (len(shape) - 2))
+        want = ((images.float() - mean.view(column)) / std.view(column)).to(target)
+
+        found = fused.normalized(images, mean, std, out)
+
+        case = (kind, shape, last, out_last, target)
+        assert found is out, case
+        cut = target is torch.bfloat16 and not bfloat16_rounds
+        torch.testing.assert_close(found, want, rtol=2.0**-7 if cut else 0, atol=0)
+
+
+def check_gather(source_device: str, device: str) -> None:
+    """Rows chosen by number, raw and normalized; the rows may be in another memory than the result."""
+    torch.manual_seed(0)
+    rows = torch.tensor([4, 0, 4, 2], device=device)
+    images = torch.randint(0, 256, (5, 13, 11, 3)).to(torch.uint8).permute(0, 3, 1, 2)
+    table = torch.randint(0, 1 << 40, (5, 3001))
+    if source_device == "pinned":
+        images, table = images.pin_memory(), table.pin_memory()
+    mean, std = torch.tensor([1.0, 2, 3], device=device), torch.tensor([5.0, 6, 7], device=device)
+    out = torch.empty((4, 3, 13, 11), device=device)
+
+    found = fused.normalized(images, mean, std, out, rows)
+    copied = fused.gathered(table, rows, torch.empty((4, 3001), dtype=torch.int64, device=device))
+
+    chosen = images[rows.cpu()].to(device).float()
+    assert found is not None
+    assert torch.equal(found, (chosen - mean.view(-1, 1, 1)) / std.view(-1, 1, 1))
+    assert torch.equal(copied.cpu(), table[rows.cpu()])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_kernels_under_the_interpreter() -> None:
+    """In a process of its own: the interpreter must be chosen before Triton is imported."""
+    code = (
+        "from tests.device.test_kernels import check_gather, check_normalize\n"
+        "check_normalize('cpu', bfloat16_rounds=False)\ncheck_gather('cpu', 'cpu')"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_pixels_that_are_not_evenly_spaced_have_no_kernel() -> None:
+    images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+
+    assert fused.strides(images) == (192, 64, 1)
+    assert fused.strides(images.contiguous(memory_format=torch.channels_last)) == (192, 1, 3)
+    assert fused.strides(images[:, :, 1:5]) == (192, 64, 1)
+    assert fused.strides(images[:, :, :, 1:5]) is None
+    assert fused.strides(images[:, :, :1, :1]) == (192, 64, 1)
+
+
+gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or fused.kernels() is None, reason="needs CUDA and Triton"
+)
+
+
+@pytest.mark.gpu
+@gpu
+def test_kernels_on_a_gpu() -> None:
+    check_normalize("cuda", bfloat16_rounds=True)
+    check_gather("cuda", "cuda")
+    check_gather("pinned", "cuda")
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("order", [None, torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(4, 3, 33, 35), (3, 33, 35), (2, 3, 5, 33, 35)])
+def test_normalize_on_a_gpu_is_fused_and_equal_to_the_plain_path(
+    order: Any, shape: tuple[int, ...]
+) -> None:
+    images = torch.randint(0, 256, shape).to(torch.uint8)
+    for dtype in TARGETS:
+        module = Normalize.imagenet(dtype, order)
+        want = module(images)
+        module = module.to("cuda")
+
+        found = module(images.cuda())
+        with torch.autocast("cuda", torch.bfloat16):
+            under_autocast = module(images.cuda())
+        compiled = torch.compile(module, fullgraph=True)(images.cuda())
+
+        assert module._fused(images.cuda()) is not None
+        assert torch.equal(found.cpu(), want)
+        assert torch.equal(under_autocast, found)
+        assert found.stride() == want.stride()
+        torch.testing.assert_close(compiled, found)

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import DataLoader, RAMDataset, ShardDataset, augment
+from loaders.buffers import FreshMemory
+from loaders.datasets.resident import Resident
+from loaders.device.nested import map_tensors
+from loaders.device.pinned import page_lock
+from loaders.errors import LoadersError, SchemaError
+from loaders.schema import Array, Image, Label, Mask, Text
+from tests.packdata.packing import pack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM = 23
+OPS: list[Any] = [augment.RandomResizedCrop(9), augment.RandomHorizontalFlip()]
+
+
+def arrays() -> RAMDataset:
+    """Images, masks, labels, features and 16-bit tokens."""
+    random = np.random.default_rng(0)
+    return RAMDataset.from_arrays(
+        schema={
+            "image": Image(channels=3, size=(12, 10), codec="raw"),
+            "mask": Mask(size=(12, 10), codec="raw", dtype="int32"),
+            "label": Label(),
+            "features": Array(dtype="float32", dims=(5,)),
+            "tokens": Array(dtype="uint16", dims=(7,)),
+        },
+        image=random.integers(0, 256, (NUM, 12, 10, 3)).astype(np.uint8),
+        mask=random.integers(0, 1 << 30, (NUM, 12, 10)).astype(np.int32),
+        label=np.arange(NUM),
+        features=random.random((NUM, 5)).astype(np.float32),
+        tokens=random.integers(0, 1 << 16, (NUM, 7)).astype(np.uint16),
+    )
+
+
+def same(one: Any, other: Any, within: int = 0) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and (a.double().cpu() - b.double()).abs().max() <= within
+        for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize("num_workers", ["auto", 0, 2])
+def test_batches_are_those_of_the_host(num_workers: Any) -> None:
+    host = arrays()
+    resident = RAMDataset(host, device="cpu")
+    settings: dict[str, Any] = {"batch_size": 5, "shuffle": True, "num_workers": num_workers}
+
+    pairs = zip(DataLoader(host, **settings), DataLoader(resident, **settings), strict=True)
+
+    assert all(same(got, want) for want, got in pairs)
+    assert resident.nbytes == host.nbytes
+    assert DataLoader(resident).num_workers == 0
+
+
+def test_augmentation_draws_what_the_host_draws() -> None:
+    fields = ["image", "label", "sample_id"]
+    host = arrays().replace(augment=OPS, fields=fields)
+    resident = RAMDataset(arrays(), device="cpu", augment=OPS, fields=fields)
+    settings: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 7}
+
+    for want, got in zip(
+        DataLoader(host, **settings), DataLoader(resident, **settings), strict=True
+    ):
+        assert same(got[:1], want[:1], within=1)
+        assert same(got[1:], want[1:])
+
+
+def test_both_halves_make_the_batch() -> None:
+    """What crosses to the device is a few numbers; the loader's own path on a GPU, step by step."""
+    dataset = RAMDataset(arrays(), device="cpu", augment=OPS, fields=["image", "mask", "label"])
+    job = dataset.host_half().job([3, 8, 1], FreshMemory())
+    job.run(0)
+    numbers = map_tensors(job.finish().batch, torch.clone)
+    finish = dataset.finisher("cpu")
+
+    assert finish is not None
+    assert numbers.rows.tolist() == [3, 8, 1]
+    assert same(finish(numbers), dataset.__getitems__([3, 8, 1]).batch)  # type: ignore[union-attr]
+
+
+def test_views_of_it_stay_resident() -> None:
+    dataset = RAMDataset(arrays(), device="cpu")
+
+    some = dataset.select([4, 2, 20])
+    part = some.replace(fields=["label"])
+
+    assert some[0].label == 4
+    assert [int(sample.label) for sample in part] == [4, 2, 20]
+    assert [int(sample.label) for sample in dataset[20:]] == [20, 21, 22]
+
+
+def test_a_view_of_a_dataset_is_loaded_alone() -> None:
+    dataset = RAMDataset(arrays().select([9, 4, 11]), device="cpu")
+
+    assert [int(sample.label) for sample in dataset] == [9, 4, 11]
+    assert dataset.select([2])[0].label == 11
+    assert dataset.nbytes * NUM == arrays().nbytes * 3
+
+
+def test_files_are_loaded_part_by_part_and_stay_for_lookups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loaders.datasets.resident._PART_BYTES", 100)
+    fields = {"tokens": Array(dtype="uint16", dims=(8,)), "label": Label(), "key": Text()}
+    rows = [
+        {"key": f"s{i}", "tokens": np.arange(i, i + 8, dtype=np.uint16), "label": i}
+        for i in range(30)
+    ]
+    pack(tmp_path / "packed", fields, rows, format="parquet", defaults=("tokens", "label"))
+
+    dataset = RAMDataset(tmp_path / "packed", device="cpu", progress=False)
+    plain = ShardDataset(tmp_path / "packed")
+
+    assert all(same(dataset[i], plain[i]) for i in range(30))
+    assert dataset.find("s7") == 7
+    assert dataset.column("label").tolist() == list(range(30))
+    assert dataset.fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"transform": lambda sample: sample}, "a transform runs on the host"),
+        ({"augment": [augment.Views(a=OPS)]}, "augment.Views is made on the host"),
+    ],
+)
+def test_what_the_host_must_do_is_refused(settings: Any, what: str) -> None:
+    with pytest.raises(SchemaError, match=what):
+        RAMDataset(arrays(), device="cpu", **settings)
+    with pytest.raises(SchemaError, match=what):
+        RAMDataset(arrays(), device="cpu").replace(**settings)
+
+
+def test_records_that_differ_in_size_are_refused(tmp_path: Path) -> None:
+    pack(tmp_path / "packed", {"text": Text()}, [{"text": "a"}, {"text": "abc"}])
+
+    with pytest.raises(SchemaError, match="records of field 'text' differ in size"):
+        RAMDataset(tmp_path / "packed", device="cpu", progress=False)
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="the samples lie on cpu: leave out device='meta'"):
+        DataLoader(RAMDataset(arrays(), device="cpu"), device="meta")
+
+
+class Runtime:
+    """The two calls of the CUDA runtime, as they would be seen."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code, self.locked = code, dict[int, int]()
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        self.locked[address] = nbytes
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.locked[address]
+        return 0
+
+
+def test_page_locks_end_before_their_memory_does() -> None:
+    runtime, array = Runtime(), np.zeros(100, np.uint8)
+
+    page_lock(array, "column 'image'", runtime)
+    address = array.ctypes.data
+    tensor = torch.from_numpy(array)
+    del array
+    assert runtime.locked == {address: 100}
+    del tensor
+
+    assert runtime.locked == {}
+
+
+def test_a_refused_page_lock_says_what_and_how_much() -> None:
+    with pytest.raises(
+        LoadersError, match=r"column 'x': 2e-06 GB could not be page-locked \(CUDA error 2\)"
+    ):
+        page_lock(np.zeros(2000, np.uint8), "column 'x'", Runtime(2))
+
+
+def test_a_page_locked_arena_serves_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pinned path, with the one CUDA call it makes replaced: the CPU reads the arena itself."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    host = arrays()
+
+    dataset = RAMDataset(host, device="cpu", pin=True, progress=False)
+
+    assert all(same(dataset[i], host[i]) for i in range(NUM))
+    assert len(runtime.locked) == 5
+    assert isinstance(dataset._resident, Resident)
+    assert dataset._resident.is_pinned
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("pin", [False, True])
+@pytest.mark.parametrize("ops", [[], OPS])
+def test_a_gpu_serves_the_same(pin: bool, ops: list[Any]) -> None:
+    fields = ["image", "label", "features", "tokens", "sample_id"]
+    settings: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 7}
+    host = arrays().replace(augment=ops, fields=fields)
+    resident = RAMDataset(
+        arrays(), device="cuda", pin=pin, augment=ops, fields=fields, progress=False
+    )
+
+    for want, got in zip(
+        DataLoader(host, **settings), DataLoader(resident, **settings), strict=True
+    ):
+        assert all(value.is_cuda for value in got)
+        assert same(got[:1], want[:1], within=1 if ops else 0)
+        assert same(got[1:], want[1:])
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_too_much_for_the_gpu_is_refused_with_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+
+    with pytest.raises(LoadersError, match=r"RAMDataset needs .* GB of cuda:0, and 1e-07 GB"):
+        RAMDataset(arrays(), device="cuda")

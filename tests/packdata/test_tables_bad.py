@@ -1,0 +1,461 @@
+"""Tables that are not as they should be: a right answer, or an error that says file, line and remedy."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+
+from loaders.errors import SchemaError, SourceError
+from packdata.cli import main
+from packdata.reader import PackedReader
+from packdata.tables import pack_tables, plan_tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def refused(folder: Path, source: Any, match: str, **options: Any) -> None:
+    """Check that packing ends with this error, and leaves nothing behind."""
+    with pytest.raises(SourceError, match=match):
+        pack_tables(source, folder / "out", **options)
+    assert not (folder / "out").exists()
+
+
+def packed(folder: Path, source: Any, **options: Any) -> PackedReader:
+    pack_tables(source, folder / "out", **options)
+    return PackedReader(folder / "out")
+
+
+def rejected(folder: Path) -> list[str]:
+    lines = (folder / "out/rejected.jsonl").read_text().splitlines()
+    return [json.loads(line)["error"] for line in lines]
+
+
+# ------------------------------------------------------------------------------ rows
+
+
+def test_a_row_with_too_few_or_many_cells_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path, 'a,b\n1,"x\ny"\n\n2\n3,z,9\n4,w\n')
+
+    refused(tmp_path, source, r"t.csv, line 5: it has 1 cells, line 1 names 2")
+    reader = packed(tmp_path, source, on_error="skip")
+
+    assert reader.column("features")[:, 0].tolist() == [1, 4]
+    assert [error.split(", ")[1] for error in rejected(tmp_path)] == [
+        "line 5: it has 1 cells",
+        "line 6: it has 3 cells",
+    ]
+
+
+def test_quotes_and_line_ends_in_cells_are_kept(tmp_path: Path) -> None:
+    cells = ['a "quoted" word', "two\nlines", "a,comma", "crlf\r\nin it", '"', 'end"']
+    table = pd.DataFrame({"x": range(6), "text": cells})
+    table.to_csv(tmp_path / "t.csv", index=False)
+
+    reader = packed(tmp_path, tmp_path / "t.csv")
+
+    field: Any = reader.schema.fields["categories"]
+    words = [field.vocabularies[0][code - 1] for code in reader.column("categories")[:, 0]]
+    assert words == cells
+
+
+def test_a_quote_that_is_never_closed_is_found(tmp_path: Path) -> None:
+    source = write(tmp_path, 'a,b\n1,x\n2,"y\n3,z\n')
+
+    refused(tmp_path, source, "line 3: a quote is opened and never closed")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_line_ends_of_every_system_are_read(tmp_path: Path, end: str) -> None:
+    source = write(tmp_path, end.join(["\ufeffa,b", "1,x", "", "2,y"]))
+
+    reader = packed(tmp_path, source)
+
+    assert reader.schema.fields["features"].to_json()["columns"] == ["a"]
+    assert reader.column("features")[:, 0].tolist() == [1, 2]
+
+
+def test_text_that_is_not_utf8_is_named_and_only_such_rows_are_left_out(tmp_path: Path) -> None:
+    source = write(tmp_path, "a,b\n1,caf\xe9\n2,tea\n3,caf\xe9\n".encode("latin-1"))
+
+    refused(tmp_path, source, r"t.csv, line 2: column 'b' is not UTF-8 \(b'caf\\xe9'\).*iconv")
+    reader = packed(tmp_path, source, on_error="skip")
+
+    assert reader.column("features")[:, 0].tolist() == [2]
+    assert len(rejected(tmp_path)) == 2
+
+
+def test_utf16_is_named(tmp_path: Path) -> None:
+    refused(tmp_path, write(tmp_path, "a,b\n1,2\n".encode("utf-16")), "not UTF-8 text.*iconv")
+
+
+def test_lines_are_right_behind_rows_that_were_left_out_and_rejects_in_their_order(
+    tmp_path: Path,
+) -> None:
+    lines = ["a,b", "1,caf\xe9", "inf,x", "2", "3,y", "-inf,z", "4"]
+    source = write(tmp_path, "\n".join(lines).encode("latin-1"))
+
+    packed(tmp_path, source, on_error="skip")
+
+    found = [error.partition("t.csv, ")[2].split(" ")[:4] for error in rejected(tmp_path)]
+    assert [words[1] for words in found] == ["2:", "3:", "4:", "6:", "7:"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet", ".arrow", ".feather"])
+def test_the_first_bad_value_in_the_order_of_the_file_is_named(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("delimited", "jsonl"):
+        monkeypatch.setattr(f"packdata.tables.{module}.PART_BYTES", 50)
+    values = np.arange(300.0)
+    values[[123, 250]] = np.nan
+    table, path = pa.table({"a": pa.array(values, from_pandas=True)}), tmp_path / f"t{suffix}"
+    if suffix == ".csv":
+        path.write_text("a\n" + "".join("NA\n" if np.isnan(v) else f"{v}\n" for v in values))
+    elif suffix == ".jsonl":
+        path.write_text("".join("{}\n" if np.isnan(v) else f'{{"a": {v}}}\n' for v in values))
+    elif suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=40)
+    else:
+        new = pa.ipc.new_stream if suffix == ".arrow" else pa.ipc.new_file
+        with new(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=40)
+
+    place = {".csv": "line 125", ".jsonl": "line 124"}.get(suffix, "row 123")
+    refused(tmp_path, path, f"t{suffix}, {place}: column 'a' has no value", workers=3)
+    packed(tmp_path, path, on_error="skip", workers=3)
+    assert f"{place}:" in rejected(tmp_path)[0]
+
+
+# ------------------------------------------------------------------------------ columns
+
+
+def test_text_among_numbers_is_named_and_can_be_either(tmp_path: Path) -> None:
+    source = write(tmp_path, "id,x\n1,5\n2,6\n3,6 kg\n4,7\n")
+
+    refused(
+        tmp_path,
+        source,
+        r"t.csv, line 4: column 'x' has text \('6 kg'\) among numbers \('5': .*line 2\)"
+        r".*--categorical x.*--drop x.*--numeric x",
+    )
+    refused(tmp_path, source, r"line 4: column 'x': '6 kg' is no number", numeric=("x",))
+    codes = packed(tmp_path, source, categorical=("x",)).column("categories")[:, 0]
+    assert sorted(codes.tolist()) == [1, 2, 3, 4]
+    reader = packed(tmp_path, source, numeric=("x",), on_error="skip", overwrite=True)
+    assert reader.column("features").tolist() == [[1, 5], [2, 6], [4, 7]]
+
+
+def test_text_in_a_later_part_is_text_among_numbers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 20)
+    lines = [f"{i},{i}" for i in range(50)]
+    lines[40] = "40,many"
+
+    source = write(tmp_path, "a,b\n" + "\n".join(lines))
+
+    refused(tmp_path, source, r"line 42: column 'b' has text \('many'\) among numbers")
+
+
+def test_whole_numbers_that_become_fractions_in_the_second_file_are_numbers(
+    tmp_path: Path,
+) -> None:
+    files = [write(tmp_path, "a\n1\n2\n", "1.csv"), write(tmp_path, "a\n2.5\n1e3\n", "2.csv")]
+
+    reader = packed(tmp_path, files)
+
+    assert reader.column("features")[:, 0].tolist() == [1, 2, 2.5, 1000]
+
+
+def test_flags_are_numbers_and_other_words_categories_wherever_they_stand(tmp_path: Path) -> None:
+    files = [
+        write(tmp_path, "a,b\ntrue,true\nFalse,false\n", "1.csv"),
+        write(tmp_path, "a,b\n,maybe\n", "2.csv"),
+    ]
+
+    reader = packed(tmp_path, files, missing="nan")
+
+    np.testing.assert_array_equal(reader.column("features")[:, 0], [1, 0, np.nan])
+    field: Any = reader.schema.fields["categories"]
+    assert field.vocabularies == (("false", "maybe", "true"),)
+
+
+def test_dates_need_a_decision_and_one_kind_of_zone(tmp_path: Path) -> None:
+    source = write(tmp_path, "d,x\n2024-01-01,1\n2024-01-02,2\n")
+    mixed = write(tmp_path, "d,x\n2024-01-01 10:00:00Z,1\n2024-01-02 11:00:00,2\n", "m.csv")
+    words = write(tmp_path, "d,x\n2024-01-01,1\nsoon,2\n", "w.csv")
+
+    refused(tmp_path, source, r"line 2: column 'd' holds dates \('2024-01-01'\).*--dates")
+    refused(tmp_path, mixed, "column 'd' has dates with a time zone", dates="days")
+    refused(tmp_path, words, r"line 3: column 'd' has text \('soon'\) among dates", dates="days")
+    zoned = write(tmp_path, "d\n1970-01-02 10:00:00+02:00\n1970-01-02 08:00:00Z\n", "z.csv")
+    days = packed(tmp_path, zoned, dates="days", dtype="float64").column("features")
+    np.testing.assert_allclose(days[:, 0], 1 + 8 / 24)
+
+
+def test_infinite_numbers_are_named_or_their_rows_left_out(tmp_path: Path) -> None:
+    source = write(tmp_path, "a,y\n1,1\n-inf,2\n3,inf\n4,4\n")
+
+    refused(tmp_path, source, r"line 3: column 'a' is infinite \(-inf\)", target=("y",))
+    reader = packed(tmp_path, source, target=("y",), on_error="skip")
+
+    assert reader.column("features")[:, 0].tolist() == [1, 4]
+    assert "line 3: column 'a' is infinite (-inf)" in rejected(tmp_path)[0]
+    assert "line 4: target 'y' is infinite" in rejected(tmp_path)[1]
+    field: Any = reader.schema.fields["features"]
+    assert (field.least, field.most) == ((1.0,), (4.0,))
+
+
+def test_missing_numbers_are_an_error_unless_it_is_said_what_becomes_of_them(
+    tmp_path: Path,
+) -> None:
+    source = write(tmp_path, "a,b\n1,1\n,2\n3,\n,4\n")
+
+    refused(
+        tmp_path,
+        source,
+        r"line 3: column 'a' has no value.*a \(2\), b \(1\).*--missing nan or mean",
+    )
+    reader = packed(tmp_path, source, on_error="skip")
+
+    assert reader.column("features").tolist() == [[1, 1]]
+    assert len(rejected(tmp_path)) == 3
+
+
+def test_a_column_without_any_value_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path, "a,b\n1,\n2,\n")
+
+    refused(tmp_path, source, "column 'b' has no value in any row.*--drop b", missing="nan")
+    assert packed(tmp_path, source, drop=("b",)).column("features").tolist() == [[1], [2]]
+
+
+def test_names_that_stand_twice_are_named(tmp_path: Path) -> None:
+    refused(tmp_path, write(tmp_path, "a,b,a\n1,2,3\n"), "line 1 names 'a' more than once")
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    pq.write_table(table, tmp_path / "t.parquet")
+    refused(tmp_path, tmp_path / "t.parquet", "it has 'a' more than once")
+
+
+def test_a_column_without_a_name_gets_its_number(tmp_path: Path) -> None:
+    reader = packed(tmp_path, write(tmp_path, ",b\n1,2\n"))
+
+    assert reader.schema.fields["features"].to_json()["columns"] == ["column_1", "b"]
+
+
+def test_a_target_that_is_missing_is_named_or_its_row_left_out(tmp_path: Path) -> None:
+    source = write(tmp_path, "a,y,k\n1,1,u\n2,,v\n3,3,\n4,4,u\n")
+
+    refused(tmp_path, source, "line 3: target 'y' has no value", target=("y", "k"))
+    reader = packed(tmp_path, source, target=("y", "k"), on_error="skip")
+
+    assert reader.column("features")[:, 0].tolist() == [1, 4]
+    assert "line 4: target 'k' has no value" in rejected(tmp_path)[1]
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are_near(tmp_path: Path) -> None:
+    source = write(tmp_path, "price,carat\n1,2\n")
+
+    for option in ("target", "features", "drop", "categorical", "numeric"):
+        refused(
+            tmp_path,
+            source,
+            "t.csv: it has no column 'prize'. Is it 'price'",
+            **{option: ("prize",)},
+        )
+
+
+def test_files_with_other_columns_are_named_unless_those_are_left_out(tmp_path: Path) -> None:
+    files = [write(tmp_path, "a,b\n1,2\n", "1.csv"), write(tmp_path, "c,a\n3,4\n", "2.csv")]
+
+    refused(tmp_path, files, "2.csv: it lacks b and it has c, which 1.csv lacks.*--features")
+    reader = packed(tmp_path, files, features=("a",))
+    assert reader.column("features")[:, 0].tolist() == [1, 4]
+
+
+def test_columns_in_another_order_are_found_by_name(tmp_path: Path) -> None:
+    files = [write(tmp_path, "a,b\n1,2\n", "1.csv"), write(tmp_path, "b,a\n3,4\n", "2.csv")]
+
+    assert packed(tmp_path, files).column("features").tolist() == [[1, 2], [4, 3]]
+
+
+def test_numbers_that_the_dtype_cannot_hold_are_named(tmp_path: Path) -> None:
+    source = write(tmp_path, "a,big\n1,70000\n2,16777217\n")
+
+    refused(
+        tmp_path, source, "column 'big' has numbers of 70000 to .*--dtype float32", dtype="float16"
+    )
+    assert "float32 rounds whole numbers in big" in pack_tables(source, tmp_path / "out").notes[-1]
+
+
+def test_numbers_that_are_too_large_for_the_dtype_of_like_are_named(tmp_path: Path) -> None:
+    pack_tables(write(tmp_path, "a\n1\n2\n"), tmp_path / "train", dtype="float16")
+    source = write(tmp_path, "a\n1\n1e6\n", "test.csv")
+
+    like = tmp_path / "train"
+    refused(
+        tmp_path, source, "line 3: column 'a': 1000000.0 is more than float16 holds", like=like
+    )
+    rows = packed(tmp_path, source, like=like, on_error="skip").column("features")
+    assert rows.tolist() == [[1]]
+
+
+def test_a_column_of_too_many_texts_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.tables.scan.MAX_CATEGORIES", 3)
+    source = write(tmp_path, "id\n" + "".join(f"id-{i}\n" for i in range(5)))
+
+    refused(tmp_path, source, "column 'id' has more than 3 different texts.*--drop id")
+
+
+# ------------------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("t.csv", b"", "it is empty"),
+        ("t.csv", b"\n\n", "it is empty"),
+        ("t.csv", b"a,b\n", "it has no rows"),
+        ("t.csv", b"a;b\n1;2\n", "has one column, 'a;b'. Is it separated by ';'"),
+        ("t.csv", b"a,b\r1,2\r", "carriage returns alone"),
+        ("t.jsonl", b"", "it is empty"),
+        ("t.parquet", b"PAR1", "cannot be read as Parquet"),
+        ("t.feather", b"nothing", "cannot be read as Arrow"),
+        ("t.csv.gz", b"\x1f\x8b", "Decompress it"),
+        ("t.xls", b"", "are not tables"),
+    ],
+)
+def test_files_that_are_no_tables_are_named(
+    tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
+    refused(tmp_path, write(tmp_path, data, name), f"{name}: .*{message}")
+
+
+def test_paths_that_name_nothing_are_named(tmp_path: Path) -> None:
+    refused(tmp_path, tmp_path / "none.csv", "none.csv: it cannot be read")
+    refused(tmp_path, str(tmp_path / "*.csv"), "no file matches")
+    refused(tmp_path, tmp_path, "the folder has no .csv")
+
+
+def test_another_separator_can_be_named(tmp_path: Path) -> None:
+    source = write(tmp_path, "a;b\n1;2\n")
+
+    assert packed(tmp_path, source, delimiter=";").column("features").tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"a": ', "it is not JSON"),
+        ("[1, 2]", r"not a JSON object but \[1, 2\]"),
+        ('{"a": "\udce9"}', "not UTF-8|not JSON"),
+    ],
+)
+def test_lines_that_are_no_json_objects_are_named(tmp_path: Path, line: str, message: str) -> None:
+    text = '{"a": 1}\n\n' + line + '\n{"a": 2}\n'
+    source = write(tmp_path, text.encode(errors="surrogateescape"), "t.jsonl")
+
+    refused(tmp_path, source, f"line 3: .*{message}")
+    reader = packed(tmp_path, source, on_error="skip")
+
+    assert reader.column("features")[:, 0].tolist() == [1, 2]
+
+
+def test_text_among_numbers_of_json_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path, '{"a": 1, "b": 1}\n{"a": "x", "b": 2}\n{"b": 3}\n', "t.jsonl")
+
+    refused(tmp_path, source, r"line 2: column 'a' has text \('x'\) among numbers")
+    reader = packed(tmp_path, source, categorical=("a",))
+
+    assert reader.column("categories")[:, 0].tolist() == [1, 2, 0]
+
+
+def test_keys_that_lines_lack_are_missing_values(tmp_path: Path) -> None:
+    lines = [json.dumps({"a": i} | ({"late": i * 2} if i > 5 else {})) for i in range(10)]
+    source = write(tmp_path, "\n".join(lines), "t.jsonl")
+
+    rows = packed(tmp_path, source, missing="nan").column("features")
+
+    np.testing.assert_array_equal(rows[:, 1], [np.nan] * 6 + [12, 14, 16, 18])
+
+
+def test_columns_of_lists_are_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1], "b": [[1, 2]]}), tmp_path / "t.parquet")
+
+    refused(tmp_path, tmp_path / "t.parquet", r"t.parquet: column 'b': it holds list<.*--drop b")
+    assert packed(tmp_path, tmp_path / "t.parquet", drop=("b",)).column("features").tolist() == [
+        [1]
+    ]
+
+
+def test_types_of_parquet_become_numbers_and_categories(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "small": pa.array([1, None, 3], pa.int8()),
+            "flag": pa.array([True, False, None]),
+            "money": pa.array([1, 2, 3], pa.decimal128(10, 2)),
+            "nan": pa.array([1.5, float("nan"), None]),
+            "word": pa.array(["b", "a", "b"]).dictionary_encode(),
+        }
+    )
+    pq.write_table(table, tmp_path / "t.parquet")
+
+    reader = packed(tmp_path, tmp_path / "t.parquet", missing="nan")
+
+    expected = [[1, 1, 1, 1.5], [np.nan, 0, 2, np.nan], [3, np.nan, 3, np.nan]]
+    np.testing.assert_array_equal(reader.column("features"), expected)
+    assert reader.column("categories")[:, 0].tolist() == [1, 2, 1]
+
+
+def test_a_file_that_changes_between_the_passes_is_noticed(tmp_path: Path) -> None:
+    from loaders.errors import PackError
+    from packdata.tables import pack_job
+
+    source = write(tmp_path, "a\n1\n2\n")
+    job = plan_tables([source])
+    write(tmp_path, "a\n1\n3\n4\n")
+
+    with pytest.raises(PackError, match="the source changed"):
+        pack_job(job, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": ("a",), "drop": ("a",)}, "cannot be both in target and in drop"),
+        ({"target": ("a", "a")}, "target names a column twice"),
+        ({"dates": "years"}, "dates must be one of days, parts"),
+        ({"missing": "zero"}, "missing must be one of"),
+        ({"dtype": "int8"}, "dtype must be one of"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SchemaError, match=message):
+        pack_tables(write(tmp_path, "a,b\n1,2\n"), tmp_path / "out", **options)
+
+
+def test_the_command_ends_with_what_happened(tmp_path: Path) -> None:
+    source = str(write(tmp_path, "a,b\n1,2\n3\n"))
+
+    assert main(["tables", source, str(tmp_path / "out")]) == 1
+    assert main(["tables", source, str(tmp_path / "out"), "--on-error", "skip"]) == 3
+    with pytest.raises(SystemExit) as ended:
+        main(["tables", source, str(tmp_path / "x"), "--target", "a", "--drop", "a"])
+    assert ended.value.code == 2

@@ -1,0 +1,123 @@
+"""Tables are cut into parts where rows end, whatever stands in their cells."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packdata.reader import PackedReader
+from packdata.tables import delimited, pack_tables
+from packdata.tables.delimited import DelimitedFile, first_record_end, last_record_end
+
+# What matters to a CSV reader, and something that does not; stray quotes are not opened in front.
+TEXT = st.text('ab,"\n\r ', max_size=12)
+
+
+def written(rows: list[list[str]]) -> bytes:
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\r\n").writerows(rows)
+    return buffer.getvalue().encode()
+
+
+def ends_of_rows(rows: list[list[str]]) -> list[int]:
+    return list(itertools.accumulate(len(written([row])) for row in rows))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=8), st.data())
+def test_text_cut_anywhere_ends_with_its_last_whole_row(
+    rows: list[tuple[str, str]], data: st.DataObject
+) -> None:
+    cells = [["x", *row] for row in rows]
+    text, ends = written(cells), ends_of_rows(cells)
+    cut = data.draw(st.integers(0, len(text)))
+
+    expected = max((end for end in ends if end <= cut), default=0)
+
+    assert last_record_end(text[:cut], ord(",")) == expected
+    assert first_record_end(text, ord(",")) == ends[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'1,5" pipe\n2,"a\nb"\n3,x\n',  # a quote inside of a cell opens nothing
+        b'1,a"b"c\n2,"x""y\n"\n',
+        b'1,"a"b"\n2,"c\nd"\n',
+        b'"",""\n"""",""""\n"\n",x\n',
+    ],
+)
+def test_stray_quotes_open_nothing(text: bytes) -> None:
+    rows = list(csv.reader(io.StringIO(text.decode(), newline="")))
+    ends = [
+        end for end in range(1, len(text) + 1) if _num_rows(text[:end]) and text[end - 1] == 10
+    ]
+
+    for cut in range(len(text) + 1):
+        expected = max((end for end in ends if end <= cut), default=0)
+        assert last_record_end(text[:cut], ord(",")) == expected, cut
+    assert len(ends) == len(rows)
+
+
+def _num_rows(text: bytes) -> bool:
+    """Tell whether a text holds whole rows: whether one more character would begin another."""
+    rows = list(csv.reader(io.StringIO(text.decode(), newline="")))
+    more = list(csv.reader(io.StringIO(text.decode() + "x", newline="")))
+    return len(more) == len(rows) + 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(-99, 99), TEXT), min_size=1, max_size=12),
+    st.integers(1, 40),
+)
+def test_parts_of_any_size_give_the_same_rows(rows: list[tuple[int, str]], size: int) -> None:
+    words = [text.strip() or "none" for _, text in rows]
+    lines = [["number", "word"], *([str(n), w] for (n, _), w in zip(rows, words, strict=True))]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delimited, "PART_BYTES", size)
+        source = Path(folder) / "t.csv"
+        source.write_bytes(written(lines))
+
+        pack_tables(source, Path(folder) / "out", workers=2, categorical=("word",))
+
+        reader = PackedReader(Path(folder) / "out")
+        field = reader.schema.fields["categories"]
+        names = field.vocabularies[0]  # type: ignore[attr-defined]
+        codes = reader.column("categories")[:, 0].tolist()
+        assert reader.column("features")[:, 0].tolist() == [n for n, _ in rows]
+        assert [names[code - 1] for code in codes] == words
+
+
+def test_parts_know_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "PART_BYTES", 30)
+    text = "a,b\r\n" + "".join(f'{i},"x\n{i}"\r\n\r\n' for i in range(20))
+    (tmp_path / "t.csv").write_bytes(text.encode())
+    file = DelimitedFile(tmp_path / "t.csv")
+
+    found = []
+    for part in file.parts(0):
+        for rows in file.read(part, None, {}):
+            found += [(value, rows.line(i)) for i, value in enumerate(rows.table["a"].to_pylist())]
+
+    assert found == [(i, 2 + 3 * i) for i in range(20)]
+
+
+def test_a_row_without_end_is_not_read_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from loaders.errors import SourceError
+
+    monkeypatch.setattr(delimited, "PART_BYTES", 100)
+    monkeypatch.setattr(delimited, "_MAX_ROW_BYTES", 300)
+    (tmp_path / "t.csv").write_text('a,b\n1,"' + "x\n" * 400)
+
+    with pytest.raises(SourceError, match=r"line 2: the row has more than .*never closed"):
+        pack_tables(tmp_path / "t.csv", tmp_path / "out")

@@ -1,0 +1,878 @@
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import operator
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import packdata
+from loaders.errors import PackError, SchemaError, SourceError
+from loaders.manifest import read_manifest
+from loaders.schema import Tokens
+from packdata.cli import main
+from packdata.combine import append, merge
+from packdata.edit import CopyOptions, copy_dataset
+from packdata.partition import split
+from packdata.preview import as_text
+from packdata.reader import PackedReader
+from packdata.repair import repair
+from packdata.stats import stats
+from packdata.tokens.documents import texts_of
+from packdata.tokens.files import list_files
+from packdata.tokens.ids import IdsSource
+from packdata.tokens.plan import TokenOptions, make_plan, open_tokenizer, pack_tokens
+from packdata.tokens.split import shards_of
+from packdata.tokens.texts import TextOptions, TextSource
+from packdata.tokens.tokenizer import JsonTokenizer, Vocabulary, train_bpe
+from packdata.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+TEXT = "First line.\n\nGrüße, 猫!\nlast without an end"
+WORDS = [
+    f"Story {i}: " + "the cat sat on the mat, and the dog ate. " * (i % 7 + 1) for i in range(60)
+]
+
+
+def write(path: Path, data: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def read(folder: Path) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """Return the stream and the documents' ends, as stored."""
+    ids, ends, total = [np.zeros(0, np.int64)], [], 0
+    for part, inside in shards_of(PackedReader(folder)):
+        ids.append(part.astype(np.int64))
+        ends += (inside + total).tolist()
+        total += len(part)
+    return np.concatenate(ids), ends
+
+
+def documents(folder: Path) -> list[list[int]]:
+    ids, ends = read(folder)
+    assert len(ids) == (ends[-1] if ends else 0)
+    return [ids[a:b].tolist() for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def texts(folder: Path) -> list[str]:
+    return [bytes(ids).decode() for ids in documents(folder)]
+
+
+def pack(source: Any, dst: Path, format: Any = None, **options: Any) -> Path:
+    pack_tokens(source, dst, TokenOptions(**options), format=format, workers=2)
+    return dst
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["parquet", "lmdb"])
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("file", [TEXT]),
+        ("line", ["First line.", "Grüße, 猫!", "last without an end"]),
+        ("\n\n", ["First line.", "Grüße, 猫!\nlast without an end"]),
+        ("no such", [TEXT]),
+    ],
+)
+def test_documents_of_a_text_file_are_files_lines_or_separated(
+    tmp_path: Path, how: str, expected: list[str], format: str
+) -> None:
+    source = write(tmp_path / "a.txt", TEXT)
+
+    folder = pack(source, tmp_path / "packed", format, documents=how, row_tokens=8)
+
+    assert texts(folder) == expected
+    assert verify(folder).ok
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"\n\na\n\n\nb", ["a", "b"]),
+        (b"a\rb\n", ["a\rb"]),
+        (b"\xef\xbb\xbfa\nb\n", ["a", "b"]),
+        (b"a\n", ["a"]),
+    ],
+)
+def test_line_ends_blank_lines_and_byte_order_marks_are_no_text(
+    tmp_path: Path, data: bytes, expected: list[str]
+) -> None:
+    assert (
+        texts(pack(write(tmp_path / "a.txt", data), tmp_path / "p", documents="line")) == expected
+    )
+
+
+def test_a_folder_is_read_in_order_of_names_and_tells_what_it_passed_over(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/z.md", "a/b.txt.gz", "c.png", ".hidden.txt"):
+        data = name.encode()
+        write(tmp_path / "src" / name, gzip.compress(data) if name.endswith("gz") else data)
+
+    plan = make_plan(tmp_path / "src")
+
+    assert texts(pack(tmp_path / "src", tmp_path / "p")) == ["a/b.txt.gz", "a/z.md", "b.txt"]
+    assert plan.notes == ["passed over: 1 .png"]
+
+
+def compress(data: bytes, how: str) -> bytes:
+    if how == "gz":
+        return gzip.compress(data[:1000]) + gzip.compress(data[1000:])  # members follow each other
+    return bytes(pa.compress(data, codec="zstd", asbytes=True))
+
+
+@pytest.mark.parametrize("how", ["gz", "zst"])
+@pytest.mark.parametrize("kind", ["file", "line", "jsonl"])
+def test_compressed_sources_give_what_plain_ones_give(tmp_path: Path, how: str, kind: str) -> None:
+    lines = [json.dumps({"text": word}) if kind == "jsonl" else word for word in WORDS]
+    data = "\n".join(lines).encode()
+    name = "a.jsonl" if kind == "jsonl" else "a.txt"
+    plain = write(tmp_path / name, data)
+    packed = write(tmp_path / f"{name}.{how}", compress(data, how))
+    options = {"documents": "line" if kind == "line" else "file"}
+
+    one, other = (pack(p, tmp_path / p.suffix[1:], **options) for p in (plain, packed))
+
+    assert documents(one) == documents(other)
+    assert len(documents(one)) == (1 if kind == "file" else 60)
+
+
+@pytest.mark.parametrize("kind", ["txt", "txt.gz", "jsonl", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize("piece_bytes", [1, 100, 1000, 1 << 20])
+def test_documents_do_not_depend_on_where_pieces_are_cut(
+    tmp_path: Path, kind: str, piece_bytes: int
+) -> None:
+    lines = [json.dumps({"text": w}) if "jsonl" in kind else w for w in WORDS]
+    data = "\n".join(lines).encode()
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": WORDS}), path, row_group_size=25)
+    else:
+        write(path, gzip.compress(data) if kind.endswith("gz") else data)
+
+    options = TextOptions(documents="line", piece_bytes=piece_bytes)
+    source = TextSource(list_files([path]).files, options)
+
+    pieces = list(source.pieces())
+    assert len(pieces) == len(source)
+    assert piece_bytes > 1 or len(pieces) >= 20
+    assert [t for piece in pieces for t in texts_of(piece.read())] == WORDS
+    later = [t for piece in source.pieces(len(pieces) // 2) for t in texts_of(piece.read())]
+    assert WORDS[len(WORDS) - len(later) :] == later
+
+
+def test_a_file_that_may_be_cut_anywhere_is_cut_through_characters_unharmed(
+    tmp_path: Path,
+) -> None:
+    text = "aä猫🐈" * 50
+    path = write(tmp_path / "a.txt", text)
+    zipped = write(tmp_path / "a.txt.gz", gzip.compress(text.encode()))
+
+    for file in (path, zipped):
+        source = TextSource(list_files([file]).files, TextOptions(cut=7, piece_bytes=7))
+        read = [piece.read() for piece in source.pieces()]
+        assert b"".join(d.data.tobytes() for d in read).decode() == text
+        assert [len(d.ends) for d in read] == [0] * (len(read) - 1) + [1]
+
+
+def read_all(source: TextSource) -> None:
+    for piece in source.pieces():
+        for _, error in piece.read().rejects:
+            raise error
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_bytes_that_are_no_text_are_found_wherever_the_cut_is(tmp_path: Path, cut: int) -> None:
+    for bad in (
+        b"ab\xffcd",
+        b"abc\xe7\x8c",
+        "猫".encode()[:2] + b"abc",
+        b"a\x80\x80\x80\x80b",
+        b"abcd\xe7\x8c\x80\x80",
+    ):
+        path = write(tmp_path / "a.txt", b"x\ny\n" + bad)
+        source = TextSource(list_files([path]).files, TextOptions(cut=cut, piece_bytes=cut))
+
+        with pytest.raises(SourceError, match=r"a\.txt, line 3: it is not UTF-8"):
+            read_all(source)
+
+
+@pytest.mark.parametrize("how", ["file", "line", "\n"])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_text_that_is_not_utf8_is_refused_with_file_and_line(
+    tmp_path: Path, how: str, name: str
+) -> None:
+    data = b"good\ngr\xfc\xdfe\nmore\n"
+    source = write(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+
+    with pytest.raises(SourceError, match=rf"{name}, line 2: it is not UTF-8: byte 0xfc"):
+        pack(source, tmp_path / "p", documents=how)
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (b'{"text": "a"', "line 2: it is not JSON"),
+        (b'["text"]', "line 2: it is a list"),
+        (b'{"body": "a"}', r"line 2: it has no 'text'; it has \['body'\]"),
+        (b'{"text": null}', "line 2: 'text' is null"),
+        (b'{"text": 5}', "line 2: 'text' is a int"),
+        (b'{"text": "\\ud800"}', "line 2: 'text' holds half a surrogate pair"),
+        (b'{"text": "\xff"}', "line 2: it is not UTF-8"),
+    ],
+)
+def test_lines_that_are_not_json_with_a_text_are_refused_with_their_number(
+    tmp_path: Path, line: bytes, what: str
+) -> None:
+    source = write(tmp_path / "a.jsonl", b'{"text": "ok"}\n' + line + b'\n{"text": "ok"}\n')
+
+    with pytest.raises(SourceError, match=what):
+        pack(source, tmp_path / "p")
+
+
+def test_json_lines_are_read_with_escapes_blank_lines_and_other_keys(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "body": 'a "quoted" \n 猫 \U0001f408'},
+        {"body": "", "id": [{"x": None}]},
+        {"body": "z"},
+    ]
+    data = "\n\n".join(map(json.dumps, rows))
+    source = write(tmp_path / "a.jsonl", data)
+
+    folder = pack(source, tmp_path / "p", text_column="body")
+
+    assert texts(folder) == [rows[0]["body"], "z"]
+
+
+def test_parquet_columns_of_any_kind_of_string_are_read(tmp_path: Path) -> None:
+    for i, kind in enumerate(
+        (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string()))
+    ):
+        pq.write_table(
+            pa.table({"body": pa.array(["ä", "", "b"], kind)}), tmp_path / f"{i}.parquet"
+        )
+
+        folder = pack(tmp_path / f"{i}.parquet", tmp_path / f"p{i}", text_column="body")
+
+        assert texts(folder) == ["ä", "b"]
+
+
+def test_parquet_without_the_column_or_with_nulls_or_bytes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"body": ["a", "b", None], "n": [1, 2, 3]}), path)
+
+    with pytest.raises(SourceError, match=r"no column 'text'.*body, n: give --text-column"):
+        pack(path, tmp_path / "p")
+    with pytest.raises(SourceError, match="column 'n' holds int64, not text"):
+        pack(path, tmp_path / "p", text_column="n")
+    with pytest.raises(SourceError, match=r"a\.parquet, row 2: the text is null"):
+        pack(path, tmp_path / "p", text_column="body")
+    write(path, b"PAR1 no")
+    with pytest.raises(SourceError, match="cannot be read as Parquet"):
+        pack(path, tmp_path / "p")
+
+
+@pytest.mark.parametrize("kind", ["line", "file", "jsonl", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize("val_share", [0.0, 0.5])
+def test_skipping_leaves_out_bad_documents_alone_and_lists_them(
+    tmp_path: Path, kind: str, val_share: float
+) -> None:
+    lines = [b"good", b"gr\xfcn", b"better", b"b\xe4d", b"best"]
+    places = ["a.txt, line 2", "a.txt, line 4"]
+    if kind == "file":
+        for i, line in enumerate(lines):
+            write(tmp_path / f"src/{i}.txt", line)
+        places = ["1.txt, line 1", "3.txt, line 1"]
+    elif kind == "parquet":
+        texts_or_none = pa.array(["good", None, "better", None, "best"])
+        (tmp_path / "src").mkdir()
+        pq.write_table(pa.table({"text": texts_or_none}), tmp_path / "src/a.parquet")
+        places = ["a.parquet, row 1", "a.parquet, row 3"]
+    elif kind == "line":
+        write(tmp_path / "src/a.txt", b"\n".join(lines))
+    else:
+        data = b"\n".join(b'{"text": "' + line + b'"}' for line in lines)
+        write(tmp_path / f"src/a.{kind}", gzip.compress(data) if kind.endswith("gz") else data)
+        places = [f"a.{kind}, line 2", f"a.{kind}, line 4"]
+    options = TokenOptions(
+        documents="line" if kind == "line" else "file", val_share=val_share, seed=0
+    )
+
+    summary = pack_tokens(tmp_path / "src", tmp_path / "p", options, on_error="skip")
+
+    folders = [tmp_path / "p" / name for name in (("train", "val") if val_share else ("",))]
+    assert sorted(t for folder in folders for t in texts(folder)) == ["best", "better", "good"]
+    assert [name for name, _ in summary.rejected] == places
+    listed = (tmp_path / "p/rejected.jsonl").read_text().splitlines()
+    assert [json.loads(line)["item"] for line in listed] == places
+
+
+def test_empty_documents_have_no_tokens_and_empty_files_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "src/a.txt", "")
+    write(tmp_path / "src/b.txt", "b")
+
+    summary = pack_tokens(tmp_path / "src", tmp_path / "p")
+
+    assert texts(tmp_path / "p") == ["b"]
+    assert summary.notes == ("empty: a.txt",)
+    (tmp_path / "src/b.txt").unlink()
+    with pytest.raises(SourceError, match="nothing in the files"):
+        pack_tokens(tmp_path / "src", tmp_path / "q")
+
+
+def test_a_document_longer_than_a_shard_goes_on_in_the_next(tmp_path: Path) -> None:
+    text = "abcdefghij" * 2000
+    source = write(tmp_path / "a.txt", text)
+
+    summary = pack_tokens(source, tmp_path / "p", TokenOptions(row_tokens=100), shard_bytes=4096)
+
+    assert summary.shards > 3
+    assert texts(tmp_path / "p") == [text]
+
+
+def test_truncated_archives_are_refused(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).bytes(50_000).hex().encode()
+    for name, packed in (("a.txt.gz", gzip.compress(data)), ("a.txt.zst", compress(data, "zst"))):
+        source = write(tmp_path / name, packed[: len(packed) // 2])
+        with pytest.raises(SourceError, match="Is it complete"):
+            pack(source, tmp_path / "p")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("a.json", "one JSON object a line"),
+        ("a.npz", "numpy.save"),
+        ("a.npy.gz", "Unpack it first"),
+        ("a.csv", "Parquet or JSONL"),
+    ],
+)
+def test_files_of_other_kinds_are_refused_with_what_to_do(
+    tmp_path: Path, name: str, what: str
+) -> None:
+    with pytest.raises(SourceError, match=what):
+        list_files([write(tmp_path / name, b"x")])
+
+
+def test_sources_that_are_missing_or_mixed_or_given_twice_are_refused(tmp_path: Path) -> None:
+    text, ids = write(tmp_path / "a.txt", "a"), write(tmp_path / "b.bin", b"\0\0")
+
+    with pytest.raises(SourceError, match="no such file"):
+        make_plan(tmp_path / "c.txt")
+    with pytest.raises(SourceError, match="1 files of text and 1 of ids"):
+        make_plan([text, ids])
+    with pytest.raises(SourceError, match="more than once"):
+        make_plan([text, text])
+    with pytest.raises(SourceError, match=r"holds \.png but no text"):
+        make_plan(write(tmp_path / "only/a.png", b"").parent)
+    with pytest.raises(SourceError, match="packed dataset already"):
+        make_plan(pack(text, tmp_path / "p"))
+    (matched,) = list_files([tmp_path / "*.txt"]).files
+    assert matched.path == text
+
+
+# -- ids -------------------------------------------------------------------------------------------
+
+
+def write_pair(
+    path: Path, parts: Sequence[Sequence[int]], code: int = 8, dtype: str = "<u2", **changed: Any
+) -> Path:
+    """Write documents of sequences as Megatron-LM does: two sequences to a document."""
+    lengths = np.array([len(part) for part in parts], "<i4")
+    data = np.concatenate([np.array(part, dtype) for part in parts])
+    pointers = (np.cumsum(lengths, dtype="<i8") - lengths) * data.itemsize
+    bounds = np.array([*range(0, len(parts), 2), len(parts)], "<i8")
+    header = struct.pack(
+        "<9sQBQQ", b"MMIDIDX\0\0", changed.get("version", 1), code, len(parts), len(bounds)
+    )
+    index = header + lengths.tobytes() + pointers.tobytes() + bounds.tobytes()
+    write(path.with_suffix(".bin"), data.tobytes() + changed.get("more", b""))
+    write(
+        path.with_suffix(".idx"),
+        index[: changed.get("keep", len(index))] + changed.get("modes", b""),
+    )
+    return path
+
+
+PARTS = [[1, 2, 3], [4], [5, 6], [], [7, 8, 9, 10]]
+JOINED = [[1, 2, 3, 4], [5, 6], [7, 8, 9, 10]]
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype"), [(1, "u1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (8, "<u2")]
+)
+@pytest.mark.parametrize("named", ["a.bin", "a.idx", "a", ""])
+def test_pairs_of_megatron_are_read_by_document(
+    tmp_path: Path, code: int, dtype: str, named: str
+) -> None:
+    write_pair(tmp_path / "src/a", PARTS, code, dtype)
+
+    folder = pack(tmp_path / "src" / named, tmp_path / "p", vocab_size=11)
+
+    assert documents(folder) == JOINED
+    assert read_manifest(folder).schema.fields["tokens"].dtype == "uint8"
+
+
+def test_an_index_with_modes_is_read(tmp_path: Path) -> None:
+    path = write_pair(tmp_path / "a", PARTS, modes=bytes(len(PARTS)))
+
+    assert documents(pack(path.with_suffix(".bin"), tmp_path / "p")) == JOINED
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"more": b"\1\0"}, r"lists 10 ids of 2 bytes, a\.bin has 22 bytes.*Are they a pair"),
+        ({"keep": 60}, "its header .5 sequences. takes"),
+        ({"keep": 5}, "does not begin as an index"),
+        ({"version": 2}, "version 2"),
+        ({"code": 6}, "type 6"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_bin_is_refused(
+    tmp_path: Path, changed: dict[str, Any], what: str
+) -> None:
+    write_pair(tmp_path / "a", PARTS, **changed)
+
+    with pytest.raises(SourceError, match=what):
+        pack(tmp_path / "a.bin", tmp_path / "p")
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "what"),
+    [
+        (34, 9, "do not follow each other"),
+        (34 + 20, 8, "do not follow each other"),
+        (34 + 60, 1, "not made of its sequences"),
+    ],
+)
+def test_an_index_that_contradicts_itself_is_refused(
+    tmp_path: Path, at: int, value: int, what: str
+) -> None:
+    write_pair(tmp_path / "a", PARTS)
+    data = bytearray((tmp_path / "a.idx").read_bytes())
+    data[at] = value
+    (tmp_path / "a.idx").write_bytes(data)
+
+    with pytest.raises(SourceError, match=what):
+        pack(tmp_path / "a.bin", tmp_path / "p")
+
+
+def test_flat_ids_are_one_document_unless_an_id_ends_them(tmp_path: Path) -> None:
+    ids = np.array([5, 6, 0, 7, 0, 8], "<u2")
+    source = write(tmp_path / "train.bin", ids.tobytes())
+
+    assert documents(pack(source, tmp_path / "a")) == [ids.tolist()]
+    assert documents(pack(source, tmp_path / "b", eod=0)) == [[5, 6, 0], [7, 0], [8]]
+    write(tmp_path / "c.bin", ids.astype("<i4").tobytes())
+    assert documents(pack(tmp_path / "c.bin", tmp_path / "c", bin_dtype="int32")) == [ids.tolist()]
+
+
+def test_odd_byte_counts_and_wrong_types_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.bin", b"\1\0\2")
+
+    with pytest.raises(
+        SourceError, match=r"3 bytes, which is no multiple of 2 .uint16.*--bin-dtype"
+    ):
+        pack(source, tmp_path / "p")
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("kind", ["u2", "i4", "i8", "u4"])
+def test_arrays_of_any_byte_order_are_read(tmp_path: Path, kind: str, order: str) -> None:
+    np.save(
+        tmp_path / "a.npy", np.array([300, 2, 60_000], order + ("u4" if kind == "i2" else kind))
+    )
+
+    assert documents(pack(tmp_path / "a.npy", tmp_path / "p")) == [[300, 2, 60_000]]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_rows_of_a_matrix_are_documents_in_either_memory_order(tmp_path: Path, order: Any) -> None:
+    rows = np.arange(12, dtype=np.int64).reshape(3, 4)
+    np.save(tmp_path / "a.npy", np.asarray(rows, order=order))
+
+    assert documents(pack(tmp_path / "a.npy", tmp_path / "p")) == rows.tolist()
+
+
+def test_arrays_that_are_no_ids_are_refused(tmp_path: Path) -> None:
+    for name, array, what in (
+        ("objects", np.array([[1], "a"], object), "Arrays of objects are pickles"),
+        ("floats", np.zeros(3), "holds float64"),
+        ("cube", np.zeros((2, 2, 2), np.int32), r"shape \(2, 2, 2\)"),
+    ):
+        np.save(tmp_path / f"{name}.npy", array, allow_pickle=True)
+        with pytest.raises(SourceError, match=what):
+            pack(tmp_path / f"{name}.npy", tmp_path / "p")
+    write(tmp_path / "cut.npy", b"\x93NUMPY\1\0")
+    with pytest.raises(SourceError, match=r"cannot be read as \.npy"):
+        pack(tmp_path / "cut.npy", tmp_path / "p")
+
+
+@pytest.mark.parametrize(
+    ("bad", "limit"), [(70_000, 65_536), (65_536, 65_536), (-1, 65_536), (300, 300)]
+)
+def test_an_id_that_does_not_fit_is_an_error_that_names_file_and_position(
+    tmp_path: Path, bad: int, limit: int
+) -> None:
+    ids = np.arange(200)
+    ids[123] = bad
+    np.save(tmp_path / "a.npy", ids)
+
+    with pytest.raises(SourceError, match=rf"a\.npy, id 123: id {bad} is not in \[0, {limit}\)"):
+        pack(tmp_path / "a.npy", tmp_path / "p", vocab_size=limit)
+    assert not (tmp_path / "p").exists()
+
+
+def test_pieces_of_ids_cut_where_rows_or_documents_end(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 50, 5000).astype("<u2")
+    files = list_files([write(tmp_path / "a.bin", ids.tobytes())]).files
+
+    for cut in (7, 64, None):
+        pieces = list(IdsSource(files, eod=0, cut=cut).pieces())
+        assert np.array_equal(np.concatenate([piece.read().data for piece in pieces]), ids)
+        ends = [piece.read().ends + piece.start for piece in pieces]  # type: ignore[attr-defined]
+        expected = np.union1d(np.flatnonzero(ids == 0) + 1, [5000])
+        assert np.concatenate(ends).tolist() == expected.tolist()
+
+
+# -- widths and ends -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        (2, "uint8"),
+        (256, "uint8"),
+        (257, "uint16"),
+        (65_536, "uint16"),
+        (65_537, "uint32"),
+        (1 << 32, "uint32"),
+    ],
+)
+def test_the_smallest_width_that_holds_the_vocabulary_is_chosen(size: int, dtype: str) -> None:
+    assert Vocabulary.of(size, 8, None).dtype == dtype
+
+
+def test_an_end_of_document_can_be_an_id_of_its_own_behind_the_bytes(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", "ab\nc\n")
+
+    folder = pack(source, tmp_path / "p", documents="line", eod=256)
+    inside = pack(source, tmp_path / "q", documents="line", eod=0)
+
+    assert documents(folder) == [[97, 98, 256], [99, 256]]
+    field = read_manifest(folder).schema.fields["tokens"]
+    assert isinstance(field, Tokens)
+    assert (field.dtype, field.vocab_size, field.eod) == (
+        "uint16",
+        257,
+        256,
+    )
+    assert documents(inside) == [[97, 98, 0], [99, 0]]
+
+
+def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    text, ids = write(tmp_path / "a.txt", "a"), write(tmp_path / "b.bin", b"\0\0")
+    cases: tuple[tuple[Path, dict[str, Any], str], ...] = (
+        (text, {"vocab_size": 5}, "vocab_size is for ids"),
+        (ids, {"train_bpe": 500}, "train_bpe is for text"),
+        (ids, {"eod": 7, "vocab_size": 5}, "eod must be an id below 5"),
+        (text, {"train_bpe": 100}, "at least 257 ids"),
+    )
+    for source, options, what in cases:
+        with pytest.raises(ValueError, match=what):
+            make_plan(source, TokenOptions(**options))
+    wrong: tuple[dict[str, Any], ...] = (
+        {"val_share": 1.0},
+        {"row_tokens": 1},
+        {"bin_dtype": "float32"},
+        {"eod": "x"},
+        {"tokenizer": "a", "train_bpe": 300},
+        {"vocab_size": 0},
+    )
+    for bad in wrong:
+        with pytest.raises(ValueError, match=r"must be|leave out"):
+            TokenOptions(**bad)
+
+
+# -- tokenizers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bpe() -> bytes:
+    pytest.importorskip("tokenizers")
+    return train_bpe(WORDS, 300)
+
+
+def test_training_a_tokenizer_gives_the_same_file_again(bpe: bytes) -> None:
+    assert train_bpe(WORDS, 300) == bpe
+    tokenizer = JsonTokenizer(bpe, "x")
+    assert (tokenizer.vocab_size, tokenizer.end) == (300, 0)
+
+
+def test_a_packed_tokenizer_decodes_to_the_text_that_was_packed(
+    tmp_path: Path, bpe: bytes
+) -> None:
+    path = write(tmp_path / "tokenizer.json", bpe)
+    source = write(tmp_path / "a.txt", "\n".join(WORDS))
+
+    folder = pack(source, tmp_path / "p", documents="line", tokenizer=path)
+
+    field = read_manifest(folder).schema.fields["tokens"]
+    assert isinstance(field, Tokens)
+    assert field.dtype == "uint16"
+    assert field.eod == 0
+    assert field.tokenizer is not None
+    kept = open_tokenizer(folder / field.tokenizer)
+    assert [kept.decode(np.array(ids[:-1])) for ids in documents(folder)] == WORDS
+    assert all(ids[-1] == 0 for ids in documents(folder))
+    assert sum(map(len, documents(folder))) < len("".join(WORDS)) / 2
+    assert "the cat sat on the mat" in as_text(PackedReader(folder), 0)
+    assert verify(folder).ok
+    assert not verify(folder).notes
+
+
+def test_special_tokens_that_a_text_spells_out_are_text(tmp_path: Path, bpe: bytes) -> None:
+    path = write(tmp_path / "tokenizer.json", bpe)
+    source = write(tmp_path / "a.txt", "a <|endoftext|> b")
+
+    (ids,) = documents(pack(source, tmp_path / "p", tokenizer=path, eod="none"))
+
+    assert 0 not in ids
+    assert open_tokenizer(path).decode(np.array(ids)) == "a <|endoftext|> b"
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    source = write(tmp_path / "a.txt", "a")
+    for data in (b"{}", b"no", b'{"model": {"type": "nothing"}}'):
+        with pytest.raises(SourceError, match=r"tokenizer\.json.*not a tokenizer"):
+            pack(source, tmp_path / "p", tokenizer=write(tmp_path / "tokenizer.json", data))
+    with pytest.raises(SourceError, match="Give 'bytes' or the path"):
+        pack(source, tmp_path / "p", tokenizer=tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("damage", ["change", "remove"])
+def test_a_tokenizer_that_was_changed_or_lost_is_found_and_restored(
+    tmp_path: Path, bpe: bytes, damage: str
+) -> None:
+    path, source = write(tmp_path / "t.json", bpe), write(tmp_path / "a.txt", WORDS[3])
+    folder, copy = (pack(source, tmp_path / name, tokenizer=path) for name in "pq")
+    (kept,) = folder.glob("tokenizer-*.json")
+    kept.unlink() if damage == "remove" else kept.write_bytes(bpe + b" ")
+
+    report = verify(folder)
+
+    assert [fault.file for fault in report.faults] == [kept.name]
+    with pytest.raises(Exception, match="tokenizer"):
+        open_kept(folder)
+    assert repair(folder, copy).restored == [kept.name]
+    assert verify(folder).ok
+    assert open_kept(folder)
+
+
+def open_kept(folder: Path) -> str:
+    from packdata.tokens.show import token_text
+
+    return token_text(PackedReader(folder), 0)
+
+
+# -- packing ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_the_bytes_do_not_depend_on_the_number_of_workers(
+    tmp_path: Path, kind: str, bpe: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.tokens.plan.PIECE_BYTES", 700)
+    source = write(tmp_path / "a.txt", "\n".join(WORDS))
+    tokenizer = write(tmp_path / "t.json", bpe) if kind == "bpe" else None
+    options = TokenOptions(documents="line", tokenizer=tokenizer, row_tokens=64)
+
+    for workers in (1, 4):
+        pack_tokens(source, tmp_path / f"p{workers}", options, workers=workers, shard_bytes=2000)
+
+    files = [{p.name: p.read_bytes() for p in (tmp_path / f"p{n}").iterdir()} for n in (1, 4)]
+    assert files[0] == files[1]
+    assert len(files[0]) > 3
+
+
+@pytest.mark.parametrize("kind", ["text", "ids"])
+def test_val_share_divides_by_document_and_equal_documents_stay_together(
+    tmp_path: Path, kind: str
+) -> None:
+    lines = [f"line {i % 400}" for i in range(1000)]
+    if kind == "text":
+        source = write(tmp_path / "a.txt", "\n".join(lines))
+        expected = [list(line.encode()) for line in lines]
+    else:
+        expected = [[*line.encode(), 0] for line in lines]
+        source = write(
+            tmp_path / "a.bin",
+            np.array(functools.reduce(operator.iadd, expected, []), "<u2").tobytes(),
+        )
+
+    pack(
+        source,
+        tmp_path / "p",
+        documents="line",
+        val_share=0.25,
+        eod="none" if kind == "text" else 0,
+    )
+
+    train, val = (documents(tmp_path / "p" / name) for name in ("train", "val"))
+    assert sorted(train + val) == sorted(expected)
+    assert not {tuple(d) for d in train} & {tuple(d) for d in val}
+    assert 150 < len(val) < 350
+    assert [d for d in expected if d in val] == val  # in their order
+
+
+@pytest.mark.parametrize("format", ["parquet", "lmdb"])
+def test_split_divides_documents_and_merge_and_append_join_them(
+    tmp_path: Path, bpe: bytes, format: Any
+) -> None:
+    source = write(tmp_path / "a.txt", "\n".join(WORDS))
+    tokenizer = write(tmp_path / "t.json", bpe)
+    options = TokenOptions(documents="line", tokenizer=tokenizer, row_tokens=50)
+    folder = tmp_path / "p"
+    assert pack_tokens(source, folder, options, format=format, shard_bytes=1000).shards > 2
+
+    made = split(folder, tmp_path / "parts", {"train": 0.8, "val": 0.2}, shard_bytes=3000)
+    train, val = (documents(tmp_path / "parts" / name) for name in made)
+    assert (len(train), len(val)) == (48, 12)
+    assert sorted(train + val) == sorted(documents(folder))
+    merge(tmp_path / "merged", [tmp_path / "parts/train", tmp_path / "parts/val"])
+    append(tmp_path / "parts/val", [tmp_path / "parts/train"])
+
+    assert documents(tmp_path / "merged") == train + val
+    assert documents(tmp_path / "parts/val") == val + train
+    for path in ("parts/train", "parts/val", "merged"):
+        assert verify(tmp_path / path).ok
+        assert open_kept(tmp_path / path)
+
+
+def test_datasets_of_different_tokenizers_are_not_joined(tmp_path: Path, bpe: bytes) -> None:
+    source = write(tmp_path / "a.txt", WORDS[0])
+    one = pack(source, tmp_path / "p", tokenizer=write(tmp_path / "t.json", bpe))
+    other = pack(source, tmp_path / "q", train_bpe=290)
+
+    with pytest.raises(SchemaError, match="tokens"):
+        merge(tmp_path / "m", [one, other])
+
+
+def test_choosing_rows_of_a_stream_is_refused_and_a_plain_copy_is_not(
+    tmp_path: Path, bpe: bytes
+) -> None:
+    folder = pack(
+        write(tmp_path / "a.txt", "a b c"),
+        tmp_path / "p",
+        tokenizer=write(tmp_path / "t.json", bpe),
+    )
+
+    with pytest.raises(SchemaError, match=r"tear documents apart.*--val-share"):
+        copy_dataset(folder, tmp_path / "c", CopyOptions(where="num_tokens > 1"))
+    copy_dataset(folder, tmp_path / "c", format="lmdb")
+
+    assert documents(tmp_path / "c") == documents(folder)
+    assert open_kept(tmp_path / "c")
+
+
+def test_stats_count_tokens_documents_and_what_is_unused(tmp_path: Path) -> None:
+    folder = pack(
+        write(tmp_path / "a.txt", "aab\nc\n"), tmp_path / "p", documents="line", row_tokens=8
+    )
+
+    found = stats(folder).fields["tokens"]
+
+    assert found["num_tokens"] == 4
+    assert found["num_documents"] == 2
+    assert found["num_ids_used"] == 3
+    assert found["unused_share"] == 0.5
+    assert found["tokens_per_document"]["min"] == 1
+    assert found["tokens_per_document"]["max"] == 3
+
+
+def test_a_writer_refuses_a_schema_that_names_a_file(tmp_path: Path) -> None:
+    kept = Tokens(tokenizer="tokenizer-a.json", tokenizer_xxh3_128="0" * 32)
+
+    with pytest.raises(SchemaError, match=r"tokenizer-a\.json.*packdata tokens"):
+        packdata.Writer(tmp_path / "p", {"tokens": kept})
+
+
+def test_overwriting_leaves_no_tokenizer_of_the_old_dataset(tmp_path: Path, bpe: bytes) -> None:
+    source = write(tmp_path / "a.txt", WORDS[0])
+    folder = pack(source, tmp_path / "p", tokenizer=write(tmp_path / "t.json", bpe))
+
+    pack_tokens(source, folder, overwrite=True)
+
+    assert sorted(p.suffix for p in folder.iterdir()) == [".json", ".parquet"]
+    assert verify(folder).ok
+    assert not verify(folder).notes
+
+
+def test_a_source_that_changed_since_it_was_listed_is_not_published(tmp_path: Path) -> None:
+    from packdata.tokens.plan import pack_plan
+
+    source = write(tmp_path / "a.txt", "before")
+    plan = make_plan(source)
+    write(source, "behind!")
+
+    with pytest.raises(PackError, match="the source changed"):
+        pack_plan(plan, tmp_path / "p")
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_command_packs_and_tells_what_it_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "a.txt", TEXT)
+    command = ["tokens", str(source), str(tmp_path / "p"), "--documents", r"\n\n", "--json"]
+
+    assert main([*command, "--dry-run"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["pieces"] == 1
+    assert plan["targets"][""]["fields"]["tokens"]["tokenizer"] == "bytes"
+    assert not (tmp_path / "p").exists()
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 1
+    assert len(texts(tmp_path / "p")) == 2
+    assert main(["info", str(tmp_path / "p")]) == 0
+    assert "tokens of uint8, 8,192 a row, 256 ids, bytes" in capsys.readouterr().out
+    assert main(["preview", str(tmp_path / "p")]) == 0
+    assert "First line. ¶ Grüße, 猫!" in capsys.readouterr().out
+
+
+def test_the_command_refuses_bad_text_and_bad_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "a.txt", b"a\n\xff")
+
+    assert main(["tokens", str(source), str(tmp_path / "p")]) == 1
+    assert "a.txt, line 2: it is not UTF-8" in capsys.readouterr().err
+    for bad in (
+        ["--eod", "x"],
+        ["--val-share", "2"],
+        ["--row-tokens", "1"],
+        ["--shard-size", "1GB"],
+    ):
+        with pytest.raises(SystemExit) as exit:
+            main(["tokens", str(source), str(tmp_path / "p"), *bad])
+        assert exit.value.code == 2

@@ -1,0 +1,78 @@
+"""One of several training processes; ``test_ranks.py`` starts them through ``torchrun``.
+
+Usage: ``rank_jobs.py DATASET STATE OUT``. What this rank was given goes to ``OUT/RANK.json``, by the name of the
+check. No loader here is told its rank: all ask ``torch.distributed``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from loaders import DataLoader, LoadersError, RAMDataset, ShardDataset
+
+BATCH_SIZE = 4
+
+
+def steps(loader: DataLoader) -> list[list[int]]:
+    """Serve one epoch, or its rest; real rows only where they are marked."""
+    served = []
+    for batch in loader:
+        ids = batch.sample_id if batch.valid is None else batch.sample_id[batch.valid]
+        served.append(ids.tolist())
+    return served
+
+
+def error_before_init(dataset: Any) -> str | None:
+    loader = DataLoader(dataset, BATCH_SIZE)
+    try:
+        iter(loader)
+        len(loader)
+    except LoadersError as error:
+        return str(error)
+    return None
+
+
+def check(dataset: Any, state: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    def loader(**more: Any) -> DataLoader:
+        return DataLoader(dataset, BATCH_SIZE, shuffle=True, seed=3, **settings, **more)
+
+    train, marked = loader(drop_last=True), loader(pad="mark")
+    seen: dict[str, Any] = {
+        "train": [steps(train) for _ in range(2)],
+        "train_len": len(train),
+        "wrapped": steps(loader()),
+        "exact": steps(loader(pad=False)),
+        "marked": steps(marked),
+        "marked_len": len(marked),
+    }
+    resumed = loader(pad=False)
+    resumed.load_state_dict(state)
+    seen["resumed"] = steps(resumed)
+    broken_off = loader(drop_last=True)
+    iterator = iter(broken_off)
+    seen["before_break"] = next(iterator).sample_id.tolist()
+    seen["state"] = broken_off.state_dict()
+    return seen
+
+
+def main(folder: str, state_file: str, out: str) -> None:
+    shards = ShardDataset(folder, fields=["label", "sample_id"])
+    state = json.loads(Path(state_file).read_text())
+    result: dict[str, Any] = {"error": error_before_init(shards)}
+    dist.init_process_group("gloo")
+    ram = RAMDataset(shards, progress=False)
+    result["shards"] = check(shards, state, num_workers=2)
+    result["ram"] = check(ram, state, num_workers=1)
+    result["child"] = check(shards, state, num_workers=1, backend="subprocess")
+    Path(out, f"{os.environ['RANK']}.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

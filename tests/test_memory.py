@@ -1,0 +1,124 @@
+"""Memory stays flat over epochs: measured as PSS, so that pages shared with worker processes count once."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from loaders import DataLoader, RAMDataset, ShardDataset
+from tests.packdata.packing import pack_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="PSS is read from /proc"
+)
+
+
+def pss_bytes(pid: int) -> int:
+    """Return the memory of one process, shared pages divided by those who share them.
+
+    Without that of mapped files: other programs that map the same libraries would change it.
+    """
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:  # it has just ended
+        return 0
+    lines = [line.split() for line in text.splitlines()]
+    return sum(int(line[1]) << 10 for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:"))
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below one, itself included."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += descendants(int(child))
+    return found
+
+
+def total_pss() -> int:
+    gc.collect()
+    return sum(map(pss_bytes, descendants(os.getpid())))
+
+
+def memory_by_epoch(loader: DataLoader, num_epochs: int) -> list[int]:
+    """Return the PSS of all processes in the middle of each epoch, workers at work."""
+    measured = []
+    for _ in range(num_epochs):
+        middle = len(loader) // 2
+        for step, _batch in enumerate(loader):
+            if step == middle:
+                measured.append(total_pss())
+    return measured
+
+
+def growth_bytes(measured: Iterable[int], warm_up: int) -> float:
+    """Return by how much the later third of the epochs is above the first third, leaving out the warm-up."""
+    after = list(measured)[warm_up:]
+    third = max(1, len(after) // 3)
+    return float(np.median(after[-third:]) - np.median(after[:third]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("packed") / "a"
+    return pack_samples(path, 128, per_shard=32, fields=["image", "pixels", "label", "key"])
+
+
+def dataset(folder: Path, kind: str) -> Any:
+    shards = ShardDataset(folder, fields=["image", "pixels", "label", "key"])
+    return shards if kind == "shards" else RAMDataset(shards, progress=False)
+
+
+@pytest.mark.parametrize("kind", ["shards", "ram"])
+def test_memory_is_flat_over_epochs(folder: Path, kind: str) -> None:
+    """An epoch serves 0.75 MB of pixels: what would be kept of each would show."""
+    loader = DataLoader(dataset(folder, kind), 16, shuffle=True, num_workers=2)
+
+    measured = memory_by_epoch(loader, 16)
+
+    assert growth_bytes(measured, warm_up=4) < 1 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["shards", "ram"])
+@pytest.mark.parametrize(
+    ("backend", "num_workers"),
+    [("thread", 0), ("thread", 1), ("thread", 4), ("subprocess", 2), ("process", 2)],
+)
+def test_memory_is_flat_over_fifty_epochs(
+    folder: Path, kind: str, backend: Any, num_workers: int
+) -> None:
+    """With any workers: less than one percent of what was served stays."""
+    data = dataset(folder, kind)
+    loader = DataLoader(
+        data, 16, shuffle=True, num_workers=num_workers, backend=backend,
+        persistent_workers=backend == "process",
+    )  # fmt: skip
+
+    measured = memory_by_epoch(loader, 50)
+
+    served = 40 * len(data) * 40 * 48 * 3
+    assert growth_bytes(measured, warm_up=10) < max(0.02 * served, 1 << 20)
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_slots_do_not_depend_on_the_number_of_workers(folder: Path, num_workers: int) -> None:
+    """At most two batches more than are in flight."""
+    data = ShardDataset(folder, fields=["pixels"])
+    loader = DataLoader(data, 32, shuffle=True, num_workers=num_workers, prefetch_factor=3)
+    batch_nbytes = 32 * 40 * 48 * 3
+
+    for _ in range(3):
+        for batch in loader:
+            del batch
+
+    group = loader._maker().group_size
+    assert loader.stats().slot_bytes <= (3 * group + 2) * batch_nbytes * 1.01

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import loaders
+from loaders import DataLoader, RAMDataset
+from loaders.errors import LoadersError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def a_loader(**options: Any) -> DataLoader:
+    images = np.zeros((64, 3, 64, 64), np.uint8)
+    return DataLoader(
+        RAMDataset.from_arrays(image=images), **{"batch_size": 8, "num_workers": 1} | options
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 0}, {"backend": "subprocess"}, {"backend": "process"}]
+)
+def test_it_stops_after_so_many_steps_and_leaves_the_loader_as_it_was(options: Any) -> None:
+    loader = a_loader(**options)
+
+    with loaders.profile(loader, steps=5) as profile:
+        epochs = [len(list(loader)) for _ in range(2)]
+        assert type(loader) is DataLoader  # it is off already
+
+    assert epochs == [8, 8]
+    assert profile.report.num_steps == len(profile.report.compute_s) == 5
+
+
+def test_waits_and_computes_are_told_apart() -> None:
+    class Waits(RAMDataset):
+        def job(self, *args: Any) -> Any:
+            time.sleep(0.01)
+            return super().job(*args)
+
+    dataset = Waits.from_arrays(image=np.zeros((64, 3, 8, 8), np.uint8))
+    loader = DataLoader(dataset, 8, num_workers=0)
+
+    with loaders.profile(loader, steps=8) as profile:
+        for _ in loader:
+            time.sleep(0.03)
+
+    report = profile.report
+    assert min(report.wait_s) >= 0.01
+    assert min(report.compute_s) >= 0.03
+    assert 0.1 < report.data_share < 0.5
+    assert "waiting for data" in str(report)
+
+
+def test_stages_of_the_workers_are_timed() -> None:
+    loader = a_loader()
+
+    with loaders.profile(loader, steps=8) as profile:
+        list(loader)
+
+    assert set(profile.report.stage_s) == {"read and decode", "collate and pin"}
+    assert profile.report.num_batches == 8
+
+
+def test_batches_are_the_same_under_the_clock() -> None:
+    images = np.arange(64 * 3 * 4 * 4, dtype=np.uint8).reshape(64, 3, 4, 4)
+    plain = [b.image for b in DataLoader(RAMDataset.from_arrays(image=images), 8, shuffle=True)]
+    loader = DataLoader(RAMDataset.from_arrays(image=images), 8, shuffle=True)
+
+    with loaders.profile(loader, steps=3):
+        seen = [b.image for b in loader]
+
+    assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
+
+
+def test_the_trace_opens_in_perfetto(tmp_path: Path) -> None:
+    """Complete events with times in microseconds, and a name for each thread."""
+    loader = a_loader()
+
+    with loaders.profile(loader, steps=4, trace=tmp_path / "out/trace.json"):
+        list(loader)
+
+    events = json.loads((tmp_path / "out/trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {"wait for data", "compute", "read and decode"} <= {span["name"] for span in spans}
+    now_us = time.perf_counter() * 1e6
+    assert all(now_us - 60e6 < span["ts"] <= span["ts"] + span["dur"] < now_us for span in spans)
+    steps = sorted((s["ts"], s["dur"]) for s in spans if s["name"] in ("wait for data", "compute"))
+    assert all(a + d <= b + 1 for (a, d), (b, _) in itertools.pairwise(steps))
+    assert {"trainer", "worker 1"} <= names
+
+
+def test_it_shows_in_the_profiler_of_torch() -> None:
+    loader = a_loader()
+
+    with torch.profiler.profile() as theirs, loaders.profile(loader, steps=3):
+        for batch in loader:
+            batch.image.sum()
+
+    names = {event.name for event in theirs.events() or ()}
+    assert {"loaders: wait for data", "loaders: compute"} <= names
+
+
+def test_scalars_go_to_a_writer() -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.scalars: list[tuple[str, float, int]] = []
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            self.scalars.append((name, value, step))
+
+        def flush(self) -> None:
+            """Nothing is kept back."""
+
+    writer, loader = Writer(), a_loader()
+
+    with loaders.profile(loader, steps=4, tensorboard=writer):
+        list(loader)
+
+    assert [s[2] for s in writer.scalars if s[0] == "loaders/wait_ms"] == [0, 1, 2, 3]
+    assert len([s for s in writer.scalars if s[0] == "loaders/data_share"]) == 1
+
+
+def test_without_tensorboard_the_message_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(LoadersError, match="pip install tensorboard"):
+        loaders.profile(a_loader(), tensorboard=tmp_path)
+
+
+def test_a_loader_of_torch_can_be_profiled() -> None:
+    loader: Any = torch.utils.data.DataLoader(torch.arange(32), batch_size=4)  # type: ignore[arg-type]
+
+    with loaders.profile(loader, steps=8) as profile:
+        assert len(list(loader)) == 8
+
+    assert profile.report.num_steps == 8
+    assert profile.report.stage_s == {}
+
+
+def test_an_error_of_the_trainer_ends_it_too() -> None:
+    loader = a_loader()
+
+    def train() -> None:
+        for _ in loader:
+            raise KeyError
+
+    profile = loaders.profile(loader, steps=100)
+    with pytest.raises(KeyError), profile:
+        train()
+
+    assert type(loader) is DataLoader
+    assert profile.report.num_steps == 1
+
+
+def test_twice_at_once_is_an_error() -> None:
+    loader = a_loader()
+    with (
+        loaders.profile(loader),
+        pytest.raises(ValueError, match="being profiled already"),
+        loaders.profile(loader),
+    ):
+        pass
+    with pytest.raises(ValueError, match="at least 1"):
+        loaders.profile(loader, steps=0)
+
+
+def test_off_it_is_not_in_the_way() -> None:
+    """No call of the profiler between batches: neither before nor after it was on."""
+    loader = a_loader(num_workers=0)
+    with loaders.profile(loader, steps=1):
+        next(iter(loader))
+    called: list[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and "profiling" in frame.f_code.co_filename:
+            called.append(frame.f_code.co_name)
+
+    batches = iter(loader)
+    sys.setprofile(note)
+    try:
+        for _ in batches:
+            pass
+    finally:
+        sys.setprofile(None)
+
+    assert called == []
+
+
+SCRIPT = """
+import numpy as np
+from loaders import DataLoader, RAMDataset
+loader = DataLoader(RAMDataset.from_arrays(image=np.zeros((64, 3, 8, 8), np.uint8)), 8)
+other = DataLoader(RAMDataset.from_arrays(image=np.zeros((64, 3, 8, 8), np.uint8)), 8)
+for _ in range(3):
+    assert len(list(loader)) == 8
+    assert len(list(other)) == 8
+"""
+
+
+@pytest.mark.parametrize(("value", "steps"), [("12", 12), ("1", 24)])
+def test_the_environment_switches_it_on(tmp_path: Path, value: str, steps: int) -> None:
+    """For the first loader of a run, over epochs if need be, and at the end of the run at the latest."""
+    import os
+
+    environment = os.environ | {"LOADERS_PROFILE": value, "LOADERS_PROFILE_DIR": str(tmp_path)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert f"LOADERS_PROFILE: {steps} steps" in done.stderr
+    assert len(list(tmp_path.glob("loaders-profile-*.json"))) == 1
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_the_environment_leaves_it_off(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("LOADERS_PROFILE", value)
+
+    assert type(iter(a_loader())).__name__ == "Delivery"
+
+
+def test_an_odd_value_of_the_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from loaders import profiling
+
+    monkeypatch.setattr(profiling, "_processes", set())
+    monkeypatch.setenv("LOADERS_PROFILE", "yes")
+    with pytest.raises(ValueError, match="LOADERS_PROFILE is 1, or a number of steps"):
+        iter(a_loader())
+
+
+@pytest.mark.slow
+def test_on_it_costs_below_two_percent(caplog: pytest.LogCaptureFixture) -> None:
+    """Of steps of 5 ms: in turns, the median ratio of 21 pairs."""
+    caplog.set_level(logging.ERROR)
+    loader = a_loader(num_workers=0)
+
+    def seconds(*, on: bool) -> float:
+        profile = loaders.profile(loader, steps=1000)
+        if on:
+            profile.start()
+        began = time.perf_counter()
+        for _ in loader:
+            until = time.perf_counter() + 0.005
+            while time.perf_counter() < until:
+                pass
+        took = time.perf_counter() - began
+        profile.stop()
+        return took
+
+    seconds(on=True)
+    ratios = [seconds(on=True) / seconds(on=False) for _ in range(21)]
+
+    assert sorted(ratios)[10] < 1.02

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from loaders.errors import StateError
+from loaders.sampling import EpochSampler, MixtureOrder, audit, mixture
+
+CASES: dict[str, dict[str, Any]] = {
+    "first": {"sizes": [1000, 300], "weights": [0.7, 0.3]},
+    "all": {"sizes": [1000, 300], "weights": [7, 3], "stop": "all_exhausted"},
+    "number": {"sizes": [5, 9000, 40], "weights": [1, 100, 3], "stop": 5000},
+    "unused": {"sizes": [50, 60, 0], "weights": [1, 1, 0], "stop": 333},
+    "many": {"sizes": [50] * 40, "weights": np.arange(1, 41), "stop": 4000},
+    "blocks": {"sizes": [1000, 700], "weights": [0.7, 0.3], "stop": 2560, "block_size": 64},
+}
+
+
+@pytest.fixture(params=list(CASES))
+def case(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return CASES[request.param]
+
+
+def every(order: MixtureOrder, epoch: int = 0) -> npt.NDArray[np.int64]:
+    return order.at(epoch, np.arange(order.length))[0]
+
+
+def sources(order: MixtureOrder, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.searchsorted(np.cumsum(order.sizes), indices, "right")
+
+
+def test_golden_values() -> None:
+    order = MixtureOrder([5, 3], [0.7, 0.3], 10, seed=0)
+    assert [order.at(epoch, np.arange(10))[0].tolist() for epoch in (0, 1)] == [
+        [2, 7, 3, 4, 6, 0, 1, 3, 5, 2],
+        [0, 5, 1, 6, 4, 0, 1, 2, 3, 7],
+    ]
+    large = MixtureOrder([10**9, 1000, 70_000], [10, 1, 3], 10**10, seed=7)
+    indices, draws = large.at(3, np.array([0, 1, 2, 5 * 10**9, 10**10 - 1]))
+    assert indices.tolist() == [762198357, 1000000970, 1000063274, 1000002192, 1000022885]
+    assert draws.tolist() == [0, 0, 0, 15306, 30612]
+
+
+def test_shares_are_exact_in_every_epoch_and_even_within(case: dict[str, Any]) -> None:
+    order = MixtureOrder(**case)
+    block = order.block_size
+    assert sum(order.quotas) == order.length
+
+    for epoch in (0, 5):
+        turns = sources(order, every(order, epoch)).reshape(-1, block)
+        assert (turns == turns[:, :1]).all()  # a turn is of one source
+        for number, quota in enumerate(order.quotas):
+            had = np.cumsum(turns[:, 0] == number)
+            assert had[-1] * block == quota
+            share = quota / order.length
+            even = share * np.arange(1, len(had) + 1)
+            assert np.abs(had - even).max() < 1 + share * len(order.quotas)
+
+
+def test_shares_are_those_of_the_weights() -> None:
+    order = MixtureOrder([10**6] * 3, [0.5, 0.3, 0.2], 1001)
+
+    assert order.quotas == (501, 300, 200)
+    assert MixtureOrder([9, 9], [1, 1e-3], 10**6).quotas == (999_001, 999)
+
+
+def test_turns_lie_at_random() -> None:
+    """In no regular pattern: which half of its part a turn lies in is a fair coin."""
+    order = MixtureOrder([10**6, 10**6], [0.5, 0.5], 20_000)
+
+    second = sources(order, every(order)).reshape(-1, 2)[:, 1]
+
+    assert 0.45 < second.mean() < 0.55
+    assert abs(np.corrcoef(second[1:], second[:-1])[0, 1]) < 0.35
+    again = sources(order, every(order, epoch=1)).reshape(-1, 2)[:, 1]
+    assert 0.4 < (second == again).mean() < 0.6
+
+
+def test_any_positions_in_any_order_are_what_they_are_alone(case: dict[str, Any]) -> None:
+    order = MixtureOrder(**case, seed=3)
+    indices, draws = order.at(2, np.arange(order.length))
+    some = np.random.default_rng(0).integers(0, order.length, 500)
+
+    assert np.array_equal(order.at(2, some)[0], indices[some])
+    assert np.array_equal(order.at(2, some)[1], draws[some])
+    assert np.array_equal(order.at(2, some[:1])[0], indices[some[:1]])
+    assert order.at(2, some[:0])[0].shape == (0,)
+    assert np.array_equal(order.at(2, some.reshape(20, 25))[0], indices[some].reshape(20, 25))
+
+
+def test_the_windows_it_is_computed_in_do_not_show(
+    case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = every(MixtureOrder(**case))
+    for num_windows in (1, 3):
+        order = MixtureOrder(**case)
+        order.__dict__["_layout"] = order._layout._replace(num_windows=num_windows)
+        assert np.array_equal(every(order), expected)
+    monkeypatch.setattr(mixture, "_TURNS_AT_ONCE", 300)
+    assert np.array_equal(every(MixtureOrder(**case)), expected)
+
+
+def test_sources_are_gone_through_pass_by_pass_across_epochs(case: dict[str, Any]) -> None:
+    """Each pass has every sample once, in a new order, and is over before the next one begins."""
+    order = MixtureOrder(**case)
+    served = np.concatenate([every(order, epoch) for epoch in range(4)])
+    number_of = sources(order, served)
+    begins = np.cumsum(order.sizes) - order.sizes
+
+    for number, size in enumerate(np.asarray(order.sizes).tolist()):
+        own = served[number_of == number] - begins[number]
+        num_passes = len(own) // max(size, 1)
+        passes = own[: num_passes * size].reshape(num_passes, size)
+        assert (np.sort(passes, axis=1) == np.arange(size)).all()
+        if num_passes > 1 and size > 4:
+            assert (passes[1:] != passes[:-1]).any(axis=1).all()
+
+
+def test_where_an_epoch_ends() -> None:
+    sizes, weights = [1000, 300], [0.7, 0.3]
+    assert MixtureOrder(sizes, weights, "first_exhausted").quotas == (700, 300)
+    assert MixtureOrder(sizes, weights, "all_exhausted").quotas == (1000, 429)
+    assert MixtureOrder(sizes, weights, 77).quotas == (54, 23)
+    assert MixtureOrder(sizes, [1, 0], "all_exhausted").quotas == (1000, 0)
+    by_block = MixtureOrder(sizes, weights, "first_exhausted", block_size=64)
+    assert by_block.quotas == (576, 256)
+    assert MixtureOrder(sizes, weights, "all_exhausted", block_size=64).quotas == (1024, 448)
+
+
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted"])
+def test_no_more_and_no_less_than_a_pass(stop: Any) -> None:
+    """Whatever sizes and weights: the source that decides has just one, the others keep their side."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        sizes, weights = rng.integers(50, 500, 3), rng.uniform(1, 3, 3)
+        passes = np.array(MixtureOrder(sizes, weights, stop).quotas) / sizes
+        assert (passes.max() if stop == "first_exhausted" else passes.min()) == 1
+
+
+def test_repeats_are_told_apart(case: dict[str, Any]) -> None:
+    order = MixtureOrder(**case)
+
+    for world_size, start in ((1, 0), (3, 0), (4, 100)):
+        report = audit(
+            order.length, order=order, epoch=3, batch_size=7, world_size=world_size, start=start
+        )
+        assert report.ok, report
+
+
+def test_ranks_and_batch_sizes_cut_one_order() -> None:
+    order = MixtureOrder([40, 90], [1, 2], "all_exhausted", seed=1)
+    whole = list(EpochSampler(order))
+
+    ranks = [EpochSampler(order, rank=rank, world_size=3, pad=False) for rank in range(3)]
+
+    assert [i for step in zip(*ranks, strict=True) for i in step] == whole
+    assert [i for batch in EpochSampler(order).batches(7) for i in batch] == whole
+
+
+def test_a_state_of_other_weights_is_refused() -> None:
+    state = EpochSampler(MixtureOrder([40, 90], [1, 2])).state_dict()
+
+    EpochSampler(MixtureOrder([40, 90], [10, 20])).load_state_dict(state)
+    with pytest.raises(
+        StateError, match=r"length 120 \(here 80\).*quotas '40 80' \(here '40 40'\)"
+    ):
+        EpochSampler(MixtureOrder([40, 90], [1, 1])).load_state_dict(state)
+    with pytest.raises(StateError, match=r"block_size 1 \(here 2\)"):
+        EpochSampler(MixtureOrder([40, 90], [1, 2], block_size=2)).load_state_dict(state)
+
+
+def test_it_pickles_and_another_seed_is_another_order(case: dict[str, Any]) -> None:
+    order = MixtureOrder(**case, seed=1)
+    every(order)
+
+    assert np.array_equal(every(pickle.loads(pickle.dumps(order))), every(order))
+    assert len(pickle.dumps(order)) < 2000
+    assert (every(MixtureOrder(**case, seed=2)) != every(order)).mean() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ({"sizes": [1, 2], "weights": [1]}, "2 sources and 1 weights"),
+        ({"sizes": [], "weights": []}, "0 sources"),
+        ({"sizes": [1, 2], "weights": [1, -1]}, "not negative"),
+        ({"sizes": [1, 2], "weights": [1, np.inf]}, "finite"),
+        ({"sizes": [1, 2], "weights": [0, 0]}, "not all 0"),
+        ({"sizes": [1, 0], "weights": [1, 1]}, "source 1 has no samples"),
+        ({"sizes": [9, 9], "weights": [1, 1], "stop": "never"}, "got 'never'"),
+        ({"sizes": [9, 9], "weights": [1, 1], "stop": 0}, "stop must be in"),
+        (
+            {"sizes": [9, 9], "weights": [1, 1], "stop": 7, "block_size": 2},
+            "multiple of block_size",
+        ),
+        ({"sizes": [9, 9], "weights": [1, 1], "block_size": 10}, "source 0 has 9 samples"),
+        (
+            {"sizes": [9, 9], "weights": [1000, 1], "stop": 20},
+            "too short for source 1, whose share",
+        ),
+        ({"sizes": [9, 9], "weights": [1, 1], "block_size": 0}, "block_size must be in"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        MixtureOrder(**arguments)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from loaders import DataLoader, RAMDataset
+from loaders.tuning import cache_file, dataset_key, read_workers, write_workers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def dataset(value: int = 0) -> RAMDataset:
+    return RAMDataset.from_arrays(image=np.full((8, 3, 4, 4), value, np.uint8))
+
+
+def test_a_count_is_found_again_for_the_same_dataset_on_the_same_machine() -> None:
+    assert read_workers(dataset(), 4) is None
+
+    assert write_workers(dataset(), 4, 3) == cache_file()
+
+    assert read_workers(dataset(), 4) == 3
+    assert read_workers(dataset(), 8) is None
+    assert read_workers(dataset(1), 4) is None
+
+
+def test_other_work_per_sample_is_another_dataset() -> None:
+    keys = {
+        dataset_key(d) for d in (dataset(), dataset(1), dataset().replace(fields=["sample_id"]))
+    }
+
+    assert len(keys) == 3
+    assert dataset_key(dataset().replace(transform=lambda sample: sample)) is None
+    assert dataset_key([1, 2, 3]) is None
+    assert write_workers([1, 2, 3], 4, 2) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 2, "num_workers": {}}',
+        '{"version": 1, "num_workers": []}',
+        '{"version": 1}',
+    ],
+)
+def test_a_damaged_file_counts_as_none_and_is_replaced(content: str) -> None:
+    cache_file().parent.mkdir(parents=True)
+    cache_file().write_text(content)
+
+    assert read_workers(dataset(), 4) is None
+    write_workers(dataset(), 4, 2)
+    assert read_workers(dataset(), 4) == 2
+
+
+@pytest.mark.parametrize("count", [-1, 1000, "2", None])
+def test_a_count_that_makes_no_sense_is_not_used(count: object) -> None:
+    write_workers(dataset(), 4, count)  # type: ignore[arg-type]
+
+    assert read_workers(dataset(), 4) is None
+
+
+def test_nothing_is_left_beside_the_file() -> None:
+    for value in range(3):
+        write_workers(dataset(value), 4, value)
+
+    assert [file.name for file in cache_file().parent.iterdir()] == ["workers.json"]
+
+
+def test_auto_takes_the_measured_count() -> None:
+    from loaders.loader import usable_cores
+
+    write_workers(dataset(), usable_cores(), 2)
+
+    assert DataLoader(dataset()).num_workers == 2
+    assert DataLoader(dataset(), num_workers=0).num_workers == 0
+    assert DataLoader(dataset(1)).num_workers == 1  # small rows, not measured

@@ -1,0 +1,129 @@
+"""Rows of tables in words and in statistics: column by column, never row by row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.columns import FixedColumn
+from loaders.schema import Array, Categories, Features
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loaders.schema import Field
+    from packdata.reader import PackedReader
+
+_MAX_NUMBERS = 4096
+
+
+def is_row(kind: Field) -> bool:
+    """Tell whether values are short rows of numbers, of which a whole column is read at once."""
+    if isinstance(kind, Categories):
+        return True
+    is_short = isinstance(kind, Array) and kind.is_fixed and len(kind.dims) == 1
+    return is_short and (kind.shape or (0,))[0] in range(1, _MAX_NUMBERS + 1)
+
+
+def blocks(reader: PackedReader, name: str) -> Iterator[npt.NDArray[Any]]:
+    """Yield the rows of a field, shard by shard: ``(N, numbers)``."""
+    field = reader.schema.fields[name]
+    for _, columns in reader.shards():
+        column = columns[name]
+        assert isinstance(column, FixedColumn)
+        yield np.ascontiguousarray(column.data).view(np.dtype(field.dtype).newbyteorder("<"))
+
+
+def features_stats(reader: PackedReader, name: str, kind: Features) -> dict[str, Any]:
+    """Return mean, deviation, range and number of NaN of each column, as stored."""
+    width = len(kind.columns)
+    count, sums, squares = (np.zeros(width, dtype) for dtype in (np.int64, float, float))
+    least, most = np.full(width, np.inf), np.full(width, -np.inf)
+    num_rows, shift = 0, np.array(kind.mean or [0.0] * width)
+    shift = np.zeros(width) if kind.standardized else shift
+    for rows in blocks(reader, name):
+        wide = rows.astype(np.float64)
+        known = ~np.isnan(wide)
+        centred = np.where(known, wide - shift, 0.0)  # near 0, so that squares lose nothing
+        num_rows += len(rows)
+        count += known.sum(axis=0)
+        sums += centred.sum(axis=0)
+        squares += np.square(centred).sum(axis=0)
+        least = np.minimum(least, np.where(known, wide, np.inf).min(axis=0))
+        most = np.maximum(most, np.where(known, wide, -np.inf).max(axis=0))
+    some = np.maximum(count, 1)
+    mean = sums / some
+    std = np.sqrt(np.maximum(squares / some - mean**2, 0.0))
+    found = {"min": least, "mean": mean + shift, "std": std, "max": most}
+    return {
+        "columns": {
+            column: {
+                **{key: _number(values[i]) if count[i] else None for key, values in found.items()},
+                "num_nan": int(num_rows - count[i]),
+            }
+            for i, column in enumerate(kind.columns)
+        }
+    }
+
+
+def _number(value: float) -> float | str:
+    return float(value) if np.isfinite(value) else str(value)
+
+
+def categories_stats(reader: PackedReader, name: str, kind: Categories) -> dict[str, Any]:
+    """Return how often each category of each column occurs; ``None`` counts 0."""
+    counts = [np.zeros(num, np.int64) for num in kind.num_categories]
+    for rows in blocks(reader, name):
+        for i, total in enumerate(counts):
+            found = np.bincount(rows[:, i].astype(np.int64), minlength=len(total))
+            total += found[: len(total)]
+    return {
+        "columns": {
+            column: {
+                "num_categories": len(kind.vocabularies[i]),
+                "num_unknown": int(counts[i][0]),
+                "most_frequent": _most_frequent(kind.vocabularies[i], counts[i][1:]),
+            }
+            for i, column in enumerate(kind.columns)
+        }
+    }
+
+
+def _most_frequent(names: tuple[str, ...], counts: npt.NDArray[np.int64]) -> dict[str, int]:
+    order = np.argsort(-counts, kind="stable")[:8].tolist()
+    return {names[k]: int(counts[k]) for k in order}
+
+
+def row_text(kind: Features | Categories, value: npt.NDArray[Any]) -> str:
+    """Return a row with the names of its columns.
+
+    Example:
+        >>> kind = Categories(columns=("cut", "color"), vocabularies=(("Ideal",), ("G", "E")))
+        >>> row_text(kind, np.array([1, 0]))
+        'cut=Ideal color=?'
+    """
+    if isinstance(kind, Features):
+        texts = [f"{number:.6g}" for number in value.tolist()]
+    else:
+        vocabularies = zip(kind.vocabularies, value.tolist(), strict=True)
+        texts = [names[k - 1] if 0 < k <= len(names) else "?" for names, k in vocabularies]
+    return " ".join(f"{name}={text}" for name, text in zip(kind.columns, texts, strict=True))
+
+
+def describe_rows(kind: Features | Categories) -> str:
+    """Return what the columns are, in a few words.
+
+    Example:
+        >>> describe_rows(Features(columns=("depth", "x")))
+        '2 columns of float32 (depth, x)'
+    """
+    few = ", ".join(kind.columns[:6]) + (", ..." if len(kind.columns) > 6 else "")
+    if isinstance(kind, Categories):
+        sizes = zip(kind.columns[:6], kind.vocabularies, strict=False)
+        few = ", ".join(f"{name}: {len(names)}" for name, names in sizes)
+        few += ", ..." if len(kind.columns) > 6 else ""
+    extra = ", standardized" if isinstance(kind, Features) and kind.standardized else ""
+    columns = "column" if len(kind.columns) == 1 else "columns"
+    return f"{len(kind.columns)} {columns} of {kind.dtype}{extra} ({few})"

@@ -1,0 +1,156 @@
+"""Reading ``.npy`` and ``.npz`` files: the header first, and never a pickle.
+
+What a file is, its first bytes say, not its name. Object arrays are pickles, which can run code:
+they are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+import zipfile
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ZIP_MAGIC = b"PK"
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, KeyError)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayHeader:
+    """What a file says of its array.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype, byte order included.
+        is_fortran: True if the first axis varies fastest.
+        offset: Where its numbers begin.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    is_fortran: bool
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_header(path: str, where: str, name: str | None = None) -> ArrayHeader:
+    """Read what an array is, without its numbers.
+
+    Args:
+        path: A ``.npy`` or ``.npz`` file.
+        where: What to call it in errors.
+        name: The array in an ``.npz`` that holds several.
+
+    Raises:
+        SourceError: It cannot be read, is cut, or holds no array of numbers.
+    """
+    with _opened(path, where, name) as (file, size):
+        return _read_header(file, size, where)
+
+
+def read_array(path: str, where: str, name: str | None = None) -> npt.NDArray[Any]:
+    """Read an array as it is stored: any byte order, any order of axes in memory.
+
+    Raises:
+        SourceError: As ``read_header``.
+    """
+    with _opened(path, where, name) as (file, size):
+        header = _read_header(file, size, where)
+        count = math.prod(header.shape)
+        if isinstance(file, zipfile.ZipExtFile):
+            flat: npt.NDArray[Any] = np.frombuffer(file.read(), header.dtype)
+        else:
+            flat = np.fromfile(file, header.dtype, count)
+        if len(flat) != count:
+            raise SourceError("it changed while it was read", where)
+        if not header.is_fortran:
+            return flat.reshape(header.shape)
+        return flat.reshape(header.shape[::-1]).transpose()
+
+
+@contextmanager
+def _opened(path: str, where: str, name: str | None) -> Iterator[tuple[IO[bytes], int]]:
+    """Open the ``.npy`` that is the file, or inside of it; give it and its size."""
+    try:
+        with open(path, "rb") as file:
+            is_zip = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+            size = file.seek(0, 2)
+            file.seek(0)
+            if not is_zip:
+                yield file, size
+                return
+            with zipfile.ZipFile(file) as archive:
+                info = _member(archive, where, name)
+                with archive.open(info) as member:
+                    yield member, info.file_size
+    except FileNotFoundError as error:
+        raise SourceError(f"there is no file {path!r}", where, "Was it moved?") from error
+    except _BROKEN as error:
+        raise SourceError(f"the .npz is damaged ({error})", where) from error
+    except SourceError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise SourceError(f"it cannot be read ({error})", where) from error
+
+
+def _member(archive: zipfile.ZipFile, where: str, name: str | None) -> zipfile.ZipInfo:
+    names = [each.removesuffix(".npy") for each in archive.namelist() if each.endswith(".npy")]
+    listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    if not names:
+        raise SourceError("the .npz holds no array", where)
+    if name is None and len(names) > 1:
+        raise SourceError(f"it holds several arrays ({listed})", where, "Choose one: --array NAME")
+    if name is not None and name not in names:
+        raise SourceError(f"it holds no array {name!r}, but {listed}", where)
+    return archive.getinfo(f"{names[0] if name is None else name}.npy")
+
+
+def _read_header(file: IO[bytes], size: int, where: str) -> ArrayHeader:
+    shape, is_fortran, dtype = _parse(file, where)
+    if dtype.hasobject:
+        hint = "Save it as numbers: array.astype('float32'), say"
+        raise SourceError("it holds Python objects: a pickle, never loaded", where, hint)
+    if dtype.kind not in "uifb":
+        what = f"it holds {dtype}, not numbers"
+        hint = {"c": "Save real and imaginary part as channels"}.get(dtype.kind, "")
+        raise SourceError(what, where, hint)
+    header = ArrayHeader(shape, dtype, is_fortran, file.tell())
+    there = size - header.offset
+    if there != header.nbytes:
+        how = "is cut" if there < header.nbytes else "has more behind its array"
+        what = f"it {how}: its header says {header.nbytes} bytes, there are {there}"
+        raise SourceError(what, where)
+    return header
+
+
+def _parse(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    npy = np.lib.format
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a header that Python 2 wrote
+            version = npy.read_magic(file)
+            # Version 3 is version 2 in UTF-8, which only names of structured types need.
+            read = npy.read_array_header_1_0 if version[0] == 1 else npy.read_array_header_2_0
+            if version[0] not in (1, 2, 3):
+                raise ValueError(f"version {version[0]}.{version[1]}")
+            shape, is_fortran, dtype = read(file)
+    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+        raise SourceError(f"it is not a .npy file ({error})", where) from error
+    if any(length < 0 for length in shape):
+        raise SourceError(f"its header says shape {shape}", where)
+    return tuple(shape), bool(is_fortran), dtype

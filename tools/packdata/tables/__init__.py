@@ -1,0 +1,9 @@
+"""Tables: CSV, JSON lines, Parquet and Arrow files to rows of numbers, categories and targets.
+
+``scan`` reads everything once and finds types, statistics and categories; ``plan`` decides what becomes of each column;
+``recipe`` packs part by part. No file is ever in memory as a whole.
+"""
+
+from packdata.tables.pack import TablesJob, pack_job, pack_tables, plan_tables
+
+__all__ = ["TablesJob", "pack_job", "pack_tables", "plan_tables"]

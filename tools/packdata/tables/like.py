@@ -1,0 +1,79 @@
+"""The columns of another packing: ``--like`` gives test data the dictionaries and statistics of the training data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loaders.errors import SourceError
+from loaders.manifest import read_manifest
+from loaders.schema import Array, Categories, Features, Label
+from packdata.tables.plan import CATEGORIES, FEATURES, MISSING, TablePlan, Target, field_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TARGETS = "targets"  # in the provenance: field, column and how
+
+
+def plan_like(like: Path | str, columns: Sequence[str] | None, drop: Sequence[str]) -> TablePlan:
+    """Return the plan of another packing for files with these columns.
+
+    Args:
+        like: Folder of a packed table.
+        columns: Columns of the files; None where rows name their own.
+        drop: Targets that the files do not have.
+
+    Raises:
+        SourceError: It is no packed table, or a column is missing.
+    """
+    manifest = read_manifest(like)
+    fields = dict(manifest.schema.fields)
+    features, categories = fields.pop(FEATURES, None), fields.pop(CATEGORIES, None)
+    mask = fields.pop(MISSING, None) is not None
+    is_table = features is not None or categories is not None
+    if (
+        not is_table
+        or not isinstance(features, Features | None)
+        or not isinstance(categories, Categories | None)
+        or (features is not None and not features.sources)
+    ):
+        hint = "--like takes what 'packdata tables' made"
+        raise SourceError("it is not a packed table", like, hint)
+    known = {target.field: target for target in _targets(manifest.provenance)}
+    targets = []
+    for name, field in fields.items():
+        target = known.get(name) or Target(name, _column_of(name, columns), "number")
+        if isinstance(field, Label):
+            target = Target(name, target.column, "label", field.classes or ())
+        elif not (isinstance(field, Array) and field.dims == ()):
+            raise SourceError(f"its field {name!r} does not come from a table", like)
+        if name not in drop and target.column not in drop:
+            targets.append(target)
+    plan = TablePlan(features, categories, tuple(targets), mask)
+    _check_columns(plan, columns, like)
+    return plan
+
+
+def _targets(provenance: Any) -> Iterator[Target]:
+    """Find what is known of the targets, also below what was split, copied or merged since."""
+    if isinstance(provenance, Mapping):
+        told = provenance.get(TARGETS) if provenance.get("command") == "tables" else None
+        for each in told if isinstance(told, list) else ():
+            yield Target(str(each["field"]), str(each["column"]), str(each["how"]))
+        provenance = list(provenance.values())
+    if isinstance(provenance, list):
+        for each in provenance:
+            yield from _targets(each)
+
+
+def _column_of(field: str, columns: Sequence[str] | None) -> str:
+    return next((name for name in columns or () if field_name(name) == field), field)
+
+
+def _check_columns(plan: TablePlan, columns: Sequence[str] | None, like: Path | str) -> None:
+    absent = [name for name in plan.kinds if columns is not None and name not in columns]
+    targets = [target.column for target in plan.targets if target.column in absent]
+    if absent:
+        hint = f"--drop {','.join(targets)} packs without it" if targets == absent else ""
+        raise SourceError(f"the files have no column {absent[0]!r}, {like} has it", like, hint)

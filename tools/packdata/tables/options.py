@@ -1,0 +1,86 @@
+"""What ``packdata tables`` is told about the columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from loaders.errors import SchemaError
+from packdata.tables.values import DATE_FORMS
+
+MISSING = ("nan", "mean", "error")
+DTYPES = ("float16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """Which columns become what.
+
+    Attributes:
+        target: Columns to predict, each a field of its own: texts, and numbers that are ``categorical``, as classes,
+            sorted; other numbers as they are.
+        features: The columns to learn from; none for all but ``target`` and ``drop``.
+        drop: Columns to leave out.
+        categorical: Columns whose values are categories, also where they are numbers.
+        numeric: Columns whose values are numbers; text in them is bad input.
+        dates: ``days``: dates become days since 1970; ``parts``: year, month, day, weekday and hour; None refuses them.
+        missing: Missing numbers become ``nan``, the ``mean`` of their column, or are an ``error``.
+        missing_mask: Store where numbers were missing, as the field ``missing``.
+        dtype: Of the features: float16, float32 or float64.
+        standardize: Store ``(value - mean) / std``.
+    """
+
+    target: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    numeric: tuple[str, ...] = ()
+    dates: str | None = None
+    missing: str = "error"
+    missing_mask: bool = False
+    dtype: str = "float32"
+    standardize: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("dates", self.dates, (None, *DATE_FORMS)),
+            ("missing", self.missing, MISSING),
+            ("dtype", self.dtype, DTYPES),
+        ):
+            if value not in choices:
+                known = ", ".join(filter(None, choices))
+                raise SchemaError(f"{name} must be one of {known}, got {value!r}")
+        for one, other in (
+            ("target", "features"),
+            ("target", "drop"),
+            ("features", "drop"),
+            ("categorical", "drop"),
+            ("categorical", "numeric"),
+        ):
+            both = sorted(set(getattr(self, one)) & set(getattr(self, other)))
+            if both:
+                raise SchemaError(f"{', '.join(both)} cannot be both in {one} and in {other}")
+        for name in ("target", "features"):
+            given = getattr(self, name)
+            if len(set(given)) < len(given):
+                raise SchemaError(f"{name} names a column twice: {', '.join(given)}")
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Every column that is named somewhere, once."""
+        lists = (self.target, self.features, self.drop, self.categorical, self.numeric)
+        return tuple(dict.fromkeys(name for names in lists for name in names))
+
+    @property
+    def parts_of_dates(self) -> tuple[str, ...]:
+        """What a date may become."""
+        from packdata.tables.values import PARTS_OF_DATES
+
+        return PARTS_OF_DATES if self.dates == "parts" else ("days",) if self.dates else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON types."""
+        lists = ("target", "features", "drop", "categorical", "numeric")
+        rest = ("dates", "missing", "missing_mask", "dtype", "standardize")
+        plain = {name: getattr(self, name) for name in rest}
+        return {name: list(getattr(self, name)) for name in lists} | plain

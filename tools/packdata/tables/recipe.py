@@ -1,0 +1,246 @@
+"""The recipe ``packdata tables``: parts of files to blocks of rows."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from loaders.columns import FixedColumn
+from loaders.errors import SourceError
+from packdata.recipe import Block, Target
+from packdata.tables.plan import CATEGORIES, FEATURES, MISSING
+from packdata.tables.scan import place
+from packdata.tables.values import (
+    Flags,
+    Floats,
+    Group,
+    Numbers,
+    codes,
+    combined,
+    has_value,
+    numbers,
+    part_of_date,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from packdata.tables.files import Part, Rows, TableFile
+    from packdata.tables.plan import TablePlan
+    from packdata.tables.plan import Target as TargetColumn
+
+Matrix = npt.NDArray[Any]
+
+
+class TablesRecipe:
+    """Turns parts of tables into rows of features, categories and targets.
+
+    Args:
+        files: The files.
+        parts: Their parts.
+        plan: What becomes of every column.
+        num_samples: Rows of all parts, if known.
+        identity: JSON that decides the output, beside the plan.
+        provenance: JSON for the manifest.
+
+    Attributes:
+        unknown: Values of each column that its vocabulary lacks, so far.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[TableFile],
+        parts: Sequence[Part],
+        plan: TablePlan,
+        num_samples: int | None,
+        identity: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+    ) -> None:
+        self.files, self.parts, self.plan, self.num_samples = files, parts, plan, num_samples
+        self.identity, self.provenance = identity, provenance
+        self.schema = plan.schema
+        self.targets: Sequence[Target] = [Target("", self.schema)]
+        self.unknown: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        categories = plan.categories
+        self._vocabularies = {
+            name: pa.array(vocabulary, pa.string())
+            for name, vocabulary in (
+                zip(categories.columns, categories.vocabularies, strict=True) if categories else ()
+            )
+        }
+        self._classes = {t.field: pa.array(t.classes, pa.string()) for t in plan.targets}
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def items(self, start: int) -> Iterator[Part]:
+        """Yield the parts."""
+        yield from self.parts[start:]
+
+    def name(self, item: Part) -> str:
+        """Return where a part begins."""
+        return place(self.files[item.file], item.line)
+
+    def encode(self, item: Part) -> list[Block]:
+        """Return the rows of a part."""
+        file, kinds = self.files[item.file], self.plan.kinds
+        pieces: list[dict[str, Matrix]] = [
+            {name: self._empty(name) for name in self.schema.fields}
+        ]
+        rejects: list[tuple[int, str]] = []
+        for rows in file.read(item, list(kinds), kinds):
+            arrays, wrong = self._arrays(rows)
+            if wrong:
+                kept = np.setdiff1d(np.arange(len(rows.table)), list(wrong))
+                arrays = {name: array[kept] for name, array in arrays.items()}
+            pieces.append(arrays)
+            rejects += [*rows.bad, *((rows.line(row), why) for row, why in wrong.items())]
+        columns = {name: _column([piece[name] for piece in pieces]) for name in self.schema.fields}
+        return [Block(columns, tuple(self._rejects(file, rejects)))]
+
+    def _empty(self, name: str) -> Matrix:
+        field = self.schema.fields[name]
+        return np.empty((0, *(n or 0 for n in field.shape or ())), field.dtype)
+
+    def _rejects(
+        self, file: TableFile, found: list[tuple[int, str]]
+    ) -> Iterator[tuple[str, SourceError]]:
+        for line, why in sorted(found):
+            where = place(file, line)
+            yield where, SourceError(why, where)
+
+    def _arrays(self, rows: Rows) -> tuple[dict[str, Matrix], dict[int, str]]:
+        """Return the values of every field, and which rows cannot be packed, and why."""
+        table, wrong = _Table(rows.table), _Wrong()
+        arrays: dict[str, Matrix] = {}
+        if self.plan.features is not None:
+            arrays[FEATURES], missing = self._features(table, wrong)
+            if self.plan.missing_mask:
+                arrays[MISSING] = missing
+        if self.plan.categories is not None:
+            arrays[CATEGORIES] = self._categories(table)
+        for target in self.plan.targets:
+            arrays[target.field] = self._target(target, table, wrong)
+        return arrays, wrong.rows
+
+    def _features(self, table: _Table, wrong: _Wrong) -> tuple[Matrix, Flags]:
+        features = self.plan.features
+        assert features is not None
+        out = np.empty((len(table), len(features.columns)), features.dtype)
+        mask = np.zeros(out.shape, bool)
+        for i, (column, how) in enumerate(features.sources):
+            values, missing = table.numbers(column, how), table.missing(column, how)
+            wrong.note(
+                table.bad(column, how), f"column {column!r}: {{}} is no number", table, column
+            )
+            wrong.note(np.isinf(values), f"column {column!r} is infinite ({{}})", table, column)
+            mask[:, i] = missing
+            if features.missing == "error":
+                wrong.note(missing, f"column {column!r} has no value", table, column)
+            elif features.missing == "mean" and missing.any():
+                values = np.where(missing, features.mean[i], values)
+            if features.standardized:
+                values = (values - features.mean[i]) / (features.std[i] or 1.0)
+            with np.errstate(over="ignore"):
+                out[:, i] = values
+            too_large = np.isinf(out[:, i]) & np.isfinite(values)
+            what = f"column {column!r}: {{}} is more than {features.dtype} holds"
+            wrong.note(too_large, what, table, column)
+        return out, mask
+
+    def _categories(self, table: _Table) -> Matrix:
+        categories = self.plan.categories
+        assert categories is not None
+        out = np.empty((len(table), len(categories.columns)), categories.dtype)
+        for i, column in enumerate(categories.columns):
+            found = codes(table.array(column), self._vocabularies[column])
+            out[:, i] = found
+            if not found.all():
+                unknown = int((has_value(table.array(column)) & (found == 0)).sum())
+                with self._lock:
+                    self.unknown[column] += unknown
+        return out
+
+    def _target(self, target: TargetColumn, table: _Table, wrong: _Wrong) -> Matrix:
+        column, what = target.column, f"target {target.column!r}"
+        if target.how == "label":
+            array = table.array(column)
+            found = codes(array, self._classes[target.field]) - 1
+            known = has_value(array)
+            wrong.note(~known, f"{what} has no value", table, column)
+            few = f"is none of its {len(target.classes)} classes"
+            wrong.note(known & (found < 0), f"{what}: {{}} {few}", table, column)
+            return found
+        values = table.numbers(column, target.how)
+        wrong.note(table.missing(column, target.how), f"{what} has no value", table, column)
+        wrong.note(table.bad(column, target.how), f"{what}: {{}} is no number", table, column)
+        dtype = self.schema.fields[target.field].dtype
+        with np.errstate(over="ignore"):
+            out = values.astype(dtype)
+        wrong.note(np.isinf(out), f"{what} is infinite, or too large ({{}})", table, column)
+        return out
+
+
+class _Table:
+    """The columns of some rows, each converted once."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        self._arrays: dict[str, pa.Array] = {}
+        self._numbers: dict[tuple[str, Group], Numbers] = {}
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def array(self, column: str) -> pa.Array:
+        if column not in self._arrays:
+            self._arrays[column] = combined(self._table[column])
+        return self._arrays[column]
+
+    def _of(self, column: str, how: str) -> Numbers:
+        group = _GROUPS.get(how, "date")
+        if (column, group) not in self._numbers:
+            self._numbers[column, group] = numbers(self.array(column), group)
+        return self._numbers[column, group]
+
+    def numbers(self, column: str, how: str) -> Floats:
+        values = self._of(column, how).values
+        return values if how in ("number", "flag") else part_of_date(values, _PARTS.get(how, how))
+
+    def missing(self, column: str, how: str) -> Flags:
+        return self._of(column, how).missing
+
+    def bad(self, column: str, how: str) -> Flags:
+        return self._of(column, how).bad
+
+
+_GROUPS: dict[str, Group] = {"number": "number", "flag": "flag", "hour of time": "time"}
+_PARTS = {"hour of time": "hour"}
+
+
+class _Wrong:
+    """Rows that cannot be packed, and the first reason of each."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, str] = {}
+
+    def note(self, flags: Flags, why: str, table: _Table, column: str) -> None:
+        if flags.any():
+            array = table.array(column)
+            for row in np.flatnonzero(flags).tolist():
+                self.rows.setdefault(row, why.format(repr(array[row].as_py())[:60]))
+
+
+def _column(arrays: Sequence[Matrix]) -> FixedColumn:
+    """Return the rows of arrays, one after the other, as bytes."""
+    joined = arrays[-1] if len(arrays) == 2 else np.concatenate(arrays)
+    nbytes = joined.itemsize * math.prod(joined.shape[1:])  # said in numbers: there may be no rows
+    rows = np.ascontiguousarray(joined).reshape(-1).view(np.uint8)
+    return FixedColumn(rows.reshape(len(joined), nbytes))

@@ -1,0 +1,306 @@
+"""The first pass: what every column holds, its statistics and its categories, in little memory.
+
+Each part gives a small summary; summaries are joined in the order of the parts, so that the result does not depend on
+the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from loaders.errors import SourceError
+from packdata.pool import OrderedPool
+from packdata.tables.values import (
+    Floats,
+    Group,
+    combined,
+    group_of,
+    groups_of_texts,
+    has_value,
+    have_zones,
+    numbers,
+    part_of_date,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from packdata.engine import OnError
+    from packdata.progress import Progress
+    from packdata.tables.files import Kind, Part, Rows, TableFile
+
+MAX_CATEGORIES = 1_000_000
+
+
+class Place(NamedTuple):
+    """Where a value was seen first, and how it looks; its line is found when somebody asks."""
+
+    file: TableFile
+    row: int
+    line: Callable[[int], int]
+    shown: str
+
+    @property
+    def where(self) -> str:
+        """File and line or row."""
+        return place(self.file, self.line(self.row))
+
+
+@dataclass(slots=True)
+class Moments:
+    """Mean, deviation and range of finite numbers, joined pairwise.
+
+    Source:
+        Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared distances from the mean
+    least: float = np.inf
+    most: float = -np.inf
+
+    @classmethod
+    def of(cls, values: Floats) -> Moments:
+        """Summarize numbers, leaving out NaN and infinities."""
+        known = values[np.isfinite(values)]
+        if not len(known):
+            return cls()
+        mean = float(known.mean())
+        squares = float(np.square(known - mean).sum())
+        return cls(len(known), mean, squares, float(known.min()), float(known.max()))
+
+    def add(self, other: Moments) -> None:
+        """Take the numbers of another summary in."""
+        if other.count:
+            count, distance = self.count + other.count, other.mean - self.mean
+            self.squares += other.squares + distance**2 * self.count * other.count / count
+            self.mean += distance * other.count / count
+            self.count = count
+            self.least, self.most = min(self.least, other.least), max(self.most, other.most)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the population."""
+        return float(np.sqrt(self.squares / self.count)) if self.count else 0.0
+
+
+@dataclass(slots=True)
+class ColumnScan:
+    """What one column holds.
+
+    Attributes:
+        num_missing: Rows without a value.
+        groups: Values of each kind.
+        first: Where each kind was seen first, also ``infinite`` numbers and ``zoned`` or ``local`` dates.
+        moments: Of the numbers, or of each part of the dates.
+        counts: How often each text occurs.
+        is_whole: True if no number has a fraction.
+    """
+
+    num_missing: int = 0
+    groups: Counter[Group] = field(default_factory=Counter)
+    first: dict[str, Place] = field(default_factory=dict)
+    moments: dict[str, Moments] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    is_whole: bool = True
+
+    def add(self, other: ColumnScan) -> None:
+        """Take in what a later part holds."""
+        self.num_missing += other.num_missing
+        self.groups.update(other.groups)
+        self.first = other.first | self.first
+        for name, moments in other.moments.items():
+            self.moments.setdefault(name, Moments()).add(moments)
+        self.counts.update(other.counts)
+        self.is_whole &= other.is_whole
+
+
+@dataclass(slots=True)
+class Scan:
+    """What the first pass found.
+
+    Attributes:
+        parts: The parts of all files, in order.
+        num_rows: Rows that can be read.
+        bad: Rows that cannot be read.
+        columns: By name, in the order in which they were first seen.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    num_rows: int = 0
+    bad: int = 0
+    columns: dict[str, ColumnScan] = field(default_factory=dict)
+
+
+class _PartScan(NamedTuple):
+    part: Part
+    num_rows: int
+    bad: Sequence[tuple[int, str]]
+    columns: dict[str, ColumnScan]
+
+
+def scan_tables(
+    files: Sequence[TableFile],
+    columns: Sequence[str] | None,
+    kinds: Mapping[str, Kind],
+    parts_of_dates: Sequence[str],
+    *,
+    drop: Sequence[str] = (),
+    workers: int,
+    on_error: OnError,
+    progress: Progress,
+) -> Scan:
+    """Read all parts once.
+
+    Args:
+        files: The files.
+        columns: The columns that matter; None for all.
+        kinds: What some columns are, whatever they seem to be.
+        parts_of_dates: What dates become, for their statistics.
+        drop: Columns not to look at, where all would be.
+        workers: Threads.
+        on_error: ``"fail"`` ends at the first row that cannot be read.
+        progress: Is told of every row.
+
+    Raises:
+        SourceError: A file or row cannot be read, or a column has too many categories.
+    """
+    found = Scan(columns={} if columns is None else {name: ColumnScan() for name in columns})
+
+    def scan_part(part: Part) -> _PartScan:
+        file, num_rows = files[part.file], 0
+        bad: list[tuple[int, str]] = []
+        scans: dict[str, ColumnScan] = {}
+        for rows in file.read(part, columns, kinds):
+            num_rows += len(rows.table)
+            bad += rows.bad
+            for name in (n for n in rows.table.column_names if n not in drop):
+                one = _scan_column(name, rows, file, kinds.get(name), parts_of_dates)
+                scans.setdefault(name, ColumnScan(num_missing=num_rows - len(rows.table))).add(one)
+        return _PartScan(part, num_rows, bad, scans)
+
+    with OrderedPool(scan_part, workers) as pool:
+        for number, file in enumerate(files):
+            for part in file.parts(number):
+                for each in pool.put(part):
+                    _join(found, each, files, on_error, progress)
+        for each in pool.drain():
+            _join(found, each, files, on_error, progress)
+    return found
+
+
+def _join(
+    found: Scan, part: _PartScan, files: Sequence[TableFile], on_error: OnError, progress: Progress
+) -> None:
+    file = files[part.part.file]
+    if part.bad and on_error == "fail":
+        line, why = part.bad[0]
+        raise SourceError(why, place(file, line))
+    for name in part.columns:  # a key that no earlier line of JSON had
+        found.columns.setdefault(name, ColumnScan(num_missing=found.num_rows))
+    for name, column in found.columns.items():
+        column.add(part.columns.get(name) or ColumnScan(num_missing=part.num_rows))
+        if len(column.counts) > MAX_CATEGORIES:
+            what = f"column {name!r} has more than {MAX_CATEGORIES:,} different texts"
+            raise SourceError(what, file.path, f"Leave it out: --drop {name}")
+    found.parts.append(part.part)
+    found.num_rows += part.num_rows
+    found.bad += len(part.bad)
+    progress.advance(found.bad, part.num_rows + len(part.bad))
+
+
+def place(file: TableFile, line: int) -> str:
+    """Return a file and a line or row of it, for messages."""
+    return f"{file.path}, {file.unit} {line}"
+
+
+def _scan_column(
+    name: str, rows: Rows, file: TableFile, kind: Kind | None, parts_of_dates: Sequence[str]
+) -> ColumnScan:
+    array = combined(rows.table[name])
+    scan = ColumnScan()
+
+    def note(what: str, row: int) -> None:
+        scan.first[what] = Place(file, row, rows.line, str(array[row].as_py())[:40])
+
+    try:
+        group = group_of(array.type)
+    except SourceError as error:
+        hint = f"Leave it out: --drop {name}"
+        raise SourceError(f"column {name!r}: {error.what}", file.path, hint) from error
+    if kind == "text" and group is not None:
+        _count_texts(scan, array.cast(pa.string()))
+        if scan.counts:
+            scan.groups["text"] += sum(scan.counts.values())
+    elif kind == "number":
+        _measure(scan, array, "number", note)
+    elif group == "flag":
+        _look_at_texts(scan, array.cast(pa.string()), note)
+    elif group == "text":
+        _look_at_texts(scan, array, note)
+        if len(scan.groups) == 1 and (only := next(iter(scan.groups))) not in ("text", "flag"):
+            scan.counts.clear()
+            _measure(scan, array, only, note, parts_of_dates)
+    elif group is not None:
+        _measure(scan, array, group, note, parts_of_dates)
+    else:
+        scan.num_missing = len(array)
+    return scan
+
+
+def _count_texts(scan: ColumnScan, texts: pa.Array) -> None:
+    known = texts.filter(pa.array(has_value(texts)))
+    scan.num_missing = len(texts) - len(known)
+    counted = pc.value_counts(known)
+    values, counts = counted.field("values").to_pylist(), counted.field("counts").to_pylist()
+    scan.counts.update(dict(zip(values, counts, strict=True)))
+
+
+def _look_at_texts(scan: ColumnScan, array: pa.Array, note: Callable[[str, int], None]) -> None:
+    """Count texts, and how many of them look like numbers or dates."""
+    _count_texts(scan, array)
+    distinct = pa.array(list(scan.counts), pa.string())
+    groups = groups_of_texts(distinct)
+    for value, group in zip(scan.counts, groups.tolist(), strict=True):
+        scan.groups[group] += scan.counts[value]
+    for group in scan.groups:
+        example = distinct[int(np.argmax(groups == group))]
+        row = pc.index(array, pa.scalar(example.as_py(), array.type)).as_py()
+        note(group, row)
+
+
+def _measure(
+    scan: ColumnScan,
+    array: pa.Array,
+    group: Group,
+    note: Callable[[str, int], None],
+    parts_of_dates: Sequence[str] = (),
+) -> None:
+    """Take statistics of numbers, dates or times."""
+    values, missing, bad = numbers(array, group)
+    scan.num_missing = int(missing.sum())
+    known = ~missing & ~bad
+    if known.any():
+        scan.groups[group] += int(known.sum())
+        note(group, int(known.argmax()))
+    for what, flags in (("missing", missing), ("infinite", np.isinf(values))):
+        if flags.any():
+            note(what, int(flags.argmax()))
+    if group == "number":
+        scan.moments["number"] = Moments.of(values)
+        scan.is_whole = bool((np.floor(values[known]) == values[known]).all())
+        return
+    for part in parts_of_dates:
+        scan.moments[part] = Moments.of(part_of_date(values, part))
+    if group == "date":
+        zoned = have_zones(array) & known
+        for what, flags in (("zoned", zoned), ("local", known & ~zoned)):
+            if flags.any():
+                note(what, int(flags.argmax()))

@@ -1,0 +1,104 @@
+"""Documents end to end: what every source gives, and every tokenizer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from loaders.errors import SourceError
+
+Place = Callable[[int], str]
+Reject = tuple[str, SourceError]
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Some documents, one after the other.
+
+    Attributes:
+        data: 1-D: UTF-8 bytes as uint8, or token ids of any integer type.
+        ends: int64 positions in ``data`` behind each document that ends here. What follows the
+            last one goes on in the next piece.
+        place: Says where the element of this position stands in the source.
+        rejects: Place and error of each document that is left out.
+    """
+
+    data: npt.NDArray[Any]
+    ends: npt.NDArray[np.int64]
+    place: Place
+    rejects: tuple[Reject, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Positions at which the documents begin."""
+        return np.concatenate([np.zeros(1, np.int64), self.ends])[: len(self.ends)]
+
+    def without_empty(self) -> Documents:
+        """Leave out documents of no length."""
+        keep = self.ends > self.starts
+        return self if keep.all() else replace(self, ends=self.ends[keep])
+
+    def select(self, chosen: npt.NDArray[np.bool_]) -> Documents:
+        """Return some of the documents; all of them must end here."""
+        lengths = self.ends - self.starts
+        data = self.data[: int(lengths.sum())][np.repeat(chosen, lengths)]
+        return replace(self, data=data, ends=np.cumsum(lengths[chosen]))
+
+    def only_utf8(self) -> Documents:
+        """Leave out documents that are not UTF-8; all of them must end here."""
+        data = self.data.tobytes()
+        good, rejects = np.ones(len(self), bool), []
+        bounds = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        for i, (start, end) in enumerate(bounds):
+            try:
+                str(memoryview(data)[start:end], "utf-8")
+            except UnicodeDecodeError as error:
+                good[i] = False
+                rejects.append(
+                    not_utf8(data[start + error.start], self.place(start + error.start))
+                )
+        return replace(self.select(good), rejects=(*self.rejects, *rejects))
+
+    def hashes(self, seed: int) -> npt.NDArray[np.uint64]:
+        """Return a hash of each document's content."""
+        data = memoryview(np.ascontiguousarray(self.data)).cast("B")  # type: ignore[arg-type]
+        item = self.data.itemsize
+        bounds = zip((self.starts * item).tolist(), (self.ends * item).tolist(), strict=True)
+        digest, seed = xxhash.xxh3_64_intdigest, seed % 2**64
+        return np.fromiter((digest(data[a:b], seed) for a, b in bounds), np.uint64, len(self))
+
+
+def not_utf8(byte: int, where: str) -> Reject:
+    """Return what is said of text that is not UTF-8."""
+    what = f"it is not UTF-8: byte 0x{byte:02x}"
+    return where, SourceError(what, where, "Convert it to UTF-8 (iconv -t utf-8)")
+
+
+def texts_of(documents: Documents) -> list[str]:
+    """Return documents as strings."""
+    data = documents.data.tobytes()
+    starts, ends = documents.starts.tolist(), documents.ends.tolist()
+    return [data[a:b].decode() for a, b in zip(starts, ends, strict=True)]
+
+
+class Piece(Protocol):
+    """A part of a source that one thread reads.
+
+    Attributes:
+        where: Its place, for messages.
+    """
+
+    @property
+    def where(self) -> str:
+        """Its place."""
+
+    def read(self) -> Documents:
+        """Return what it holds; SourceError if that is damaged."""

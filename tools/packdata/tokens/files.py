@@ -1,0 +1,249 @@
+"""The files of a source: found by name, told apart by suffix, read from their beginning to their end."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from loaders.errors import SourceError
+from packdata.sources.base import is_hidden
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import BinaryIO
+
+Kind = Literal["text", "jsonl", "parquet", "npy", "bin"]
+_KINDS: dict[str, Kind] = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".rst": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".npy": "npy",
+    ".bin": "bin",
+    ".idx": "bin",
+}
+_COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+_NOT_READ = {
+    ".json": "Write one JSON object a line (jq -c '.[]'), and call it .jsonl",
+    ".npz": "Save the array of ids by itself, with numpy.save",
+    ".zip": "Unpack it first",
+    ".tar": "Unpack it first",
+    ".bz2": "Unpack it first",
+    ".xz": "Unpack it first",
+    ".csv": "Convert it to Parquet or JSONL",
+    ".pt": "Save the ids with numpy.save",
+    ".pkl": "Save the ids with numpy.save",
+}
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file.
+
+    Attributes:
+        path: Where it is.
+        name: What to call it: the path as far as it differs from that of others.
+        kind: How it is read.
+        compression: ``gzip``, ``zstd`` or None.
+        size: Its bytes on disk.
+    """
+
+    path: Path
+    name: str
+    kind: Kind
+    compression: str | None
+    size: int
+
+    def open(self) -> BinaryIO:
+        """Open it, decompressed; SourceError if that fails."""
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115  # the caller closes it
+        except OSError as error:
+            raise SourceError(f"it cannot be read ({error.strerror})", self.path) from error
+        if self.compression is None:
+            return file
+        stream: Any = pa.CompressedInputStream(pa.PythonFile(file, "r"), self.compression)
+        return stream  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class Listing:
+    """The files of a source, and how many of which other suffixes were passed over."""
+
+    files: list[SourceFile] = field(default_factory=list)
+    ignored: Counter[str] = field(default_factory=Counter)
+
+
+def list_files(sources: Sequence[Path | str]) -> Listing:
+    """Return the files at some paths, in the order of the paths, those of a folder by name.
+
+    Args:
+        sources: Files, folders (searched to the bottom for known suffixes), or patterns such as
+            ``data/**/*.py``; a file that is named, or matched, is text unless its suffix says else.
+
+    Raises:
+        SourceError: There is nothing, or something that cannot be read.
+    """
+    listing = Listing()
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            _list_folder(path, listing)
+        elif path.exists():
+            listing.files.append(_source_file(path, path.name))
+        else:
+            _list_pattern(path, listing)
+    if not listing.files:
+        seen = ", ".join(sorted(listing.ignored)) or "nothing"
+        known = ", ".join(_KINDS)
+        hint = f"Known are {known}, with .gz or .zst behind text and JSONL; '*.py' takes others"
+        raise SourceError(f"it holds {seen} but no text and no ids", str(sources[0]), hint)
+    paths = [file.path for file in listing.files]
+    twice = next((path for path, n in Counter(paths).items() if n > 1), None)
+    if twice is not None:
+        raise SourceError("it is given more than once", twice)
+    return listing
+
+
+def _list_folder(folder: Path, listing: Listing) -> None:
+    if (folder / "manifest.json").exists():
+        hint = "'packdata split', 'merge' and 'append' work on packed datasets"
+        raise SourceError("it is a packed dataset already", folder, hint)
+    found: list[tuple[str, Path]] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        paths = [Path(parent) / name for name in names if not is_hidden(name)]
+        found += [(path.relative_to(folder).as_posix(), path) for path in paths]
+    for name, path in sorted(found):
+        suffix, _ = _suffixes(path)
+        if suffix not in _KINDS:
+            listing.ignored[suffix] += 1
+        elif not _is_index_of_bin(path):
+            listing.files.append(_source_file(path, name))
+
+
+def _list_pattern(path: Path, listing: Listing) -> None:
+    names = [n for n in sorted(glob.glob(str(path), recursive=True)) if not Path(n).is_dir()]
+    pair = path.with_name(f"{path.name}.bin")
+    if not names and pair.exists():  # Megatron names the pair by what both begin with
+        names = [str(pair)]
+    if not names:
+        raise SourceError("there is no such file or folder", path, "Check the path")
+    for name in names:
+        if not _is_index_of_bin(Path(name)):
+            listing.files.append(_source_file(Path(name), Path(name).name))
+
+
+def _is_index_of_bin(path: Path) -> bool:
+    return path.suffix.lower() == ".idx" and path.with_suffix(".bin").exists()
+
+
+def _suffixes(path: Path) -> tuple[str, str | None]:
+    """Return the suffix that tells the kind, and the compression."""
+    compression = _COMPRESSIONS.get(path.suffix.lower())
+    inner = path.with_suffix("") if compression else path
+    return inner.suffix.lower(), compression
+
+
+def _source_file(path: Path, name: str) -> SourceFile:
+    suffix, compression = _suffixes(path)
+    if suffix == ".idx":
+        path, name = path.with_suffix(".bin"), name.removesuffix(path.suffix) + ".bin"
+    if suffix in _NOT_READ:
+        raise SourceError(f"{suffix} files are not read", path, _NOT_READ[suffix])
+    kind = _KINDS.get(suffix, "text")
+    if compression and kind not in ("text", "jsonl"):
+        raise SourceError(f"a compressed {suffix} file is not read", path, "Unpack it first")
+    try:
+        name.encode()
+        size = path.stat().st_size
+    except UnicodeEncodeError:
+        raise SourceError("the name is not UTF-8", ascii(str(path)), "Rename it") from None
+    except OSError as error:
+        raise SourceError(f"it cannot be read ({error.strerror})", path) from error
+    return SourceFile(path, name, kind, compression, size)
+
+
+class Reader:
+    """Reads a file forwards, in parts that end where something is found.
+
+    Attributes:
+        position: Offset, in the decompressed bytes, of what comes next.
+    """
+
+    def __init__(self, source: SourceFile) -> None:
+        self.source, self.position = source, 0
+        self._file = source.open()
+        self._ahead = b""
+
+    def read(self, nbytes: int) -> bytes:
+        """Return the next bytes, fewer only at the end; SourceError if the file is damaged."""
+        parts, left = [self._ahead[:nbytes]], nbytes - len(self._ahead[:nbytes])
+        self._ahead = self._ahead[nbytes:]
+        while left and (part := self._read_some(left)):
+            parts.append(part)
+            left -= len(part)
+        data = b"".join(parts)
+        self.position += len(data)
+        return data
+
+    def _read_some(self, nbytes: int) -> bytes:
+        try:
+            return self._file.read(nbytes)
+        except (OSError, EOFError, pa.ArrowException) as error:
+            what = f"it cannot be read behind byte {self.position} ({error})"
+            raise SourceError(what, self.source.path, "Is it complete?") from error
+
+    def skip_to(self, offset: int) -> bool:
+        """Go on at an offset; False if the file ends before it."""
+        if self.source.compression is None:
+            self._file.seek(offset)
+            self._ahead, self.position = b"", min(offset, self.source.size)
+        while self.position < offset and self.read(min(1 << 20, offset - self.position)):
+            pass
+        return self.position == offset
+
+    def skip_behind(self, mark: bytes) -> bool:
+        """Go on behind the next ``mark``, or at the end, if there is none: then return False."""
+        while True:
+            more = self._read_some(_CHUNK)
+            self._ahead += more
+            at = self._ahead.find(mark)
+            if at >= 0:
+                self.read(at + len(mark))
+                return True
+            if not more:
+                self.read(len(self._ahead))
+                return False
+            self.read(max(0, len(self._ahead) - len(mark) + 1))
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+
+def count_lines(source: SourceFile, end: int) -> int:
+    """Return the number of the line, from 1, that a byte of a file lies in."""
+    reader, lines = Reader(source), 1
+    try:
+        while (left := end - reader.position) > 0 and (data := reader.read(min(left, 1 << 20))):
+            lines += data.count(b"\n")
+    finally:
+        reader.close()
+    return lines
+
+
+def identity_of(files: Iterable[SourceFile]) -> list[Any]:
+    """Return what changes when the files do."""
+    stats = [(file, file.path.stat()) for file in files]
+    return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]

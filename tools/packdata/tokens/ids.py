@@ -1,0 +1,251 @@
+r"""Token ids that others wrote: ``.npy`` arrays, flat ``.bin`` files, Megatron's ``.bin`` with ``.idx``.
+
+Source:
+    Flat: nanoGPT's ``data/*/prepare.py`` writes uint16 and nothing else. Pairs: Megatron-LM,
+    ``megatron/core/datasets/indexed_dataset.py``, ``_IndexWriter``: ``MMIDIDX\\0\\0``, uint64 1,
+    uint8 code of the type, uint64 number of sequences, uint64 number of document bounds; then int32
+    length of each sequence, int64 offset of each in the ``.bin``, int64 document bounds (numbers of
+    sequences, from 0 to their number), and for some int8 mode of each sequence. All little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.errors import SourceError
+from packdata.tokens.documents import Documents, Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from packdata.tokens.files import SourceFile
+
+PIECE_TOKENS = 2 << 20
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats
+_SCAN = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class IdsFile:
+    """The ids of one file, mapped.
+
+    Attributes:
+        file: The file.
+        ids: 1-D, or 2-D with one document a row.
+        ends: Positions behind each document, where the file tells them; else None.
+    """
+
+    file: SourceFile
+    ids: npt.NDArray[Any]
+    ends: npt.NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return int(self.ids.size)
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return ids by position; of a 2-D array whole rows."""
+        if self.ids.ndim == 1:
+            return self.ids[start:stop]
+        width = self.ids.shape[1]
+        return self.ids[start // width : stop // width].reshape(-1)
+
+    def next_end(self, position: int, eod: int | None) -> int:
+        """Return the first position from ``position`` on behind which no document goes on."""
+        if self.ids.ndim == 2:
+            width = self.ids.shape[1]
+            return int(min(len(self), -(-position // width) * width))
+        if self.ends is not None:
+            at = int(np.searchsorted(self.ends, position))
+            return int(self.ends[at]) if at < len(self.ends) else len(self)
+        first = max(position - 1, 0)  # an end right before it will do
+        while eod is not None and first < len(self):
+            found = np.flatnonzero(self.ids[first : first + _SCAN] == eod)
+            if len(found):
+                return first + int(found[0]) + 1
+            first += _SCAN
+        return len(self)
+
+
+def open_ids(file: SourceFile, bin_dtype: str) -> IdsFile:
+    """Map a file of ids.
+
+    Raises:
+        SourceError: It is not what its name says, or holds no whole numbers.
+    """
+    if file.kind == "npy":
+        return _open_npy(file)
+    index = file.path.with_suffix(".idx")
+    return _open_pair(file, index) if index.exists() else _open_flat(file, bin_dtype)
+
+
+def _open_npy(file: SourceFile) -> IdsFile:
+    try:
+        ids = np.load(file.path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError, SyntaxError) as error:
+        hint = (
+            "Arrays of objects are pickles: save ids as integers" if "bject" in str(error) else ""
+        )
+        raise SourceError(f"it cannot be read as .npy ({error})", file.path, hint) from error
+    if ids.dtype.kind not in "ui":
+        raise SourceError(f"it holds {ids.dtype}, not whole numbers", file.path)
+    if ids.ndim not in (1, 2):
+        what = f"it has shape {ids.shape}"
+        raise SourceError(what, file.path, "Ids are 1-D, or 2-D with one document a row")
+    return IdsFile(file, ids)
+
+
+def _open_flat(file: SourceFile, dtype: str) -> IdsFile:
+    item = np.dtype(dtype).newbyteorder("<")
+    if file.size % item.itemsize:
+        what = f"it has {file.size} bytes, which is no multiple of {item.itemsize} ({dtype})"
+        raise SourceError(what, file.path, "Is it complete? Give --bin-dtype for another type")
+    return IdsFile(file, _map(file.path, item, file.size // item.itemsize))
+
+
+def _map(path: Path, dtype: Any, length: int) -> npt.NDArray[Any]:
+    if length == 0:  # nothing to map
+        return np.empty(0, dtype)
+    try:
+        return np.memmap(path, dtype, "r", shape=(length,))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"it cannot be mapped ({error})", path) from error
+
+
+def _open_pair(file: SourceFile, index: Path) -> IdsFile:
+    dtype, lengths, pointers, bounds = _read_index(index)
+    if pointers[0:1].any() or (np.diff(pointers) != lengths[:-1] * dtype.itemsize).any():
+        raise SourceError("its sequences do not follow each other in the .bin file", index)
+    if int(lengths.sum()) * dtype.itemsize != file.size:
+        what = f"it lists {int(lengths.sum())} ids of {dtype.itemsize} bytes"
+        raise SourceError(f"{what}, {file.name} has {file.size} bytes", index, "Are they a pair?")
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])[bounds[1:]]
+    return IdsFile(file, _map(file.path, dtype, file.size // dtype.itemsize), ends)
+
+
+def _read_index(path: Path) -> tuple[Any, Any, Any, Any]:
+    """Return the type of the ids, the sequences' lengths and offsets, and the documents' bounds."""
+    data = path.read_bytes()
+    if len(data) < _HEADER.size or not data.startswith(_MAGIC):
+        raise SourceError("it does not begin as an index of Megatron-LM (MMIDIDX)", path)
+    _, version, code, num_sequences, num_bounds = _HEADER.unpack_from(data)
+    if version != 1 or code not in _DTYPES:
+        what = f"it has version {version} and type {code}"
+        raise SourceError(what, path, f"Version 1 is read, and types {sorted(_DTYPES)}")
+    needed = _HEADER.size + 12 * num_sequences + 8 * num_bounds
+    if len(data) not in (needed, needed + num_sequences):
+        what = f"it has {len(data)} bytes, its header ({num_sequences} sequences) takes {needed}"
+        raise SourceError(what, path, "Is it complete?")
+    lengths = np.frombuffer(data, "<i4", num_sequences, _HEADER.size).astype(np.int64)
+    at = _HEADER.size + 4 * num_sequences
+    pointers = np.frombuffer(data, "<i8", num_sequences, at)
+    bounds = np.frombuffer(data, "<i8", num_bounds, at + 8 * num_sequences)
+    whole = len(bounds) > 0 and bounds[0] == 0 and bounds[-1] == num_sequences
+    if not whole or (np.diff(bounds) < 0).any() or (lengths < 0).any():
+        raise SourceError("its documents are not made of its sequences, in order", path)
+    return np.dtype(_DTYPES[code]), lengths, pointers, bounds
+
+
+@dataclass(frozen=True, slots=True)
+class IdsPiece:
+    """A range of one file.
+
+    Attributes:
+        source: The file.
+        start: Position of its first id.
+        stop: Position behind its last id.
+        eod: The id behind which documents end, where the file does not tell.
+    """
+
+    source: IdsFile
+    start: int
+    stop: int
+    eod: int | None
+
+    @property
+    def where(self) -> str:
+        """The file and the positions."""
+        return f"{self.source.file.name}, ids {self.start} to {self.stop - 1}"
+
+    def read(self) -> Documents:
+        """Return the ids and where documents end among them."""
+        ids = self.source.read(self.start, self.stop)
+        ends = self._ends(ids) - self.start
+        return Documents(ids, ends, lambda at: f"{self.source.file.name}, id {self.start + at}")
+
+    def _ends(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        total = len(self.source)
+        if self.source.ends is not None:
+            first, last = np.searchsorted(self.source.ends, [self.start, self.stop], "right")
+            ends = self.source.ends[first:last]
+        elif self.source.ids.ndim == 2:
+            width = self.source.ids.shape[1]
+            ends = np.arange(self.start + width, self.stop + 1, width)
+        elif self.eod is not None:
+            ends = np.flatnonzero(ids == self.eod) + self.start + 1
+        else:
+            ends = np.empty(0, np.int64)
+        if self.stop == total and (len(ends) == 0 or ends[-1] != total):
+            ends = np.append(ends, total)
+        return np.unique(ends).astype(np.int64)
+
+
+@dataclass(slots=True)
+class IdsSource:
+    """Pieces of files of ids, in a fixed order.
+
+    Attributes:
+        files: The files.
+        bin_dtype: Type of the ids in flat ``.bin`` files.
+        eod: The id behind which documents end, where a file does not tell.
+        cut: Pieces end at multiples of so many ids; None: only where a document ends.
+        empty_files: Names of files without an id.
+
+    Raises:
+        SourceError: A file is damaged, or of the wrong kind.
+    """
+
+    files: Sequence[SourceFile]
+    bin_dtype: str = "uint16"
+    eod: int | None = None
+    cut: int | None = PIECE_TOKENS
+    kind: str = "ids"
+    empty_files: list[str] = field(default_factory=list)
+    opened: list[IdsFile] = field(default_factory=list)
+    _plan: list[IdsPiece] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.opened = [open_ids(file, self.bin_dtype) for file in self.files]
+        for ids in self.opened:
+            if not len(ids):
+                self.empty_files.append(ids.file.name)
+            self._plan += self._cut(ids)
+
+    def _cut(self, ids: IdsFile) -> Iterator[IdsPiece]:
+        start = 0
+        while start < len(ids):
+            if self.cut is not None and ids.ids.ndim == 1:
+                stop = min(start + self.cut, len(ids))
+            else:
+                stop = ids.next_end(min(start + PIECE_TOKENS, len(ids)), self.eod)
+            yield IdsPiece(ids, start, stop, self.eod)
+            start = stop
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of the widest ids."""
+        return max(ids.ids.dtype.itemsize for ids in self.opened)
+
+    def pieces(self, start: int = 0) -> Iterator[Piece]:
+        """Yield the pieces from number ``start`` on."""
+        yield from self._plan[start:]

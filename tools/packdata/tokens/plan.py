@@ -1,0 +1,339 @@
+"""What ``packdata tokens`` is about to do, as something to look at, and then the doing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from loaders.errors import SourceError
+from packdata.describe import describe_field
+from packdata.engine import OnError, Summary, pack_recipes
+from packdata.shards import DEFAULT_SHARD_BYTES, Format
+from packdata.tokens.files import Listing, identity_of, list_files
+from packdata.tokens.ids import PIECE_TOKENS, IdsSource
+from packdata.tokens.recipe import TokensRecipe
+from packdata.tokens.texts import PIECE_BYTES, TextOptions, TextSource
+from packdata.tokens.tokenizer import (
+    BytesTokenizer,
+    JsonTokenizer,
+    Tokenizer,
+    Vocabulary,
+    train_bpe,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from packdata.progress import Progress
+
+Eod = int | Literal["auto", "none"]
+DEFAULT_ROW_TOKENS = 8192
+_MAX_ROW_TOKENS = 1 << 24
+TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
+_BIN_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOptions:
+    """What becomes of text or ids.
+
+    Attributes:
+        documents: What is a document of a text file: ``file``, ``line``, or the text between them.
+        text_column: The column of Parquet, or key of JSON lines, that holds the text.
+        tokenizer: ``bytes``, or the path of a ``tokenizer.json``; of ids: what they stand for.
+        train_bpe: Make a byte-level BPE of so many ids from the corpus instead.
+        eod: The id to put behind each document; ``auto``: the tokenizer's own, if it has one. Of
+            ids: the one that is behind each document already.
+        vocab_size: Of ids, where no tokenizer tells.
+        bin_dtype: Type of the ids in flat ``.bin`` files.
+        row_tokens: Tokens of a stored row.
+        val_share: Share of the documents that go to ``DST/val``, the others to ``DST/train``.
+        seed: For that division.
+
+    Raises:
+        ValueError: An option is out of range, or contradicts another.
+    """
+
+    documents: str = "file"
+    text_column: str = "text"
+    tokenizer: Path | str | None = None
+    train_bpe: int | None = None
+    eod: Eod = "auto"
+    vocab_size: int | None = None
+    bin_dtype: str = "uint16"
+    row_tokens: int = DEFAULT_ROW_TOKENS
+    val_share: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.val_share < 1:
+            raise ValueError(f"val_share must be in [0, 1), got {self.val_share}")
+        if not 2 <= self.row_tokens <= _MAX_ROW_TOKENS:
+            raise ValueError(
+                f"row_tokens must be in [2, {_MAX_ROW_TOKENS}], got {self.row_tokens}"
+            )
+        if self.bin_dtype not in _BIN_DTYPES:
+            raise ValueError(f"bin_dtype must be one of {_BIN_DTYPES}, got {self.bin_dtype!r}")
+        if self.tokenizer is not None and self.train_bpe is not None:
+            raise ValueError("a tokenizer is given or made: leave out one of the two")
+        if isinstance(self.eod, str) and self.eod not in ("auto", "none"):
+            raise ValueError(f"eod must be an id, 'auto' or 'none', got {self.eod!r}")
+        if self.vocab_size is not None and self.vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1, got {self.vocab_size}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokensPlan:
+    """A recipe and what it was made from.
+
+    Attributes:
+        sources: Paths as they were given.
+        listing: Their files.
+        recipe: What to pack.
+        format: Of the shards.
+    """
+
+    sources: tuple[str, ...]
+    listing: Listing
+    recipe: TokensRecipe
+    format: Format
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON types."""
+        recipe = self.recipe
+        return {
+            "src": list(self.sources),
+            "format": self.format,
+            "files": len(self.listing.files),
+            "pieces": len(recipe),
+            "ignored": dict(self.listing.ignored),
+            "empty_files": recipe.source.empty_files,
+            "targets": {t.folder: t.schema.to_json() for t in recipe.targets},
+            "options": dict(recipe.provenance),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        files, recipe = self.listing.files, self.recipe
+        size = sum(file.size for file in files)
+        kinds = ", ".join(sorted({file.kind for file in files}))
+        yield f"{len(files):,} files ({kinds}), {size:,} bytes, in {len(recipe):,} pieces"
+        yield from self.notes
+        for target in recipe.targets:
+            yield f"  to {target.folder or 'the destination itself'}, as {self.format}:"
+            for name, field in target.schema.fields.items():
+                yield f"    {name}: {describe_field(field)}"
+
+    @property
+    def notes(self) -> list[str]:
+        """What is worth knowing of the source."""
+        ignored = ", ".join(
+            f"{n:,} {s or 'without suffix'}" for s, n in self.listing.ignored.items()
+        )
+        empty, notes = self.recipe.source.empty_files, []
+        if ignored:
+            notes.append(f"passed over: {ignored}")
+        if empty:
+            notes.append(f"empty: {', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}")
+        return notes
+
+    def is_unchanged(self) -> bool:
+        """Tell whether the files are still as they were listed."""
+        try:
+            return bool(identity_of(self.listing.files) == self.recipe.identity["files"])
+        except OSError:  # what is gone has changed too
+            return False
+
+
+def make_plan(
+    sources: Sequence[Path | str] | Path | str,
+    options: TokenOptions | None = None,
+    *,
+    format: Format | None = None,
+    on_error: OnError = "fail",
+) -> TokensPlan:
+    """List sources and say what would become of them; trains the tokenizer, if that is asked for.
+
+    Args:
+        sources: Files, folders or patterns.
+        options: What becomes of them.
+        format: Of the shards.
+        on_error: ``"skip"`` cuts no document into pieces, so that each can be left out by itself.
+
+    Raises:
+        SourceError: A source cannot be listed or recognized, or holds nothing.
+        ValueError: The options contradict each other, or do not fit the source.
+    """
+    options = options or TokenOptions()
+    sources = [sources] if isinstance(sources, Path | str) else list(sources)
+    listing = list_files(sources)
+    kinds = Counter("ids" if f.kind in ("npy", "bin") else "text" for f in listing.files)
+    if len(kinds) > 1:
+        what = f"{kinds['text']} files of text and {kinds['ids']} of ids lie there"
+        raise SourceError(what, str(sources[0]), "Pack them one after the other")
+    make = _plan_ids if "ids" in kinds else _plan_text
+    recipe = make(listing, options, may_cut=on_error == "fail" and not options.val_share)
+    if not len(recipe):
+        raise SourceError("there is nothing in the files", str(sources[0]))
+    return TokensPlan(tuple(map(str, sources)), listing, recipe, format or "parquet")
+
+
+def _plan_text(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
+    if options.vocab_size is not None:
+        raise ValueError("vocab_size is for ids: a tokenizer has its own")
+    is_bytes = options.train_bpe is None and options.tokenizer in (None, "bytes")
+    rows = max(1, PIECE_BYTES // options.row_tokens)
+    # Then all rows but a file's last are full. With an id behind it a document is longer.
+    cut = rows * options.row_tokens if is_bytes and may_cut else None
+    source = TextSource(
+        listing.files,
+        TextOptions(options.documents, options.text_column, cut, PIECE_BYTES),
+    )
+    if options.train_bpe is not None:
+        data = train_bpe(source.documents_of(TRAIN_BYTES), options.train_bpe)
+        tokenizer: Tokenizer = JsonTokenizer(data, "the trained tokenizer")
+    else:
+        tokenizer = open_tokenizer(options.tokenizer or "bytes")
+    eod = tokenizer.end if options.eod == "auto" else options.eod
+    eod = None if isinstance(eod, str) else eod
+    size = tokenizer.vocab_size
+    if isinstance(tokenizer, BytesTokenizer) and eod is not None:
+        size = max(size, eod + 1)  # an id of its own behind the bytes
+    return _recipe(listing, options, source, Vocabulary.of(size, 4, eod), tokenizer, cut)
+
+
+def _plan_ids(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
+    if options.train_bpe is not None:
+        raise ValueError("train_bpe is for text: these are ids already")
+    tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
+    size = options.vocab_size
+    if size is None and tokenizer is not None:
+        size = tokenizer.vocab_size
+    eod = options.eod if isinstance(options.eod, int) else None
+    rows = max(1, PIECE_TOKENS // options.row_tokens)
+    cut = rows * options.row_tokens if may_cut else None
+    source = IdsSource(listing.files, options.bin_dtype, eod, cut)
+    vocabulary = Vocabulary.of(size, source.itemsize, eod)
+    return _recipe(listing, options, source, vocabulary, tokenizer, cut)
+
+
+def _recipe(
+    listing: Listing,
+    options: TokenOptions,
+    source: TextSource | IdsSource,
+    vocabulary: Vocabulary,
+    tokenizer: Tokenizer | None,
+    cut: int | None,
+) -> TokensRecipe:
+    told = {
+        "documents": options.documents,
+        "text_column": options.text_column,
+        "tokenizer": None if tokenizer is None else tokenizer.name,
+        "trained": options.train_bpe,
+        "eod": vocabulary.eod,
+        "vocab_size": vocabulary.size,
+        "bin_dtype": options.bin_dtype,
+        "row_tokens": options.row_tokens,
+        "val_share": options.val_share,
+        "seed": options.seed,
+    }
+    provenance = {"recipe": "tokens", "source": [f.name for f in listing.files[:16]], **told}
+    identity = {"recipe": "tokens", "files": identity_of(listing.files), "cut": cut, **told}
+    return TokensRecipe(
+        source,
+        vocabulary,
+        row_tokens=options.row_tokens,
+        tokenizer=tokenizer,
+        val_share=options.val_share,
+        seed=options.seed,
+        identity=identity,
+        provenance=provenance,
+    )
+
+
+def open_tokenizer(name: Path | str) -> Tokenizer:
+    """Return the tokenizer of a name: ``bytes``, a ``tokenizer.json``, or a folder that holds one.
+
+    Raises:
+        SourceError: It cannot be read, or is none.
+    """
+    if name == "bytes":
+        return BytesTokenizer()
+    path = Path(name)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        return JsonTokenizer(path.read_bytes(), path)
+    except OSError as error:
+        hint = "Give 'bytes' or the path of a tokenizer.json"
+        raise SourceError(f"it cannot be read ({error.strerror})", path, hint) from error
+
+
+def pack_plan(
+    plan: TokensPlan,
+    dst: Path | str,
+    *,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    workers: int | None = None,
+    on_error: OnError = "fail",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Pack what was planned; see ``pack_recipes``."""
+    summary = pack_recipes(
+        [("", plan.recipe)],
+        dst,
+        format=plan.format,
+        shard_bytes=shard_bytes,
+        workers=workers,
+        on_error=on_error,
+        overwrite=overwrite,
+        progress=progress,
+        is_unchanged=plan.is_unchanged,
+    )
+    return replace(summary, notes=(*summary.notes, *plan.notes))
+
+
+def pack_tokens(
+    sources: Sequence[Path | str] | Path | str,
+    dst: Path | str,
+    options: TokenOptions | None = None,
+    *,
+    format: Format | None = None,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    workers: int | None = None,
+    on_error: OnError = "fail",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Pack text or ids as ``packdata tokens`` does.
+
+    Args:
+        sources: Files, folders or patterns.
+        dst: A folder that is new or empty.
+        options: What becomes of them.
+        format: ``"parquet"`` (default) or ``"lmdb"``.
+        shard_bytes: Size of a shard.
+        workers: Threads that read and encode; None for all usable cores.
+        on_error: ``"fail"`` stops at a document that cannot be packed, ``"skip"`` leaves it out and
+            lists it; then each document must fit into memory.
+        overwrite: Replace the datasets in ``dst``.
+        progress: Is told of every row.
+
+    Raises:
+        SourceError: A source, or something in it, cannot be packed.
+        PackError: The target cannot be written, is in use, or holds something else.
+        ValueError: The options contradict each other.
+    """
+    return pack_plan(
+        make_plan(sources, options, format=format, on_error=on_error),
+        dst,
+        shard_bytes=shard_bytes,
+        workers=workers,
+        on_error=on_error,
+        overwrite=overwrite,
+        progress=progress,
+    )

@@ -1,0 +1,139 @@
+"""Pieces of text or ids to blocks of rows: what the packer runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from loaders.errors import SourceError
+from loaders.schema import Array, Field, Schema, Tokens
+from packdata.recipe import Block, Target
+from packdata.tokens.documents import Documents
+from packdata.tokens.rows import (
+    DOCUMENT_ENDS,
+    NUM_TOKENS,
+    TOKENS,
+    add_eod,
+    block_of,
+    ends_dtype,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from packdata.tokens.documents import Piece, Reject
+    from packdata.tokens.tokenizer import Tokenizer, Vocabulary
+
+
+class TokenSource(Protocol):
+    """Gives pieces in a fixed order.
+
+    Attributes:
+        kind: ``text`` or ``ids``.
+        empty_files: Names of files that hold nothing.
+    """
+
+    kind: str
+    empty_files: list[str]
+
+    def __len__(self) -> int:
+        """Return the number of pieces."""
+
+    def pieces(self, start: int = 0) -> Iterator[Piece]:
+        """Yield the pieces from number ``start`` on."""
+
+
+class TokensRecipe:
+    """Turns each piece into a block of rows; a ``packdata.recipe.Recipe``.
+
+    Fields: ``tokens``; ``num_tokens``, how many of a row are valid (all but in the last row of a
+    piece); ``document_ends``, behind which of them a document ends (1 to ``row_tokens``).
+
+    Args:
+        source: Where the pieces come from.
+        vocabulary: The width and limits of ids.
+        row_tokens: Tokens of a row.
+        tokenizer: Of a text source; of a source of ids, what they stand for, if known.
+        val_share: Share of the documents that go to a second dataset; 0 for none.
+        seed: Another seed, another division.
+        identity: What the source and options are.
+        provenance: The same for people.
+    """
+
+    num_samples: int | None = None  # nobody knows how many tokens a text has
+
+    def __init__(
+        self,
+        source: TokenSource,
+        vocabulary: Vocabulary,
+        *,
+        row_tokens: int,
+        tokenizer: Tokenizer | None,
+        val_share: float,
+        seed: int,
+        identity: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+    ) -> None:
+        self.source, self.vocabulary, self.row_tokens = source, vocabulary, row_tokens
+        self.tokenizer, self.val_share, self.seed = tokenizer, val_share, seed
+        self.identity, self.provenance = identity, provenance
+        schema = self._schema()
+        files = {}
+        if tokenizer is not None and tokenizer.file is not None:
+            files[tokenizer.name] = tokenizer.file
+        folders = ("train", "val") if val_share else ("",)
+        self.targets: Sequence[Target] = [Target(f, schema, files) for f in folders]
+
+    def _schema(self) -> Schema:
+        tokenizer, vocabulary = self.tokenizer, self.vocabulary
+        fields: dict[str, Field] = {
+            TOKENS: Tokens(
+                dtype=vocabulary.dtype,
+                row_tokens=self.row_tokens,
+                vocab_size=vocabulary.size,
+                eod=vocabulary.eod,
+                tokenizer=None if tokenizer is None else tokenizer.name,
+                tokenizer_xxh3_128=getattr(tokenizer, "digest", None),
+            ),
+            NUM_TOKENS: Array(dtype="int32"),
+            DOCUMENT_ENDS: Array(dtype=ends_dtype(self.row_tokens), dims=(None,)),
+        }
+        return Schema(fields)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def items(self, start: int = 0) -> Iterator[Piece]:
+        """Yield the pieces from number ``start`` on."""
+        return self.source.pieces(start)
+
+    def name(self, item: Piece) -> str:
+        """Return the place of a piece."""
+        return item.where
+
+    def encode(self, item: Piece) -> list[Block]:
+        """Return the rows of a piece for each target, and the documents that are left out.
+
+        Raises:
+            SourceError: A part of a document is not UTF-8, or an id does not fit; with the place.
+        """
+        documents = item.read().without_empty()
+        if not self.val_share:
+            return [self._block(documents, documents.rejects)]
+        if len(documents.data) and (
+            not len(documents) or documents.ends[-1] < len(documents.data)
+        ):
+            raise SourceError("a document goes on behind it", item.where, "Do not cut documents")
+        is_val = documents.hashes(self.seed) * 2.0**-64 < self.val_share
+        train, val = documents.select(~is_val), documents.select(is_val)
+        return [self._block(train, documents.rejects), self._block(val)]
+
+    def _block(self, documents: Documents, rejects: Sequence[Reject] = ()) -> Block:
+        if self.source.kind == "text" and self.tokenizer is not None:
+            documents = self.tokenizer.encode(documents).without_empty()
+        ids, ends = self.vocabulary.narrow(documents), documents.ends
+        if self.source.kind == "text" and self.vocabulary.eod is not None:
+            ids, ends = add_eod(Documents(ids, ends, documents.place), self.vocabulary.eod)
+        return replace(block_of(ids, np.asarray(ends, np.int64), self.row_tokens), rejects=rejects)

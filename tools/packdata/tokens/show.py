@@ -1,0 +1,99 @@
+"""Streams of tokens for people: text of rows, and what can be counted."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from loaders.errors import LoadersError, ShardError
+from loaders.schema import Tokens
+from packdata.tokens.rows import DOCUMENT_ENDS, NUM_TOKENS, TOKENS
+from packdata.tokens.split import shards_of
+from packdata.tokens.tokenizer import BytesTokenizer, JsonTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from packdata.reader import PackedReader
+
+
+def tokenizer_of(path: Path, field: Tokens) -> Tokenizer | None:
+    """Return the tokenizer that is kept with a dataset, or None where there is none.
+
+    Raises:
+        ShardError: The file is missing, or another one.
+        LoadersError: ``tokenizers`` is not installed.
+    """
+    if field.tokenizer is None:
+        return None
+    return (
+        BytesTokenizer() if field.tokenizer == "bytes" else _opened(path / field.tokenizer, field)
+    )
+
+
+@lru_cache(maxsize=4)
+def _opened(path: Path, field: Tokens) -> Tokenizer:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ShardError(f"it cannot be read ({error.strerror})", path) from error
+    if xxhash.xxh3_128_hexdigest(data) != field.tokenizer_xxh3_128:
+        raise ShardError(
+            "it is not the tokenizer of this dataset", path, hint="Run 'packdata verify'"
+        )
+    return JsonTokenizer(data, path)
+
+
+def token_text(reader: PackedReader, i: int) -> str:
+    """Return the text of a row, its documents parted by ``¶``; ids where nobody knows what they stand for."""
+    field = reader.schema.fields[TOKENS]
+    assert isinstance(field, Tokens)
+    sample = reader.sample(i, [TOKENS, NUM_TOKENS, DOCUMENT_ENDS])
+    ids = sample[TOKENS][: int(sample[NUM_TOKENS])]
+    note = ""
+    try:
+        tokenizer = tokenizer_of(reader.path, field)
+    except ShardError:
+        raise
+    except LoadersError as error:
+        tokenizer, note = None, f" ({error})"
+    if tokenizer is None:
+        return " ".join(map(str, ids[:64].tolist())) + (" ..." if len(ids) > 64 else "") + note
+    ends = sample[DOCUMENT_ENDS].astype(np.int64)
+    parts = np.split(ids, ends[ends < len(ids)])
+    return " ¶ ".join(tokenizer.decode(part) for part in parts)
+
+
+def token_stats(reader: PackedReader) -> dict[str, Any]:
+    """Return the number of tokens, documents and different ids, and how long documents are."""
+    field = reader.schema.fields[TOKENS]
+    assert isinstance(field, Tokens)
+    lengths, num, open_tokens = [np.empty(0, np.int64)], 0, 0
+    seen = np.zeros(field.vocab_size or 1 << min(24, 8 * np.dtype(field.dtype).itemsize), bool)
+    for ids, ends in shards_of(reader):
+        seen[ids[ids < len(seen)]] = True
+        num += len(ids)
+        if len(ends):
+            lengths.append(np.diff(ends, prepend=-open_tokens))
+            open_tokens = len(ids) - int(ends[-1])
+        else:
+            open_tokens += len(ids)
+    every = np.concatenate([*lengths, np.array([open_tokens] if open_tokens else [], np.int64)])
+    rows = len(reader) * field.row_tokens
+    return {
+        "num_tokens": num,
+        "num_documents": len(every),
+        "tokens_per_document": _spread(every),
+        "num_ids_used": int(seen.sum()),
+        "unused_share": round(1 - num / max(1, rows), 6),
+    }
+
+
+def _spread(lengths: Any) -> dict[str, float]:
+    if not len(lengths):
+        return {}
+    levels = {"min": 0, "p5": 5, "p50": 50, "p95": 95, "max": 100}
+    return {name: float(np.percentile(lengths, level)) for name, level in levels.items()}

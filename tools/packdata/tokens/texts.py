@@ -1,0 +1,370 @@
+"""Text sources: files, lines, JSON lines and Parquet columns, cut into pieces when they are listed.
+
+A piece is whole documents of about 4 MB together; a longer document is a piece of its own, unless
+the tokenizer lets files be cut anywhere. Where the cuts lie follows from the files alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.errors import SourceError
+from packdata.tokens.documents import Documents, Piece, not_utf8, texts_of
+from packdata.tokens.files import Reader, SourceFile, count_lines
+from packdata.tokens.jsonl import parse_jsonl
+from packdata.tokens.parquet import ParquetColumn, ParquetPart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+PIECE_BYTES = 4 << 20
+_MAX_CHAR_BYTES = 4
+_BOM = b"\xef\xbb\xbf"
+NEWLINE = b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A range of one text or JSON-lines file.
+
+    Attributes:
+        file: The file.
+        start: Offset of its first byte, decompressed.
+        stop: Offset behind its last byte.
+        is_last: True if the file ends there.
+        options: How documents are told apart.
+        blob: The bytes, where the file can be read in its order only; with up to three more.
+    """
+
+    file: SourceFile
+    start: int
+    stop: int
+    is_last: bool
+    options: TextOptions
+    blob: bytes | None = None
+
+    @property
+    def where(self) -> str:
+        """The file, and where in it unless that is all of it."""
+        if self.start == 0 and self.is_last:
+            return self.file.name
+        return f"{self.file.name}, bytes {self.start} to {self.stop}"
+
+    def read(self) -> Documents:
+        """Return its documents, less those that are not UTF-8, or not JSON.
+
+        Raises:
+            SourceError: A range out of a document is not UTF-8: it cannot be left out by itself.
+        """
+        blob = self._blob()
+        length = self.stop - self.start
+        line = self._lines(blob)
+        bad = self._first_bad(blob)
+        if bad is not None and not self._is_whole:
+            raise not_utf8(blob[bad], line(bad))[1]
+        first = len(_BOM) if self.start == 0 and blob.startswith(_BOM) else 0
+        if self.file.kind == "jsonl":
+            column, text = self.options.text_column, blob[first:length]
+            return parse_jsonl(text, column, lambda at: line(first + at), is_utf8=bad is None)
+        documents = self._split(np.frombuffer(blob, np.uint8)[first:length])
+        place = documents.place
+        documents = replace(documents, place=lambda at: line(first + int(place(at))))
+        return documents if bad is None else documents.only_utf8()
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if no document begins before this part, or goes on behind it."""
+        return self.options.mark(self.file) is not None or (self.start == 0 and self.is_last)
+
+    def _blob(self) -> bytes:
+        if self.blob is not None:
+            return self.blob
+        with self.file.open() as file:
+            file.seek(self.start)
+            blob = file.read(self.stop - self.start + _MAX_CHAR_BYTES - 1)
+        if len(blob) < self.stop - self.start:
+            raise SourceError("it became shorter while it was read", self.file.name)
+        return blob
+
+    def _first_bad(self, blob: bytes) -> int | None:
+        """Return where a character begins that is not UTF-8, one that a cut goes through included."""
+        first, last = 0, self.stop - self.start
+        if not self._is_whole:
+            first = 0 if self.start == 0 else _num_continued(blob[: _MAX_CHAR_BYTES - 1])
+            last += _num_continued(blob[last:])
+        try:
+            str(memoryview(blob)[first:last], "utf-8")
+        except UnicodeDecodeError as error:
+            return first + error.start
+        return None
+
+    def _lines(self, blob: bytes) -> Callable[[int], str]:
+        """Return what says in which line of the file a byte of this part lies."""
+
+        @cache
+        def before() -> int:
+            return count_lines(self.file, self.start)
+
+        return lambda at: f"{self.file.name}, line {before() + blob.count(NEWLINE, 0, at)}"
+
+    def _split(self, data: npt.NDArray[np.uint8]) -> Documents:
+        """Return the documents; ``place`` gives offsets, as text."""
+        if self.options.documents == "line":
+            return split_lines(data)
+        if self.options.separator is not None:
+            return split_at(data, self.options.separator)
+        ends = np.array([len(data)] if self.is_last else [], np.int64)
+        return Documents(data, ends, str)
+
+
+def _num_continued(data: bytes) -> int:
+    """Return how many bytes at the beginning continue a character."""
+    return next((i for i, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))
+
+
+def split_lines(data: npt.NDArray[np.uint8]) -> Documents:
+    r"""Make each line a document, without its end (``\n`` or ``\r\n``)."""
+    breaks = np.flatnonzero(data == ord("\n"))
+    drop = np.zeros(len(data), bool)
+    drop[breaks] = True
+    before = np.maximum(breaks - 1, 0)
+    is_cr = (data[before] == ord("\r")) & (breaks > 0)
+    drop[before[is_cr]] = True
+    if len(breaks) == 0 or breaks[-1] != len(data) - 1:  # no line end at the end
+        breaks, is_cr = np.append(breaks, len(data)), np.append(is_cr, False)
+    ends = breaks - np.arange(len(breaks)) - np.cumsum(is_cr)
+    return Documents(data[~drop], ends, lambda at: str(np.flatnonzero(~drop)[at]))
+
+
+def split_at(data: npt.NDArray[np.uint8], separator: bytes) -> Documents:
+    """Make what lies between separators documents, without these."""
+    parts = data.tobytes().split(separator)
+    if not parts[-1]:  # nothing follows the last separator
+        parts.pop()
+    ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), dtype=np.int64)
+    kept = np.frombuffer(b"".join(parts), np.uint8)
+
+    def place(at: int) -> str:
+        return str(at + len(separator) * int(np.searchsorted(ends, at, "right")))
+
+    return Documents(kept, ends, place)
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How documents are told apart.
+
+    Attributes:
+        documents: ``file``, ``line``, or the text that separates documents.
+        text_column: The column, or JSON key, that holds the text.
+        cut: Files may be cut at multiples of so many bytes; None: only where a document ends.
+        piece_bytes: Size of a piece.
+    """
+
+    documents: str = "file"
+    text_column: str = "text"
+    cut: int | None = None
+    piece_bytes: int = PIECE_BYTES
+
+    def __post_init__(self) -> None:
+        if not self.documents:
+            raise ValueError("documents must be 'file', 'line' or a separator, got ''")
+
+    @property
+    def separator(self) -> bytes | None:
+        """The bytes between documents, unless these are files or lines."""
+        return None if self.documents in ("file", "line") else self.documents.encode()
+
+    def mark(self, file: SourceFile) -> bytes | None:
+        """Return the bytes behind which a file may be cut."""
+        if file.kind == "jsonl" or self.documents == "line":
+            return b"\n"
+        return self.separator
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON types."""
+        return {
+            "documents": self.documents,
+            "text_column": self.text_column,
+            "cut": self.cut,
+            "piece_bytes": self.piece_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Parts that are packed together."""
+
+    parts: tuple[TextPart | ParquetPart, ...]
+
+    @property
+    def where(self) -> str:
+        """The first part, and how many follow."""
+        more = len(self.parts) - 1
+        return self.parts[0].where + (f" and {more} more files" if more else "")
+
+    def read(self) -> Documents:
+        """Return the documents of all parts."""
+        return join([part.read() for part in self.parts])
+
+
+def join(documents: Sequence[Documents]) -> Documents:
+    """Return the documents of several ranges as those of one."""
+    if len(documents) == 1:
+        return documents[0]
+    sizes = [len(d.data) for d in documents]
+    firsts = [0, *accumulate(sizes)]
+    ends = [d.ends + first for d, first in zip(documents, firsts, strict=False)]
+
+    def place(at: int) -> str:
+        i = min(bisect_right(firsts, at) - 1, len(documents) - 1)
+        return documents[i].place(at - firsts[i])
+
+    rejects = tuple(reject for d in documents for reject in d.rejects)
+    data = np.concatenate([d.data for d in documents])
+    return Documents(data, np.concatenate(ends), place, rejects)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A part as it is planned; of Parquet, rows instead of bytes, in one row group."""
+
+    file: int
+    start: int
+    stop: int
+    is_last: bool
+    group: int = -1
+
+
+class TextSource:
+    """Pieces of text files, JSON lines and Parquet columns, in a fixed order.
+
+    Attributes:
+        empty_files: Names of files without a byte.
+
+    Raises:
+        SourceError: A file cannot be read, or lacks the column.
+    """
+
+    kind = "text"
+
+    def __init__(self, files: Sequence[SourceFile], options: TextOptions) -> None:
+        self.files, self.options = files, options
+        self.empty_files: list[str] = []
+        self._columns: dict[int, ParquetColumn] = {}
+        self._plan = self._group([r for i, f in enumerate(files) for r in self._ranges(i, f)])
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def _ranges(self, number: int, file: SourceFile) -> Iterator[tuple[_Range, int]]:
+        """Yield the parts of a file, with their sizes in bytes."""
+        if file.kind == "parquet":
+            column = self._columns[number] = ParquetColumn(file, self.options.text_column)
+            for group, first, last, nbytes in column.ranges(self.options.piece_bytes):
+                yield _Range(number, first, last, False, group), nbytes
+            return
+        start, ends = 0, self._ends(file)
+        if not ends or ends[-1] == 0:
+            self.empty_files.append(file.name)
+            return
+        for end in ends:
+            yield _Range(number, start, end, end == ends[-1]), end - start
+            start = end
+
+    def _ends(self, file: SourceFile) -> list[int]:
+        """Return where the parts of a file end; those of a compressed one take reading it."""
+        mark = self.options.mark(file)
+        if mark is None and file.compression is None:
+            step = self.options.cut or max(1, file.size)
+            return [*range(step, file.size, step), file.size]
+        reader = Reader(file)
+        try:
+            return list(self._find_ends(reader, mark))
+        finally:
+            reader.close()
+
+    def _find_ends(self, reader: Reader, mark: bytes | None) -> Iterator[int]:
+        step = self.options.cut if mark is None else self.options.piece_bytes
+        end = 0
+        while True:
+            went = reader.skip_to(end + (step or 1 << 62))
+            if mark is not None and went:
+                went = reader.skip_behind(mark)
+            if reader.position > end or end == 0:
+                yield reader.position
+            end = reader.position
+            if not went:
+                return
+
+    def _group(self, ranges: list[tuple[_Range, int]]) -> list[tuple[_Range, ...]]:
+        groups: list[tuple[_Range, ...]] = []
+        pending: list[_Range] = []
+        size = 0
+        for part, nbytes in ranges:
+            pending.append(part)
+            size += nbytes
+            if size >= self.options.piece_bytes:
+                groups.append(tuple(pending))
+                pending, size = [], 0
+        return [*groups, tuple(pending)] if pending else groups
+
+    def pieces(self, start: int = 0) -> Iterator[Piece]:
+        """Yield the pieces from number ``start`` on."""
+        streams = _Streams(self.files)
+        try:
+            for ranges in self._plan[start:]:
+                yield TextPiece(tuple(self._part(part, streams) for part in ranges))
+        finally:
+            streams.close()
+
+    def _part(self, part: _Range, streams: _Streams) -> TextPart | ParquetPart:
+        if part.group >= 0:
+            return self._columns[part.file].part(part.group, part.start, part.stop)
+        file, blob = self.files[part.file], None
+        if file.compression is not None:
+            blob = streams.read(part.file, part.start, part.stop)
+        return TextPart(file, part.start, part.stop, part.is_last, self.options, blob)
+
+    def documents_of(self, limit: int) -> Iterator[str]:
+        """Yield the texts of pieces spread evenly over the source, ``limit`` bytes or a little more.
+
+        Raises:
+            SourceError: One of them cannot be read.
+        """
+        wanted = max(1, limit // self.options.piece_bytes)
+        step = max(1, len(self) // wanted)
+        for number, piece in enumerate(self.pieces()):
+            if number % step == 0:
+                yield from texts_of(piece.read())
+
+
+class _Streams:
+    """The compressed file that is being read."""
+
+    def __init__(self, files: Sequence[SourceFile]) -> None:
+        self._files, self._number = files, -1
+        self._reader: Reader | None = None
+        self._ahead = b""
+
+    def read(self, number: int, start: int, stop: int) -> bytes:
+        """Return a range of a file and up to three bytes behind it."""
+        if number != self._number or self._reader is None:
+            self.close()
+            self._number, self._reader, self._ahead = number, Reader(self._files[number]), b""
+            self._reader.skip_to(start)
+        wanted = stop - start + _MAX_CHAR_BYTES - 1
+        blob = self._ahead + self._reader.read(wanted - len(self._ahead))
+        self._ahead = blob[stop - start :]
+        return blob
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()

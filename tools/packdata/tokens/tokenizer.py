@@ -1,0 +1,201 @@
+"""Tokenizers: documents of UTF-8 to documents of ids, and ids to text.
+
+``bytes`` needs nothing. A ``tokenizer.json`` of Hugging Face's format needs the package
+``tokenizers`` (``pip install loaders[text]``); it is data: reading it executes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import xxhash
+
+from loaders.errors import LoadersError, SourceError
+from packdata.tokens.documents import Documents, texts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+END_OF_TEXT = "<|endoftext|>"
+# Of GPT-2, GPT-NeoX and Qwen; Llama 2 and T5; Llama 3; Gemma; Mistral; DeepSeek.
+_END_TOKENS = (
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "[SEP]",
+)
+_MAX_VOCAB = 1 << 32
+
+
+class Tokenizer(Protocol):
+    """Turns text into ids and back; one instance serves all threads.
+
+    Attributes:
+        name: What the schema keeps: ``bytes``, or a file name.
+        vocab_size: Ids are below it.
+        end: The id that ends a document by convention, or None.
+        file: The file to keep with the dataset, or None.
+    """
+
+    name: str
+    vocab_size: int
+    end: int | None
+    file: bytes | None
+
+    def encode(self, documents: Documents) -> Documents:
+        """Return the ids of each document."""
+
+    def decode(self, ids: npt.NDArray[Any]) -> str:
+        """Return the text of some ids, as far as they have one."""
+
+
+class BytesTokenizer:
+    """Every byte is its own id."""
+
+    name = "bytes"
+    vocab_size = 256
+    end: int | None = None
+    file: bytes | None = None
+
+    def encode(self, documents: Documents) -> Documents:
+        """Return the documents as they are."""
+        return documents
+
+    def decode(self, ids: npt.NDArray[Any]) -> str:
+        """Return the text; ids of 256 and more stand for no byte."""
+        return ids[ids < 256].astype(np.uint8).tobytes().decode(errors="replace")
+
+
+class JsonTokenizer:
+    """A ``tokenizer.json``.
+
+    Text is text: special tokens that are spelled out in it are not recognized, none are added, and
+    nothing is cut or padded, whatever the file says.
+
+    Args:
+        data: The file.
+        where: Its name, for messages.
+
+    Raises:
+        LoadersError: ``tokenizers`` is not installed.
+        SourceError: It is not such a file.
+    """
+
+    def __init__(self, data: bytes, where: Path | str) -> None:
+        tokenizers = _import_tokenizers()
+        try:
+            json.loads(data)
+            self._tokenizer = tokenizers.Tokenizer.from_str(data.decode())
+        except Exception as error:  # tokenizers raises Exception itself
+            raise SourceError(f"it is not a tokenizer.json ({error})", where) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not vocab:
+            raise SourceError("it has no vocabulary", where)
+        self.vocab_size = max(vocab.values()) + 1
+        self.end = next((vocab[name] for name in _END_TOKENS if name in vocab), None)
+        self.file: bytes | None = data
+        self.digest = xxhash.xxh3_128_hexdigest(data)
+        self.name = f"tokenizer-{self.digest[:16]}.json"
+
+    def encode(self, documents: Documents) -> Documents:
+        """Return the ids of each document."""
+        batch = self._tokenizer.encode_batch_fast(texts_of(documents), add_special_tokens=False)
+        ids = [encoding.ids for encoding in batch]
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        flat = np.fromiter(itertools.chain.from_iterable(ids), np.uint32, int(lengths.sum()))
+        return Documents(flat, np.cumsum(lengths), documents.place)
+
+    def decode(self, ids: npt.NDArray[Any]) -> str:
+        """Return the text, special tokens included."""
+        known = ids[ids < self.vocab_size]
+        return str(self._tokenizer.decode(known.tolist(), skip_special_tokens=False))
+
+
+def _import_tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        what = "a tokenizer.json needs the package 'tokenizers': pip install 'loaders[text]'"
+        raise LoadersError(what) from error
+    return tokenizers
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
+    """Make a byte-level BPE of a corpus; the same texts give the same file.
+
+    Args:
+        texts: The documents.
+        vocab_size: Ids in all, at least 257: the bytes and ``<|endoftext|>``, which is 0.
+
+    Returns:
+        The ``tokenizer.json``.
+    """
+    if not 257 <= vocab_size < _MAX_VOCAB:
+        raise ValueError(f"a byte-level BPE has at least 257 ids, got {vocab_size}")
+    tokenizers = _import_tokenizers()
+    byte_level = tokenizers.pre_tokenizers.ByteLevel
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(byte_level.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(iter(texts), trainer)
+    return str(tokenizer.to_str()).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What is known of the ids: enough to choose their width and to check them.
+
+    Attributes:
+        size: Ids are below it, or None if only the dtype limits them.
+        dtype: uint8, uint16 or uint32.
+        eod: The id that ends documents, or None.
+    """
+
+    size: int | None
+    dtype: str
+    eod: int | None
+
+    @classmethod
+    def of(cls, size: int | None, itemsize: int, eod: int | None) -> Vocabulary:
+        """Choose the smallest width that holds a vocabulary, or else the source's own."""
+        if size is None:
+            width = {1: 8, 2: 16}.get(itemsize, 32)
+        elif size > _MAX_VOCAB:
+            raise ValueError(f"a vocabulary has at most {_MAX_VOCAB} ids, got {size}")
+        else:
+            width = 8 if size <= 1 << 8 else 16 if size <= 1 << 16 else 32
+        limit = 1 << width if size is None else size
+        if eod is not None and not 0 <= eod < limit:
+            raise ValueError(f"eod must be an id below {limit}, got {eod}")
+        return cls(size, f"uint{width}", eod)
+
+    def narrow(self, documents: Documents) -> npt.NDArray[Any]:
+        """Return ids in the stored width; SourceError with the place of one that does not fit."""
+        ids, dtype = documents.data, np.dtype(self.dtype)
+        limit = int(np.iinfo(dtype).max) + 1 if self.size is None else self.size
+        known = np.iinfo(ids.dtype)
+        may_not_fit = known.max >= limit or known.min < 0
+        if may_not_fit and len(ids) and (int(ids.max()) >= limit or int(ids.min()) < 0):
+            at = int(np.argmax((ids >= limit) | (ids < 0)))
+            what = f"id {int(ids[at])} is not in [0, {limit})"
+            hint = "Give --vocab-size, or --bin-dtype for what a .bin file holds"
+            raise SourceError(what, documents.place(at), hint)
+        return ids.astype(dtype, copy=False)
