@@ -9,7 +9,6 @@ volumes in the page cache. Cold: dropped from it before each repeat. Writes, wit
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from page import write
 from spine import HERE, WORKERS, Case, conditions, measure, report, timed
 
 import packdata
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=HERE, help="folder for results/")
     args = parser.parse_args()
-    raw = []
+    raw, tables = [], []
     with tempfile.TemporaryDirectory() as folder:
         for dtype in ("uint8", "float32"):
             volumes = Volumes(Path(folder), args.side, args.volumes, dtype)
@@ -179,12 +179,12 @@ def main() -> None:
                 results = measure(case, args.repeats)
                 about = {"case": case.name, "unit": case.unit, "note": case.note}
                 raw.append(about | {"results": results})
-                print(report(case, results), flush=True)
+                tables.append(report(case, results))
+                print(tables[-1], flush=True)
                 del case
     where = conditions("none") | {"side": args.side, "volumes": args.volumes, "crops": args.crops}
-    (args.out / "results").mkdir(parents=True, exist_ok=True)
-    told = {"conditions": where, "cases": raw}
-    (args.out / "results/arrays.json").write_text(json.dumps(told, indent=1) + "\n")
+    title = "Crops out of volumes: `python benchmarks/arrays.py`"
+    write(args.out, "arrays", title, {"conditions": where, "cases": raw}, tables)
 
 
 if __name__ == "__main__":

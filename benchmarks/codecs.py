@@ -10,7 +10,6 @@ the images that come out, against those that went in. Writes `codecs.md` and, wi
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -26,6 +25,7 @@ import numpy as np
 import pyarrow
 import simplejpeg
 import torch
+from page import write
 
 import packdata
 from loaders import ShardDataset
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[224, 256])
     parser.add_argument("--samples", type=int, default=960)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks")
     args = parser.parse_args()
     cv2.setNumThreads(1)
     torch.set_num_threads(1)
@@ -219,11 +219,8 @@ def main() -> None:
                 for c in found
             ],
         })  # fmt: skip
-    args.out.mkdir(parents=True, exist_ok=True)
-    results = {"conditions": where, "cases": cases}
-    (args.out / "codecs.json").write_text(json.dumps(results, indent=1) + "\n")
-    told = "\n".join(f"- {name}: {value}" for name, value in where.items())
-    (args.out / "codecs.md").write_text("# Codecs\n\n" + told + "\n\n" + "\n".join(tables))
+    title = "Codecs, one core: `python benchmarks/codecs.py --photos FOLDER`"
+    write(args.out, "codecs", title, {"conditions": where, "cases": cases}, tables)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ second with all processes reading at once. Writes `benchmarks/results/shared.jso
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from page import write
 from spine import HERE, conditions
 
 import packdata
@@ -100,19 +100,23 @@ def main() -> None:
         print(
             f"{args.processes} processes, one dataset of {args.megabytes} MB; PSS of all in MB\n"
         )
-        print("| | private | files | shared memory | opened after, s | batches/s, all |")
-        print("| --- | ---: | ---: | ---: | ---: | ---: |")
+        lines = [
+            "| PSS in MB | private | files | shared memory | opened after, s | batches/s, all |"
+        ]
+        lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+        print("\n".join(lines))
         for name in CONTENDERS:
             seen = cases[name] = run(name, path, args.processes)
             sums = (sum(s["pss_bytes"][k] for s in seen) / 1e6 for k in ("Anon", "File", "Shmem"))
             opened = max(s["opened_s"] for s in seen)
             rate = sum(s["batches_per_s"] for s in seen)
             memory = " | ".join(f"{each:,.0f}" for each in sums)
-            print(f"| {name} | {memory} | {opened:.2f} | {rate:,.0f} |", flush=True)
+            lines.append(f"| {name} | {memory} | {opened:.2f} | {rate:,.0f} |")
+            print(lines[-1], flush=True)
     where = conditions("none") | {"processes": args.processes, "megabytes": args.megabytes}
-    (args.out / "results").mkdir(parents=True, exist_ok=True)
+    title = "Memory of processes that hold one dataset: `python benchmarks/shared.py`"
     told = {"conditions": where, "cases": cases}
-    (args.out / "results/shared.json").write_text(json.dumps(told, indent=1) + "\n")
+    write(args.out, "shared", title, told, ["\n".join([*lines, ""])])
 
 
 if __name__ == "__main__":

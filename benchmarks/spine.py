@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import platform
 import shutil
@@ -29,6 +28,7 @@ import numpy as np
 import PIL.Image
 import simplejpeg
 import torch
+from page import HERE, write
 
 import packdata
 from loaders import DataLoader, ShardDataset, augment
@@ -36,7 +36,6 @@ from loaders.codecs.picture import encode_jpeg
 from loaders.schema import Image, Label
 
 ROOT = Path(__file__).resolve().parent.parent
-HERE = ROOT / "benchmarks"
 OPS = (augment.RandomResizedCrop(224), augment.RandomHorizontalFlip())
 WORKERS = 2
 Run = Callable[[], float]  # does the work once; returns units per second
@@ -507,13 +506,8 @@ def main() -> None:
                 {"case": case.name, "unit": case.unit, "note": case.note, "results": results}
             )
             print(tables[-1], flush=True)
-    (args.out / "results").mkdir(parents=True, exist_ok=True)
-    (args.out / "results/spine.json").write_text(
-        json.dumps({"conditions": where, "cases": raw}, indent=1) + "\n"
-    )
-    header = (HERE / "RESULTS.head.md").read_text()
-    told = "\n".join(f"- {name}: {value}" for name, value in where.items())
-    (args.out / "RESULTS.md").write_text(f"{header}\n{told}\n\n" + "\n".join(tables))
+    title = "Images, order and overheads: `python benchmarks/spine.py --photos FOLDER`"
+    write(args.out, "spine", title, {"conditions": where, "cases": raw}, tables)
 
 
 if __name__ == "__main__":

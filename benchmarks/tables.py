@@ -9,7 +9,6 @@ ratio to the bare gather. A second case packs CSV, beside pandas reading it. Wri
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
+from page import write
 from spine import HERE, WORKERS, Case, Run, conditions, measure, report
 
 from loaders import DataLoader, RAMDataset, ShardDataset
@@ -161,20 +161,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=HERE, help="folder for results/")
     args = parser.parse_args()
-    raw = []
+    raw, tables = [], []
     for make, rows in ((gather_case, args.rows), (packing_case, args.csv_rows)):
         with tempfile.TemporaryDirectory() as folder:
             case = make(Path(folder), rows)
             results = measure(case, args.repeats)
             about = {"case": case.name, "unit": case.unit, "note": case.note}
             raw.append(about | {"results": results})
-            print(report(case, results), flush=True)
+            tables.append(report(case, results))
+            print(tables[-1], flush=True)
             del case
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     where = conditions("none") | {"rows": args.rows, "batch": BATCH, "peak_rss_mb": round(peak)}
-    (args.out / "results").mkdir(parents=True, exist_ok=True)
-    told = {"conditions": where, "cases": raw}
-    (args.out / "results/tables.json").write_text(json.dumps(told, indent=1) + "\n")
+    title = "Rows of tables: `python benchmarks/tables.py`"
+    write(args.out, "tables", title, {"conditions": where, "cases": raw}, tables)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import shutil
 import tempfile
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from page import write
 from spine import HERE, Case, Run, conditions, measure, report
 
 from loaders import DataLoader, RAMDataset, TokenWindows
@@ -218,17 +218,17 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = Data(Path(folder), args.tokens)
-        raw = []
+        raw, tables = [], []
         for case in cases(data, args.workers):
             results = measure(case, args.repeats)
-            print(report(case, results), flush=True)
+            tables.append(report(case, results))
+            print(tables[-1], flush=True)
             raw.append(
                 {"case": case.name, "unit": case.unit, "note": case.note, "results": results}
             )
-    (args.out / "results").mkdir(parents=True, exist_ok=True)
     where = conditions("none") | {"num_tokens": args.tokens, "load": os.getloadavg()[0]}
-    told = {"conditions": where, "cases": raw}
-    (args.out / "results/tokens.json").write_text(json.dumps(told, indent=1) + "\n")
+    title = "Windows of tokens: `python benchmarks/tokens.py`"
+    write(args.out, "tokens", title, {"conditions": where, "cases": raw}, tables)
 
 
 if __name__ == "__main__":

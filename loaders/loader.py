@@ -95,7 +95,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             with processes, of each.
         backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, for a
             training step of many small operations, which would wait for the interpreter;
-            ``"process"``: torch's own workers; ``"auto"``: threads for our datasets.
+            ``"process"``: torch's own workers; ``"auto"``: threads for our datasets, and a child
+            process from when such a step is seen.
         device: Where batches are handed over, e.g. ``"cuda"``: copied from page-locked slots on a
             stream of their own, for use on the current stream; None leaves them in host memory.
         device_prefetch: How many batches may be copied ahead of being asked for; ``stats()`` has

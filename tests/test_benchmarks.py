@@ -114,10 +114,10 @@ def test_codec_cases_run(tmp_path: Path) -> None:
     )
 
     assert done.returncode == 0, done.stderr
-    codecs = json.loads((tmp_path / "codecs.json").read_text())["cases"][0]["codecs"]
+    codecs = json.loads((tmp_path / "results/codecs.json").read_text())["cases"][0]["codecs"]
     assert len(codecs) == 11
     assert all(rate > 0 for codec in codecs for rate in codec["images_per_s"])
-    assert all(f"| {codec['name']} |" in (tmp_path / "codecs.md").read_text() for codec in codecs)
+    assert all(f"| {codec['name']} |" in (tmp_path / "RESULTS.md").read_text() for codec in codecs)
 
 
 def test_gpu_cases_run_on_the_cpu(tmp_path: Path) -> None:
@@ -144,3 +144,27 @@ def test_gpu_cases_run_on_the_cpu(tmp_path: Path) -> None:
     assert result["conditions"]["dry_run"]
     assert bare.returncode == 2
     assert "no CUDA device" in bare.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["jpeg256", "raw28", "tokens", "table"])
+def test_comparison_runs(tmp_path: Path, workload: str) -> None:
+    """Ours and torch's loader serve the same values, all samples, and have rates; a peer that cannot run is listed."""
+    cache = tmp_path / "cache"
+    sizes = ["--scale", "0.01", "--seconds", "0.1", "--repeats", "2", "--workers", "1"]
+    where = ["--cache", str(cache), "--out", str(tmp_path), "--here"]
+    command = [sys.executable, str(ROOT / "benchmarks/compare.py"), workload, *sizes, *where]
+
+    done = subprocess.run(
+        [*command, "--peers", "torch,absent"], capture_output=True, text=True, timeout=300
+    )
+
+    assert done.returncode == 1, done.stderr
+    result = json.loads((tmp_path / f"compare-{workload}.json").read_text())
+    assert list(result["failed"]) == ["absent"]
+    assert set(result["peers"]) == {"loaders", "torch"}
+    for peer in result["peers"].values():
+        assert peer["seen"] == peer["distinct"] == result["num_samples"]
+        assert len(peer["rates"]) == 2
+        assert min(peer["rates"]) > 0
+    assert (tmp_path / f"compare-{workload}.png").stat().st_size > 1000

@@ -1,0 +1,59 @@
+# /// script
+# dependencies = ["spdl==0.8.0"]
+# ///
+"""SPDL: its pipeline over threads, a job for each batch.
+
+Settings: `PipelineBuilder`, the source yields the shuffled numbers of a batch, one stage makes the batch in place
+(concurrency = workers; OpenCV, or a gather out of the mapped array) and its results are passed on as they are completed;
+four batches are kept ready. SPDL's own decoder needs FFmpeg's libraries on the system, and was slower; OpenCV needs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from spdl.pipeline import PipelineBuilder
+
+from benchmarks.peers.protocol import Epoch, Job, from_records, output, serve
+
+
+def prepare(job: Job) -> None:
+    """Nothing: the source is read as it is."""
+
+
+def open_epochs(job: Job) -> Epoch:
+    """Build a pipeline for each epoch: it goes through its source once."""
+    array = None if job.kind == "jpeg" else job.array()
+    files = job.files
+
+    def batch_of(indices: torch.Tensor) -> Any:
+        if array is None:
+            numbers = indices.tolist()
+            return from_records(job, [Path(files[i]).read_bytes() for i in numbers], numbers)
+        return gather(indices), indices
+
+    if array is not None:
+        flat = torch.from_numpy(np.asarray(array)) if job.kind != "tokens" else None
+
+    def gather(indices: torch.Tensor) -> Any:
+        if flat is None:
+            return output(job.kind, array[indices.numpy()])
+        return output(job.kind, flat.index_select(0, indices))
+
+    def epoch() -> Iterator[Any]:
+        order = torch.randperm(job.num_samples).split(job.batch)
+        builder = PipelineBuilder().add_source(order)
+        builder.pipe(batch_of, concurrency=job.workers, output_order="completion").add_sink(4)
+        pipeline = builder.build(num_threads=job.workers)
+        with pipeline.auto_stop():
+            yield from pipeline
+
+    return epoch
+
+
+if __name__ == "__main__":
+    serve(prepare, open_epochs)
