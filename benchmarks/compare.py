@@ -1,12 +1,13 @@
-"""This project beside other loaders: `python benchmarks/compare.py WORKLOAD [--photos FOLDER] [--peers torch,ffcv,...]`.
+"""This project beside other loaders: `python benchmarks/compare.py WORKLOAD [--photos FOLDER]`.
 
 Each peer runs in an environment of its own, made from PyPI when it is first needed (`--cache`; its script in
-`benchmarks/peers/` has the versions, and its settings in the docstring), as a process of its own. All get the same bytes
-and give the same batches: `benchmarks/peers/protocol.py` says which. Before it is timed, a peer serves a small set whose
-every value is compared, and an epoch in which samples are counted. Then the peers take turns (A B C A B C ...), one
-running while all others are stopped; a turn is `--seconds` of epochs, the beginning of each included; the figure is the
-median of `--repeats` turns. The training loop only takes the batches: it does not look at them. Files are in the page
-cache. Memory is the peak over the counted epoch, of the process and its workers: what is its own, and PSS with mapped files.
+`benchmarks/peers/` has the versions, and its settings in the docstring), as a process of its own. All get the same
+bytes and give the same batches: `benchmarks/peers/protocol.py` says which. Before it is timed, a peer serves a
+small set whose every value is compared, and an epoch in which samples are counted. Then the peers take turns (A B C
+A B C ...), one running while all others are stopped; a turn is `--seconds` of epochs, the beginning of each
+included; the figure is the median of `--repeats` turns. The training loop only takes the batches: it does not look
+at them. Files are in the page cache. Memory is the peak over the counted epoch, of the process and its workers:
+what is its own, and PSS with mapped files.
 
 A peer that cannot be installed, fails or serves wrong values is listed with what it said. Writes
 `results/compare-WORKLOAD.json`, `.md` and `.png`.
@@ -27,18 +28,22 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # `benchmarks` is no installed package
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # `benchmarks` is no installed package
 
 from benchmarks.peers.protocol import BASE, SIDE, WINDOW, Job
 from loaders.bench.processes import children_cpu_s, family, memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "benchmarks"
@@ -103,7 +108,9 @@ def crops(photos: Path, count: int, size: Callable[[int, int], tuple[int, int]])
     for _ in range(count):
         photo = images[rng.integers(len(images))]
         height, width = (int(n * rng.uniform(0.7, 1)) for n in photo.shape[:2])
-        y, x = (rng.integers(n - m + 1) for n, m in zip(photo.shape, (height, width), strict=False))
+        y, x = (
+            rng.integers(n - m + 1) for n, m in zip(photo.shape, (height, width), strict=False)
+        )
         crop = photo[y : y + height, x : x + width]
         target = size(height, width)
         yield cv2.resize(crop, target[::-1], interpolation=cv2.INTER_AREA)
@@ -120,7 +127,9 @@ def make_source(work: Workload, photos: Path, folder: Path, count: int, check: b
     folder.mkdir(parents=True)
     if work.kind == "jpeg":
         size = shorter_side(work.side) if work.side else (lambda h, w: (h, w))
-        for i, image in enumerate(crops(photos, count, (lambda *_: (256, 256)) if check else size)):
+        for i, image in enumerate(
+            crops(photos, count, (lambda *_: (256, 256)) if check else size)
+        ):
             cv2.imwrite(str(folder / f"{i:06}.jpg"), image, [cv2.IMWRITE_JPEG_QUALITY, 90])
         return folder
     if work.kind == "raw":
@@ -159,7 +168,9 @@ def pip_install(python: Path, packages: tuple[str, ...], env: dict[str, str]) ->
         raise PeerError(f"does not install: {told[0]}"[:300])
 
 
-def make_venv(folder: Path, packages: tuple[str, ...], env: dict[str, str], base: Path | None) -> Path:
+def make_venv(
+    folder: Path, packages: tuple[str, ...], env: dict[str, str], base: Path | None
+) -> Path:
     """Make or reuse an environment; one with a base also sees the base's packages."""
     python, stamp = folder / "bin/python", folder / "installed.json"
     if stamp.exists() and json.loads(stamp.read_text())["packages"] == list(packages):
@@ -195,7 +206,9 @@ def place_of(name: str, cache: Path, here: bool = False) -> Place:
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     env |= about.get("tool", {}).get("compare", {}).get("env", {})
     packages = tuple(about["dependencies"])
-    if name == "loaders" or (here and not packages):  # this very tree, in the environment that runs this
+    if name == "loaders" or (
+        here and not packages
+    ):  # this very tree, in the environment that runs this
         paths = os.pathsep.join(map(str, (ROOT, ROOT / "tools")))
         return Place(Path(sys.executable), env | {"PYTHONPATH": paths}, packages)
     env["PYTHONPATH"] = str(ROOT)
@@ -324,12 +337,16 @@ def expected(job: Job) -> np.ndarray:
     """Return the checked set's inputs, in order."""
     if job.kind == "jpeg":
         images = (cv2.imread(file, cv2.IMREAD_COLOR_RGB) for file in job.files)
-        small = [cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR) for image in images]
+        small = [
+            cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR) for image in images
+        ]
         return np.stack(small).transpose(0, 3, 1, 2)
     rows = job.array()
     if job.kind == "raw":
         return rows.transpose(0, 3, 1, 2)
-    return np.stack([rows[:, :-1], rows[:, 1:]], 1).astype(np.int64) if job.kind == "tokens" else rows
+    return (
+        np.stack([rows[:, :-1], rows[:, 1:]], 1).astype(np.int64) if job.kind == "tokens" else rows
+    )
 
 
 def check(running: Running, job: Job, out: Path) -> float:
@@ -343,7 +360,9 @@ def check(running: Running, job: Job, out: Path) -> float:
     if (told["dtype"], tuple(told["shape"])) != (dtype, tuple(shape)):
         raise PeerError(f"check: gives {told['dtype']} {told['shape']}, not {dtype} {list(shape)}")
     if sorted(ids.tolist()) != list(range(job.num_samples)):
-        raise PeerError(f"check: gives {len(ids)} samples, {len(set(ids.tolist()))} distinct, of {job.num_samples}")
+        raise PeerError(
+            f"check: gives {len(ids)} samples, {len(set(ids.tolist()))} distinct, of {job.num_samples}"
+        )
     far = np.abs(inputs.astype(np.float64) - right[ids]).reshape(len(ids), -1).mean(1).max()
     if far > (TOLERANCE if job.kind == "jpeg" else 0):
         raise PeerError(f"check: values are off by {far:.3g} in the mean of a sample")
@@ -365,7 +384,11 @@ class Comparison:
         full = max(work.batch, int(work.num_samples * self.args.scale) // work.batch * work.batch)
         count = full if part == "data" else work.num_checked
         key = json.dumps([asdict(work), count, str(photos.resolve()), part])
-        home = self.args.cache / "data" / f"{work.name}-{hashlib.sha256(key.encode()).hexdigest()[:10]}"
+        home = (
+            self.args.cache
+            / "data"
+            / f"{work.name}-{hashlib.sha256(key.encode()).hexdigest()[:10]}"
+        )
         if not (home / "source.json").exists():
             shutil.rmtree(home, ignore_errors=True)
             source = make_source(work, photos, home / "source", count, part == "check")
@@ -411,18 +434,25 @@ class Comparison:
             found |= {"num_samples": job.num_samples}
             running.found = found
             self.running.append(running)
-            print(f"{peer}: ready, {found['distinct']:,} of {job.num_samples:,} samples", file=sys.stderr)
+            print(
+                f"{peer}: ready, {found['distinct']:,} of {job.num_samples:,} samples",
+                file=sys.stderr,
+            )
         except PeerError as error:
             self.failed[peer] = str(error)
             print(f"{peer}: {error}", file=sys.stderr)
             if running is not None:
                 running.close()
+        except BaseException:  # Ctrl-C, say: it is not in the list yet that is closed at the end
+            if running is not None:
+                running.close()
+            raise
         finally:
             for file in logs.glob("*.npz"):
                 file.unlink()
 
     def measure(self) -> None:
-        """Take turns; the order is turned round every other time, so that a drift hits all alike; the first round warms up."""
+        """Take turns, forwards and backwards, so that a drift hits all alike; the first round warms up."""
         for repeat in range(self.args.repeats + 1):
             for running in list(self.running)[:: -1 if repeat % 2 else 1]:
                 try:
@@ -450,7 +480,11 @@ def number(value: float) -> str:
 
 def ranked(comparison: Comparison) -> list[tuple[Running, list[float], float]]:
     """Return peers, their rates and medians, the fastest first."""
-    rows = [(r, rates, statistics.median(rates)) for r in comparison.running if (rates := comparison.rates(r))]
+    rows = [
+        (r, rates, statistics.median(rates))
+        for r in comparison.running
+        if (rates := comparison.rates(r))
+    ]
     return sorted(rows, key=lambda row: -row[2])
 
 
@@ -464,7 +498,8 @@ def table(comparison: Comparison, where: dict[str, Any]) -> str:
         f"Medians of {where['repeats']} turns of {where['seconds']:g} s; {where['cpu']}, {where['cores']} cores, page"
         " cache warm. `loaders` x: how often as fast `loaders` is; below 1 it loses.",
         "",
-        f"| | {work.unit} | range | `loaders` x | first batch, s | own memory, MB | PSS, MB | prepare, s | stored, MB |",
+        f"| | {work.unit} | range | `loaders` x | first batch, s | own memory, MB | PSS, MB"
+        " | prepare, s | stored, MB |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for running, rates, middle in rows:
@@ -472,7 +507,8 @@ def table(comparison: Comparison, where: dict[str, Any]) -> str:
         ratio = "" if ours is None else f"{ours / middle:.2f}"
         ratio = f"**{ratio}**" if ours is not None and ours < middle else ratio
         cells = [
-            running.peer + ("" if found["distinct"] == found["num_samples"] == found["seen"] else " (1)"),
+            running.peer
+            + ("" if found["distinct"] == found["num_samples"] == found["seen"] else " (1)"),
             number(middle),
             f"{number(min(rates))} to {number(max(rates))}",
             ratio,
@@ -502,14 +538,18 @@ def chart(comparison: Comparison, path: Path) -> None:
     rows = ranked(comparison)[::-1]
     figure, axes = pyplot.subplots(figsize=(8, 1.4 + 0.42 * len(rows)), layout="constrained")
     colors = ["#c0562f" if r.peer.startswith("loaders") else "#7d95ab" for r, _, _ in rows]
-    axes.barh([r.peer for r, _, _ in rows], [middle for _, _, middle in rows], color=colors, height=0.62)
+    axes.barh(
+        [r.peer for r, _, _ in rows], [middle for _, _, middle in rows], color=colors, height=0.62
+    )
     limit = max(max(rates) for _, rates, _ in rows)
     for y, (_, rates, middle) in enumerate(rows):
         axes.plot(rates, [y] * len(rates), ".", color="black", markersize=4)
         axes.text(max(*rates, middle) + limit * 0.012, y, number(middle), va="center", fontsize=9)
     axes.set_xlim(0, limit * 1.14)
     axes.set_xlabel(f"{comparison.work.unit}: median, and each turn as a dot; higher is better")
-    axes.set_title(f"{comparison.work.title}\nbatch {comparison.work.batch:,}", fontsize=10, loc="left")
+    axes.set_title(
+        f"{comparison.work.title}\nbatch {comparison.work.batch:,}", fontsize=10, loc="left"
+    )
     axes.xaxis.set_major_formatter(lambda value, _: number(value) if value else "0")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
@@ -539,17 +579,36 @@ def conditions(args: argparse.Namespace) -> dict[str, Any]:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "loaders-compare"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workload", choices=sorted(WORKLOADS))
-    parser.add_argument("--photos", type=Path, default=ROOT / "tests/data/photos", help="folder of photos to cut up")
-    parser.add_argument("--peers", default=",".join(PEERS), help="beside loaders, with commas; default: %(default)s")
-    parser.add_argument("--cache", type=Path, default=home, help="for environments and data; default: %(default)s")
+    parser.add_argument(
+        "--photos",
+        type=Path,
+        default=ROOT / "tests/data/photos",
+        help="folder of photos to cut up",
+    )
+    parser.add_argument(
+        "--peers",
+        default=",".join(PEERS),
+        help="beside loaders, with commas; default: %(default)s",
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=home, help="for environments and data; default: %(default)s"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="of a turn")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the samples, for a quick try")
-    parser.add_argument("--here", action="store_true", help="run torch's loader in this environment too")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the samples, for a quick try"
+    )
+    parser.add_argument(
+        "--here", action="store_true", help="run torch's loader in this environment too"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results", help="folder for the results"
+    )
     return parser.parse_args(argv)
 
 
@@ -568,10 +627,15 @@ def main(argv: list[str] | None = None) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
         told = table(comparison, where)
         peers = {
-            r.peer: {k: v for k, v in r.found.items() if k != "num_samples"} | {"repeats": r.repeats, "rates": rates}
+            r.peer: {k: v for k, v in r.found.items() if k != "num_samples"}
+            | {"repeats": r.repeats, "rates": rates}
             for r, rates, _ in rows
         }
-        result = {"conditions": where, "workload": asdict(comparison.work), "unit": comparison.work.unit}
+        result = {
+            "conditions": where,
+            "workload": asdict(comparison.work),
+            "unit": comparison.work.unit,
+        }
         result["num_samples"] = max((r.found["num_samples"] for r, _, _ in rows), default=0)
         result |= {"peers": peers, "failed": comparison.failed}
         name = args.out / f"compare-{args.workload}"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     Allocate = Callable[[int], npt.NDArray[np.uint8]]
 _SMALL_BYTES = 32 << 10
+_GROWTH = 1.25
 
 
 def _fresh(nbytes: int) -> npt.NDArray[np.uint8]:
@@ -77,7 +78,10 @@ class SlotPool:
                 return buffer
             self.num_slots -= 1  # too small since a larger request came: let it go
             self.size_bytes -= len(buffer)
-        self.nbytes = max(self.nbytes, nbytes)
+        if (
+            nbytes > self.nbytes
+        ):  # with some room: sizes that grow a little would not use any buffer again
+            self.nbytes = max(nbytes, int(self.nbytes * _GROWTH))
         buffer = self._allocate(self.nbytes)
         self.num_slots += 1
         self.size_bytes += len(buffer)

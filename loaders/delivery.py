@@ -94,7 +94,7 @@ class Delivery:
         stats = self._loader._stats
         began = self._waiting_since = time.monotonic()
         try:
-            batch, valid = next(self._source)
+            batch = self._finish(*next(self._source))
         except StopIteration:
             self._end()
             raise
@@ -108,7 +108,7 @@ class Delivery:
         self._num_delivered += 1
         if self._position is not None:
             self._count(self._position)
-        return self._finish(batch, valid)
+        return batch
 
     def _count(self, position: Position) -> None:
         """Note that one more batch was handed over.

@@ -152,6 +152,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         stall_warning_s: float = 60.0,
     ) -> None:
         dataset = as_ours(dataset)
+        if isinstance(dataset, str | os.PathLike):
+            raise TypeError(
+                f"dataset must be a dataset, got {dataset!r}: is it ShardDataset({str(dataset)!r})?"
+            )
         process_only = {
             "worker_init_fn": worker_init_fn,
             "multiprocessing_context": multiprocessing_context,
@@ -227,6 +231,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._pins = pins(self.device) or (pin_memory and torch.cuda.is_available())
         self._slots = Slots(pinned_buffer if self._pins else None)
         self._stats = LoaderStats()
+        self._num_replaced = 0  # by copies of the dataset in child processes
         self._position: Position | None = None
         self._forget_batches()
 
@@ -342,7 +347,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self.num_workers,
             self._pins,
             self._slots,
+            self._count_replaced,
         )
+
+    def _count_replaced(self, num: int) -> None:
+        self._num_replaced += num
 
     def _begin(self) -> Position | None:
         batches = self.batch_sampler
@@ -370,7 +379,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batches = self._batches()
         self._stats.slot_bytes = self._slots.nbytes + getattr(batches, "slot_bytes", 0)
         self._stats.num_ready = getattr(batches, "num_ready", 0)
-        self._stats.num_replaced = getattr(self._served, "num_replaced", 0)
+        here = getattr(self._served, "num_replaced", 0)
+        self._stats.num_replaced = here + self._num_replaced
         self._stats.device_bytes = getattr(self._delivery(), "device_bytes", 0)
         return self._stats
 
@@ -440,6 +450,8 @@ def _choose_order(
     dataset: Any, batch_size: int, shuffle: bool | str | None, sampler: Any, seed: int
 ) -> Order:
     """Return the order that the arguments ask for, or the dataset."""
+    if isinstance(shuffle, str) and shuffle != "block":
+        raise ValueError(f"shuffle must be True, False or 'block', got {shuffle!r}")
     if sampler is not None:
         if shuffle:
             raise ValueError(f"{type(sampler).__name__} is an order of its own: leave out shuffle")

@@ -714,3 +714,13 @@ def test_each_worker_is_one_thread_also_for_torch(folder: Path) -> None:
         torch.set_num_threads(before)
 
     assert set(seen) == {1}
+
+
+def test_a_path_is_not_a_dataset(one: Path) -> None:
+    with pytest.raises(TypeError, match=r"is it ShardDataset\('"):
+        DataLoader(str(one), 4)
+
+
+def test_a_misspelt_shuffle_is_refused(one: Path) -> None:
+    with pytest.raises(ValueError, match="shuffle must be True, False or 'block', got 'blocks'"):
+        DataLoader(only_ids(one), 4, shuffle="blocks")  # type: ignore[arg-type]

@@ -4,16 +4,16 @@
 """NVIDIA DALI on the CPU (`device_id=None`).
 
 Settings: `num_threads` = workers; JPEG through `readers.file` (all files in the shuffle buffer) and
-`decoders.image_random_crop`, which decodes what the crop needs, then `resize` (linear, no antialiasing, as OpenCV does) and
-`flip`; arrays through a batched `external_source` that gathers out of the mapped array: DALI has no reader for rows of one
-large array. `prefetch_queue_depth` 3. Outputs become torch tensors by `DALIGenericIterator`, which copies.
+`decoders.image_random_crop`, which decodes what the crop needs, then `resize` (linear, no antialiasing, as OpenCV
+does) and `flip`; arrays through a batched `external_source` that gathers out of the mapped array: DALI has no
+reader for rows of one large array. `prefetch_queue_depth` 3. Outputs become torch tensors by `DALIGenericIterator`,
+which copies.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
 from benchmarks.peers.protocol import SIDE, Epoch, Job, output, serve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 AHEAD = 3  # batches
 
@@ -41,18 +44,20 @@ def pictures(job: Job) -> tuple[Any, Any]:
     if job.whole:
         images, flip = fn.decoders.image(encoded, output_type=types.RGB), 0
     else:
-        images = fn.decoders.image_random_crop(encoded, output_type=types.RGB, random_area=[0.08, 1])
+        images = fn.decoders.image_random_crop(
+            encoded, output_type=types.RGB, random_area=[0.08, 1]
+        )
         flip = fn.random.coin_flip()
-    images = fn.resize(
-        images, size=(SIDE, SIDE), interp_type=types.INTERP_LINEAR, antialias=False
-    )
+    images = fn.resize(images, size=(SIDE, SIDE), interp_type=types.INTERP_LINEAR, antialias=False)
     return fn.flip(images, horizontal=flip), ids
 
 
 def gathered(job: Job) -> tuple[Any, Any]:
     """Gather a batch at a time, in an order of its own for each epoch."""
     array, steps = job.array(), -(-job.num_samples // job.batch)
-    orders = (np.random.default_rng(seed).permutation(job.num_samples) for seed in itertools.count())
+    orders = (
+        np.random.default_rng(seed).permutation(job.num_samples) for seed in itertools.count()
+    )
 
     def batches() -> Iterator[Any]:
         for order in orders:

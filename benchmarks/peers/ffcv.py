@@ -5,21 +5,20 @@
 # ///
 """FFCV: a .beton file, compiled pipelines.
 
-Settings: `OrderOption.RANDOM`, `os_cache=True` (the data fits into memory), `num_workers` = workers, `batches_ahead` 3, its
-default; `RandomResizedCropRGBImageDecoder` and `RandomHorizontalFlip`; other kinds as `NDArrayField`, uint16 as bytes. The
-JPEG bytes are stored as they are (its own writer would encode the pictures anew: see `keep_jpeg`). It decodes with
-libjpeg-turbo's fast DCT and resizes with INTER_AREA. A batch is overwritten when its ring of buffers comes round. The time
-to the first batch contains compiling.
+Settings: `OrderOption.RANDOM`, `os_cache=True` (the data fits into memory), `num_workers` = workers,
+`batches_ahead` 3, its default; `RandomResizedCropRGBImageDecoder` and `RandomHorizontalFlip`; other kinds as
+`NDArrayField`, uint16 as bytes. The JPEG bytes are stored as they are (its own writer would encode the pictures
+anew: see `keep_jpeg`). It decodes with libjpeg-turbo's fast DCT and resizes with INTER_AREA. A batch is overwritten
+when its ring of buffers comes round. The time to the first batch contains compiling.
 
-It is built from source, with Debian's libopencv-dev, libturbojpeg0-dev and pkg-config. Without root: download them and what
-they need (`apt-get -d -o Dir::Cache::archives=FOLDER install ...`) and `dpkg -x` each into `CACHE/system/root`, CACHE being
-what `compare.py --cache` names.
+It is built from source, with Debian's libopencv-dev, libturbojpeg0-dev and pkg-config. Without root: download them
+and what they need (`apt-get -d -o Dir::Cache::archives=FOLDER install ...`) and `dpkg -x` each into
+`CACHE/system/root`, CACHE being what `compare.py --cache` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -36,6 +35,9 @@ from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor, ToTorchImag
 from ffcv.writer import DatasetWriter
 
 from benchmarks.peers.protocol import SIDE, Epoch, Job, output, serve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def keep_jpeg(destination: Any, record: bytes, malloc: Any) -> None:
@@ -72,7 +74,9 @@ def prepare(job: Job) -> None:
     else:
         dtype, shape = job.row
         tokens = job.kind == "tokens"
-        field = NDArrayField(np.dtype("u1"), (shape[0] * 2,)) if tokens else NDArrayField(dtype, shape)
+        field = (
+            NDArrayField(np.dtype("u1"), (shape[0] * 2,)) if tokens else NDArrayField(dtype, shape)
+        )
     fields = {"x": field, "id": IntField()}
     DatasetWriter(f"{job.folder}/all.beton", fields, num_workers=job.workers).from_indexed_dataset(
         Source(job), chunksize=100

@@ -3,21 +3,24 @@
 # ///
 """Grain: ArrayRecord files, read by threads.
 
-Settings: `group_size:1`, which ArrayRecord's documentation asks for where samples are read in random order; the batch is
-made before `to_iter_dataset`, so that a thread makes whole batches; `ReadOptions(num_threads=workers)`, eight batches ahead.
+Settings: `group_size:1`, which ArrayRecord's documentation asks for where samples are read in random order; the
+batch is made before `to_iter_dataset`, so that a thread makes whole batches; `ReadOptions(num_threads=workers)`,
+eight batches ahead.
 """
 
 from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grain
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from benchmarks.peers.protocol import Epoch, Job, from_records, serve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def prepare(job: Job) -> None:

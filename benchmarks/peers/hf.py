@@ -3,22 +3,24 @@
 # ///
 """Hugging Face datasets: an Arrow dataset on disk, mapped, through torch's DataLoader.
 
-Settings: bytes in a `binary` column for pictures (decoded with OpenCV: its own `Image` feature decodes with PIL); rows as
-fixed-size lists in the "arrow" format, whose buffers become arrays without a value being looked at (the "torch" format is
-several times slower); a batch is asked for at once (`__getitems__`); workers kept between epochs.
+Settings: bytes in a `binary` column for pictures (decoded with OpenCV: its own `Image` feature decodes with PIL);
+rows as fixed-size lists in the "arrow" format, whose buffers become arrays without a value being looked at (the
+"torch" format is several times slower); a batch is asked for at once (`__getitems__`); workers kept between epochs.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
 import torch
 
 from benchmarks.peers.protocol import Epoch, Job, from_records, output, quiet_worker, serve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def prepare(job: Job) -> None:
@@ -56,7 +58,7 @@ class Batches(torch.utils.data.Dataset[Any]):
         table = self.rows[indices]
         if self.job.kind == "jpeg":
             return from_records(self.job, table["x"].to_pylist(), table["id"].to_pylist())
-        dtype, shape = self.job.row
+        _dtype, shape = self.job.row
         flat = table["x"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         rows = flat.reshape(-1, *shape)
         rows = rows if self.job.kind == "tokens" or rows.flags.writeable else rows.copy()

@@ -3,9 +3,9 @@
 # ///
 """LitData: optimized chunks, local, through its StreamingDataLoader.
 
-Settings: `optimize` into chunks of 32 MB; `StreamingDataset(shuffle=True, batch_decode=False)`: its default, "auto",
-decodes the neighbours of a sample that shuffling then leaves unused; tokens through `TokensLoader`, its loader for text,
-over windows written one behind the other; workers kept between epochs.
+Settings: `optimize` into chunks of 32 MB; `StreamingDataset(shuffle=True, batch_decode=False)`: its default,
+"auto", decodes the neighbours of a sample that shuffling then leaves unused; tokens through `TokensLoader`, its
+loader for text, over windows written one behind the other; workers kept between epochs.
 """
 
 from __future__ import annotations

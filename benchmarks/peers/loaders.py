@@ -1,7 +1,8 @@
 # /// script
 # dependencies = []
 # ///
-"""This project: `packdata`, `ShardDataset` (`loaders:ram`: `RAMDataset`), `DataLoader` with the defaults and two workers.
+"""This project: `packdata`, `ShardDataset` (`loaders:ram`: `RAMDataset`), `DataLoader` with the defaults and two
+workers.
 
 JPEG files are kept byte for byte. `loaders:lmdb` packs into LMDB instead of Parquet.
 """

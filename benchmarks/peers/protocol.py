@@ -2,18 +2,19 @@
 
     {"do": "prepare", "job": {...}}          -> {"prepare_s": ..., "stored_mb": ...}
     {"do": "open", "job": {...}}             -> {"first_batch_s": ...}     constructing, one batch; imports excluded
-    {"do": "check", "out": "file.npz"}       -> {"dtype": ..., "shape": ..., "partial": ...}; an epoch's inputs and ids
+    {"do": "check", "out": "file.npz"}       -> {"dtype": ..., "shape": ..., "batch": ...}; an epoch's inputs and ids
     {"do": "cover"}                          -> {"seen": ..., "distinct": ..., "num_samples": ...}; one whole epoch
     {"do": "run", "seconds": 3.0}            -> {"samples": ..., "seconds": ..., "first_batch_s": ..., "cpu_s": ...}
 
 A failure is `{"error": "..."}`. What a peer's library prints goes to stderr. A peer's script calls `serve` with two
-functions: `prepare(job)` writes the source into the peer's own format under `job.folder`, and `open_epochs(job)` returns
-a function that begins a new epoch and returns an iterator of `(inputs, ids)`:
+functions: `prepare(job)` writes the source into the peer's own format under `job.folder`, and `open_epochs(job)`
+returns a function that begins a new epoch and returns an iterator of `(inputs, ids)`:
 
     images  uint8  (N, C, H, W), of any memory order
     tokens  int64  (N, 1024) and the same of targets, as a pair
     tables  float32 (N, 32)
-    ids     int64  (N,), the number of each sample: what a label would be; for tokens, whose first two tell the number, None
+    ids     int64  (N,), the number of each sample, as a label would be; for tokens, which begin with it, None
+
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def from_records(job: Job, records: list[Any], ids: list[int]) -> Batch:
     else:
         dtype, shape = job.row
         rows = np.frombuffer(b"".join(records), dtype).reshape(-1, *shape)
-        rows = rows if job.kind == "tokens" else rows.copy()  # torch wants memory that it may write
+        rows = (
+            rows if job.kind == "tokens" else rows.copy()
+        )  # torch wants memory that it may write
     return output(job.kind, rows), torch.tensor(ids, dtype=torch.int64)
 
 

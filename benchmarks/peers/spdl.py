@@ -4,15 +4,15 @@
 """SPDL: its pipeline over threads, a job for each batch.
 
 Settings: `PipelineBuilder`, the source yields the shuffled numbers of a batch, one stage makes the batch in place
-(concurrency = workers; OpenCV, or a gather out of the mapped array) and its results are passed on as they are completed;
-four batches are kept ready. SPDL's own decoder needs FFmpeg's libraries on the system, and was slower; OpenCV needs nothing.
+(concurrency = workers; OpenCV, or a gather out of the mapped array); four batches are kept ready. One pipeline
+serves all epochs, one after the other: to build one for each costs a fast source much of its time. SPDL's own
+decoder needs FFmpeg's libraries on the system, and was slower; OpenCV needs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,13 +20,18 @@ from spdl.pipeline import PipelineBuilder
 
 from benchmarks.peers.protocol import Epoch, Job, from_records, output, serve
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+AHEAD = 4  # batches
+
 
 def prepare(job: Job) -> None:
     """Nothing: the source is read as it is."""
 
 
 def open_epochs(job: Job) -> Epoch:
-    """Build a pipeline for each epoch: it goes through its source once."""
+    """Build the pipeline."""
     array = None if job.kind == "jpeg" else job.array()
     files = job.files
 
@@ -44,16 +49,26 @@ def open_epochs(job: Job) -> Epoch:
             return output(job.kind, array[indices.numpy()])
         return output(job.kind, flat.index_select(0, indices))
 
+    def orders() -> Iterator[torch.Tensor]:
+        while True:
+            yield from torch.randperm(job.num_samples).split(job.batch)
+
+    builder = PipelineBuilder().add_source(orders())
+    builder.pipe(batch_of, concurrency=job.workers, output_order="input").add_sink(AHEAD)
+    pipeline = builder.build(num_threads=job.workers)
+    pipeline.start()
+    batches = iter(pipeline)
+    steps, taken = -(-job.num_samples // job.batch), 0
+
     def epoch() -> Iterator[Any]:
-        order = torch.randperm(job.num_samples).split(job.batch)
-        builder = PipelineBuilder().add_source(order)
-        builder.pipe(batch_of, concurrency=job.workers, output_order="completion").add_sink(4)
-        pipeline = builder.build(num_threads=job.workers)
-        with pipeline.auto_stop():
-            yield from pipeline
+        nonlocal taken
+        taken %= steps
+        while taken < steps:
+            taken += 1
+            yield next(batches)
 
     return epoch
 
 
 if __name__ == "__main__":
-    serve(prepare, open_epochs)
+    serve(prepare, open_epochs, num_kept=AHEAD + 2)  # one in each worker's hands

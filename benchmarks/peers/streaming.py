@@ -3,9 +3,10 @@
 # ///
 """MosaicML Streaming: MDS shards, local, through torch's DataLoader.
 
-Settings: `StreamingDataset(shuffle=True, batch_size=...)` with its default shuffle, `num_canonical_nodes=1` for a single
-machine; shards of 32 MB; workers kept between epochs. Streaming imports torchvision; where pip brings a build for CUDA,
-which cannot be imported beside torch for CPUs, a module without its operators takes its place: nothing here uses them.
+Settings: `StreamingDataset(shuffle=True, batch_size=...)` with its default shuffle, `num_canonical_nodes=1` for a
+single machine; shards of 32 MB; workers kept between epochs. Streaming imports torchvision; where pip brings a
+build for CUDA, which cannot be imported beside torch for CPUs, a module without its operators takes its place:
+nothing here uses them.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 # ///
 """torch's DataLoader.
 
-Settings: worker processes kept between epochs (`persistent_workers`), `prefetch_factor` 4; JPEG files are read and decoded
-one by one with OpenCV (`torch:pil`: with PIL, whose `resize(box=...)` crops and whose `draft` mode is not used: it would
-change the pixels). Rows of memory-mapped arrays are gathered a batch at a time by `__getitems__`, which the DataLoader
-calls where a Dataset has it; `torch:rows` is the Dataset that most people write, a row at a time and the default collate.
+Settings: worker processes kept between epochs (`persistent_workers`), `prefetch_factor` 4; JPEG files are read and
+decoded one by one with OpenCV (`torch:pil`: with PIL, whose `resize(box=...)` crops and whose `draft` mode is not
+used: it would change the pixels). Rows of memory-mapped arrays are gathered a batch at a time by `__getitems__`,
+which the DataLoader calls where a Dataset has it; `torch:rows` is the Dataset that most people write, a row at a
+time and the default collate.
 """
 
 from __future__ import annotations

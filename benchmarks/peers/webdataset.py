@@ -3,10 +3,10 @@
 # ///
 """WebDataset: tar shards, a quarter of an epoch in each worker's shuffle buffer.
 
-Settings: shards enough for all workers (four each), shuffled; a record is one tar member of a number and bytes, so that
-no second member has to be found and no text parsed; batches are made in the workers (`.batched`) and handed over whole
-(`WebLoader(batch_size=None)`), as its documentation recommends; workers kept between epochs. The order is a shuffle of
-shards and of a buffer, not of all samples.
+Settings: shards enough for all workers (four each), shuffled; a record is one tar member of a number and bytes, so
+that no second member has to be found and no text parsed; batches are made in the workers (`.batched`) and handed
+over whole (`WebLoader(batch_size=None)`), as its documentation recommends; workers kept between epochs. The order
+is a shuffle of shards and of a buffer, not of all samples.
 """
 
 from __future__ import annotations

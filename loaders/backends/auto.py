@@ -13,7 +13,6 @@ import resource
 import time
 from typing import TYPE_CHECKING, Any
 
-from loaders.backends.maker import Raised
 from loaders.backends.subprocess import ChildPool
 from loaders.backends.threads import ThreadPool
 
@@ -91,20 +90,20 @@ class AutoPool:
         self._maker, self._changed = maker, changed
         self._pool: Pool = ThreadPool(maker)
         self._watch = StepWatch()
-        self._drained: list[list[Any]] = []  # made by threads, not yet taken when they ended
+        self._waiting: list[list[Any]] = []  # for the threads to be done, and the child to begin
 
     def __len__(self) -> int:
-        return len(self._drained) + len(self._pool)
+        return len(self._waiting) + len(self._pool)
 
     @property
     def num_ready(self) -> int:
         """Groups that could be taken without waiting."""
-        return len(self._drained) + self._pool.num_ready
+        return self._pool.num_ready
 
     @property
     def is_ready(self) -> bool:
         """Whether the oldest group could be taken without waiting."""
-        return bool(self._drained) or self._pool.is_ready
+        return self._pool.is_ready
 
     @property
     def slot_bytes(self) -> int:
@@ -112,33 +111,37 @@ class AutoPool:
         return getattr(self._pool, "slot_bytes", 0)
 
     def put(self, group: list[Any]) -> None:
-        """Begin a group of batches; first change over, if it is time."""
+        """Begin a group of batches; if it is time, change over first, as soon as the threads are done."""
         self._watch.enter()
-        if self._watch.is_waiting and isinstance(self._pool, ThreadPool):
+        is_time = self._watch.is_waiting and isinstance(self._pool, ThreadPool)
+        if is_time or self._waiting:
+            self._waiting.append(group)
             self._change_over()
-        self._pool.put(group)
+        else:
+            self._pool.put(group)
         self._watch.leave()
 
     def _change_over(self) -> None:
-        """End the threads, then fork: a lock that a thread holds would stay locked in the child."""
-        while len(self._pool):
-            try:
-                self._drained.append(self._pool.take(None))
-            except Exception as error:
-                self._drained.append([Raised(error)])
+        """Fork, once no thread has work: a lock that one holds would stay locked in the child."""
+        if len(self._pool):
+            return
         self._pool.close()
         logger.info(
             "the training step waits for the interpreter: batches now come from a child process"
         )
         self._pool = ChildPool(self._maker, "fork")
         self._changed()
+        while self._waiting:
+            self._pool.put(self._waiting.pop(0))
 
     def take(self, timeout_s: float | None = None) -> list[Any]:
         """Return the oldest group, or raise its error."""
         self._watch.enter()
         try:
-            return self._drained.pop(0) if self._drained else self._pool.take(timeout_s)
+            return self._pool.take(timeout_s)
         finally:
+            if self._waiting:
+                self._change_over()
             self._watch.leave()
 
     def describe(self) -> str:

@@ -66,17 +66,19 @@ class _Child:
             self._asked.get()
             try:
                 group = self._pool.take()
-            except Exception as error:
+            except BaseException as error:  # whatever it is, it is for the parent to see
                 group = [Raised(error)]
             self._send(group)
 
     def _send(self, group: list[Any]) -> None:
         group = [Raised(_portable(b.error)) if isinstance(b, Raised) else b for b in group]
+        given_up = [self._slots.given_up.popleft() for _ in range(len(self._slots.given_up))]
         status = self._maker.num_replaced, self._pool.num_ready, self._slots.nbytes
         try:
-            message = dump((group, status), self._slots)
+            message = dump((group, given_up, status), self._slots)
         except Exception as error:  # something in a batch does not pickle
-            message = dump(([Raised(_portable(error))] * len(group), status), self._slots)
+            group = [Raised(_portable(error))] * len(group)
+            message = dump((group, given_up, status), self._slots)
         self._held |= message.leases
         with self._send_lock:
             while self._slots.fds:
@@ -112,7 +114,7 @@ class _Child:
         self._asked.put(None)
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: BaseException) -> BaseException:
     """Return an error that survives the way: with its traceback as text, and of a plain type if need be."""
     trace = "".join(traceback.format_exception(error))
     try:

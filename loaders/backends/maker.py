@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _GROUP_BYTES = 4 << 20  # hand smaller batches over several at a time
 
 
+def _count_nothing(num: int) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class Maker:
     """Makes batches of a dataset.
@@ -33,6 +37,7 @@ class Maker:
         num_workers: How many threads share the work on a batch.
         pin: Put batches into page-locked memory.
         slots: Where batches go.
+        count_replaced: Told how many samples another process's copy of the dataset replaced.
     """
 
     dataset: Any
@@ -42,10 +47,11 @@ class Maker:
     num_workers: int
     pin: bool = False
     slots: Slots = field(default_factory=Slots)
+    count_replaced: Callable[[int], None] = _count_nothing
 
     def for_child(self) -> Maker:
         """Return it without what belongs to this process."""
-        return replace(self, pin=False, slots=Slots())
+        return replace(self, pin=False, slots=Slots(), count_replaced=_count_nothing)
 
     @property
     def num_replaced(self) -> int:
@@ -96,7 +102,7 @@ class Maker:
 class Raised:
     """What stands where a batch would have come: its error."""
 
-    error: Exception
+    error: BaseException
 
 
 class BatchOf:

@@ -76,6 +76,7 @@ class OrderedBatches:
         self._timeout_s, self._stall_warning_s = timeout_s, stall_warning_s
         self._ready: list[Any] = []
         self._failed: Exception | None = None
+        self._is_broken = False  # the pool takes no more, and what it still has is lost
 
     def __iter__(self) -> OrderedBatches:
         return self
@@ -83,7 +84,7 @@ class OrderedBatches:
     def __next__(self) -> Any:
         if not self._ready:
             self._fill()
-            if not len(self._pool):
+            if self._is_broken or not len(self._pool):
                 self._end()
             self._ready = self._take()[::-1]
             self._fill()
@@ -116,7 +117,11 @@ class OrderedBatches:
                 self._indices, self._failed = iter(()), error
             if not group:
                 return
-            self._pool.put(group)
+            try:
+                self._pool.put(group)
+            except Exception as error:  # its turn comes behind the batches that are ready
+                self._indices, self._failed, self._is_broken = iter(()), error, True
+                return
             self._group_size = min(2 * self._group_size, self._max_group_size)
 
     def _take(self) -> list[Any]:

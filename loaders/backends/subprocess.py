@@ -48,7 +48,7 @@ class ChildPool:
         if context is None or isinstance(context, str):
             context = get_context(context)
         self.num_ready = self.slot_bytes = 0
-        self._dataset = maker.dataset
+        self._count_replaced, self._num_replaced = maker.count_replaced, maker.num_replaced
         self._under_way = 0
         self._is_up = False  # its handlers are set
         self._came: deque[Any] = deque()  # while something else was waited for
@@ -112,8 +112,8 @@ class ChildPool:
             if not isinstance(message, str):  # an answer that came too late
                 self._came.append(message)
         group, (num_replaced, self.num_ready, self.slot_bytes) = self._came.popleft()
-        if num_replaced:  # counted on from what our own dataset had when the child began
-            self._dataset.num_replaced = num_replaced
+        self._count_replaced(num_replaced - self._num_replaced)
+        self._num_replaced = num_replaced
         self._under_way -= 1
         return group  # type: ignore[no-any-return]
 
@@ -124,7 +124,12 @@ class ChildPool:
                 return None
             message = self._connection.recv_bytes()
             self._is_up = True
-            return self._mapped.load(message)
+            loaded = self._mapped.load(message)
+            if isinstance(loaded, str):
+                return loaded
+            group, given_up, status = loaded
+            self._mapped.forget(given_up)
+            return group, status
         except (EOFError, OSError):
             raise self._death() from None
 

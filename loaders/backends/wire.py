@@ -5,6 +5,7 @@
 2. ``dump`` turns a batch into a message: a tensor in a slot becomes its place there; a small one
    outside of any slot travels in the message, a large one is copied to a slot first. The leases of
    the slots go with it: the child holds them until the parent says that the slot is free.
+   A slot that the child gives up (a larger one was asked for) is named to the parent, who unmaps it.
 3. ``Mapped.load`` turns the message into tensors over the parent's own map. When the last of them dies, the
    number of the slot is appended to ``Mapped.free``, which the parent tells the child with its next message.
 """
@@ -50,12 +51,15 @@ class SharedSlots(Slots):
 
     Attributes:
         fds: Descriptors of slots that the other process does not know yet.
+        given_up: Numbers of slots that are no more, and that the other process still has mapped.
     """
 
     def __init__(self) -> None:
         super().__init__(self._share)
         self.fds: deque[int] = deque()
+        self.given_up: deque[int] = deque()
         self._lock = threading.Lock()
+        self._num_shared = 0
         self._numbers: dict[int, int] = {}  # by address
 
     def _share(self, nbytes: int) -> UInt8Array:
@@ -63,9 +67,18 @@ class SharedSlots(Slots):
         os.ftruncate(fd, nbytes)
         buffer = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
         with self._lock:  # pools of several fields may grow at the same time
-            self._numbers[buffer.ctypes.data] = len(self._numbers)
+            address, number = buffer.ctypes.data, self._num_shared
+            self._num_shared += 1
+            self._numbers[address] = number
             self.fds.append(fd)
+        weakref.finalize(buffer, self._gone, address, number).atexit = False
         return buffer
+
+    def _gone(self, address: int, number: int) -> None:
+        """Forget a slot: its address may be another's at any moment."""
+        if self._numbers.get(address) == number:
+            del self._numbers[address]
+        self.given_up.append(number)
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the slot that a tensor lies in, or None."""
@@ -173,7 +186,8 @@ class Mapped:
         self.free: deque[int] = deque()
         self.nbytes = 0
         self._next_fd, self._lock = next_fd, lock
-        self._buffers: list[UInt8Array] = []
+        self._num_mapped = 0
+        self._buffers: dict[int, UInt8Array] = {}
 
     def _add(self) -> None:
         fd = self._next_fd()
@@ -184,8 +198,19 @@ class Mapped:
             os.close(fd)
         if self._lock is not None:
             self._lock(buffer)
-        self._buffers.append(buffer)
+        self._buffers[self._num_mapped] = buffer
+        self._num_mapped += 1
         self.nbytes += nbytes
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Unmap slots that the child gave up, now or with the last tensor over them."""
+        for number in numbers:
+            self._reach(number)
+            self.nbytes -= len(self._buffers.pop(number))
+
+    def _reach(self, number: int) -> None:
+        while self._num_mapped <= number:
+            self._add()
 
     def load(self, data: bytes) -> Any:
         """Make what ``dump`` described, over the slots."""
@@ -193,8 +218,7 @@ class Mapped:
 
     def lease(self, number: int) -> torch.Tensor:
         """Return a slot's bytes; it counts as free when no tensor shares them any more."""
-        while len(self._buffers) <= number:
-            self._add()
+        self._reach(number)
         lease = self._buffers[number][:]
         weakref.finalize(lease, self.free.append, number).atexit = False
         return torch.from_numpy(lease)

@@ -321,9 +321,13 @@ def _read_escapes(lists: Sequence[Any], full_nbytes: int, row_nbytes: int) -> Es
     at = np.cumsum(entries["gap"], dtype=np.int64)
     ends = np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists))) // _ESCAPE.itemsize
     wanted = np.arange(1, len(lists) + 1) * full_nbytes
-    if len(at) < len(lists) or not np.array_equal(at[ends - 1], wanted):
-        raise CodecError("the escapes of a record do not end where its coefficients do")
     kept = np.flatnonzero(entries["add"])
+    if (
+        len(at) < len(lists)
+        or not np.array_equal(at[ends - 1], wanted)
+        or (at[kept] >= wanted[np.searchsorted(ends, kept, "right")]).any()  # the next row's
+    ):
+        raise CodecError("the escapes of a record do not end where its coefficients do")
     at, adds = at[kept], entries["add"][kept].astype(np.float32) * np.float32(256)
     if row_nbytes < full_nbytes:
         rows, at = np.divmod(at, full_nbytes)

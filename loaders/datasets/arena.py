@@ -73,6 +73,7 @@ class Arena:
         try:
             os.truncate(self.fd, begin + nbytes)
             self._map = mmap.mmap(self.fd, begin + nbytes)
+            self._map.madvise(mmap.MADV_DONTFORK)  # a child could still write: see seal
         except BaseException:
             os.close(self.fd)
             raise

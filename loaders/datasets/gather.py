@@ -9,7 +9,6 @@ checked against the number of rows.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from loaders.columns import Column, FixedColumn, VarColumn
+from loaders.datasets.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ class Gather:
         self._biases = np.full(len(starts), _UNKNOWN, np.int64)
         self._all_fixed = True
         self._window = 0, torch.empty(0, nbytes, dtype=torch.uint8)
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def __call__(self, indices: Indices, shards: Indices, out: npt.NDArray[np.uint8]) -> None:
         """Copy the records of some samples to the rows of ``out``: ``(N, nbytes)`` uint8, C-contiguous."""

@@ -29,10 +29,13 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from loaders.errors import LoadersError
+
 logger = logging.getLogger(__name__)
 _TELL_S = 0.5
 _RETRY_S = 0.05
 _MESSAGE_BYTES = 1 << 14
+_WHY_BYTES = _MESSAGE_BYTES // 8  # JSON takes up to six bytes for one
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -107,12 +110,32 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, int | Non
 
     Raises:
         TimeoutError: The connection has a timeout, and it passed.
+        LoadersError: What came is not a message.
     """
     try:
         data, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
     except ConnectionError:
         return None, None
-    return (json.loads(data) if data else None), (fds[0] if fds else None)
+    try:
+        message = _parse(data) if data else None
+    except LoadersError:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return message, (fds[0] if fds else None)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise LoadersError(
+            f"the process that offers the shared copy sent {data[:40]!r}, not a message of this "
+            "release: end the one that has taken its name"
+        )
+    return message
 
 
 class Keeper:
@@ -167,7 +190,8 @@ class Keeper:
 
     def fail(self, why: str) -> None:
         """Tell all who wait that there will be no copy, and end."""
-        self._news = {"state": "failed", "why": why[:4000]}
+        cut = why.encode(errors="backslashreplace")[:_WHY_BYTES].decode(errors="ignore")
+        self._news = {"state": "failed", "why": cut}
         self.close()
 
     def close(self) -> None:
@@ -295,8 +319,9 @@ class Keeper:
 
 def _send(client: socket.socket, message: dict[str, Any], fd: int | None = None) -> bool:
     """Send a message; return False if the other side does not read."""
+    data = json.dumps(message, ensure_ascii=False).encode()
     try:
-        socket.send_fds(client, [json.dumps(message).encode()], [] if fd is None else [fd])
+        socket.send_fds(client, [data], [] if fd is None else [fd])
     except BlockingIOError:
         return False
     return True

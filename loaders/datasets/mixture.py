@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -90,6 +89,7 @@ class Mixture(BatchDataset):
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
         self._joined = _join(self.sources)
+        self._is_half = False
         self.device = self.sources[0].device
         self.epoch = 0
 
@@ -200,8 +200,9 @@ class Mixture(BatchDataset):
         """Return the same samples in the host half, if the sources are read as one."""
         if self._joined is None:
             return self
-        other = copy.copy(self)
-        other._joined = self._joined.host_half()
+        other = type(self).__new__(type(self))
+        joined = self._joined.host_half()
+        other.__dict__ |= self.__dict__ | {"_joined": joined, "_is_half": True}
         return other
 
     def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any] | None:
@@ -214,6 +215,8 @@ class Mixture(BatchDataset):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._joined = _join(self.sources)
+        if self._is_half and self._joined is not None:
+            self._joined = self._joined.host_half()
 
     def __repr__(self) -> str:
         shares = np.array(self.weights) / sum(self.weights)

@@ -169,12 +169,21 @@ def _fill(name: Name, listener: socket.socket, plan: Plan, progress: bool) -> Sh
     keeper = Keeper(name, listener=listener)
     try:
         fd = _load_arena(name, plan(), keeper, progress)
-        shared = SharedColumns(name, open_sealed(fd, name.identity), keeper)
+        shared = SharedColumns(name, _open(name, fd), keeper)
     except BaseException as error:  # whatever it is: others must not wait any longer
         keeper.fail(f"{type(error).__name__}: {error}")
         raise
     keeper.ready(fd)
     return shared
+
+
+def _open(name: Name, fd: int) -> SealedColumns:
+    """Open a copy; its descriptor is closed if that fails."""
+    try:
+        return open_sealed(fd, name.identity)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _load_arena(
@@ -202,28 +211,35 @@ def _find(name: Name, patience: float, progress: bool) -> SharedColumns | None:
     """Get the copy from the process that has the name; None if it went before it said anything."""
     connection = name.connect()
     if connection is None:
-        if time.monotonic() > patience:
-            raise LoadersError(
-                f"no process of this machine offers the shared copy {name.identity}: "
-                "those that had it have ended, or it was pickled on another machine. "
-                "Make the dataset anew, from its path"
-            )
-        time.sleep(_RETRY_S)
+        _pause(
+            patience,
+            f"no process of this machine offers the shared copy {name.identity}: "
+            "those that had it have ended, or it was pickled on another machine. "
+            "Make the dataset anew, from its path",
+        )
         return None
     try:
         fd = _receive_copy(name, connection, progress)
         if fd is None:
+            _pause(
+                patience,
+                f"process {Peer.of(connection).pid}, which has the name of the shared copy "
+                f"{name.identity}, hangs up without a word, again and again: end it",
+            )
             connection.close()
             return None
-        try:
-            sealed = open_sealed(fd, name.identity)
-        except BaseException:
-            os.close(fd)
-            raise
+        sealed = _open(name, fd)
     except BaseException:
         connection.close()
         raise
     return SharedColumns(name, sealed, Keeper(name, connection=connection, fd=fd))
+
+
+def _pause(patience: float, fault: str) -> None:
+    """Wait a little before the next try; LoadersError if it was tried for long enough."""
+    if time.monotonic() > patience:
+        raise LoadersError(fault)
+    time.sleep(_RETRY_S)
 
 
 def _receive_copy(name: Name, connection: socket.socket, progress: bool) -> int | None:

@@ -6,7 +6,6 @@ gathers rows of equal size from any number of mapped files in one call.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from loaders.columns import Column, VarColumn
 from loaders.datasets.finder import ShardFinder
 from loaders.datasets.gather import Gather
+from loaders.datasets.locks import ForkLock
 from loaders.errors import ChecksumError, SchemaError, ShardError
 from loaders.formats import open_checksums, open_columns
 
@@ -120,7 +120,7 @@ class Store:
         self._reset()
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._open: list[OpenShard | None] = [None] * len(self.shards)
         self._unverified: dict[str, set[int]] = {}
         self._gathers: dict[str, Gather] = {}

@@ -7,7 +7,6 @@ end is put together from both sides.
 
 from __future__ import annotations
 
-import threading
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import torch
 
 from loaders.columns import FixedColumn, VarColumn
 from loaders.datasets.gather import rows_at
+from loaders.datasets.locks import ForkLock
 from loaders.errors import SchemaError, ShardError
 from loaders.schema import Tokens
 
@@ -74,7 +74,7 @@ class TokenStream:
         self._opened: set[int] = set()
         self._all_open = False
         self._views: dict[int, torch.Tensor] = {}
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def _find_runs(self, counts: Indices) -> None:
         begins = np.ones(len(counts), bool)
@@ -86,7 +86,8 @@ class TokenStream:
         self._lasts = np.cumsum(lengths)
         self._firsts, self._rows = self._lasts - lengths, rows
         self._shards = self._store.shards_of(rows)
-        self._row_starts = np.cumsum(counts) - counts
+        self._row_stops = np.cumsum(counts)
+        self._row_starts = self._row_stops - counts
         self.num_tokens = int(lengths.sum())
 
     def __len__(self) -> int:
@@ -103,19 +104,24 @@ class TokenStream:
                 starts = np.arange(len(column), dtype=np.int64) * width
                 column = VarColumn(column.data.reshape(-1), starts, np.full(len(column), width))
             inside, rows = _values(column, field.dtype)
-            parts.append(self._row_starts[start + rows] + inside)
+            rows += start
+            parts.append(self._row_starts[rows] + inside)
+            self._check_ends(parts[-1], rows)
             start += self._store.shards[number].num_samples
         ends = np.concatenate(parts)
-        if len(ends) and (ends[-1] > self.num_tokens or (np.diff(ends) <= 0).any()):
-            raise ShardError(
-                "its documents do not follow each other",
-                self._store.shards[0].path,
-                None,
-                DOCUMENT_ENDS,
-            )
         if self.num_tokens and (not len(ends) or ends[-1] < self.num_tokens):
             ends = np.append(ends, self.num_tokens)
         return ends
+
+    def _check_ends(self, ends: Indices, rows: Indices) -> None:
+        """Each end lies behind the one before it, and in its own row."""
+        bad = (ends <= self._row_starts[rows]) | (ends > self._row_stops[rows])
+        bad[1:] |= ends[1:] <= ends[:-1]
+        if bad.any():
+            row = int(rows[bad.argmax()])
+            path, number = self._store.place(row)
+            what = "its documents do not follow each other within the tokens of the row"
+            raise ShardError(what, path, number, DOCUMENT_ENDS, "Pack it again")
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.unsignedinteger]:
         """Return the tokens from one position to another, a copy."""

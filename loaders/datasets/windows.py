@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -143,7 +142,9 @@ class TokenWindows(BatchDataset):
         if self.tail == "drop":
             self._num_windows = max(0, behind_first // self.stride + 1)
         else:
-            self._num_windows = 0 if num < 2 else max(0, -(-behind_first // self.stride)) + 1
+            # Of all that begin where a target is left, those up to the first that is not whole.
+            begins = max(0, (num - 2) // self.stride + 1)
+            self._num_windows = min(begins, max(0, -(-behind_first // self.stride)) + 1)
         covered = (self._num_windows - 1) * self.stride + length + 1 if self._num_windows else 0
         self.num_left_out = max(0, num - covered)
         self._num_whole = max(0, min(self._num_windows, behind_first // self.stride + 1))
@@ -190,8 +191,8 @@ class TokenWindows(BatchDataset):
 
     def host_half(self) -> TokenWindows:
         """Return the same samples, in batches of ``windows``: ``(N, length + 1)`` of the stored type."""
-        other = copy.copy(self)
-        other._is_half = True
+        other = type(self).__new__(type(self))
+        other.__dict__ |= self.__dict__ | {"_is_half": True}  # not copied: that would plan anew
         return other
 
     @property
@@ -228,7 +229,7 @@ class TokenWindows(BatchDataset):
         return options if self.by == "document" else options | {"stride": self.stride}
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self.dataset, self._options())
+        return _rebuild, (self.dataset, self._options(), self._is_half)
 
     # -- samples -----------------------------------------------------------------------------------
 
@@ -290,8 +291,9 @@ class TokenWindows(BatchDataset):
         return f"TokenWindows({what})"
 
 
-def _rebuild(dataset: PackedDataset, options: dict[str, Any]) -> TokenWindows:
-    return TokenWindows(dataset, **options)
+def _rebuild(dataset: PackedDataset, options: dict[str, Any], is_half: bool) -> TokenWindows:
+    windows = TokenWindows(dataset, **options)
+    return windows.host_half() if is_half else windows
 
 
 class WindowJob:

@@ -6,6 +6,7 @@ Plain tensor operations, the same on every device and of the same values as the 
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -150,9 +151,9 @@ class DctFinish(nn.Module):
         out = _Pixels(planes, self.grid.channels, self.size, self.normalize)
         # Under autocast the products would have 8 bits, and the images stripes.
         with torch.autocast(planes.device.type, enabled=False):
-            for part in _parts(planes):
+            parts = _parts(planes)
+            for part, inside in zip(parts, _inside(parts, nbytes, positions), strict=True):
                 values = planes[part].view(torch.int8).to(weights[0][0].dtype)
-                inside = _inside(part, nbytes, positions, len(planes))
                 at = positions[inside] - part.start * nbytes
                 values.view(-1).index_add_(0, at, adds[inside].to(values.dtype))
                 self._finish(
@@ -276,13 +277,14 @@ def _parts(planes: torch.Tensor) -> list[slice]:
     return [slice(first, min(first + step, num)) for first in range(0, num, step)]
 
 
-def _inside(part: slice, nbytes: int, positions: torch.Tensor, num: int) -> slice:
-    """Return which positions, sorted as they are, lie in some rows."""
-    if part == slice(0, num):
-        return slice(None)
-    bounds = torch.tensor([part.start * nbytes, part.stop * nbytes])
-    first, last = torch.searchsorted(positions, bounds).tolist()
-    return slice(first, last)
+def _inside(parts: Sequence[slice], nbytes: int, positions: torch.Tensor) -> list[slice]:
+    """Return which positions, sorted as they are, lie in the rows of each part."""
+    if len(parts) <= 1:  # without waiting for a device
+        return [slice(None) for _ in parts]
+    rows = [0, *(part.stop for part in parts)]
+    bounds = torch.tensor(rows, device=positions.device) * nbytes
+    found = torch.searchsorted(positions, bounds).tolist()
+    return [slice(*pair) for pair in itertools.pairwise(found)]
 
 
 def _double(planes: torch.Tensor, size: Size) -> torch.Tensor:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -146,3 +147,33 @@ def test_a_step_that_waits_keeps_threads() -> None:
         time.sleep(0.03)
 
     assert loader.backend == "thread"
+
+
+class Slow(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        time.sleep(1.5 * (index == 2))
+        return index
+
+    def __len__(self) -> int:
+        return 8
+
+
+def test_while_it_changes_over_the_trainer_still_waits_no_longer_than_it_said() -> None:
+    maker = Maker(Slow(), torch.utils.data.default_collate, 1, True, 1)
+    pool = AutoPool(maker, lambda: None)
+    batches = OrderedBatches(
+        pool, iter([[i] for i in range(8)]), prefetch_batches=2, timeout_s=0.2
+    )
+    assert next(batches).item() == 0
+    pool._watch.is_waiting = True
+    assert next(batches).item() == 1
+
+    with pytest.raises(RuntimeError, match="timed out"):
+        next(batches)
+
+    served: list[int] = []
+    while len(served) < 6:
+        with suppress(RuntimeError):  # late again: the child takes a while to begin
+            served.append(next(batches).item())
+    assert served == [2, 3, 4, 5, 6, 7]
+    batches.close()

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from loaders import DataLoader, ShardDataset, augment
+from loaders import DataLoader, Mixture, ShardDataset, augment
 from loaders.errors import SampleError
 from tests.packdata.packing import pack_samples
 
@@ -415,3 +415,79 @@ def test_other_children_of_the_fork_server_can_be_interrupted(folder: Path) -> N
 
     assert queue.get()
     process.join(20)
+
+
+def growing(samples: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors a little larger with every batch, as of texts sorted by their length."""
+    length = 20_000 + 20 * samples[0]
+    return torch.full((length,), samples[0]), torch.full((length + 7,), -samples[0])
+
+
+class Numbers(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 300
+
+
+def test_batches_that_grow_are_right_and_their_slots_few() -> None:
+    loader = child_loader(Numbers(), 1, collate_fn=growing)
+
+    for i, (one, other) in enumerate(loader):
+        assert one.eq(i).all()
+        assert other.eq(-i).all()
+        assert len(one) == len(other) - 7 == 20_000 + 20 * i
+        assert loader.stats().slot_bytes < 40 * 8 * 26_100
+        if i == 290:
+            iterator_maps = Path("/proc/self/maps").read_text().count("loaders-slot")
+            assert iterator_maps < 40
+
+
+def test_replaced_samples_of_a_mixture_are_counted(tmp_path: Path) -> None:
+    bad = ShardDataset(
+        damaged(tmp_path / "d", 7), fields=["image"], check="never", on_error="replace"
+    )
+    loader = child_loader(Mixture([bad, bad], [1, 1]), 3, num_workers=1)
+
+    list(loader)
+
+    assert loader.stats().num_replaced >= 1
+
+
+def test_a_lock_that_was_held_at_the_fork_is_open_in_the_child(folder: Path) -> None:
+    data = dataset(folder)
+    with data.store._lock:
+        iterator = iter(child_loader(data, 4, timeout=30))
+
+    assert next(iterator).sample_id.tolist() == [0, 1, 2, 3]
+
+
+class Exits(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        raise SystemExit(3)
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_an_exit_in_the_child_is_the_trainers() -> None:
+    with pytest.raises(SystemExit, match="3"):
+        list(child_loader(Exits(), 1))
+
+
+def test_an_error_of_asking_for_more_comes_behind_what_is_ready(folder: Path) -> None:
+    data = ShardDataset(folder, fields=["label", "score", "sample_id"])
+    loader = child_loader(data, 1)  # small batches come in groups
+    iterator: Any = iter(loader)
+    first = next(iterator)
+    (pid,) = children()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z")
+
+    seen = [first.sample_id.item()]
+    with pytest.raises(RuntimeError, match="killed by signal 9"):
+        seen.extend(batch.sample_id.item() for batch in iterator)
+
+    assert seen == list(range(len(seen)))
+    assert loader.state_dict()["sampler"]["delivered"] == len(seen)

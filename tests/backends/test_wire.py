@@ -178,3 +178,21 @@ def test_slots_are_page_locked_once_and_unlocked_with_their_last_tensor() -> Non
     assert locked[0]() is not None
     del tensor
     assert locked[0]() is None
+
+
+def test_a_slot_that_is_given_up_leaves_no_trace() -> None:
+    """Its address may be the next slot's; its memory is unmapped at both ends."""
+    slots, mapped = pair()
+    for nbytes in range(50_000, 400_000, 10_007):
+        first, second = in_slot(slots, nbytes), in_slot(slots, nbytes + 1)
+        message = dump((first, second), slots)
+
+        arrived = mapped.load(message.data)
+
+        assert len(message.leases) == 2
+        assert torch.equal(arrived[0], first)
+        assert torch.equal(arrived[1], second)
+        del arrived, message, first, second
+        gc.collect()
+        mapped.forget([slots.given_up.popleft() for _ in range(len(slots.given_up))])
+        assert mapped.nbytes == slots.nbytes <= 4 * 1.25 * 400_000

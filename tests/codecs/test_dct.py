@@ -307,13 +307,39 @@ def test_serving_damaged_records_raises_or_returns(data: st.DataObject) -> None:
     assert ((escapes.positions >= 0) & (escapes.positions < out.size)).all()
 
 
+def check_anew(packed: bytearray) -> bytes:
+    """Make the check of the header right again."""
+    escapes = bytes(packed[48 : 48 + 3 * struct.unpack_from("<I", packed, 8)[0]])
+    check = xxhash.xxh3_64_intdigest(bytes(packed[:44]) + escapes) & 0xFFFFFFFF
+    struct.pack_into("<I", packed, 44, check)
+    return bytes(packed)
+
+
+@pytest.mark.parametrize("behind", [[], [(0, 0)]], ids=["last", "last but one"])
+@pytest.mark.parametrize("side", [8, 1])
+def test_a_record_that_reaches_into_the_next_is_refused(
+    side: int, behind: list[tuple[int, int]]
+) -> None:
+    """Its escapes end where they must, but the end itself is the next image's first coefficient."""
+    codec = dct((16, 16), channels=1)
+    good = codec.pack(np.zeros((64, 4), np.int64))
+    entries = [(64 * 4, 1), *behind]
+    bad = bytearray(good[:48] + b"".join(struct.pack("<Hb", *e) for e in entries) + good[51:])
+    struct.pack_into("<I", bad, 8, len(entries))
+    records = [record(check_anew(bad)), record(good)]
+
+    with pytest.raises(CodecError, match="do not end where"):
+        codec.decode(records[0], side)
+    for some in (records, records[:1], records[::-1]):
+        with pytest.raises(CodecError, match="do not end where"):
+            codec.fill(some, np.zeros((len(some), codec.row_nbytes(side)), np.uint8))
+
+
 def test_a_record_of_a_later_layout_is_refused() -> None:
     """Whole as it may be: its own check is right."""
     later = bytearray(dct((16, 16)).encode(picture(16, 16)))
     later[1] = 2
-    escapes = bytes(later[48 : 48 + 3 * struct.unpack_from("<I", later, 8)[0]])
-    check = xxhash.xxh3_64_intdigest(bytes(later[:44]) + escapes) & 0xFFFFFFFF
-    struct.pack_into("<I", later, 44, check)
+    check_anew(later)
 
     with pytest.raises(CodecError, match="begins with 0xdc, 2"):
         dct((16, 16)).decode(record(bytes(later)))

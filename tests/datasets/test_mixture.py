@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import pickle
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,31 @@ def test_every_backend_and_way_of_reading_gives_the_same_bits(
     for mixture in (alike, unlike, pickle.loads(pickle.dumps(unlike))):
         loader = DataLoader(mixture, batch_size=7, num_workers=2, backend=backend)
         assert told(loader) == expected
+
+
+def test_the_half_that_is_prefetched_stays_one_when_it_is_copied(
+    tmp_path: Path, unlike: Mixture
+) -> None:
+    """The finisher of the whole mixture makes of it what the whole mixture serves."""
+    rng = np.random.default_rng(0)
+    samples = [{"image": rng.integers(0, 256, (16, 24, 3), np.uint8)} for _ in range(6)]
+    fields = {"image": Image(size=(16, 24), codec="dct")}
+    sources = [
+        ShardDataset(pack(tmp_path / name, fields, samples, defaults=["image"])) for name in "ab"
+    ]
+    mixture = Mixture(sources, stop=8)
+    finish = mixture.finisher(torch.device("cpu"))
+    assert finish is not None
+    half = mixture.host_half()
+    expected = mixture.__getitems__([1, 8]).batch
+
+    for copied in (half, pickle.loads(pickle.dumps(half)), copy.copy(half)):
+        batch = copied.__getitems__([1, 8]).batch
+        assert not isinstance(batch.image, torch.Tensor)
+        assert torch.equal(finish(batch).image, expected.image)
+    whole = pickle.loads(pickle.dumps(mixture)).__getitems__([1, 8]).batch
+    assert torch.equal(whole.image, expected.image)
+    assert pickle.loads(pickle.dumps(unlike.host_half()))[12].sample_id == 12
 
 
 def test_each_batch_comes_from_one_source(alike: Mixture, unlike: Mixture) -> None:

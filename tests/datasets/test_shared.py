@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import mmap
 import os
@@ -20,10 +22,11 @@ import pytest
 import torch
 
 from loaders import RAMDataset, ShardDataset, augment
+from loaders.datasets import arena as arenas
 from loaders.datasets import keeper as keeping
 from loaders.datasets import loading, shared
-from loaders.datasets.arena import Arena
-from loaders.datasets.keeper import Name
+from loaders.datasets.arena import Arena, open_sealed
+from loaders.datasets.keeper import Keeper, Name
 from loaders.datasets.loading import ColumnPlan
 from loaders.errors import LoadersError
 from loaders.schema import Array, Label
@@ -65,6 +68,15 @@ def _until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def memfds() -> int:
+    """Return how many descriptors of copies are open in this process."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sum("memfd:loaders" in link for link in links)
 
 
 def name_of(folder: Path, **settings: Any) -> Name:
@@ -286,6 +298,103 @@ def test_silence_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         RAMDataset(folder, shared=True, progress=False)
 
     impostor.join(30)
+
+
+@pytest.mark.parametrize("data", [b'{"state": "rea', b"[]", b"\xff", b"[" * 9000])
+def test_what_is_no_message_is_an_error_of_ours(data: bytes) -> None:
+    """And what came with it is closed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    before, fd = memfds(), os.memfd_create("loaders")
+    socket.send_fds(theirs, [data], [fd])
+    os.close(fd)
+
+    with ours, theirs, pytest.raises(LoadersError, match="not a message of this release"):
+        keeping.receive(ours)
+
+    assert memfds() == before
+
+
+@pytest.mark.parametrize("why", ["plain", "ü" * 4000, "\x01" * 9000, "\udcff" * 4000, "漢" * 9000])
+def test_a_reason_of_any_length_and_script_arrives(why: str) -> None:
+    name = Name(uuid.uuid4().hex)
+    keeper = Keeper(name, listener=name.bind())
+    connection = name.connect()
+    assert connection is not None
+    with connection:
+        assert keeping.receive(connection)[0] == {"state": "loading", "done": 0, "total": 0} | {
+            "pid": os.getpid()
+        }
+
+        keeper.fail(why)
+
+        message, _ = keeping.receive(connection)
+    assert message is not None
+    assert message["state"] == "failed"
+    assert message["why"]
+    assert why.encode(errors="backslashreplace").startswith(message["why"].encode())
+
+
+def test_one_who_hangs_up_without_a_word_is_an_error_in_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not asked again without a pause."""
+    monkeypatch.setattr(shared, "SILENCE_S", 0.3)
+    listener, hung_up = name_of(folder).bind(), 0
+    assert listener is not None
+    listener.settimeout(0.1)
+    done, end = threading.Event(), time.monotonic() + 5
+
+    def hang_up() -> None:
+        nonlocal hung_up
+        with listener:
+            while not done.is_set() and time.monotonic() < end:
+                with contextlib.suppress(TimeoutError):
+                    listener.accept()[0].close()
+                    hung_up += 1
+
+    impostor = threading.Thread(target=hang_up, daemon=True)
+    impostor.start()
+
+    with pytest.raises(LoadersError, match="hangs up"):
+        RAMDataset(folder, shared=True, progress=False)
+
+    done.set()
+    impostor.join(30)
+    assert 1 <= hung_up <= 40
+
+
+def test_a_copy_that_cannot_be_opened_is_closed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arenas, "_MAX_LAYOUT_BYTES", 1)
+    before = memfds()
+
+    with pytest.raises(LoadersError, match="does not begin as one of this release does"):
+        RAMDataset(folder, shared=True, progress=False)
+
+    gc.collect()
+    assert memfds() == before
+
+
+def test_a_fork_while_loading_does_not_prevent_sealing() -> None:
+    """A child would have the memory writable too, for as long as it lives."""
+    identity = "f" * 32
+    arena = _arena(identity)
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(theirs)
+        os.read(ours, 1)
+        os._exit(0)
+
+    try:
+        fd = arena.seal()
+        assert len(open_sealed(fd, identity).columns["label"]) == 4
+        os.close(fd)
+    finally:
+        os.close(theirs)
+        os.close(ours)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_seals_hold(folder: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -260,6 +261,40 @@ def test_windows_pickle_and_keep_their_options(folder: Path) -> None:
     assert torch.equal(copied[-1].targets, windows[-1].targets)
 
 
+@pytest.mark.parametrize("options", [{}, {"by": "document"}, {"tail": "pad"}])
+def test_the_half_that_is_prefetched_stays_one_when_it_is_copied(
+    folder: Path, options: dict[str, Any]
+) -> None:
+    half = TokenWindows(folder, 20, **options).host_half()
+    expected = half.__getitems__([1, 3]).batch
+
+    for copied in (pickle.loads(pickle.dumps(half)), copy.copy(half)):
+        batch = copied.__getitems__([1, 3]).batch
+        assert batch._fields == expected._fields
+        assert torch.equal(batch[0], expected[0])
+        assert copied.fingerprint == half.fingerprint
+
+
+def test_the_half_shares_the_stream_and_the_plan(folder: Path) -> None:
+    windows = TokenWindows(folder, 20, by="document")
+
+    half = windows.host_half()
+
+    assert half.stream is windows.stream
+    assert half._plan is windows._plan
+
+
+def test_a_spawned_child_process_serves_the_same_windows(folder: Path) -> None:
+    windows = TokenWindows(folder, 20)
+    child = DataLoader(
+        windows, 4, backend="subprocess", num_workers=1, multiprocessing_context="spawn"
+    )
+
+    for one, other in zip(child, DataLoader(windows, 4), strict=True):
+        assert torch.equal(one.tokens, other.tokens)
+        assert torch.equal(one.targets, other.targets)
+
+
 def test_datasets_in_memory_and_joined_serve_the_same_windows(
     folder: Path, documents: list[npt.NDArray[Any]]
 ) -> None:
@@ -313,6 +348,22 @@ def test_a_span_that_ends_with_a_whole_window_needs_no_padding(folder: Path) -> 
     assert len(windows) == 4
     assert windows.padding_share == 0
     assert (windows[3].targets != -100).all()
+
+
+@pytest.mark.parametrize("stop", [491, 492, 509, 510, 511, 512, 513, 520, 521, 522, 541])
+def test_a_padded_window_that_begins_behind_a_gap_has_a_target(folder: Path, stop: int) -> None:
+    windows = TokenWindows(folder, 10, stride=30, tail="pad", span=(0, stop))
+    begin = 30 * (len(windows) - 1)
+
+    assert begin <= stop - 2 < begin + 30
+    valid = min(10, stop - 1 - begin)
+    assert (windows[-1].targets != -100).tolist() == [True] * valid + [False] * (10 - valid)
+    assert (
+        windows[-1].tokens[:valid].tolist() == windows.stream.read(begin, begin + valid).tolist()
+    )
+    assert windows.num_left_out == max(0, stop - begin - 11)
+    num_padded = max(0, begin + 10 - stop)
+    assert windows.padding_share == pytest.approx(num_padded / (10 * len(windows)))
 
 
 @pytest.mark.parametrize("by", ["stream", "document"])
@@ -410,6 +461,37 @@ def test_a_row_that_claims_more_tokens_than_it_has_is_refused(tmp_path: Path) ->
 
     with pytest.raises(ShardError, match="5 tokens of 4"):
         TokenWindows(tmp_path / "a", 2)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize(
+    "ends", [[-40_000, 5], [0, 5], [5, 3], [5, 5], [5, 9], [1 << 30], [-1], [5, -5]]
+)
+def test_documents_that_end_where_their_row_has_no_token_are_refused(
+    tmp_path: Path, dtype: str, ends: list[int]
+) -> None:
+    fields = {
+        "tokens": Tokens(dtype="uint8", row_tokens=8),
+        "num_tokens": Array(dtype="int32"),
+        "document_ends": Array(dtype=dtype, dims=(None,)),
+    }
+    rows = [
+        {
+            "tokens": np.zeros(8, np.uint8),
+            "num_tokens": 8,
+            "document_ends": np.array(inside, dtype),
+        }
+        for inside in ([3, 8], [8], ends, [])
+    ]
+    for name, some, row in (("a", rows, 2), ("b", rows[2:], 0)):
+        packdata.pack(some, tmp_path / name, fields)
+        (path,) = (path for path in (tmp_path / name).iterdir() if path.suffix != ".json")
+
+        with pytest.raises(ShardError, match="do not follow each other") as caught:
+            TokenWindows(tmp_path / name, 4, by="document")
+
+        assert (caught.value.row, caught.value.field) == (row, "document_ends")
+        assert caught.value.path == path
 
 
 # -- windows of documents --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
+from loaders.device import decode
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, _in_two
 from loaders.device.normalize import Normalize
 from loaders.errors import BatchError
@@ -103,6 +104,61 @@ def test_float32_is_within_one_step_of_the_reference() -> None:
     for (matrix,), (coarse, fine) in zip(exact, parts, strict=True):
         assert ((coarse.double() + fine.double()) * 2**24 - matrix).abs().max() < 1
         assert (coarse.view(torch.int32) & 0x1FFF == 0).all()  # as TF32 would round it
+
+
+def with_escapes(field: Image, num: int) -> Coefficients:
+    """Return images of black and white alone, each with values beyond int8."""
+    codec, size = DctCodec(field), field.size
+    assert size is not None
+    black_and_white = [np.where(image < 128, 0, 255) for image in pictures(num, size)]
+    half = host_half(codec, [codec.encode(i.astype(np.uint8)) for i in black_and_white], 8)
+    rows = half.positions // half.planes.shape[1]
+    assert rows.unique().tolist() == list(range(num))
+    return half
+
+
+@pytest.mark.parametrize("at_a_time", [1, 2, 3, 7])
+def test_images_do_not_depend_on_how_many_are_taken_at_a_time(
+    at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whatever is made meanwhile is made where the batch is, not on the default device."""
+    field = Image(size=(16, 24), codec="dct", quality=98)
+    half = with_escapes(field, 7)
+    finish = DctFinish.of(field)
+    wanted = finish(half)
+    monkeypatch.setattr(decode, "_HOST_IMAGES", at_a_time)
+
+    with torch.device("meta"):
+        served = finish(half)
+
+    assert torch.equal(served, wanted)
+
+
+def test_a_device_takes_as_many_images_at_a_time_as_their_values_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planes = torch.empty((5, 10), dtype=torch.uint8, device="meta")
+
+    for limit, step in ((1, 1), (29, 2), (1 << 26, 5)):
+        monkeypatch.setattr(decode, "_DEVICE_VALUES", limit)
+        parts = decode._parts(planes)
+        assert parts == [slice(i, min(i + step, 5)) for i in range(0, 5, step)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("at_a_time", [1, 3])
+def test_cuda_takes_large_batches_in_parts(
+    at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field = Image(size=(32, 48), codec="dct", quality=98)
+    half = with_escapes(field, 8)
+    finish = DctFinish.of(field).to("cuda")
+    monkeypatch.setattr(decode, "_DEVICE_VALUES", at_a_time * half.planes.shape[1])
+
+    there = finish(Coefficients(*(part.cuda() for part in half))).cpu()
+
+    assert (there.int() - DctFinish.of(field)(half).int()).abs().max() <= 1
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ import pytest
 
 from loaders.errors import PackError
 from loaders.manifest import Place, ShardInfo
-from packdata.journal import Header, Journal, Reject, TargetLock, flatten_plan
+from packdata.journal import Header, Journal, Reject, State, TargetLock, flatten_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +52,26 @@ def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
     assert journal.state.ended == {"": 9}
     assert journal.state.rejects == {"": [Reject(1, "a.jpg", "cut"), Reject(8, "b.jpg", "empty")]}
     assert journal.state.done is None
+
+
+def test_taking_lines_in_takes_time_by_their_rejects_alone() -> None:
+    """However many there are already; counted by how often one is hashed."""
+
+    class Counted(str):
+        hashed = 0
+
+        def __hash__(self) -> int:
+            Counted.hashed += 1
+            return super().__hash__()
+
+    state, num = State(), 200
+    rejects = [Reject(i, Counted(f"{i}.jpg"), "cut") for i in range(num)]
+    for _ in range(2):  # the second time nothing is new
+        for reject in rejects:
+            state.apply({"part": "", "rejects": [tuple(reject)]})
+
+    assert state.rejects == {"": rejects}
+    assert Counted.hashed <= 6 * num
 
 
 def test_cut_anywhere_whole_lines_count_and_appending_goes_on(tmp_path: Path) -> None:

@@ -101,6 +101,9 @@ class State:
     rejects: dict[str, list[Reject]] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     done: dict[str, Any] | None = None
+    _known: dict[str, set[Reject]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def all_rejects(self) -> list[Reject]:
@@ -116,8 +119,10 @@ class State:
             self.rows[line["target"]] = line.get("rows", 0)
         if "part" in line:
             rejects = self.rejects.setdefault(line["part"], [])
-            known = set(rejects)
-            rejects += [r for r in map(Reject._make, line["rejects"]) if r not in known]
+            known = self._known.setdefault(line["part"], set())
+            new = [r for r in map(Reject._make, line["rejects"]) if r not in known]
+            known.update(new)
+            rejects += new
         if "end" in line:
             self.ended[line["part"]] = line["end"]
         if "done" in line:
