@@ -50,7 +50,8 @@ HERE = ROOT / "benchmarks"
 PEERS = (
     "loaders", "torch", "torch:pil", "ffcv", "dali", "webdataset", "streaming", "litdata", "spdl", "grain", "hf",
 )  # fmt: skip
-BASE_PACKAGES = ("torch==2.13.0", "numpy==2.4.6", "opencv-python-headless==5.0.0.93", "pillow==13.0.0")  # fmt: skip
+CPU_TORCH = "torch==2.13.0+cpu" if sys.platform == "linux" else "torch==2.13.0"
+BASE_PACKAGES = (CPU_TORCH, "numpy==2.4.6", "opencv-python-headless==5.0.0.93", "pillow==13.0.0")  # fmt: skip
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 TOLERANCE = 4.0  # steps of uint8, mean over a picture: decoders and resizers differ
 OUTPUTS = {
@@ -182,7 +183,11 @@ def make_venv(
         (folder / inner / "base.pth").write_text(f"{base / inner}\n")
     began = time.perf_counter()
     print(f"installing {', '.join(packages)}", file=sys.stderr, flush=True)
-    pip_install(python, packages, env)
+    held = (
+        folder.parent / "constraints.txt"
+    )  # else torchvision brings another torch, built for CUDA, with it
+    held.write_text(f"{CPU_TORCH}\n")
+    pip_install(python, (*packages, "-c", str(held), "--extra-index-url", CPU_WHEELS), env)
     took = round(time.perf_counter() - began, 1)
     stamp.write_text(json.dumps({"packages": packages, "install_s": took}))
     return python
@@ -212,9 +217,7 @@ def place_of(name: str, cache: Path, here: bool = False) -> Place:
         paths = os.pathsep.join(map(str, (ROOT, ROOT / "tools")))
         return Place(Path(sys.executable), env | {"PYTHONPATH": paths}, packages)
     env["PYTHONPATH"] = str(ROOT)
-    cpu = (*BASE_PACKAGES, "--extra-index-url", CPU_WHEELS)
-    cpu = (f"{cpu[0]}+cpu", *cpu[1:]) if sys.platform == "linux" else BASE_PACKAGES
-    base = make_venv(cache / "base", cpu, env, None)
+    base = make_venv(cache / "base", BASE_PACKAGES, env, None)
     if not packages:
         return Place(base, env, BASE_PACKAGES)
     prefix = cache / "system/root"
@@ -429,7 +432,7 @@ class Comparison:
             off = check(running, small, logs / f"{running.process.pid}.npz")
             running.close()
             running = Running(peer, place, running.log)
-            found = self.prepare(running, job) | {"off_by": off, "versions": place.packages}
+            found = self.prepare(running, job) | {"off_by": off, "packages": place.packages}
             found |= running.ask("open", job=asdict(job)) | with_memory(running, "cover")
             found |= {"num_samples": job.num_samples}
             running.found = found
@@ -524,6 +527,10 @@ def table(comparison: Comparison, where: dict[str, Any]) -> str:
         if not found["distinct"] == found["num_samples"] == found["seen"]:
             told = f"{found['seen']:,} samples, {found['distinct']:,} distinct, of {found['num_samples']:,}"
             lines += ["", f"(1) {running.peer}: an epoch gave {told}."]
+    torches = {running.found["torch"] for running, _, _ in rows}
+    if len(torches) > 1:
+        told = ", ".join(f"{running.peer} {running.found['torch']}" for running, _, _ in rows)
+        lines += ["", f"Not all run the same torch: {told}."]
     lines += ["", *(f"- {peer}: {why}" for peer, why in comparison.failed.items())]
     return "\n".join(lines).rstrip() + "\n"
 
