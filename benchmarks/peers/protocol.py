@@ -1,7 +1,7 @@
 """How `compare.py` talks to a peer: a line of JSON in, a line of JSON out.
 
     {"do": "prepare", "job": {...}}          -> {"prepare_s": ..., "stored_mb": ...}
-    {"do": "open", "job": {...}}             -> {"first_batch_s": ..., "torch": ..., "numpy": ...}; constructing, one batch
+    {"do": "open", "job": {...}}             -> {"first_batch_s": ..., "torch": ..., "numpy": ...}; making it, one batch
     {"do": "check", "out": "file.npz"}       -> {"dtype": ..., "shape": ..., "batch": ...}; an epoch's inputs and ids
     {"do": "cover"}                          -> {"seen": ..., "distinct": ..., "num_samples": ...}; one whole epoch
     {"do": "run", "seconds": 3.0}            -> {"samples": ..., "seconds": ..., "first_batch_s": ..., "cpu_s": ...}
