@@ -187,7 +187,10 @@ def make_venv(
         folder.parent / "constraints.txt"
     )  # else torchvision brings another torch, built for CUDA, with it
     held.write_text(f"{CPU_TORCH}\n")
-    pip_install(python, (*packages, "-c", str(held), "--extra-index-url", CPU_WHEELS), env)
+    index = (
+        ("--extra-index-url", CPU_WHEELS) if base is None else ()
+    )  # asked for every package: slow
+    pip_install(python, (*packages, "-c", str(held), *index), env)
     took = round(time.perf_counter() - began, 1)
     stamp.write_text(json.dumps({"packages": packages, "install_s": took}))
     return python
@@ -625,6 +628,7 @@ def main(argv: list[str] | None = None) -> int:
     args.cache = args.cache.resolve()
     comparison = Comparison(WORKLOADS[args.workload], args)
     where = conditions(args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or stopped peers would stay behind
     try:
         for peer in dict.fromkeys(["loaders", *filter(None, args.peers.split(","))]):
             if comparison.work.kind == "jpeg" or not peer.endswith(":pil"):

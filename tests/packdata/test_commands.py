@@ -678,6 +678,13 @@ def test_diff_without_keys_goes_by_position(tmp_path: Path) -> None:
     assert found.examples == {"only_a": ["sample 3", "sample 4"], "label": ["sample 1"]}
 
 
+def test_samples_without_a_common_field_are_not_the_same(tmp_path: Path) -> None:
+    first = pack(tmp_path / "a", {"label": Label()}, [{"label": i} for i in range(5)])
+    second = pack(tmp_path / "b", {"score": Label()}, [{"score": i} for i in range(5)])
+
+    assert diff(first, second).num_same == 0
+
+
 # copy
 
 

@@ -95,7 +95,7 @@ def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
     for i, j in zip(in_a.tolist(), in_b.tolist(), strict=True):
         records, others = first.records(i, common), second.records(j, common)
         unequal = [name for name in common if not np.array_equal(records[name], others[name])]
-        found.num_same += not unequal
+        found.num_same += bool(common) and not unequal
         for name in unequal:
             found.changed[name] += 1
             found.note(name, _name(first, i), limit)

@@ -47,7 +47,8 @@ def _show(found: Difference) -> None:
     for name, num in found.changed.items():
         show(f"{name} differs in {num:,} samples: {_examples(found, name, num)}")
     matched = "key" if found.by_key else "position"
-    show(f"{found.num_same:,} samples are the same (matched by {matched})")
+    where = " in the fields that both have" if found.schema else ""
+    show(f"{found.num_same:,} samples are the same{where} (matched by {matched})")
 
 
 def _examples(found: Difference, kind: str, num: int) -> str:
