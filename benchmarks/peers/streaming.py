@@ -11,6 +11,7 @@ nothing here uses them.
 
 from __future__ import annotations
 
+import importlib.machinery
 import sys
 import types
 from typing import Any
@@ -30,6 +31,13 @@ except (ImportError, RuntimeError):
     datasets.VisionDataset = type("VisionDataset", (), {})
     package = types.ModuleType("torchvision")
     package.transforms, package.datasets = transforms, datasets
+    for module in (
+        package,
+        transforms,
+        functional,
+        datasets,
+    ):  # others ask whether it is installed
+        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
     sys.modules |= {m.__name__: m for m in (package, transforms, functional, datasets)}
 
 from streaming import MDSWriter, StreamingDataset

@@ -82,7 +82,7 @@ class TokenWindows(BatchDataset):
     """
 
     finishes_late = True
-    max_group = 32
+    max_group = 64
 
     def __init__(
         self,

@@ -367,13 +367,14 @@ def test_a_copy_that_cannot_be_opened_is_closed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arenas, "_MAX_LAYOUT_BYTES", 1)
+    gc.collect()  # what other tests left
     before = memfds()
 
     with pytest.raises(LoadersError, match="does not begin as one of this release does"):
         RAMDataset(folder, shared=True, progress=False)
 
     gc.collect()
-    assert memfds() == before
+    assert memfds() <= before
 
 
 def test_a_fork_while_loading_does_not_prevent_sealing() -> None:
