@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from page import write
-from spine import HERE, WORKERS, Case, conditions, measure, report, timed
+from spine import HERE, WORKERS, Case, Told, conditions, timed
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, augment
@@ -170,21 +170,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=HERE, help="folder for results/")
     args = parser.parse_args()
-    raw, tables = [], []
+    told = Told()
     with tempfile.TemporaryDirectory() as folder:
         for dtype in ("uint8", "float32"):
             volumes = Volumes(Path(folder), args.side, args.volumes, dtype)
             for make in (lambda v: warm_case(v, args.crops), cold_case):
-                case = make(volumes)
-                results = measure(case, args.repeats)
-                about = {"case": case.name, "unit": case.unit, "note": case.note}
-                raw.append(about | {"results": results})
-                tables.append(report(case, results))
-                print(tables[-1], flush=True)
-                del case
+                told.run(make(volumes), args.repeats)
     where = conditions("none") | {"side": args.side, "volumes": args.volumes, "crops": args.crops}
     title = "Crops out of volumes: `python benchmarks/arrays.py`"
-    write(args.out, "arrays", title, {"conditions": where, "cases": raw}, tables)
+    write(args.out, "arrays", title, {"conditions": where, "cases": told.cases}, told.tables)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ included; the figure is the median of `--repeats` turns. The training loop only 
 at them. Files are in the page cache. Memory is the peak over the counted epoch, of the process and its workers:
 what is its own, and PSS with mapped files.
 
-A peer that cannot be installed, fails or serves wrong values is listed with what it said. Writes
-`results/compare-WORKLOAD.json`, `.md` and `.png`.
+A peer that cannot be installed, fails, does not answer or serves wrong values is listed with what it said. Writes
+`results/compare-WORKLOAD.json` and `.md`, and with `chart.py` the picture of all workloads, `results/compare.png`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import statistics
@@ -39,6 +40,8 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parent.parent)
 )  # `benchmarks` is no installed package
 
+from chart import number, publish
+
 from benchmarks.peers.protocol import BASE, SIDE, WINDOW, Job
 from loaders.bench.processes import children_cpu_s, family, memory
 
@@ -53,6 +56,7 @@ PEERS = (
 CPU_TORCH = "torch==2.13.0+cpu" if sys.platform == "linux" else "torch==2.13.0"
 BASE_PACKAGES = (CPU_TORCH, "numpy==2.4.6", "opencv-python-headless==5.0.0.93", "pillow==13.0.0")  # fmt: skip
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+LIMIT_S = {"prepare": 900, "open": 180, "check": 180, "cover": 300, "run": 120}  # for an answer
 TOLERANCE = 4.0  # steps of uint8, mean over a picture: decoders and resizers differ
 OUTPUTS = {
     "jpeg": ("uint8", (3, SIDE, SIDE)),
@@ -277,10 +281,12 @@ class Running:
         try:
             self.process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
             self.process.stdin.flush()
+            if not select.select([self.process.stdout], [], [], LIMIT_S[do])[0]:
+                raise PeerError(f"{do}: no answer within {LIMIT_S[do]} s, {self.last_words()}")
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        if not line:
+        if not line.endswith("\n"):
             raise PeerError(f"{do}: the process ended, {self.last_words()}")
         answer = json.loads(line)
         if "error" in answer:
@@ -313,7 +319,9 @@ class Running:
         """End it."""
         self.tell(signal.SIGKILL)
         self.process.wait()
-        self.log_file.close()
+        for file in (self.process.stdin, self.process.stdout, self.log_file):
+            with contextlib.suppress(BrokenPipeError):  # what was not read is of no use now
+                file.close()
 
 
 def with_memory(running: Running, do: str) -> dict[str, Any]:
@@ -477,13 +485,6 @@ class Comparison:
 # -- reporting -------------------------------------------------------------------------------------
 
 
-def number(value: float) -> str:
-    """Return about three digits."""
-    if value >= 1e6:
-        return f"{value / 1e6:,.3g} M" if value < 1e9 else f"{value / 1e6:,.0f} M"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def ranked(comparison: Comparison) -> list[tuple[Running, list[float], float]]:
     """Return peers, their rates and medians, the fastest first."""
     rows = [
@@ -538,32 +539,16 @@ def table(comparison: Comparison, where: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def chart(comparison: Comparison, path: Path) -> None:
-    """Draw medians as bars, every repeat as a point."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    rows = ranked(comparison)[::-1]
-    figure, axes = pyplot.subplots(figsize=(8, 1.4 + 0.42 * len(rows)), layout="constrained")
-    colors = ["#c0562f" if r.peer.startswith("loaders") else "#7d95ab" for r, _, _ in rows]
-    axes.barh(
-        [r.peer for r, _, _ in rows], [middle for _, _, middle in rows], color=colors, height=0.62
-    )
-    limit = max(max(rates) for _, rates, _ in rows)
-    for y, (_, rates, middle) in enumerate(rows):
-        axes.plot(rates, [y] * len(rates), ".", color="black", markersize=4)
-        axes.text(max(*rates, middle) + limit * 0.012, y, number(middle), va="center", fontsize=9)
-    axes.set_xlim(0, limit * 1.14)
-    axes.set_xlabel(f"{comparison.work.unit}: median, and each turn as a dot; higher is better")
-    axes.set_title(
-        f"{comparison.work.title}\nbatch {comparison.work.batch:,}", fontsize=10, loc="left"
-    )
-    axes.xaxis.set_major_formatter(lambda value, _: number(value) if value else "0")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+def as_dict(comparison: Comparison, where: dict[str, Any]) -> dict[str, Any]:
+    """Return what was found, with every repeat."""
+    rows, work = ranked(comparison), comparison.work
+    peers = {}
+    for running, rates, _ in rows:
+        found = {k: v for k, v in running.found.items() if k != "num_samples"}
+        peers[running.peer] = found | {"repeats": running.repeats, "rates": rates}
+    about = {"conditions": where, "workload": asdict(work), "unit": work.unit}
+    count = max((running.found["num_samples"] for running, _, _ in rows), default=0)
+    return about | {"num_samples": count, "peers": peers, "failed": comparison.failed}
 
 
 def conditions(args: argparse.Namespace) -> dict[str, Any]:
@@ -609,7 +594,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
     parser.add_argument(
         "--scale", type=float, default=1.0, help="share of the samples, for a quick try"
     )
@@ -617,7 +602,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--here", action="store_true", help="run torch's loader in this environment too"
     )
     parser.add_argument(
-        "--out", type=Path, default=HERE / "results", help="folder for the results"
+        "--out", type=Path, default=HERE, help="folder for RESULTS.md and results/"
     )
     return parser.parse_args(argv)
 
@@ -634,26 +619,14 @@ def main(argv: list[str] | None = None) -> int:
             if comparison.work.kind == "jpeg" or not peer.endswith(":pil"):
                 comparison.start(peer)
         comparison.measure()
-        rows = ranked(comparison)
-        args.out.mkdir(parents=True, exist_ok=True)
         told = table(comparison, where)
-        peers = {
-            r.peer: {k: v for k, v in r.found.items() if k != "num_samples"}
-            | {"repeats": r.repeats, "rates": rates}
-            for r, rates, _ in rows
-        }
-        result = {
-            "conditions": where,
-            "workload": asdict(comparison.work),
-            "unit": comparison.work.unit,
-        }
-        result["num_samples"] = max((r.found["num_samples"] for r, _, _ in rows), default=0)
-        result |= {"peers": peers, "failed": comparison.failed}
-        name = args.out / f"compare-{args.workload}"
-        name.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        name = args.out / "results" / f"compare-{args.workload}"
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.with_suffix(".json").write_text(
+            json.dumps(as_dict(comparison, where), indent=1) + "\n"
+        )
         name.with_suffix(".md").write_text(told)
-        if rows:
-            chart(comparison, name.with_suffix(".png"))
+        publish(args.out)
         print(told)
     finally:
         for running in comparison.running:

@@ -179,6 +179,114 @@ def dct(run: Run) -> None:
     run.add("dct", f"yuv420 {side} px, then Normalize bf16", num / took, "images/s", batch=num)
 
 
+def crops(run: Run) -> None:
+    """Crops of 224 out of ``dct`` images of 512: only the blocks they touch, beside whole images."""
+    from loaders import BatchAugment
+    from loaders import augment as ops
+    from loaders.codecs import codec_for
+    from loaders.device.augment import draw_moves
+    from loaders.device.blocks import Cut, cut_around
+    from loaders.device.decode import Coefficients, DctFinish
+    from loaders.schema import Image
+
+    num, side, out = run.size(256, 3), run.size(512, 64), run.size(224, 20)
+    field = Image(size=(side, side), codec="dct", quality=90)
+    codec: Any = codec_for(field)
+    records = [np.frombuffer(codec.encode(p), np.uint8) for p in smooth_pictures(3, side)]
+    rows = np.empty((num, codec.row_nbytes()), np.uint8)
+    escapes = codec.fill([records[i % 3] for i in range(num)], rows)
+    half = Coefficients(*(torch.from_numpy(part).to(run.device) for part in (rows, *escapes)))
+    steps = [ops.RandomCrop(out), ops.RandomHorizontalFlip()]
+    drawn = draw_moves(steps, (side, side), np.arange(num), seed=0, epoch=0)
+    finish, crop = DctFinish.of(field).to(run.device), BatchAugment(steps)
+    found = cut_around(drawn, (side, side), finish.unit)
+    assert found is not None, "nothing is saved"
+    cut = Cut(found[0].corners.to(run.device), found[0].size)
+    moves, rest = (m._replace(table=m.table.to(run.device)) for m in (drawn, found[1]))
+    want = crop(finish(half), moves=moves)
+    check(crop(finish(half, cut), moves=rest), want.cpu(), 1, "blocks of crops")
+    whole = seconds(run, lambda: crop(finish(half), moves=moves), 9)
+    took = seconds(run, lambda: crop(finish(half, cut), moves=rest), 9)
+    name = f"dct {side} px, crops of {out} and flips"
+    run.add("crops", name, num / took, "images/s", of_whole=whole / took)
+
+
+def jpeg(run: Run) -> None:
+    """JPEG files decoded by the device: torchvision's decoder, and what it leaves to the CPU."""
+    from loaders import JpegFinish
+    from loaders.codecs.picture import PictureCodec
+    from loaders.schema import Image
+
+    if run.device.type == "cuda" and not _has("torchvision"):
+        print("jpeg         needs torchvision, left out", flush=True)
+        return
+    num, side = run.size(256, 3), run.size(256, 32)
+    codec = PictureCodec(Image(codec="jpeg"))
+    distinct = [codec.encode(p, 90) for p in smooth_pictures(min(num, 16), side)]
+    records = [distinct[i % len(distinct)] for i in range(num)]
+    finish = JpegFinish(Image(codec="jpeg"), run.device)
+    images, host = finish(records), JpegFinish(Image(codec="jpeg"), "cpu")
+    for found, want in zip(images, host(records), strict=True):
+        check(found.double().mean(), want.double().mean(), 1, "jpeg")
+        check((found.cpu().double() - want.double()).abs().mean(), 0.0, 2, "jpeg")
+    began = time.perf_counter()
+    host(records)
+    alone = num / (time.perf_counter() - began)
+    took = seconds(run, lambda: finish(records), 9)
+    beside = {"batch": num, "refused": finish.num_refused, "of_one_core": num / took / alone}
+    run.add("jpeg", f"JPEG {side} px, quality 90", num / took, "images/s", **beside)
+
+
+def inflate(run: Run) -> None:
+    """``dct`` records copied compressed and decompressed there (nvCOMP), beside decompressed ones copied."""
+    if run.device.type == "cuda" and not any(_has(f"nvidia-nvcomp-cu{n}") for n in (12, 13)):
+        print("inflate      needs nvCOMP, left out", flush=True)
+        return
+    inflate_one(run, "lz4")
+    inflate_one(run, "zstd")
+
+
+def inflate_one(run: Run, compression: str) -> None:
+    from loaders.codecs import codec_for
+    from loaders.device.decode import DctFinish
+    from loaders.device.inflate import Compressed, InflateFinish, places_of
+    from loaders.schema import Image
+
+    num, side = run.size(256, 3), run.size(224, 32)
+    field = Image(size=(side, side), codec="dct", quality=90, compression=compression)
+    codec: Any = codec_for(field)
+    distinct = [np.frombuffer(codec.encode(p), np.uint8) for p in smooth_pictures(3, side)]
+    records = [distinct[i % 3] for i in range(num)]
+    rows = np.empty((num, codec.row_nbytes()), np.uint8)
+    codec.fill(records, rows)
+    began = time.perf_counter()
+    codec.fill(records, rows)
+    alone = num / (time.perf_counter() - began)
+    parts, escapes = codec.split(records)
+    places = places_of([len(part) for part in parts])
+    data = np.zeros(places.offsets[-1] + places.sizes[-1], np.uint8)
+    for part, at in zip(parts, places.offsets, strict=True):
+        data[at : at + len(part)] = np.frombuffer(part, np.uint8)
+    stored, plain = (_locked(run, torch.from_numpy(a)) for a in (data, rows))
+    positions, adds = (torch.from_numpy(part).to(run.device) for part in escapes)
+    finish = InflateFinish(codec, DctFinish.of(field), run.device)
+
+    def move() -> torch.Tensor:
+        there = stored.to(run.device, non_blocking=True)
+        return finish.coefficients(Compressed(there, places.sizes, positions, adds)).planes
+
+    check(move(), plain, 0, f"inflate {compression}")
+    took = seconds(run, move, 9)
+    copied = seconds(run, lambda: plain.to(run.device, non_blocking=True), 9)
+    beside = {"batch": num, "of_one_core": num / took / alone, "of_copy_alone": copied / took}
+    name = f"dct {side} px, {compression}, copied and decompressed"
+    run.add("inflate", name, num / took, "images/s", **beside)
+
+
+def _locked(run: Run, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if run.device.type == "cuda" else tensor
+
+
 def smooth_pictures(num: int, side: int) -> list[np.ndarray]:
     """Return images with the spectrum of photos, roughly: sums of noise at several sizes."""
     random, images = np.random.default_rng(0), []
@@ -395,7 +503,8 @@ class Bottleneck(nn.Module):
 
 
 CASES = {
-    case.__name__: case for case in (normalize, dct, augment, gather, prefetch)
+    case.__name__: case
+    for case in (normalize, dct, crops, augment, gather, prefetch, jpeg, inflate)
 }  # in the order of their goals
 
 
@@ -410,7 +519,8 @@ def _has(package: str) -> bool:
 
 def conditions(run: Run) -> dict[str, Any]:
     """Return what the figures belong to."""
-    packages = ("torch", "triton", "torchvision", "numpy")
+    nvcomp = ("nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13")
+    packages = ("torch", "triton", "torchvision", "numpy", *nvcomp)
     found: dict[str, Any] = {n: importlib.metadata.version(n) for n in packages if _has(n)}
     found |= {"python": sys.version.split()[0], "device": str(run.device), "dry_run": run.is_dry}
     if run.device.type == "cuda":

@@ -8,7 +8,6 @@ column *loading alone*. Each batch's loss is waited for, so that a wait for data
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import tempfile
@@ -20,6 +19,7 @@ import cv2
 import numpy as np
 import PIL.Image
 import torch
+from page import write
 from resnet import SmallResNet, make_optimizer
 from spine import conditions, number
 from torch.nn.functional import cross_entropy
@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from loaders import DataLoader, Normalize, RAMDataset, ShardDataset, augment
 from loaders.codecs.picture import encode_jpeg
 from loaders.device.normalize import IMAGENET_MEAN, IMAGENET_STD
-from packdata.plan import pack_images
+from packdata import pack_images
 
 if TYPE_CHECKING:
     import argparse
@@ -310,7 +310,7 @@ def draw(found: dict[str, dict[str, float]], path: Path, title: str) -> None:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Make the data, measure, print and write `train.json`, `train.md` and `train.png`."""
+    """Make the data, measure, print and write `results/train.json`, `.md` and `.png`."""
     if args.workers < 1:
         raise SystemExit(f"--workers must be at least 1 for the ladder, got {args.workers}")
     if args.num < args.batch_size:
@@ -332,17 +332,17 @@ def compare(args: argparse.Namespace) -> None:
                 "crop": args.size, "workers": args.workers, "device": str(device), "classes": num_classes,
                 "torch_threads": torch.get_num_threads()}  # fmt: skip
     where = conditions(str(num_classes)) | settings
-    args.out.mkdir(parents=True, exist_ok=True)
     epochs = {
         step.name: {k: v for k, v in vars(step).items() if k.endswith(("_s", "losses"))}
         for step in steps
     }
     told = {"conditions": where, "summary": found, "epochs": epochs}
-    (args.out / "train.json").write_text(json.dumps(told, indent=1) + "\n")
-    text = table(found)
-    header = "\n".join(f"- {name}: {value}" for name, value in where.items())
-    (args.out / "train.md").write_text(f"{header}\n\n{text}\n{NOTE}\n")
-    title = f"{num} photos an epoch, a {args.model} ResNet on {args.size} px, {where['cpu']}"
-    title += f", {device}, {args.workers} workers, {where['cores']} cores"
-    draw(found, args.out / "train.png", title)
-    print(f"\n{text}\nwritten: {args.out}/train.json, train.md, train.png")
+    text, picture = table(found), args.out / "results/train.png"
+    title = (
+        "What each step is worth in training: `python benchmarks/train.py compare --photos FOLDER`"
+    )
+    shown = "![Seconds of an epoch, and images/s of loading alone](results/train.png)"
+    write(args.out, "train", title, told, [shown, "", text, NOTE])
+    about = f"{num} photos an epoch, a {args.model} ResNet on {args.size} px, {where['cpu']}"
+    draw(found, picture, f"{about}, {device}, {args.workers} workers, {where['cores']} cores")
+    print(f"\n{text}\nwritten: train.json, train.md and train.png in {picture.parent}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-_ORDER = ("spine", "compare", "codecs", "tokens", "tables", "arrays", "shared", "train")
+_ORDER = ("spine", "trust", "compare", "codecs", "tokens", "tables", "arrays", "shared", "train")
 
 
 def write(out: Path, name: str, title: str, told: dict[str, Any], tables: list[str]) -> None:
@@ -25,6 +25,11 @@ def write(out: Path, name: str, title: str, told: dict[str, Any], tables: list[s
     (results / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
     where = "\n".join(f"- {key}: {value}" for key, value in told["conditions"].items())
     (results / f"{name}.md").write_text("\n".join([f"## {title}", "", where, "", *tables]))
-    parts = [(results / f"{part}.md") for part in _ORDER]
+    compose(out)
+
+
+def compose(out: Path) -> None:
+    """Write ``RESULTS.md`` from the parts that are there."""
+    parts = [out / "results" / f"{part}.md" for part in _ORDER]
     page = [(HERE / "RESULTS.head.md").read_text(), *(p.read_text() for p in parts if p.exists())]
     (out / "RESULTS.md").write_text("\n".join(part.rstrip() + "\n" for part in page))

@@ -443,6 +443,27 @@ def report(case: Case, results: dict[str, list[float]]) -> str:
     return "\n".join([*lines, ""])
 
 
+class Told:
+    """What the cases of a benchmark gave.
+
+    Attributes:
+        cases: Every repeat, for the JSON file.
+        tables: For the page.
+    """
+
+    def __init__(self) -> None:
+        self.cases: list[dict[str, Any]] = []
+        self.tables: list[str] = []
+
+    def run(self, case: Case, repeats: int) -> None:
+        """Measure a case, print it and keep it."""
+        results = measure(case, repeats)
+        about = {"case": case.name, "unit": case.unit, "note": case.note}
+        self.cases.append(about | {"results": results})
+        self.tables.append(report(case, results))
+        print(self.tables[-1], flush=True)
+
+
 def number(value: float) -> str:
     """Return three digits or whole numbers."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -498,16 +519,11 @@ def main() -> None:
         data = Data(args.photos, Path(folder), args.scale)
         kind = f"{len(data.photos)} photos of {data.photos[0].shape[1]} x {data.photos[0].shape[0]} or so"
         where = conditions(kind)
-        tables, raw = [], []
+        told = Told()
         for case in cases(data):
-            results = measure(case, args.repeats)
-            tables.append(report(case, results))
-            raw.append(
-                {"case": case.name, "unit": case.unit, "note": case.note, "results": results}
-            )
-            print(tables[-1], flush=True)
+            told.run(case, args.repeats)
     title = "Images, order and overheads: `python benchmarks/spine.py --photos FOLDER`"
-    write(args.out, "spine", title, {"conditions": where, "cases": raw}, tables)
+    write(args.out, "spine", title, {"conditions": where, "cases": told.cases}, told.tables)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
 from page import write
-from spine import HERE, WORKERS, Case, Run, conditions, measure, report
+from spine import HERE, WORKERS, Case, Run, Told, conditions
 
 from loaders import DataLoader, RAMDataset, ShardDataset
 from packdata.tables import pack_tables
@@ -161,20 +161,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=HERE, help="folder for results/")
     args = parser.parse_args()
-    raw, tables = [], []
+    told = Told()
     for make, rows in ((gather_case, args.rows), (packing_case, args.csv_rows)):
         with tempfile.TemporaryDirectory() as folder:
-            case = make(Path(folder), rows)
-            results = measure(case, args.repeats)
-            about = {"case": case.name, "unit": case.unit, "note": case.note}
-            raw.append(about | {"results": results})
-            tables.append(report(case, results))
-            print(tables[-1], flush=True)
-            del case
+            told.run(make(Path(folder), rows), args.repeats)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     where = conditions("none") | {"rows": args.rows, "batch": BATCH, "peak_rss_mb": round(peak)}
     title = "Rows of tables: `python benchmarks/tables.py`"
-    write(args.out, "tables", title, {"conditions": where, "cases": raw}, tables)
+    write(args.out, "tables", title, {"conditions": where, "cases": told.cases}, told.tables)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from page import write
-from spine import HERE, Case, Run, conditions, measure, report
+from spine import HERE, Case, Run, Told, conditions
 
 from loaders import DataLoader, RAMDataset, TokenWindows
 from packdata.tokens.plan import TokenOptions, pack_tokens
@@ -218,17 +218,12 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = Data(Path(folder), args.tokens)
-        raw, tables = [], []
+        told = Told()
         for case in cases(data, args.workers):
-            results = measure(case, args.repeats)
-            tables.append(report(case, results))
-            print(tables[-1], flush=True)
-            raw.append(
-                {"case": case.name, "unit": case.unit, "note": case.note, "results": results}
-            )
+            told.run(case, args.repeats)
     where = conditions("none") | {"num_tokens": args.tokens, "load": os.getloadavg()[0]}
     title = "Windows of tokens: `python benchmarks/tokens.py`"
-    write(args.out, "tokens", title, {"conditions": where, "cases": raw}, tables)
+    write(args.out, "tokens", title, {"conditions": where, "cases": told.cases}, told.tables)
 
 
 if __name__ == "__main__":

@@ -314,7 +314,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--model", choices=SIZES, default="tiny")
     add("--size", type=int, default=224, help="side of the crops")
     add("--workers", type=int, default=2, help="processes of torch's, threads of ours")
-    add("--out", type=Path, default=Path(__file__).parent / "results", help="for train.json, train.md, train.png")
+    add("--out", type=Path, default=Path(__file__).parent, help="folder for RESULTS.md and results/")
     # fmt: on
     return parser.parse_args(arguments)
 

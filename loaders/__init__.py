@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from loaders import augment
     from loaders.codecs import register_codec
+    from loaders.datasets.compressed import InflateOnDevice
+    from loaders.datasets.encoded import JpegOnDevice
     from loaders.datasets.mixture import Mixture
     from loaders.datasets.packed import concat
     from loaders.datasets.ram import RAMDataset
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from loaders.device.augment import BatchAugment
     from loaders.device.decode import DctFinish, Yuv420Finish
     from loaders.device.denormalize import Denormalize
+    from loaders.device.jpeg import JpegFinish
     from loaders.device.normalize import Normalize
     from loaders.errors import LoadersError
     from loaders.live import dump, dump_on
@@ -41,6 +44,9 @@ _WHERE = {
     "DataLoader": "loaders.loader",
     "DctFinish": "loaders.device.decode",
     "Denormalize": "loaders.device.denormalize",
+    "InflateOnDevice": "loaders.datasets.compressed",
+    "JpegFinish": "loaders.device.jpeg",
+    "JpegOnDevice": "loaders.datasets.encoded",
     "LoadersError": "loaders.errors",
     "Mixture": "loaders.datasets.mixture",
     "Normalize": "loaders.device.normalize",
@@ -66,6 +72,9 @@ __all__ = [
     "DataLoader",
     "DctFinish",
     "Denormalize",
+    "InflateOnDevice",
+    "JpegFinish",
+    "JpegOnDevice",
     "LoadersError",
     "Mixture",
     "Normalize",
@@ -88,7 +97,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     where = _WHERE.get(name)
     if where is None:
-        raise AttributeError(f"module 'loaders' has no attribute {name!r}")
+        from loaders.checks import did_you_mean
+
+        hint = did_you_mean(name, __all__)
+        raise AttributeError(f"module 'loaders' has no attribute {name!r}{hint}")
     return getattr(import_module(where), name) if where else import_module(f"loaders.{name}")
 
 

@@ -122,3 +122,14 @@ class FreshMemory:
     def take(self, name: str, nbytes: int) -> npt.NDArray[np.uint8]:
         """Allocate ``nbytes`` bytes of undefined content."""
         return np.empty(nbytes, np.uint8)
+
+
+_local = threading.local()
+
+
+def scratch(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return memory of this thread, of undefined content, until it asks again: new pages would cost faults."""
+    buffer: npt.NDArray[np.uint8] | None = getattr(_local, "scratch", None)
+    if buffer is None or len(buffer) < nbytes:
+        buffer = _local.scratch = np.empty(max(nbytes, 1 << 20), np.uint8)
+    return buffer[:nbytes]

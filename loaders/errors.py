@@ -33,8 +33,10 @@ class LoadersError(Exception):
 
 
 def sentence(*parts: str) -> str:
-    """Join parts into sentences, each ending with one full stop."""
-    return " ".join(f"{part.rstrip('.')}." for part in parts if part)
+    """Join parts into sentences, each ending with one full stop, or as it does with ``?`` or ``!``."""
+    return " ".join(
+        part if part.endswith(("?", "!")) else f"{part.rstrip('.')}." for part in parts if part
+    )
 
 
 class SchemaError(LoadersError, ValueError):

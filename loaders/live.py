@@ -44,11 +44,15 @@ def _described(live: Any) -> str:
         return f"cannot tell: {type(error).__name__}: {error}"
 
 
-def dump_on(signum: int = signal.SIGUSR1) -> None:
+def dump_on(signum: int | str = signal.SIGUSR1) -> None:
     """Write ``dump()`` to stderr whenever this process gets a signal; a handler that was there is called, too.
 
     Call it on the main thread. It works while the trainer waits for a batch, too.
+
+    Raises:
+        ValueError: There is no such signal, by number or by name.
     """
+    signum = _signal("signum", signum)
     if signum in _installed:
         return
     previous = signal.getsignal(signum)
@@ -78,11 +82,14 @@ def _install_from_environment() -> None:
     name = os.environ.get("LOADERS_DUMP")
     if not name or threading.current_thread() is not threading.main_thread():
         return
+    dump_on(_signal("LOADERS_DUMP", name))
+
+
+def _signal(what: str, value: Any) -> signal.Signals:
     try:
-        dump_on(signal.Signals[name])
-    except KeyError:
-        names = ", ".join(s.name for s in (signal.SIGUSR1, signal.SIGUSR2))
-        raise ValueError(f"LOADERS_DUMP must name a signal ({names}), got {name!r}") from None
+        return signal.Signals[value] if isinstance(value, str) else signal.Signals(value)
+    except (KeyError, ValueError):
+        raise ValueError(f"{what} must name a signal (SIGUSR1, SIGUSR2), got {value!r}") from None
 
 
 def dump_in_child(describe: Callable[[], str]) -> None:

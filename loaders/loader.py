@@ -10,45 +10,50 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.random  # noqa: F401  # torch seeds it in each worker process: imported here, once, and not there
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
-from loaders.backends.auto import AutoPool, can_fork
+from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import ChildPool
-from loaders.backends.threads import InlineBatches, ThreadPool
+from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
+from loaders.checks import one_of, real_number, shown, whole_number
+from loaders.choices import (
+    check_foreign_order,
+    choose_backend,
+    choose_halves,
+    choose_order,
+    choose_workers,
+    has_own_order,
+)
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.moving import MovingHalf
-from loaders.datasets.packed import PackedDataset
 from loaders.datasets.samples import collate, collate_dict
 from loaders.datasets.views import as_ours
 from loaders.delivery import Delivery, LoaderBatches, Position
-from loaders.device.accelerator import accelerator_for, pins
+from loaders.device.accelerator import accelerator_for, as_device, pins
 from loaders.device.pinned import pinned_buffer
 from loaders.device.ranks import shared_device
 from loaders.errors import StateError
 from loaders.live import register
 from loaders.profiling import profile_from_environment
-from loaders.sampling.blocks import BlockShuffled
-from loaders.sampling.order import Order, Sequential, Shuffled
 from loaders.sampling.sampler import EpochSampler
-from loaders.tuning import read_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from loaders.backends.ordered import Pool
+    from loaders.choices import AugmentOn, Backend, Halves
     from loaders.device.accelerator import Accelerator
+    from loaders.sampling.order import Order
 
-Backend = Literal["auto", "thread", "subprocess", "process"]
-_SMALL_SAMPLE_BYTES = 16 << 10
 _STATE_VERSION = 1
 _NOT_PICKLED = frozenset(
     ["_accelerator", "_batches", "_delivery", "_iterator", "_served", "_slots", "finisher"]
@@ -67,6 +72,8 @@ class LoaderStats:
         num_ready: Batches (or groups of small ones) that are ready now.
         slot_bytes: Memory of all batch slots; page-locked where batches go to a device.
         device_bytes: Device memory of the batches that were copied ahead and not handed over yet.
+        backend: Who makes the batches now: ``"inline"`` (there are no workers), ``"thread"``,
+            ``"subprocess"`` or ``"process"``.
     """
 
     num_batches: int = 0
@@ -75,6 +82,7 @@ class LoaderStats:
     num_ready: int = 0
     slot_bytes: int = 0
     device_bytes: int = 0
+    backend: str = ""
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -143,7 +151,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         backend: Backend = "auto",
         device: torch.device | str | None = None,
         device_prefetch: int = 2,
-        augment_on: Literal["auto", "host", "device"] = "auto",
+        augment_on: AugmentOn = "auto",
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
@@ -151,60 +159,46 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         as_dict: bool = False,
         stall_warning_s: float = 60.0,
     ) -> None:
-        dataset = as_ours(dataset)
-        if isinstance(dataset, str | os.PathLike):
-            raise TypeError(
-                f"dataset must be a dataset, got {dataset!r}: is it ShardDataset({str(dataset)!r})?"
-            )
+        dataset = _checked_dataset(as_ours(dataset))
+        _check_kinds(collate_fn, worker_init_fn, generator)
+        batch_size = None if batch_size is None else _checked_batch_size(batch_size)
+        if prefetch_factor is not None:
+            prefetch_factor = whole_number("prefetch_factor", prefetch_factor, at_least=1)
+        real_number("timeout", timeout, at_least=0)
+        real_number("stall_warning_s", stall_warning_s, at_least=0)
+        seed = whole_number("seed", seed)
         process_only = {
             "worker_init_fn": worker_init_fn,
             "multiprocessing_context": multiprocessing_context,
             "persistent_workers": persistent_workers or None,
         }
+        self.backend = choose_backend(backend, dataset, process_only)
         self._may_fork = backend == "auto" and getattr(dataset, "device", None) is None
-        self.backend = _choose_backend(backend, dataset, process_only)
-        self.device = None if device is None else torch.device(device)
-        self.device_prefetch = _checked_prefetch(device_prefetch)
-        if augment_on not in ("auto", "host", "device"):
-            raise ValueError(f"augment_on must be 'auto', 'host' or 'device', got {augment_on!r}")
-        self.augment_on = augment_on
-        if pins(self.device) and self.backend == "process":
-            pin_memory = True  # else each copy would wait for the one before
+        self._watch = StepWatch()
+        self.device = None if device is None else as_device(device)
+        self.device_prefetch = whole_number("device_prefetch", device_prefetch, at_least=0)
+        self.augment_on = one_of("augment_on", augment_on, ("auto", "host", "device"))
         self.seed, self.rank, self.world_size, self.pad = seed, rank, world_size, pad
         self.as_dict, self.stall_warning_s = as_dict, stall_warning_s
         self.prefetch_batches = prefetch_factor or 2
         # Threads are lenient: num_workers=0 is for debugging, and shall not need other arguments removed.
         is_strict = self.backend == "process" and num_workers != "auto"
-        num_workers = _choose_workers(num_workers, dataset)
-        ours = (
-            batch_sampler is None
-            and batch_size is not None
-            and not isinstance(dataset, IterableDataset)
-        )
-        if ours and ((sampler is None and generator is None) or isinstance(sampler, Order)):
-            order = _choose_order(dataset, batch_size or 1, shuffle, sampler, seed)
-            sampler = EpochSampler(
-                order, rank=rank, world_size=world_size, drop_last=drop_last, pad=pad
-            )
-            shuffle = None
-        elif shuffle == "block":
-            raise ValueError(
-                "shuffle='block' is an order of ours: leave out sampler, batch_sampler and generator"
-            )
-        elif (rank, world_size) != (None, None) and not _is_divided(sampler, batch_sampler):
-            raise ValueError(
-                "rank and world_size divide batches of ours: leave out sampler, batch_sampler and generator"
-            )
+        num_workers = choose_workers(num_workers, dataset)
+        if has_own_order(dataset, batch_size, sampler, batch_sampler, generator):
+            order = choose_order(dataset, batch_size or 1, shuffle, sampler, seed)
+            sampler, shuffle = self._divided(order, drop_last), None
+        else:
+            check_foreign_order(shuffle, (rank, world_size), sampler, batch_sampler)
+        is_batched = batch_size is not None or batch_sampler is not None
         super().__init__(
             dataset,
             batch_size=batch_size,
-            shuffle=shuffle,
+            shuffle=shuffle,  # type: ignore[arg-type]  # "block" went with the order
             sampler=sampler,  # type: ignore[arg-type]  # an Order was replaced above
             batch_sampler=batch_sampler,
             num_workers=num_workers,
-            collate_fn=collate_fn
-            or (collate if batch_size is not None or batch_sampler is not None else None),
-            pin_memory=pin_memory,
+            collate_fn=collate_fn or (collate if is_batched else None),
+            pin_memory=pin_memory or self._pins_in_processes,
             drop_last=drop_last,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
@@ -215,29 +209,49 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        if ours and isinstance(self.sampler, EpochSampler):
-            assert batch_size is not None
-            batches = LoaderBatches(self.sampler, batch_size, drop_last=drop_last, pad=pad)
-            batches.seed = seed
-            object.__setattr__(self, "batch_sampler", batches)
-        self._collate = self.collate_fn
-        if collate_fn is collate_dict or (as_dict and self.collate_fn is collate):
-            # Frameworks that make a loader of their own from this one read collate_fn, not as_dict.
-            self.as_dict, self.collate_fn, self._collate = True, collate_dict, collate
-        # accelerate leaves a loader alone that is divided by rank already, and keeps its state with its own.
-        self._is_accelerate_prepared = isinstance(self.batch_sampler, LoaderBatches)
-        self.use_stateful_dataloader = self._is_accelerate_prepared
-        self._served, self.finisher = self._halves()
-        self._pins = pins(self.device) or (pin_memory and torch.cuda.is_available())
-        self._slots = Slots(pinned_buffer if self._pins else None)
+        self._number_batches()
+        self._tell_frameworks()
+        self._choose_form()
+        self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())
         self._stats = LoaderStats()
+        self._is_warned_of_no_batch = False
         self._num_replaced = 0  # by copies of the dataset in child processes
         self._position: Position | None = None
-        self._forget_batches()
+        self._make_parts()
 
-    def _forget_batches(self) -> None:
-        self._batches: Callable[[], Any] = _nobody  # those being served, while they are
-        self._delivery: Callable[[], Any] = _nobody
+    def _divided(self, order: Order, drop_last: bool) -> EpochSampler:
+        """Return this rank's part of an order."""
+        return EpochSampler(
+            order, rank=self.rank, world_size=self.world_size, drop_last=drop_last, pad=self.pad
+        )
+
+    @property
+    def _pins_in_processes(self) -> bool:
+        """Tell whether torch has to page-lock batches; else each copy would wait for the one before."""
+        return self.backend == "process" and pins(self.device)
+
+    def _number_batches(self) -> None:
+        """Cut a sampler of ours into batches of ours, which know their place in the epoch: they can be resumed."""
+        if isinstance(self.sampler, EpochSampler) and self.batch_size is not None:
+            batches = LoaderBatches(
+                self.sampler, self.batch_size, drop_last=self.drop_last, pad=self.pad
+            )
+            batches.seed = self.seed
+            object.__setattr__(self, "batch_sampler", batches)  # torch forbids it
+
+    def _tell_frameworks(self) -> None:
+        """Let accelerate leave a loader alone that is divided by rank already, and keep its state with its own."""
+        self._is_accelerate_prepared = isinstance(self.batch_sampler, LoaderBatches)
+        self.use_stateful_dataloader = self._is_accelerate_prepared
+
+    def _choose_form(self) -> None:
+        """Settle whether batches are named tuples or dictionaries.
+
+        Frameworks that make a loader of their own from this one read ``collate_fn``, not ``as_dict``.
+        """
+        self._collate = self.collate_fn
+        if self.collate_fn is collate_dict or (self.as_dict and self.collate_fn is collate):
+            self.as_dict, self.collate_fn, self._collate = True, collate_dict, collate
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings and the position; buffers, workers and a device's handles are made anew."""
@@ -245,41 +259,27 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._iterator = None
+        self._make_parts()
+
+    def _make_parts(self) -> None:
+        """Make what no pickle takes along."""
+        self._iterator = None  # torch's, of worker processes that persist
         self._served, self.finisher = self._halves()
         self._slots = Slots(pinned_buffer if self._pins else None)
-        self._forget_batches()
+        self._batches: Callable[[], Any] = _nobody  # those being served, while they are
+        self._delivery: Callable[[], Any] = _nobody
 
-    def _halves(self) -> tuple[Any, Callable[[Any], Any] | None]:
+    def _halves(self) -> Halves:
         """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
         dataset: Any = self.dataset
-        device = self.device
-        is_ours = isinstance(dataset, BatchDataset) and self._collate is collate
-        if device is None and is_ours:
-            device = dataset.device
-        if not is_ours or self.backend == "process":
-            if self.augment_on == "device":
-                raise ValueError(
-                    "augment_on='device' is for datasets of ours, without collate_fn and backend='process'"
-                )
-            return dataset, None  # whole, on the workers
-        device = torch.device("cpu") if device is None else device
-        if isinstance(dataset, PackedDataset) and dataset.augment and dataset.device is None:
-            finisher = dataset.finisher(device)
-            if self.augment_on == "host" or (self.augment_on == "device" and finisher is None):
-                return self._augmented_on(dataset)
-            if self.augment_on == "device":
-                return dataset.host_half(), finisher
-        if device.type == "cpu" and not dataset.finishes_late:
-            return dataset, None
-        finisher = dataset.finisher(device)
-        return (dataset if finisher is None else dataset.host_half()), finisher
-
-    def _augmented_on(self, dataset: PackedDataset) -> tuple[Any, Callable[[Any], Any] | None]:
-        if self.augment_on == "host":
-            return dataset, None
-        half = MovingHalf(dataset)
-        return half, half.finish
+        is_read_in_parts = isinstance(dataset, BatchDataset) and self._collate is collate
+        if is_read_in_parts and self.backend != "process":
+            return choose_halves(dataset, self.device, self.augment_on)
+        if self.augment_on == "device":
+            raise ValueError(
+                "augment_on='device' is for datasets of ours, without collate_fn and backend='process'"
+            )
+        return dataset, None  # whole, on the workers
 
     # -- iteration ---------------------------------------------------------------------------------
 
@@ -312,27 +312,27 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 warnings.warn(warning, stacklevel=3)
         return accelerator
 
-    def _start(self) -> InlineBatches | OrderedBatches:
+    def _start(self) -> OrderedBatches:
         if self.generator is not None:
             # As torch, who draws its workers' seed from it: or later orders would not be the same.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        maker, indices = self._maker(), iter(self._index_sampler)
-        if not self.num_workers:
-            return InlineBatches(maker, indices)
+        maker = self._maker()
         return OrderedBatches(
             self._pool(maker),
-            indices,
-            prefetch_batches=self.prefetch_batches,
+            iter(self._index_sampler),
+            prefetch_batches=self.prefetch_batches if self.num_workers else 0,
             group_size=maker.group_size,
             timeout_s=self.timeout,
             stall_warning_s=self.stall_warning_s,
         )
 
     def _pool(self, maker: Maker) -> Pool:
+        if not self.num_workers:
+            return InlinePool(maker)
         if self.backend == "subprocess":
             return ChildPool(maker, self.multiprocessing_context)
         if self._may_fork and can_fork():
-            return AutoPool(maker, self._changed_over)
+            return AutoPool(maker, self._changed_over, self._watch)
         return ThreadPool(maker)
 
     def _changed_over(self) -> None:
@@ -355,11 +355,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _begin(self) -> Position | None:
         batches = self.batch_sampler
-        return (
-            Position(batches.sampler.epoch, batches.plan())
-            if isinstance(batches, LoaderBatches)
-            else None
-        )
+        if not isinstance(batches, LoaderBatches):
+            return None
+        plan = batches.plan()
+        if plan.drop_last and not plan.num_steps and not self._is_warned_of_no_batch:
+            self._is_warned_of_no_batch = True
+            what = f"{plan.length} samples, batch_size={plan.batch_size}, world_size={plan.world_size}"
+            remedy = "give a smaller batch_size, or leave out drop_last"
+            warnings.warn(f"drop_last=True leaves no batch ({what}): {remedy}", stacklevel=3)
+        return Position(batches.sampler.epoch, plan)
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than cores; threads are cheap, and cannot freeze a machine."""
@@ -381,8 +385,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._stats.num_ready = getattr(batches, "num_ready", 0)
         here = getattr(self._served, "num_replaced", 0)
         self._stats.num_replaced = here + self._num_replaced
+        self._stats.backend = self.backend if self.num_workers else "inline"
         self._stats.device_bytes = getattr(self._delivery(), "device_bytes", 0)
         return self._stats
+
+    def __repr__(self) -> str:
+        """Show what is served, and how."""
+        sampler = getattr(self, "sampler", None)
+        order = sampler.order if isinstance(sampler, EpochSampler) else sampler
+        settings = {
+            "batch_size": self.batch_size,
+            "order": None if order is None else type(order).__name__,
+            "num_workers": self.num_workers,
+            "backend": self.backend,
+            "device": None if self.device is None else str(self.device),
+        }
+        listed = [f"{name}={value!r}" for name, value in settings.items() if value is not None]
+        return f"{type(self).__name__}({', '.join([shown(self.dataset), *listed])})"
 
     # -- resume ------------------------------------------------------------------------------------
 
@@ -406,8 +425,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Continue from a state at the next ``iter``; any world size, batch size and number of workers may do so.
 
         Raises:
-            StateError: It is of another dataset, or another order of it.
+            StateError: It is of another dataset, or another order of it, or no state.
         """
+        if not isinstance(state, Mapping):
+            raise StateError(f"a loader's state is what state_dict() returned, got {shown(state)}")
         fingerprint = getattr(self.dataset, "fingerprint", None)
         if state.get("version") != _STATE_VERSION:
             raise StateError(
@@ -418,7 +439,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 f"the state belongs to dataset {state.get('dataset')}, this one is {fingerprint}: "
                 "it was packed, selected or split differently"
             )
-        self._own_sampler().load_state_dict(state["sampler"])
+        self._own_sampler().load_state_dict(state.get("sampler", {}))
         self._position = None
 
     def _own_sampler(self) -> EpochSampler:
@@ -429,85 +450,36 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self.batch_sampler.sampler
 
 
-def _checked_prefetch(device_prefetch: int) -> int:
-    if device_prefetch < 0:
-        raise ValueError(f"device_prefetch must be at least 0, got {device_prefetch}")
-    return device_prefetch
+def _checked_dataset(dataset: Any) -> Any:
+    if isinstance(dataset, str | os.PathLike):
+        raise TypeError(
+            f"dataset must be a dataset, got {dataset!r}: is it ShardDataset({str(dataset)!r})?"
+        )
+    if isinstance(dataset, list | tuple) and any(isinstance(d, Dataset) for d in dataset):
+        what = f"dataset must be one dataset, got {len(dataset)}"
+        raise TypeError(f"{what}: join them with loaders.concat, or loaders.Mixture for shares")
+    is_read = isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__")
+    if isinstance(dataset, type) or not is_read:
+        what = "have __len__ and __getitem__, or be an IterableDataset"
+        raise TypeError(f"dataset must {what}, got {shown(dataset)}")
+    return dataset
+
+
+def _check_kinds(collate_fn: Any, worker_init_fn: Any, generator: Any) -> None:
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(f"collate_fn must be a function of samples, got {shown(collate_fn)}")
+    if worker_init_fn is not None and not callable(worker_init_fn):
+        raise TypeError(f"worker_init_fn must be a function, got {shown(worker_init_fn)}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {shown(generator)}")
+
+
+def _checked_batch_size(batch_size: Any) -> int:
+    try:
+        return whole_number("batch_size", batch_size, at_least=1)
+    except TypeError as error:
+        raise ValueError(str(error)) from None  # as torch does
 
 
 def _nobody() -> None:
     """Stand for a weak reference to nothing."""
-
-
-def _is_divided(sampler: Any, batch_sampler: Any) -> bool:
-    """Tell whether a sampler of ours divides the samples by rank already; frameworks wrap it."""
-    return any(
-        isinstance(s, EpochSampler) for s in (sampler, getattr(batch_sampler, "sampler", None))
-    )
-
-
-def _choose_order(
-    dataset: Any, batch_size: int, shuffle: bool | str | None, sampler: Any, seed: int
-) -> Order:
-    """Return the order that the arguments ask for, or the dataset."""
-    if isinstance(shuffle, str) and shuffle != "block":
-        raise ValueError(f"shuffle must be True, False or 'block', got {shuffle!r}")
-    if sampler is not None:
-        if shuffle:
-            raise ValueError(f"{type(sampler).__name__} is an order of its own: leave out shuffle")
-        return sampler  # type: ignore[no-any-return]
-    own = dataset.order(seed, batch_size) if isinstance(dataset, BatchDataset) else None
-    if own is not None:
-        if shuffle not in (None, True):
-            what = f"a {type(dataset).__name__} has an order of its own"
-            raise ValueError(f"{what}: leave out shuffle, got {shuffle!r}")
-        return own
-    length = len(dataset)
-    if shuffle == "block":
-        return BlockShuffled(length, seed)
-    return Shuffled(length, seed) if shuffle else Sequential(length)
-
-
-def _choose_backend(backend: Backend, dataset: Any, process_only: dict[str, Any]) -> str:
-    if backend not in ("auto", "thread", "subprocess", "process"):
-        raise ValueError(
-            f"backend must be 'auto', 'thread', 'subprocess' or 'process', got {backend!r}"
-        )
-    needs_process = [name for name, value in process_only.items() if value is not None]
-    if backend == "subprocess" and needs_process == ["multiprocessing_context"]:
-        needs_process = []
-    if backend in ("thread", "subprocess"):
-        if isinstance(dataset, IterableDataset):
-            raise ValueError(
-                "an iterable dataset cannot be shared by threads: leave backend='auto'"
-            )
-        if needs_process:
-            raise ValueError(
-                f"{needs_process[0]} is for worker processes: leave it out, or use backend='process'"
-            )
-        return backend
-    is_ours = isinstance(dataset, BatchDataset)
-    return "process" if backend == "process" or needs_process or not is_ours else "thread"
-
-
-def _choose_workers(num_workers: int | Literal["auto"], dataset: Any) -> int:
-    if num_workers != "auto":
-        return num_workers
-    if not isinstance(dataset, BatchDataset):
-        return 0
-    measured = read_workers(dataset, usable_cores())
-    if measured is not None:
-        return measured
-    nbytes = dataset.sample_nbytes
-    if nbytes == 0:
-        return 0  # nothing is copied on the host
-    if nbytes is not None and nbytes < _SMALL_SAMPLE_BYTES:
-        return 1  # copying small rows takes less than handing them over: more threads only compete
-    return usable_cores()
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )

@@ -13,6 +13,7 @@ import os
 import statistics
 import threading
 import time
+import weakref
 from collections import defaultdict
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from loaders.backends.maker import BatchOf, Maker
+from loaders.checks import as_path, shown, whole_number
 from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
@@ -130,13 +132,14 @@ class profile:
         told: Callable[[ProfileReport], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
+        if not isinstance(loader, torch.utils.data.DataLoader):
+            raise TypeError(f"loader must be a DataLoader, ours or torch's, got {shown(loader)}")
+        steps = whole_number("steps", steps, at_least=1)
         self.report = ProfileReport()
         self.spans: list[Span] = []
         self.steps, self.clock = steps, clock
         self._loader, self._told = loader, told
-        self._trace = None if trace is None else Path(trace)
+        self._trace = None if trace is None else as_path("trace", trace, "a file to write")
         self._writer = _writer(tensorboard)
         self._kind = type(loader)
         self._is_on = False
@@ -295,6 +298,20 @@ class _TimedMaker(Maker):
         assert self.profile is not None
         return _TimedBatch(Maker.job(self, indices), self.profile)  # type: ignore[return-value]
 
+    def make_group(self, group: list[Any]) -> list[Any] | None:
+        assert self.profile is not None
+        began = self.profile.clock()
+        read = self.dataset.read_group(group, self.slots)
+        if read is None:  # one by one, as jobs
+            return None
+        self.profile.add(_MAKE, began)
+        batches = []
+        for samples in read:
+            began = self.profile.clock()
+            batches.append(self.pinned(self.collate(samples)))
+            self.profile.add(_COLLATE, began)
+        return batches
+
 
 class _TimedBatch:
     """One batch, whose parts are noted as they end."""
@@ -348,9 +365,9 @@ def _writer(tensorboard: Any) -> Any:
 
 
 def profile_from_environment(loader: Any) -> profile | None:
-    """Profile a loader if ``LOADERS_PROFILE`` asks for it; the first loader of a process only."""
+    """Profile a loader if ``LOADERS_PROFILE`` asks for it; the first loader of a process only, which is said."""
     wanted = os.environ.get("LOADERS_PROFILE", "")
-    if wanted in ("", "0") or not _first_of_process():
+    if wanted in ("", "0") or not _first_of_process(loader):
         return None
     if not wanted.isdigit():
         raise ValueError(f"LOADERS_PROFILE is 1, or a number of steps, got {wanted!r}")
@@ -361,7 +378,11 @@ def profile_from_environment(loader: Any) -> profile | None:
     def tell(report: ProfileReport) -> None:
         if report.num_steps:
             logger.warning(
-                "LOADERS_PROFILE: %s\n  trace: %s (open it in ui.perfetto.dev)", report, path
+                "LOADERS_PROFILE: %s\n  of %r, the first loader that was iterated\n"
+                "  trace: %s (open it in ui.perfetto.dev)",
+                report,
+                loader,
+                path,
             )
 
     found = profile(loader, steps, trace=path, told=tell)
@@ -371,10 +392,20 @@ def profile_from_environment(loader: Any) -> profile | None:
 
 
 _processes: set[int] = set()
+_first: weakref.ref[Any] | None = None
+_told: set[int] = set()
 
 
-def _first_of_process() -> bool:
-    """Tell whether no loader of this process was profiled yet; a forked one counts anew."""
-    is_first = os.getpid() not in _processes
-    _processes.add(os.getpid())
-    return is_first
+def _first_of_process(loader: Any) -> bool:
+    """Tell whether no loader of this process was profiled yet, a forked one counts anew; say once if one was."""
+    global _first
+    pid = os.getpid()
+    if pid not in _processes:
+        _processes.add(pid)
+        _first = weakref.ref(loader)
+        return True
+    if pid not in _told and (_first is None or _first() is not loader):
+        _told.add(pid)
+        what = "only the first loader of a process is; loaders.profile(loader) does it for any"
+        logger.warning("LOADERS_PROFILE: %r is not profiled: %s", loader, what)
+    return False

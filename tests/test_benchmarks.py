@@ -2,57 +2,48 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.slow
-def test_spine_cases_run(tmp_path: Path) -> None:
-    """Each contender of each case gives a rate, and the report names them all."""
-    script = ROOT / "benchmarks/spine.py"
-    command = [
-        sys.executable,
-        str(script),
-        "--scale",
-        "0.1",
-        "--repeats",
-        "1",
-        "--out",
-        str(tmp_path),
-    ]
-
+def ran(script: str, *words: str, out: Path, status: int = 0) -> Any:
+    """Run a benchmark into a folder; return its process."""
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *words, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == status, done.stderr
+    return done
 
-    assert done.returncode == 0, done.stderr
-    cases = json.loads((tmp_path / "results/spine.json").read_text())["cases"]
+
+CASES = [
+    ("spine", ["--scale", "0.1"], 10),
+    ("tokens", ["--tokens", "100000", "--workers", "1"], 4),
+    ("arrays", ["--side", "80", "--volumes", "2", "--crops", "16"], 4),
+    ("tables", ["--rows", "20000", "--csv-rows", "2000"], 2),
+    ("trust", ["--scale", "0.06", "--seconds", "0.05", "--epochs", "21"], 16),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "sizes", "num_cases"), CASES, ids=[case[0] for case in CASES])
+def test_cases_run(tmp_path: Path, name: str, sizes: list[str], num_cases: int) -> None:
+    """Each contender of each case gives a figure, and the report names them all."""
+    ran(f"{name}.py", *sizes, "--repeats", "1", out=tmp_path)
+
+    cases = json.loads((tmp_path / f"results/{name}.json").read_text())["cases"]
     report = (tmp_path / "RESULTS.md").read_text()
-    assert all(
-        value > 0 for case in cases for values in case["results"].values() for value in values
-    )
+    assert len(cases) == num_cases
+    assert all(v > 0 for case in cases for values in case["results"].values() for v in values)
     assert all(name in report for case in cases for name in case["results"])
-
-
-@pytest.mark.slow
-def test_token_cases_run(tmp_path: Path) -> None:
-    """Windows of tokens: each contender of each case gives a rate."""
-    sizes = ["--tokens", "100000", "--repeats", "1", "--workers", "1", "--out", str(tmp_path)]
-    command = [sys.executable, str(ROOT / "benchmarks/tokens.py"), *sizes]
-
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-    assert done.returncode == 0, done.stderr
-    cases = json.loads((tmp_path / "results/tokens.json").read_text())["cases"]
-    assert len(cases) == 4
-    assert all(
-        value > 0 for case in cases for values in case["results"].values() for value in values
-    )
 
 
 @pytest.mark.slow
@@ -72,48 +63,10 @@ def test_a_character_model_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_array_cases_run(tmp_path: Path) -> None:
-    """Crops out of volumes: each contender gives a rate, warm and cold."""
-    sizes = ["--side", "80", "--volumes", "2", "--crops", "16", "--repeats", "1"]
-    command = [sys.executable, str(ROOT / "benchmarks/arrays.py"), *sizes, "--out", str(tmp_path)]
-
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-    assert done.returncode == 0, done.stderr
-    cases = json.loads((tmp_path / "results/arrays.json").read_text())["cases"]
-    assert len(cases) == 4
-    assert all(
-        value > 0 for case in cases for values in case["results"].values() for value in values
-    )
-
-
-@pytest.mark.slow
-def test_table_cases_run(tmp_path: Path) -> None:
-    """Shuffled rows, and packing CSV: each contender gives a rate."""
-    sizes = ["--rows", "20000", "--csv-rows", "2000", "--repeats", "1"]
-    command = [sys.executable, str(ROOT / "benchmarks/tables.py"), *sizes, "--out", str(tmp_path)]
-
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-    assert done.returncode == 0, done.stderr
-    cases = json.loads((tmp_path / "results/tables.json").read_text())["cases"]
-    assert len(cases) == 2
-    assert all(
-        value > 0 for case in cases for values in case["results"].values() for value in values
-    )
-
-
-@pytest.mark.slow
 def test_codec_cases_run(tmp_path: Path) -> None:
     """Each codec and scale has bytes and a rate, in the report and in the JSON file."""
-    script = ROOT / "benchmarks/codecs.py"
-    options = ["--sizes", "32", "--samples", "24", "--repeats", "1", "--out", str(tmp_path)]
+    ran("codecs.py", "--sizes", "32", "--samples", "24", "--repeats", "1", out=tmp_path)
 
-    done = subprocess.run(
-        [sys.executable, str(script), *options], capture_output=True, text=True, timeout=300
-    )
-
-    assert done.returncode == 0, done.stderr
     codecs = json.loads((tmp_path / "results/codecs.json").read_text())["cases"][0]["codecs"]
     assert len(codecs) == 11
     assert all(rate > 0 for codec in codecs for rate in codec["images_per_s"])
@@ -138,7 +91,7 @@ def test_gpu_cases_run_on_the_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "gpu.json").read_text())
     assert {row["case"] for row in result["rows"]} == {
-        "normalize", "dct", "augment", "gather", "prefetch"
+        "normalize", "dct", "crops", "augment", "gather", "prefetch", "jpeg", "inflate"
     }  # fmt: skip
     assert all(row["value"] > 0 for row in result["rows"])
     assert result["conditions"]["dry_run"]
@@ -150,21 +103,70 @@ def test_gpu_cases_run_on_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workload", ["jpeg256", "raw28", "tokens", "table"])
 def test_comparison_runs(tmp_path: Path, workload: str) -> None:
     """Ours and torch's loader serve the same values, all samples, and have rates; a peer that cannot run is listed."""
-    cache = tmp_path / "cache"
     sizes = ["--scale", "0.01", "--seconds", "0.1", "--repeats", "2", "--workers", "1"]
-    where = ["--cache", str(cache), "--out", str(tmp_path), "--here"]
-    command = [sys.executable, str(ROOT / "benchmarks/compare.py"), workload, *sizes, *where]
+    where = ["--cache", str(tmp_path / "cache"), "--here", "--peers", "torch,absent"]
 
-    done = subprocess.run(
-        [*command, "--peers", "torch,absent"], capture_output=True, text=True, timeout=300
-    )
+    ran("compare.py", workload, *sizes, *where, out=tmp_path, status=1)
 
-    assert done.returncode == 1, done.stderr
-    result = json.loads((tmp_path / f"compare-{workload}.json").read_text())
+    result = json.loads((tmp_path / f"results/compare-{workload}.json").read_text())
     assert list(result["failed"]) == ["absent"]
     assert set(result["peers"]) == {"loaders", "torch"}
     for peer in result["peers"].values():
         assert peer["seen"] == peer["distinct"] == result["num_samples"]
         assert len(peer["rates"]) == 2
         assert min(peer["rates"]) > 0
-    assert (tmp_path / f"compare-{workload}.png").stat().st_size > 1000
+    assert (tmp_path / "results/compare.png").stat().st_size > 10_000
+    assert "| torch DataLoader |" in (tmp_path / "RESULTS.md").read_text()
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmarks' modules can be imported, as they import each other."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "told"), [
+    (signal.SIGKILL, "the process ended"), (signal.SIGSTOP, "no answer within"),
+])  # fmt: skip
+def test_a_peer_that_dies_or_hangs_is_an_error_of_its_own(
+    tmp_path: Path, scripts: None, monkeypatch: pytest.MonkeyPatch, number: int, told: str
+) -> None:
+    """Whatever becomes of a peer while the others take their turns, its own turn says so."""
+    compare = importlib.import_module("compare")
+    place = compare.place_of("torch", tmp_path, here=True)
+    peer = compare.Running("torch", place, tmp_path / "torch.log")
+    monkeypatch.setitem(compare.LIMIT_S, "cover", 0.5)
+    monkeypatch.setattr(peer, "tell", lambda number: None)  # nobody wakes it up
+    os.killpg(peer.process.pid, number)
+
+    try:
+        with pytest.raises(compare.PeerError, match=told):
+            peer.ask("cover")
+    finally:
+        monkeypatch.undo()
+        peer.close()
+
+
+def test_ratios_say_who_is_faster_and_the_picture_is_drawn(tmp_path: Path, scripts: None) -> None:
+    """Above 1 ours is; below, the ratio is bold; a peer that failed is named as such."""
+    chart = importlib.import_module("chart")
+    where = {"repeats": 2, "cpu": "a CPU", "cores": 2, "workers": 2}
+    for name, theirs in (("raw28", [500.0, 700.0]), ("table", [2000.0, 3000.0])):
+        peers = {"loaders": {"rates": [900.0, 1100.0]}, "spdl": {"rates": theirs}}
+        told = {"conditions": where, "unit": "rows/s", "peers": peers, "failed": {"grain": "no"}}
+        (tmp_path / "results").mkdir(exist_ok=True)
+        (tmp_path / f"results/compare-{name}.json").write_text(json.dumps(told))
+        (tmp_path / f"results/compare-{name}.md").write_text(f"### {name}\n")
+
+    table = chart.publish(tmp_path)
+
+    assert "| SPDL | 1.67 | **0.40** |" in table
+    assert "1,000 rows/s" in table
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert table in page
+    assert page.index("### raw28") < page.index("### table")
+    assert 10_000 < (tmp_path / "results/compare.png").stat().st_size < 150_000
+    (work, _) = chart.read(tmp_path / "results")
+    assert chart.ratio_cell(work, "grain") == "failed"

@@ -189,6 +189,21 @@ def test_memory_is_flat() -> None:
     assert pool.num_slots == 1
 
 
+def test_sizes_that_grow_a_little_do_not_need_a_new_slot_each() -> None:
+    sizes: list[int] = []
+
+    def allocate(nbytes: int) -> Any:
+        sizes.append(nbytes)
+        return np.empty(nbytes, np.uint8)
+
+    pool = SlotPool(allocate=allocate)
+    for nbytes in range(100_000, 150_000, 500):
+        torch.from_numpy(pool.take(nbytes))
+
+    assert len(sizes) == 3
+    assert max(sizes) < 1.5 * 150_000
+
+
 def test_a_larger_request_replaces_slots_that_are_too_small() -> None:
     pool = SlotPool(100)
     small = a_batch(pool, 50)

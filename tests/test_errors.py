@@ -128,6 +128,7 @@ def test_a_sample_without_key_shows_none() -> None:
         (("a.", "b."), "a. b."),
         (("a", ""), "a."),
         (("a", "", "c"), "a. c."),
+        (("a", "is it b?"), "a. is it b?"),
         ((), ""),
     ],
 )

@@ -418,6 +418,24 @@ def test_denormalize_gives_the_pixels_back(dtype: torch.dtype, shape: tuple[int,
     assert torch.equal(found, images)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (3, 5, 7), (2, 3, 4, 5, 7), (0, 3, 5, 7)])
+def test_denormalize_equals_a_float64_reference(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """Within half a step of x * std + mean, cut to the range: rounded to the nearest."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(1)).mul_(2).to(dtype)
+    column = (-1, *(1,) * max(2, len(shape) - 2))
+    std, mean = (np.array(v).reshape(column) for v in (IMAGENET_STD, IMAGENET_MEAN))
+    expected = np.clip(values.double().numpy() * std + mean, 0, 255)
+
+    found = Denormalize(IMAGENET_MEAN, IMAGENET_STD)(values)
+
+    assert found.dtype == torch.uint8
+    assert found.shape == shape
+    assert np.abs(found.numpy() - expected).max(initial=0) <= 0.5 + 1e-4
+
+
 def test_denormalize_equals_the_formula_and_clamps() -> None:
     values = torch.tensor([[[[-9.0, 0.0, 0.004, 0.5, 1.0, 7.0]]]])
     module = Denormalize([100.0], [250.0])

@@ -15,6 +15,7 @@ import torch
 import loaders
 from loaders import DataLoader, RAMDataset
 from loaders.errors import LoadersError
+from loaders.profiling import ProfileReport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,13 +43,12 @@ def test_it_stops_after_so_many_steps_and_leaves_the_loader_as_it_was(options: A
 
 
 def test_waits_and_computes_are_told_apart() -> None:
-    class Waits(RAMDataset):
-        def job(self, *args: Any) -> Any:
-            time.sleep(0.01)
-            return super().job(*args)
+    def wait(sample: Any) -> Any:
+        time.sleep(0.01 / 8)
+        return sample
 
-    dataset = Waits.from_arrays(image=np.zeros((64, 3, 8, 8), np.uint8))
-    loader = DataLoader(dataset, 8, num_workers=0)
+    dataset = RAMDataset.from_arrays(image=np.zeros((64, 3, 8, 8), np.uint8))
+    loader = DataLoader(dataset.replace(transform=wait), 8, num_workers=0)
 
     with loaders.profile(loader, steps=8) as profile:
         for _ in loader:
@@ -61,13 +61,42 @@ def test_waits_and_computes_are_told_apart() -> None:
     assert "waiting for data" in str(report)
 
 
-def test_stages_of_the_workers_are_timed() -> None:
+def test_the_first_batch_and_the_time_between_epochs_are_left_out() -> None:
+    report = ProfileReport(wait_s=[9.0, 0.1, 0.1], compute_s=[0.7, 0.3, 0.3])
     loader = a_loader()
+
+    with loaders.profile(loader, steps=16) as profile:
+        for _ in range(2):
+            list(loader)
+            time.sleep(0.3)
+
+    assert report.data_share == pytest.approx(0.25)
+    assert "first batch after 9e+03 ms" in str(report)
+    assert len(profile.report.compute_s) == 16
+    assert max(profile.report.compute_s) < 0.3
+
+
+def test_a_report_has_the_median_and_the_99th_percentile_in_milliseconds() -> None:
+    waits = [i / 1000 for i in range(1, 98)] + [5.0, 6.0, 7.0]
+
+    text = str(ProfileReport(wait_s=[1.0, *waits], compute_s=waits))
+
+    assert text.count("median 50.5 ms, p99 7e+03 ms per step") == 2
+
+
+def test_stages_of_the_workers_are_timed() -> None:
+    def collate_fn(samples: Any) -> Any:
+        time.sleep(0.01)
+        return samples
+
+    loader = a_loader(collate_fn=collate_fn)
 
     with loaders.profile(loader, steps=8) as profile:
         list(loader)
 
-    assert set(profile.report.stage_s) == {"read and decode", "collate and pin"}
+    stage_s = profile.report.stage_s
+    assert set(stage_s) == {"read and decode", "collate and pin"}
+    assert stage_s["collate and pin"] >= 8 * 0.01 > stage_s["read and decode"]
     assert profile.report.num_batches == 8
 
 
@@ -86,7 +115,7 @@ def test_the_trace_opens_in_perfetto(tmp_path: Path) -> None:
     """Complete events with times in microseconds, and a name for each thread."""
     loader = a_loader()
 
-    with loaders.profile(loader, steps=4, trace=tmp_path / "out/trace.json"):
+    with loaders.profile(loader, steps=4, trace=tmp_path / "out/trace.json") as profile:
         list(loader)
 
     events = json.loads((tmp_path / "out/trace.json").read_text())["traceEvents"]
@@ -97,6 +126,8 @@ def test_the_trace_opens_in_perfetto(tmp_path: Path) -> None:
     assert all(now_us - 60e6 < span["ts"] <= span["ts"] + span["dur"] < now_us for span in spans)
     steps = sorted((s["ts"], s["dur"]) for s in spans if s["name"] in ("wait for data", "compute"))
     assert all(a + d <= b + 1 for (a, d), (b, _) in itertools.pairwise(steps))
+    waits_us = [span["dur"] for span in spans if span["name"] == "wait for data"]
+    assert waits_us == pytest.approx([1e6 * wait for wait in profile.report.wait_s])
     assert {"trainer", "worker 1"} <= names
 
 
@@ -124,10 +155,14 @@ def test_scalars_go_to_a_writer() -> None:
 
     writer, loader = Writer(), a_loader()
 
-    with loaders.profile(loader, steps=4, tensorboard=writer):
+    with loaders.profile(loader, steps=4, tensorboard=writer) as profile:
         list(loader)
 
-    assert [s[2] for s in writer.scalars if s[0] == "loaders/wait_ms"] == [0, 1, 2, 3]
+    report = profile.report
+    for name, values in (("wait_ms", report.wait_s), ("compute_ms", report.compute_s)):
+        written = [s for s in writer.scalars if s[0] == f"loaders/{name}"]
+        assert [step for _, _, step in written] == [0, 1, 2, 3]
+        assert [value for _, value, _ in written] == [1000 * value for value in values]
     assert len([s for s in writer.scalars if s[0] == "loaders/data_share"]) == 1
 
 
@@ -227,6 +262,8 @@ def test_the_environment_switches_it_on(tmp_path: Path, value: str, steps: int) 
 
     assert done.returncode == 0, done.stderr
     assert f"LOADERS_PROFILE: {steps} steps" in done.stderr
+    assert "the first loader that was iterated" in done.stderr
+    assert done.stderr.count("is not profiled: only the first loader") == 1
     assert len(list(tmp_path.glob("loaders-profile-*.json"))) == 1
 
 

@@ -303,13 +303,13 @@ def test_every_step_of_the_ladder_runs(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
 
     assert done.returncode == 0, done.stderr
-    told = json.loads((tmp_path / "train.json").read_text())
+    told = json.loads((tmp_path / "results/train.json").read_text())
     assert len(told["summary"]) == 9
     assert all(
         len(seen["losses"]) == 2 and seen["train_s"][0] > 0 for seen in told["epochs"].values()
     )
     first = [row["first_loss"] for row in told["summary"].values()]
     assert max(first) - min(first) < 0.3
-    table = (tmp_path / "train.md").read_text()
+    table = (tmp_path / "results/train.md").read_text()
     assert all(f"| {name} |" in table for name in told["summary"])
-    assert (tmp_path / "train.png").stat().st_size > 10_000
+    assert (tmp_path / "results/train.png").stat().st_size > 10_000

@@ -10,38 +10,34 @@ rows as fixed-size lists in the "arrow" format, whose buffers become arrays with
 
 from __future__ import annotations
 
-import shutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import torch
 
-from benchmarks.peers.protocol import Epoch, Job, from_records, output, quiet_worker, serve
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from benchmarks.peers.protocol import (
+    Epoch,
+    Job,
+    as_it_is,
+    from_records,
+    output,
+    serve,
+    worker_options,
+)
 
 
 def prepare(job: Job) -> None:
-    """Write Arrow files."""
-
-    def rows() -> Iterator[dict[str, Any]]:
-        values = job.records() if job.kind == "jpeg" else (row.reshape(-1) for row in job.array())
-        for i, value in enumerate(values):
-            yield {"x": value, "id": i}
-
+    """Write Arrow files, from one Arrow table: `from_generator` would make rows value by value."""
     if job.kind == "jpeg":
-        column = datasets.Value("binary")
+        values = pa.array(list(job.records()))
     else:
-        dtype, shape = job.row
-        column = datasets.List(datasets.Value(str(dtype)), length=int(np.prod(shape)))
-    features = datasets.Features({"x": column, "id": datasets.Value("int64")})
-    made = datasets.Dataset.from_generator(
-        rows, features=features, cache_dir=f"{job.folder}/made", writer_batch_size=1000
-    )
+        flat = pa.array(np.ascontiguousarray(job.array()).reshape(-1))
+        values = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(job.row[1])))
+    table = pa.table({"x": values, "id": np.arange(job.num_samples)})
+    made = datasets.Dataset(datasets.table.InMemoryTable(table))
     made.save_to_disk(f"{job.folder}/arrow")
-    shutil.rmtree(f"{job.folder}/made")
 
 
 class Batches(torch.utils.data.Dataset[Any]):
@@ -65,22 +61,14 @@ class Batches(torch.utils.data.Dataset[Any]):
         return output(self.job.kind, rows), torch.tensor(indices)
 
 
-def as_it_is(batch: Any) -> Any:
-    """Collate what is a batch already."""
-    return batch
-
-
 def open_epochs(job: Job) -> Epoch:
     """Open a DataLoader."""
     loader = torch.utils.data.DataLoader(
         Batches(job),
         job.batch,
         shuffle=True,
-        num_workers=job.workers,
-        persistent_workers=True,
-        prefetch_factor=4,
         collate_fn=as_it_is,
-        worker_init_fn=quiet_worker,
+        **worker_options(job),
     )
     return lambda: iter(loader)
 

@@ -18,7 +18,15 @@ import litdata
 import torch
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
-from benchmarks.peers.protocol import WINDOW, Epoch, Job, from_records, output, quiet_worker, serve
+from benchmarks.peers.protocol import (
+    WINDOW,
+    Epoch,
+    Job,
+    from_records,
+    output,
+    serve,
+    worker_options,
+)
 
 
 def record(job: Job, i: int) -> Any:
@@ -65,11 +73,8 @@ def open_epochs(job: Job) -> Epoch:
     loader = StreamingDataLoader(
         dataset,
         batch_size=job.batch,
-        num_workers=job.workers,
-        persistent_workers=True,
-        prefetch_factor=4,
         collate_fn=functools.partial(collate, job),
-        worker_init_fn=quiet_worker,
+        **worker_options(job),
     )
     return lambda: iter(loader)
 

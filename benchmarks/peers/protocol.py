@@ -170,6 +170,21 @@ def quiet_worker(_worker: int = 0) -> None:
         pass
 
 
+def as_it_is(batch: Any) -> Any:
+    """Collate what is a batch already."""
+    return batch
+
+
+def worker_options(job: Job) -> dict[str, Any]:
+    """Return what every peer gives torch's DataLoader: processes that are kept between epochs, some batches ahead."""
+    return {
+        "num_workers": job.workers,
+        "persistent_workers": True,
+        "prefetch_factor": 4,
+        "worker_init_fn": quiet_worker,
+    }
+
+
 # -- serving ---------------------------------------------------------------------------------------
 
 

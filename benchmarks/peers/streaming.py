@@ -43,7 +43,7 @@ except (ImportError, RuntimeError):
 from streaming import MDSWriter, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 
-from benchmarks.peers.protocol import Epoch, Job, from_records, quiet_worker, serve
+from benchmarks.peers.protocol import Epoch, Job, from_records, serve, worker_options
 
 
 def prepare(job: Job) -> None:
@@ -67,11 +67,8 @@ def open_epochs(job: Job) -> Epoch:
     loader = torch.utils.data.DataLoader(
         dataset,
         job.batch,
-        num_workers=job.workers,
-        persistent_workers=True,
-        prefetch_factor=4,
         collate_fn=collate,
-        worker_init_fn=quiet_worker,
+        **worker_options(job),
     )
     return lambda: iter(loader)
 

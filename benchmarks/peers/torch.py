@@ -24,11 +24,12 @@ from benchmarks.peers.protocol import (
     Batch,
     Epoch,
     Job,
+    as_it_is,
     crop_box,
     decode,
     output,
-    quiet_worker,
     serve,
+    worker_options,
 )
 
 
@@ -85,11 +86,6 @@ class Batches(Rows):
         return output(self.kind, self.rows[indices]), torch.tensor(indices)
 
 
-def as_it_is(batch: Any) -> Any:
-    """Collate what is a batch already."""
-    return batch
-
-
 def open_epochs(job: Job) -> Epoch:
     """Open a DataLoader."""
     dataset = Files(job) if job.kind == "jpeg" else Rows(job)
@@ -100,10 +96,7 @@ def open_epochs(job: Job) -> Epoch:
         dataset,
         job.batch,
         shuffle=True,
-        num_workers=job.workers,
-        persistent_workers=True,
-        prefetch_factor=4,
-        worker_init_fn=quiet_worker,
+        **worker_options(job),
         **options,
     )
     return lambda: iter(loader)

@@ -16,7 +16,7 @@ from typing import Any
 
 import webdataset
 
-from benchmarks.peers.protocol import Epoch, Job, from_records, quiet_worker, serve
+from benchmarks.peers.protocol import Epoch, Job, from_records, serve, worker_options
 
 
 def prepare(job: Job) -> None:
@@ -46,10 +46,7 @@ def open_epochs(job: Job) -> Epoch:
     loader = webdataset.WebLoader(
         dataset,
         batch_size=None,
-        num_workers=job.workers,
-        persistent_workers=True,
-        prefetch_factor=4,
-        worker_init_fn=quiet_worker,
+        **worker_options(job),
     )
     return lambda: iter(loader)
 

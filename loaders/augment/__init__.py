@@ -17,6 +17,8 @@ Crops and flips take any number of axes: of volumes, whose ``sizes`` are ``(N, 3
 carries them out.
 """
 
+from typing import Any
+
 from loaders.augment.geometry import Geometry, Op, Window, output_size, plan
 from loaders.augment.nd import check_ops, cut, output_lengths
 from loaders.augment.ops import (
@@ -28,8 +30,10 @@ from loaders.augment.ops import (
     RandomVerticalFlip,
     Resize,
     Views,
+    as_augment,
 )
 from loaders.augment.pixels import apply, move_boxes, reduction
+from loaders.checks import did_you_mean
 
 __all__ = [
     "CenterCrop",
@@ -44,6 +48,7 @@ __all__ = [
     "Views",
     "Window",
     "apply",
+    "as_augment",
     "check_ops",
     "cut",
     "move_boxes",
@@ -52,3 +57,14 @@ __all__ = [
     "plan",
     "reduction",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    ops = [
+        each for each in __all__ if each[0].isupper() and each not in ("Geometry", "Op", "Window")
+    ]
+    hint = did_you_mean(name, ops) or (
+        f": the ops are {', '.join(ops)}; functions of your own go to transform=, "
+        "or run on batches, on the device"
+    )
+    raise AttributeError(f"module 'loaders.augment' has no attribute {name!r}{hint}")

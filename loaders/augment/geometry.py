@@ -140,8 +140,10 @@ def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
         raise TypeError(f"{what} must be a list of ops, got {ops!r}")
     for position, op in enumerate(ops):
         if isinstance(op, type) or not isinstance(op, Op):
+            hint = ": functions of your own go to transform=" if callable(op) else ""
+            hint = f": write {op.__name__}(...)" if isinstance(op, type) else hint
             raise TypeError(
-                f"{what}[{position}] must be an op such as CenterCrop(224), got {op!r}"
+                f"{what}[{position}] must be an op such as CenterCrop(224), got {op!r}{hint}"
             )
     return tuple(ops)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loaders.augment.geometry import as_ops
+from loaders.checks import as_list, real_number
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -57,13 +58,17 @@ def _set_lengths(op: RandomCrop | CenterCrop) -> None:
     object.__setattr__(op, "_fits_all", is_one)
 
 
+_IF_CHANNELS = "; if the first axis is of channels, say so: Array(dtype=..., dims=..., spatial=2) in the schema"
+
+
 def crop_lengths(op: RandomCrop | CenterCrop, num_axes: int) -> tuple[int, ...]:
     """Return the lengths of a crop of so many axes; BatchError if it is one of other axes."""
     assert isinstance(op.size, tuple)
     if len(op.size) == num_axes:
         return op.size
     if not op._fits_all:
-        raise BatchError(f"{op} crops {len(op.size)} axes, the samples have {num_axes}")
+        hint = _IF_CHANNELS if len(op.size) < num_axes else ""
+        raise BatchError(f"{op} crops {len(op.size)} axes, the samples have {num_axes}{hint}")
     return op.size[:1] * num_axes
 
 
@@ -75,9 +80,13 @@ def _check_plane(op: object, window: Window) -> None:
 
 
 def _check_range(name: str, values: Sequence[float]) -> tuple[float, float]:
-    if len(values) != 2 or not 0 < values[0] <= values[1] < math.inf:
-        raise ValueError(f"{name} must be (low, high) with 0 < low <= high, got {values!r}")
-    return values[0], values[1]
+    pair: Any = values
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ValueError(f"{name} must be (low, high) with 0 < low <= high, got {pair!r}")
+    low, high = (real_number(f"{name}[{i}]", value) for i, value in enumerate(pair))
+    if not 0 < low <= high < math.inf:
+        raise ValueError(f"{name} must be (low, high) with 0 < low <= high, got {pair!r}")
+    return low, high
 
 
 def _pick(draws: Floats, room: Ints) -> Ints:
@@ -221,11 +230,13 @@ class RandomCrop:
         rows = np.flatnonzero((room < 0).any(axis=1))
         if len(rows):
             lengths = window.size[rows[0]].tolist()
+            crop = crop_lengths(self, len(lengths))
             is_picture = len(lengths) == 2
             raise BatchError(
                 f"sample {window.indices[rows[0]]} is {' x '.join(map(str, lengths))} pixels when "
-                f"it reaches {self}, smaller than the crop; pass pad_if_needed=True"
-                f"{' or put a Resize before it' if is_picture else ''}"
+                f"it reaches {self}, smaller than the crop of {' x '.join(map(str, crop))}; "
+                f"pass pad_if_needed=True"
+                f"{' or put a Resize before it' if is_picture else _IF_CHANNELS}"
             )
 
 
@@ -324,8 +335,7 @@ class _RandomFlip:
     axis: ClassVar[int]
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise ValueError(f"p must be in [0, 1], got {self.p!r}")
+        real_number("p", self.p, at_least=0, at_most=1)
 
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
@@ -372,8 +382,7 @@ class RandomFlip:
     per_axis: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise ValueError(f"p must be in [0, 1], got {self.p!r}")
+        real_number("p", self.p, at_least=0, at_most=1)
         axes: Any = self.axes
         if axes is None:
             return
@@ -417,7 +426,9 @@ class Views:
     names: tuple[str, ...]
     lists: tuple[tuple[Op, ...], ...]
 
-    def __init__(self, **lists: Sequence[Op]) -> None:
+    def __init__(self, *unnamed: Any, **lists: Sequence[Op]) -> None:
+        if unnamed:
+            raise TypeError("Views takes lists of ops by name: Views(weak=[...], strong=[...])")
         if not lists:
             raise ValueError("Views needs at least one list of ops, got none")
         for name in lists:
@@ -431,6 +442,15 @@ class Views:
 
     def __iter__(self) -> Iterator[tuple[str, tuple[Op, ...]]]:
         return zip(self.names, self.lists, strict=True)
+
+
+def as_augment(ops: Any) -> tuple[Any, ...]:
+    """Return the ops that a dataset is given; TypeError if they are not in a list."""
+    if isinstance(ops, Views):
+        raise TypeError("augment must be a list of ops, got Views(...): write [Views(...)]")
+    listed = [] if ops is None else as_list("augment", ops, "ops, such as [CenterCrop(224)]")
+    as_ops([op for op in listed if not isinstance(op, Views)])
+    return tuple(listed)
 
 
 def _check_name(name: str) -> None:

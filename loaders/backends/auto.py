@@ -49,6 +49,10 @@ class StepWatch:
         self._num_waits = 0
         self.is_waiting = False
 
+    def begin(self) -> None:
+        """An epoch begins: what came since the last one was no step."""
+        self._left = None
+
     def leave(self) -> None:
         """The trainer goes back to its step."""
         self._left = _usage()
@@ -84,12 +88,16 @@ class AutoPool:
     Args:
         maker: Makes the batches.
         changed: Called once when it happens.
+        watch: What was seen in the epochs before: each may be shorter than it takes to decide.
     """
 
-    def __init__(self, maker: Maker, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, maker: Maker, changed: Callable[[], None], watch: StepWatch | None = None
+    ) -> None:
         self._maker, self._changed = maker, changed
         self._pool: Pool = ThreadPool(maker)
-        self._watch = StepWatch()
+        self._watch = StepWatch() if watch is None else watch
+        self._watch.begin()
         self._waiting: list[list[Any]] = []  # for the threads to be done, and the child to begin
 
     def __len__(self) -> int:

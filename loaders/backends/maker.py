@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from loaders.workers import Job
 
 _GROUP_BYTES = 4 << 20  # hand smaller batches over several at a time
+_MAX_GROUP = 64
 
 
 def _count_nothing(num: int) -> None:
@@ -93,9 +94,7 @@ class Maker:
         nbytes = self.dataset.sample_nbytes
         if nbytes is None or self.collate is not collate:
             return 1
-        return max(
-            1, min(self.dataset.max_group, _GROUP_BYTES // max(1, nbytes * self.batch_size))
-        )
+        return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(1, nbytes * self.batch_size)))
 
 
 @dataclass(slots=True)

@@ -51,7 +51,8 @@ class OrderedBatches:
     Args:
         pool: Makes them.
         indices: The indices of each batch.
-        prefetch_batches: Groups in flight, whatever the number of workers.
+        prefetch_batches: Groups in flight beside the one that is handed over, whatever the number of
+            workers; 0 makes each when it is asked for.
         group_size: Batches that are handed over at once, at most; the first groups are smaller.
         timeout_s: RuntimeError after so long without a batch; 0 waits.
         stall_warning_s: Log what every worker is doing after so long; 0 does not.
@@ -83,11 +84,11 @@ class OrderedBatches:
 
     def __next__(self) -> Any:
         if not self._ready:
-            self._fill()
+            self._fill(max(1, self._prefetch_batches))
             if self._is_broken or not len(self._pool):
                 self._end()
             self._ready = self._take()[::-1]
-            self._fill()
+            self._fill(self._prefetch_batches)
         batch = self._ready.pop()
         if isinstance(batch, Raised):
             raise batch.error
@@ -103,9 +104,9 @@ class OrderedBatches:
         """Groups of batches that are done and wait to be taken."""
         return self._pool.num_ready
 
-    def _fill(self) -> None:
-        """Keep as many groups in flight as asked for."""
-        while len(self._pool) < self._prefetch_batches:
+    def _fill(self, num_groups: int) -> None:
+        """Keep so many groups in flight."""
+        while len(self._pool) < num_groups:
             group: list[Any] = []
             try:
                 # By next(), not by a loop: some iterators begin anew whenever iter() is called on them.

@@ -13,33 +13,40 @@ from loaders.backends.maker import Failed, Group
 from loaders.workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from loaders.backends.maker import Maker
     from loaders.workers import Job
 
 
-class InlineBatches:
-    """The batches of one epoch, made on the trainer's own thread: the plain path, which threads must equal."""
+class InlinePool:
+    """Makes a group on the trainer's own thread, when it is taken."""
 
     num_ready = 0
     is_ready = False  # making one takes the trainer's own time
 
-    def __init__(self, maker: Maker, indices: Iterator[Any]) -> None:
+    def __init__(self, maker: Maker) -> None:
         cv2.setNumThreads(1)
-        self._maker, self._indices = maker, indices
+        self._maker = maker
+        self._is_grouped = maker.group_size > 1
+        self._group: list[Any] | None = None
         self._making: tuple[Job, float] | None = None
 
-    def __iter__(self) -> InlineBatches:
-        return self
+    def __len__(self) -> int:
+        return 0 if self._group is None else 1
 
-    def __next__(self) -> Any:
-        job = self._maker.job(next(self._indices))
+    def put(self, group: list[Any]) -> None:
+        """Keep the indices of a group."""
+        self._group = group
+
+    def take(self, timeout_s: float | None = None) -> list[Any]:
+        """Make the group, or raise its error."""
+        group, self._group = self._group or [], None
+        job = Group(self._maker, group) if self._is_grouped else self._maker.job(group[0])
         self._making = job, time.monotonic()
         try:
             for part in range(job.num_parts):
                 job.run(part)
-            return job.finish()
+            made = job.finish()
+            return made if self._is_grouped else [made]
         finally:
             self._making = None
 

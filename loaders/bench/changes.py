@@ -21,8 +21,8 @@ from loaders.datasets.packed import PackedDataset
 from loaders.datasets.ram import RAMDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.errors import LoadersError
-from loaders.loader import usable_cores
 from loaders.schema import Image
+from loaders.workers import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,11 +122,11 @@ def _trials(
         yield Trial(
             "RAMDataset.from_files (files in memory, threads)", dataset.in_ram(_SAMPLE), threads
         )
-        yield from _packed(_spread(dataset.files), target.size, folder, threads, told)
+        yield from _packed(_spread(dataset.files), target, folder, threads, told)
     elif isinstance(dataset, PackedDataset):
         yield from _in_memory(dataset, threads, told)
         if target.size:
-            yield from _packed(_as_files(dataset, folder), target.size, folder, threads, told)
+            yield from _packed(_as_files(dataset, folder), target, folder, threads, told)
     else:
         yield from _waiting(target, config)
 
@@ -180,16 +180,19 @@ def _as_files(dataset: PackedDataset, folder: Path) -> list[Path]:
 
 
 def _packed(
-    files: list[Path], size: int, folder: Path, config: Config, told: Callable[[str], None]
+    files: list[Path], target: Target, folder: Path, config: Config, told: Callable[[str], None]
 ) -> Iterator[Trial]:
-    """Pack files at the size that the crops need, by the command that the user would run."""
+    """Pack files by the command that the user would run: at the size that the crops need, or loose ones as they are."""
     if not files:
         return
-    wanted = round(size * _SHARE_OF_CROP)
+    wanted = round(target.size * _SHARE_OF_CROP)
     sides = [min(picture_size(file.read_bytes())) for file in files[:32]]
+    options, how = ["--size", str(wanted)], f"at {wanted} px"
     if float(np.median(sides)) < _WORTH_PACKING * wanted:
-        return
-    told(f"packing {len(files)} images at {wanted} pixels to try it")
+        options, how = [], "as they are"
+        if target.kind == "packed":
+            return
+    told(f"packing {len(files)} images {how} to try it")
     source = folder / "images" / "one"
     source.mkdir(parents=True)
     for i, file in enumerate(files):
@@ -198,7 +201,7 @@ def _packed(
     command = [sys.executable, "-m", "packdata", "images", str(source), str(out)]
     try:
         done = subprocess.run(
-            [*command, "--size", str(wanted)],
+            [*command, *options],
             capture_output=True,
             timeout=_PACK_TIMEOUT_S,
             check=False,
@@ -207,8 +210,6 @@ def _packed(
         return
     if done.returncode not in (0, 3):  # 3: some of them were rejected
         return
-    yield Trial(
-        f"pack at {wanted} px (packdata images ... --size {wanted})",
-        ShardDataset(out, augment=ops_for(size)),
-        config,
-    )
+    named = "..." if target.kind == "packed" else target.name
+    said = " ".join(["packdata images", named, "packed", *options])
+    yield Trial(f"pack {how} ({said})", ShardDataset(out, augment=ops_for(target.size)), config)

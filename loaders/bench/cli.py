@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +15,16 @@ import torch
 from loaders.bench import changes, doctor, planner, report
 from loaders.bench.analysis import Analysis, analyse
 from loaders.bench.measure import Config
-from loaders.bench.plot import plot
+from loaders.bench.plot import check_plot, plot
 from loaders.bench.sweep import Dropper, Limits, Sweep, grid, run_sweep
 from loaders.bench.targets import Target, load, load_object
 from loaders.bench.verdict import BUSY, Verdict, judge
 from loaders.datasets.base import BatchDataset
+from loaders.device.accelerator import as_device
 from loaders.errors import LoadersError
-from loaders.loader import DataLoader, usable_cores
+from loaders.loader import DataLoader
 from loaders.tuning import write_workers
+from loaders.workers import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_dataset(plan)
     plan.add_argument("--batch-size", type=_positive, default=256, metavar="N")
-    plan.add_argument("--workers", type=int, default=usable_cores(), metavar="N")
+    plan.add_argument("--workers", type=_count, default=usable_cores(), metavar="N")
     plan.add_argument("--backend", choices=_BACKENDS)
     plan.add_argument("--prefetch", type=_positive, metavar="N")
     plan.add_argument(
@@ -117,7 +121,7 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
 
 def _add_grid(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--workers", type=int, nargs="+", metavar="N", help="default: 0, 1, 2, 4, ... cores"
+        "--workers", type=_count, nargs="+", metavar="N", help="default: 0, 1, 2, 4, ... cores"
     )
     parser.add_argument("--batch-size", type=_positive, nargs="+", metavar="N")
     parser.add_argument("--backend", choices=_BACKENDS, nargs="+")
@@ -126,7 +130,7 @@ def _add_grid(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--seconds", type=float, default=40, help="to spend on measuring, about (40)"
+        "--seconds", type=_seconds, default=40, help="to spend on measuring, about (40)"
     )
     parser.add_argument(
         "--repeats", type=_positive, default=3, metavar="N", help="of each configuration (3)"
@@ -139,10 +143,37 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+    return _at_least(1, text)
+
+
+def _count(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    if not text.lstrip("-").isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number from {least}, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+
+
+def _check_before(args: argparse.Namespace) -> None:
+    """Refuse now what would otherwise fail when all is measured."""
+    if args.step and not callable(step := load_object(args.step)):
+        raise LoadersError(f"--step {args.step!r} is a {type(step).__name__}, not a function")
+    if args.device:
+        try:
+            as_device(args.device)
+        except ValueError as error:
+            raise LoadersError(f"--device: {error}") from error
+    if getattr(args, "plot", None):
+        check_plot(args.plot)
 
 
 # -- sweep and recommend ---------------------------------------------------------------------------
@@ -150,6 +181,7 @@ def _positive(text: str) -> int:
 
 def run_sweep_command(args: argparse.Namespace) -> int:
     """Measure, judge, print."""
+    _check_before(args)
     target = load(args.dataset, size=args.size)
     _say(f"{target.name}: {_describe(target)}")
     configs = grid(
@@ -177,6 +209,7 @@ def run_sweep_command(args: argparse.Namespace) -> int:
 
 def run_recommend(args: argparse.Namespace) -> int:
     """Measure, print one line, and keep the number of workers for ``num_workers="auto"``."""
+    _check_before(args)
     target = load(args.dataset, size=args.size)
     sweep = run_sweep(target, grid(target, batch_sizes=args.batch_size), _limits(args))
     best = sweep.best

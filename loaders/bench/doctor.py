@@ -236,6 +236,7 @@ def read_rate(place: Place) -> Finding:
             "read rate",
             "unknown",
             f"no file of 1 MB or more under {place.path} can be read past the page cache",
+            remedy="name the folder of your data: python -m loaders.bench doctor FOLDER",
         )
     found = f"{in_bytes(rate)}/s, page cache bypassed"
     if rate < _SLOW_READ:

@@ -131,8 +131,8 @@ def table(plans: dict[str, Plan]) -> list[tuple[str, ...]]:
     rows.append(("pinned copies", *(in_bytes(p.pinned_bytes) for p in plans.values())))
     rows.append(("workers", *(in_bytes(p.workers_bytes) for p in plans.values())))
     rows.append(("one rank", *(in_bytes(p.rank_bytes) for p in plans.values())))
-    copies = f"in RAM, {first.cache_copies} cop{'y' if first.cache_copies == 1 else 'ies'} of"
+    copies = f"dataset in RAM, {first.cache_copies} cop{'y' if first.cache_copies == 1 else 'ies'}"
     rows.append((copies, *(in_bytes(p.cache_bytes) for p in plans.values())))
-    node = f"the node, {first.ranks} rank{'s' * (first.ranks > 1)}"
+    node = f"all of the node, {first.ranks} rank{'s' * (first.ranks > 1)}"
     rows.append((node, *(in_bytes(p.node_bytes) for p in plans.values())))
     return rows

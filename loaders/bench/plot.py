@@ -16,10 +16,36 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
+_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 class MissingExtra(LoadersError, ImportError):
     """A package that only this needs is not installed."""
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a picture that cannot be written, before there is anything to draw.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        LoadersError: Its folder does not exist, or its name has no known ending.
+    """
+    _matplotlib()
+    if path.suffix.lower() not in _SUFFIXES:
+        raise LoadersError(f"--plot must end in {', '.join(_SUFFIXES)}, got {str(path)!r}")
+    if not path.absolute().parent.is_dir():
+        raise LoadersError(f"--plot {str(path)!r}: there is no folder {str(path.parent)!r}")
+
+
+def _matplotlib() -> Any:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra(
+            "--plot needs matplotlib: pip install 'loaders[bench]', or pip install matplotlib"
+        ) from error
+    return FigureCanvasAgg, Figure
 
 
 def plot(sweep: Sweep, path: Path, *, subtitle: str = "") -> None:
@@ -28,13 +54,7 @@ def plot(sweep: Sweep, path: Path, *, subtitle: str = "") -> None:
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra(
-            "--plot needs matplotlib: pip install 'loaders[bench]', or pip install matplotlib"
-        ) from error
+    FigureCanvasAgg, Figure = _matplotlib()
     figure = Figure(figsize=(8, 7), layout="constrained")
     FigureCanvasAgg(figure)
     rate, memory = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import cv2
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
 
 from loaders import augment
 from loaders.datasets.base import BatchDataset
@@ -77,11 +77,6 @@ class Target:
         return "thread" if isinstance(self.dataset, BatchDataset) else "process"
 
     @property
-    def is_iterable(self) -> bool:
-        """Whether it has no samples by number."""
-        return isinstance(self.dataset, IterableDataset)
-
-    @property
     def stored_bytes(self) -> int:
         """Bytes of its files."""
         return sum(file.stat().st_size for file in self.files)
@@ -113,6 +108,8 @@ def load(spec: str, *, size: int = 224) -> Target:
 def load_object(spec: str) -> Any:
     """Import ``module:object``; the current folder is searched too."""
     module_name, _, name = spec.partition(":")
+    if not module_name or not name:
+        raise TargetError(f"{spec!r} is not of the form module:name, such as train:step")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -131,7 +128,18 @@ def _maker(spec: str, found: Any) -> Callable[[], Any]:
         return lambda: found
     if not callable(found):
         raise TargetError(f"{spec!r} is a {type(found).__name__}, not a Dataset")
-    return found  # type: ignore[no-any-return]
+
+    def make() -> Any:
+        try:
+            return found()
+        except TypeError as error:
+            kind = "class" if isinstance(found, type) else type(found).__name__
+            raise TargetError(
+                f"{spec!r}, a {kind}, cannot be called without arguments ({error}): "
+                "name a Dataset, or a function that makes one"
+            ) from error
+
+    return make
 
 
 def _files_of(dataset: Any) -> list[Path]:
@@ -234,14 +242,14 @@ class Endless:
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the indices at these positions of an epoch, and their draws."""
-        rounds, within = np.divmod(positions, self._round)
-        indices = np.empty(len(positions), np.int64)
-        shuffled = Shuffled(self._round, self.seed)
-        for number in np.unique(rounds).tolist():
-            here = rounds == number
-            indices[here] = shuffled.at(number, within[here])[0]
-        copies, indices = np.divmod(indices, self.n)
-        return indices, rounds * (self._round // self.n) + copies
+        rounds = positions // self._round
+        within = positions - rounds * self._round  # np.divmod takes several times as long
+        drawn, shuffled = np.empty_like(positions), Shuffled(self._round, self.seed)
+        begins = np.flatnonzero(np.diff(rounds, prepend=-1)).tolist()  # positions come in order
+        for begin, stop in itertools.pairwise([*begins, len(positions)]):
+            drawn[begin:stop] = shuffled.at(int(rounds[begin]), within[begin:stop])[0]
+        copies = drawn // self.n
+        return drawn - copies * self.n, rounds * (self._round // self.n) + copies
 
     def describe(self) -> dict[str, int | str]:
         """Return what makes this order, in primitives."""

@@ -186,15 +186,21 @@ def _next_limit(bound: Bound, facts: Facts, limits: dict[str, float]) -> str:
 
 def _advice(bound: Bound, facts: Facts, changes: Sequence[Change]) -> str:
     if bound == "step":
-        stalls = (
-            ""
-            if facts.stall_share is None
-            else f": the step waits for data {facts.stall_share:.0%} of the time"
-        )
-        return f"Change nothing in loading{stalls}."
+        return _advice_to_a_step(facts)
     if not changes:
         return _ELSE[bound]
     return f"What helps most: {changes[0]}."
+
+
+def _advice_to_a_step(facts: Facts) -> str:
+    if facts.stall_share is None:
+        return "Change nothing in loading."
+    waits = f"the step waits for data {facts.stall_share:.0%} of the time"
+    if facts.stall_share < _SMALL_STALL:
+        return f"Change nothing in loading: {waits}."
+    if not facts.num_workers:
+        return f"Still, {waits}: num_workers=1 or more makes batches meanwhile, not on the step's own thread."
+    return f"Still, {waits}: the two share the cores, or batches come unevenly; try prefetch_factor=4."
 
 
 def _storage(facts: Facts, limits: dict[str, float]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from loaders.checks import shown
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
@@ -59,8 +60,13 @@ def register_codec(name: str, factory: Callable[[Any], Codec]) -> None:
             this field. Every process that reads the data has to register it.
 
     Raises:
+        TypeError: The name is no text, or the factory no function.
         CodecError: The name is taken by another factory.
     """
+    given: tuple[Any, Any] = name, factory
+    if not isinstance(given[0], str) or not callable(given[1]):
+        what = "register_codec takes a name and a function that returns the codec of a field"
+        raise TypeError(f"{what}, got {shown(name)} and {shown(factory)}")
     if _FACTORIES.get(name, factory) is not factory:
         raise CodecError(f"codec name {name!r} is taken")
     _FACTORIES[name] = factory

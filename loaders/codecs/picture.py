@@ -9,7 +9,7 @@ encoded; any of the three is read, because files are often kept as they came. Wh
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -27,28 +27,66 @@ _HEAD_BYTES = 4096  # a longer header (a large EXIF thumbnail) is decoded whole
 # Chroma upsampling looks at rows below: up to 4, found by trying every subsampling and reduction.
 _MARGIN_ROWS = 8
 _NO_BASELINE = frozenset(
-    {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB)}
-)  # other frames, and what has no business before a frame
+    {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB), 0xFF}
+)  # other frames, what has no business before a frame, and fill bytes
 
 
-def picture_size(record: Any) -> tuple[int, int]:
-    """Read (height, width) from the header of an encoded picture.
+class PictureHead(NamedTuple):
+    """What the first bytes of an encoded picture say.
+
+    Attributes:
+        height: In pixels.
+        width: In pixels.
+        height_at: Where the height stands in the frame header of a sequential Huffman JPEG.
+    """
+
+    height: int
+    width: int
+    height_at: int | None = None
+
+
+def picture_head(record: Any) -> PictureHead:
+    """Read the header of an encoded picture.
 
     Raises:
         CodecError: The bytes are not JPEG, PNG or WebP, or cut within the header.
     """
-    head = bytes(record[:32])
+    start = bytes(record[:_HEAD_BYTES])
     try:
-        if head[:2] == b"\xff\xd8":
-            height, width, _, _ = simplejpeg.decode_jpeg_header(record)
-        elif head[:8] == b"\x89PNG\r\n\x1a\n":
-            width, height = struct.unpack_from(">II", head, 16)
+        if start[:2] == b"\xff\xd8":
+            head = _jpeg_head(start) or PictureHead(*simplejpeg.decode_jpeg_header(record)[:2])
+        elif start[:8] == b"\x89PNG\r\n\x1a\n":
+            width, height = struct.unpack_from(">II", start, 16)
+            head = PictureHead(height, width)
         else:
-            height, width = _webp_size(head)
+            head = PictureHead(*_webp_size(start))
     except (ValueError, struct.error, IndexError) as error:
         raise CodecError(f"the header of the picture cannot be read ({error})") from error
-    _check_pixels(height, width)
-    return height, width
+    if not 0 < head.height * head.width <= MAX_PIXELS:
+        _check_pixels(head.height, head.width)
+    return head
+
+
+def picture_size(record: Any) -> tuple[int, int]:
+    """Read (height, width) from the header of an encoded picture; CodecError as ``picture_head``."""
+    return picture_head(record)[:2]
+
+
+def _jpeg_head(start: bytes) -> PictureHead | None:
+    """Read the frame header of a sequential Huffman JPEG; None for any other.
+
+    Source: ITU-T T.81, annex B.
+    """
+    at = 2
+    while at + 9 < len(start) and start[at] == 0xFF:
+        marker = start[at + 1]
+        if marker in (0xC0, 0xC1):
+            height, width = start[at + 5] << 8 | start[at + 6], start[at + 7] << 8 | start[at + 8]
+            return PictureHead(height, width, at + 5)
+        if marker in _NO_BASELINE:
+            return None
+        at += 2 + (start[at + 2] << 8 | start[at + 3])
+    return None
 
 
 def _check_pixels(height: int, width: int) -> None:
@@ -127,6 +165,7 @@ class PictureCodec:
         reduction: int = 1,
         rows: int | None = None,
         out: UInt8Array | None = None,
+        head: PictureHead | None = None,
     ) -> npt.NDArray[Any]:
         """Return the picture as H x W x C (masks H x W), C-contiguous.
 
@@ -138,6 +177,7 @@ class PictureCodec:
                 not fewer than this. Damage in what is left of it may then go unnoticed.
             out: Where to decode to, flat uint8 of at least the picture's size; used if the decoder
                 can (JPEG), and undefined after an error.
+            head: From ``picture_head``, where it was read already.
 
         Raises:
             CodecError: The file is damaged, is not what the field holds, or does not fit ``out``.
@@ -149,15 +189,16 @@ class PictureCodec:
         if out is None:  # else the buffer bounds what a header can ask for
             picture_size(record)
         options: dict[str, Any] = {}
+        is_cut = False
         if rows is not None:
-            record, cut = first_rows(record, rows)
-            options["strict"] = not cut  # what is cut off is reported as data that nobody expected
+            record, is_cut = first_rows(record, rows, head)
+            options[
+                "strict"
+            ] = not is_cut  # what is cut off is data that the decoder did not expect
         if reduction > 1:
-            height, width = picture_size(record)
-            options["min_height"], options["min_width"] = (
-                -(-height // reduction),
-                -(-width // reduction),
-            )
+            height, width = picture_size(record) if is_cut or head is None else head[:2]
+            options["min_height"] = -(-height // reduction)
+            options["min_width"] = -(-width // reduction)
             options["min_factor"] = reduction
         try:
             return simplejpeg.decode_jpeg(  # type: ignore[no-any-return]
@@ -197,7 +238,9 @@ class PictureCodec:
         return color | depth | cv2.IMREAD_IGNORE_ORIENTATION
 
 
-def first_rows(record: UInt8Array, rows: int) -> tuple[UInt8Array, bool]:
+def first_rows(
+    record: UInt8Array, rows: int, head: PictureHead | None = None
+) -> tuple[UInt8Array, bool]:
     """Make a JPEG end early: its rows come one by one, and those below a crop need no decoding.
 
     Returns:
@@ -205,34 +248,16 @@ def first_rows(record: UInt8Array, rows: int) -> tuple[UInt8Array, bool]:
         progressive or cut file) or not worth it, the record as it is, and False. The first
         ``rows`` rows decode to the same pixels either way.
     """
-    height_at = _baseline_height(record)
-    # A file without an end is decoded whole: only then does the decoder notice what is missing.
-    if height_at is None or record[-2] != 0xFF or record[-1] != 0xD9:
+    head = head or _jpeg_head(bytes(record[:_HEAD_BYTES]))
+    if head is None or head.height_at is None:
         return record, False
-    height = int(record[height_at]) << 8 | int(record[height_at + 1])
     rows += _MARGIN_ROWS
-    if rows * 16 > height * 15:
+    # A file without an end is decoded whole: only then does the decoder notice what is missing.
+    if rows * 16 > head.height * 15 or record[-2] != 0xFF or record[-1] != 0xD9:
         return record, False
     record = record.copy()
-    record[height_at], record[height_at + 1] = rows >> 8, rows & 255
+    record[head.height_at], record[head.height_at + 1] = rows >> 8, rows & 255
     return record, True
-
-
-def _baseline_height(record: UInt8Array) -> int | None:
-    """Return where the height stands in the frame header of a sequential Huffman JPEG.
-
-    Source: ITU-T T.81, annex B.
-    """
-    head = bytes(record[:_HEAD_BYTES])
-    at = 2
-    while at + 9 < len(head) and head[at] == 0xFF:
-        marker = head[at + 1]
-        if marker in (0xC0, 0xC1):
-            return at + 5
-        if marker in _NO_BASELINE:
-            return None
-        at += 2 + (head[at + 2] << 8 | head[at + 3])
-    return None
 
 
 def _to_rgba(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from loaders.buffers import FreshMemory
+from loaders.checks import shown, whole_number
 
-    from loaders.datasets.readers import Memory
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from loaders.datasets.request import Memory
     from loaders.sampling.order import Order
     from loaders.workers import Job
 
 
-class BatchDataset(torch.utils.data.Dataset[Any]):
+class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     """A map-style dataset that reads a batch at once, as a job that threads can share.
 
     Attributes:
@@ -22,25 +26,50 @@ class BatchDataset(torch.utils.data.Dataset[Any]):
         device: Where the samples lie already; None is the host's memory.
         finishes_late: True where batches stay in the host half until they are handed over, also on
             the host: what waits is smaller then, and what is handed over is still in the cache.
-        max_group: Small batches that are handed over at once, at most.
+        epoch: What ``dataset[i]`` is augmented for.
     """
 
     num_replaced: int = 0
     device: torch.device | None = None
     finishes_late: bool = False
-    max_group: int = 8
+    epoch: int = 0
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def __len__(self) -> int: ...
 
     @property
+    @abstractmethod
     def fingerprint(self) -> str:
         """Identifies the samples and their order; a resumed run must have the same."""
-        raise NotImplementedError
 
+    @abstractmethod
     def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
         """Return the work of reading a batch into memory that ``num_workers`` threads may share."""
-        raise NotImplementedError
+
+    # -- samples -----------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample as a named tuple of tensors."""
+        if not hasattr(index, "__index__"):
+            raise TypeError(f"a sample has a whole number, got {shown(index)}")
+        return self.__getitems__([index])[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the samples one by one, as they lie; a ``DataLoader`` is faster."""
+        return (self[i] for i in range(len(self)))
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return the samples of a batch, read together; ``loaders.collate`` takes them without a copy."""
+        job = self.job(indices, FreshMemory())
+        for part in range(job.num_parts):
+            job.run(part)
+        return job.finish()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch ``dataset[i]`` augments for, under a sampler that does not say it itself."""
+        self.epoch = whole_number("epoch", epoch, at_least=0)
+
+    # -- what a loader wants to know ---------------------------------------------------------------
 
     def order(self, seed: int, batch_size: int) -> Order | None:
         """Return the order in which the samples want to be served; None: as the loader is told."""
@@ -53,7 +82,7 @@ class BatchDataset(torch.utils.data.Dataset[Any]):
         """
         return None
 
-    def host_half(self) -> Self:
+    def host_half(self) -> BatchDataset:
         """Return the same samples, in batches that hold what is cheapest to move: ``finisher`` does the rest."""
         return self
 
@@ -68,3 +97,40 @@ class BatchDataset(torch.utils.data.Dataset[Any]):
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
         return None
+
+
+Whole = TypeVar("Whole", bound=BatchDataset)
+
+
+class SamplesOf(BatchDataset, Generic[Whole]):
+    """The samples of another dataset in another form: the host's half of them, for example.
+
+    Args:
+        dataset: What is read.
+    """
+
+    def __init__(self, dataset: Whole) -> None:
+        self.dataset, self.device = dataset, dataset.device
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def fingerprint(self) -> str:
+        """The dataset's."""
+        return self.dataset.fingerprint
+
+    @property
+    def sample_nbytes(self) -> int | None:
+        """The dataset's."""
+        return self.dataset.sample_nbytes
+
+    @property
+    def num_replaced(self) -> int:  # type: ignore[override]  # counted where samples are read
+        """The dataset's."""
+        return self.dataset.num_replaced
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the dataset, too."""
+        super().set_epoch(epoch)
+        self.dataset.set_epoch(epoch)

@@ -20,18 +20,19 @@ import torch
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.device.augment import BatchAugment, Moves, draw_moves
-from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of
+from loaders.device.blocks import Cut, cut_around
+from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of, unit_of
 from loaders.errors import SchemaError
 from loaders.schema import Boxes, Field, Image, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
     from loaders.codecs.dct import Escapes
     from loaders.codecs.yuv import Size
-    from loaders.datasets.readers import Memory, Reader, Request
+    from loaders.datasets.request import Memory, Reader, Request
     from loaders.datasets.store import Rows, Store
 
     UInt8Array = npt.NDArray[np.uint8]
@@ -122,13 +123,15 @@ class Moved(NamedTuple):
     Attributes:
         half: ``Coefficients``, or planes.
         moves: For each sample, drawn as the host would have drawn it.
+        cut: Which part of the images is needed; ``moves`` are then as seen from there.
     """
 
     half: Any
     moves: Moves
+    cut: Cut | None
 
 
-def _put(parts: dict[int, Any], first: int, last: int, value: Any) -> None:
+def put_range(parts: dict[int, Any], first: int, last: int, value: Any) -> None:
     """Keep what was read for a range of rows.
 
     A range that failed, maybe in another field, is read again sample by sample: what overlaps goes.
@@ -154,6 +157,12 @@ class MovingReader:
     size: Size
 
     @property
+    def unit(self) -> int:
+        """Pixels a side of the smallest part that can be made of the half."""
+        unit: int = getattr(self.reader, "unit", Yuv420Finish.unit)
+        return unit
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The field's name."""
         return self.reader.names
@@ -172,7 +181,7 @@ class MovingReader:
         """Read a range of samples."""
         half, requests, _ = values
         self.reader.read(half, request, first, last)
-        _put(requests, first, last, request)
+        put_range(requests, first, last, request)
 
     def finish(self, values: list[Any]) -> list[Any]:
         """Return ``Moved``."""
@@ -185,7 +194,8 @@ class MovingReader:
                 draws[first:last] = request.draws[first:last]
             seed, epoch = request.seed, request.epoch
         moves = draw_moves(self.ops, self.size, indices, seed=seed, epoch=epoch, draws=draws)
-        return [Moved(self.reader.finish(half)[0], moves)]
+        cut, moves = cut_around(moves, self.size, self.unit) or (None, moves)
+        return [Moved(self.reader.finish(half)[0], moves, cut)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +213,11 @@ class CoefficientReader:
         """The field's name."""
         return (self.name,)
 
+    @property
+    def unit(self) -> int:
+        """Pixels a side of the smallest part that can be made."""
+        return unit_of(self.codec.grid, self.side)
+
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Take the slot; escapes are kept by the range of rows that they were read with."""
         nbytes = self.codec.row_nbytes(self.side)
@@ -214,17 +229,23 @@ class CoefficientReader:
         """Decompress a range of samples."""
         _, rows, parts = values
         records = self.source.records(self.name, request.part(first, last))
-        _put(parts, first, last, self.codec.fill(records, rows[first:last]))
+        put_range(parts, first, last, self.codec.fill(records, rows[first:last]))
 
     def finish(self, values: list[Any]) -> list[Any]:
         """Return ``Coefficients``."""
         planes, rows, parts = values
-        found = sorted(parts.items())
-        at = [escapes.positions + first * rows.shape[1] for first, (_, escapes) in found]
-        adds = [escapes.adds for _, (_, escapes) in found]
-        positions = np.concatenate([*at, np.empty(0, np.int64)])
-        lacking = np.concatenate([*adds, np.empty(0, np.float32)])
-        return [Coefficients(planes, torch.from_numpy(positions), torch.from_numpy(lacking))]
+        found = [(first, escapes) for first, (_, escapes) in sorted(parts.items())]
+        return [Coefficients(planes, *join_escapes(found, rows.shape[1]))]
+
+
+def join_escapes(
+    found: Sequence[tuple[int, Escapes]], row_nbytes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join the escapes of ranges of rows, each with its first row, to positions and what to add."""
+    at = [escapes.positions + first * row_nbytes for first, escapes in found]
+    positions = np.concatenate([*at, np.empty(0, np.int64)])
+    adds = np.concatenate([*(escapes.adds for _, escapes in found), np.empty(0, np.float32)])
+    return torch.from_numpy(positions), torch.from_numpy(adds)
 
 
 def dct_reader(store: Store, name: str, field: Image, scale: float) -> CoefficientReader:
@@ -260,7 +281,7 @@ class Finisher:
     def _images(self, name: str, value: Any) -> Any:
         if self.augment is None:
             return self.modules[name](value)
-        return self.augment(self.modules[name](value.half), moves=value.moves)
+        return self.augment(self.modules[name](value.half, value.cut), moves=value.moves)
 
 
 def make_finisher(

@@ -25,7 +25,7 @@ from loaders.schema import Array, Field, Image, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from loaders.datasets.readers import Memory, Request
+    from loaders.datasets.request import Memory, Request
     from loaders.datasets.store import Store
 
 UInt8Array = npt.NDArray[np.uint8]

@@ -12,7 +12,7 @@ from loaders.datasets.binpack import Fit, fit_decreasing
 from loaders.datasets.samples import SampleBatch, batch_type, sample_type
 
 if TYPE_CHECKING:
-    from loaders.datasets.readers import Memory
+    from loaders.datasets.request import Memory
     from loaders.datasets.stream import TokenStream
 
 Indices = npt.NDArray[np.int64]

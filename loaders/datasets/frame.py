@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaders.checks import as_list
 from loaders.codecs import codec_for
 from loaders.errors import SchemaError
 from loaders.schema import Array, Categories, Features, Field, Json, Label, Schema, Text
@@ -34,6 +35,7 @@ def to_pandas(dataset: PackedDataset, fields: Sequence[str] | None) -> Any:
 
     known = dataset.schema.fields
     if fields is not None:
+        fields = as_list("fields", fields, "names, such as ['label', 'key']")
         dataset.schema.check_names(fields)
     names = [n for n, f in known.items() if _has_place(f)] if fields is None else list(fields)
     columns: dict[str, Any] = {}

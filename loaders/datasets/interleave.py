@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.datasets.readers import Memory
+    from loaders.datasets.request import Memory
     from loaders.workers import Job
 
     Int64s = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ from loaders.rng import hash64, key64
 
 if TYPE_CHECKING:
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.readers import Memory, Request
+    from loaders.datasets.request import Memory, Request
 
 logger = logging.getLogger(__name__)
 _MAX_REPLACEMENTS = 32

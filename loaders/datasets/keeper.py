@@ -130,12 +130,20 @@ def _parse(data: bytes) -> dict[str, Any]:
         message = json.loads(data)
     except (ValueError, RecursionError):
         message = None
-    if not isinstance(message, dict):
+    if not isinstance(message, dict) or not _is_news(message):
         raise LoadersError(
             f"the process that offers the shared copy sent {data[:40]!r}, not a message of this "
             "release: end the one that has taken its name"
         )
     return message
+
+
+def _is_news(message: dict[str, Any]) -> bool:
+    """Tell whether a message says how things are, with all that belongs to it."""
+    state = message.get("state")
+    if state == "loading":
+        return all(type(message.get(name)) is int for name in ("done", "total"))
+    return state == "ready" or (state == "failed" and isinstance(message.get("why"), str))
 
 
 class Keeper:
@@ -171,11 +179,6 @@ class Keeper:
         _keepers.add(self)
         self._thread = threading.Thread(target=self._run, name="loaders-keeper", daemon=True)
         self._thread.start()
-
-    @staticmethod
-    def living() -> list[Keeper]:
-        """Return the keepers of this process."""
-        return [keeper for keeper in _keepers if keeper._thread.is_alive()]
 
     # -- of its owner ------------------------------------------------------------------------------
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 import xxhash
 
-from loaders.buffers import FreshMemory
+from loaders.checks import as_list, one_of, real_number, shown
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.interleave import InterleavedJob
 from loaders.datasets.packed import PackedDataset, concat
@@ -15,15 +16,14 @@ from loaders.datasets.views import as_ours
 from loaders.errors import SchemaError
 from loaders.rng import key64
 from loaders.sampling.batch import IndexBatch
-from loaders.sampling.mixture import MixtureOrder, Stop
+from loaders.sampling.mixture import MixtureOrder, Stop, check_stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
-    import torch
 
-    from loaders.datasets.readers import Memory
+    from loaders.datasets.request import Memory
     from loaders.workers import Job
 
     Int64s = npt.NDArray[np.int64]
@@ -72,32 +72,45 @@ class Mixture(BatchDataset):
         stop: Stop = "first_exhausted",
         batch_from: Literal["all", "one"] = "all",
     ) -> None:
-        self.sources: tuple[BatchDataset, ...] = tuple(as_ours(source) for source in sources)
+        if isinstance(sources, torch.utils.data.Dataset):
+            raise TypeError(f"sources must be a list of datasets, got {shown(sources)}")
+        given = as_list("sources", sources, "datasets")
+        if not given:
+            raise ValueError("sources is empty: a mixture needs at least one dataset")
+        self.sources: tuple[BatchDataset, ...] = tuple(as_ours(source) for source in given)
         for number, source in enumerate(self.sources):
             if isinstance(source, Mixture) or not isinstance(source, BatchDataset):
                 raise TypeError(
                     f"source {number} is a {type(source).__name__}: a mixture is of datasets of "
                     "this package, and of no other mixture (give its sources)"
                 )
-        if batch_from not in ("all", "one"):
-            raise ValueError(f"batch_from must be 'all' or 'one', got {batch_from!r}")
+        one_of("batch_from", batch_from, ("all", "one"))
         sizes = [len(source) for source in self.sources]
-        self.weights = tuple(map(float, sizes if weights is None else weights))
+        told = sizes if weights is None else as_list("weights", weights, "one number per source")
+        self.weights = tuple(float(real_number(f"weights[{i}]", w)) for i, w in enumerate(told))
+        check_stop(stop)
         self.stop, self.batch_from = stop, batch_from
-        MixtureOrder(sizes, self.weights, 1 << 39)  # says now what is wrong with the weights
+        # says now what is wrong with the weights, and with the epoch where the batch size has no say
+        MixtureOrder(sizes, self.weights, stop if batch_from == "all" else 1 << 39)
         _check_alike(self.sources)
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
         self._joined = _join(self.sources)
-        self._is_half = False
         self.device = self.sources[0].device
-        self.epoch = 0
 
     def order(self, seed: int, batch_size: int) -> MixtureOrder:
         """Return the order in which a loader serves the samples."""
         sizes = [len(source) for source in self.sources]
         block_size = batch_size if self.batch_from == "one" else 1
-        return MixtureOrder(sizes, self.weights, self.stop, seed, block_size)
+        try:
+            return MixtureOrder(sizes, self.weights, self.stop, seed, block_size)
+        except ValueError as error:
+            if self.batch_from == "one":
+                what = (
+                    f"with batch_from='one', block_size is the batch_size of the loader: {error}"
+                )
+                raise ValueError(what) from error
+            raise
 
     def sources_of(self, indices: Any) -> Int64s:
         """Return the number of the source that each sample is of."""
@@ -107,23 +120,6 @@ class Mixture(BatchDataset):
 
     def __len__(self) -> int:
         return int(self._ends[-1])
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return one sample of one source."""
-        if not hasattr(index, "__index__"):
-            raise TypeError(f"a sample has a whole number, got {index!r}")
-        return self.__getitems__([index])[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the samples of all sources one by one, as they lie."""
-        return (self[i] for i in range(len(self)))
-
-    def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return the samples of a batch, read together."""
-        job = self.job(indices, FreshMemory())
-        for part in range(job.num_parts):
-            job.run(part)
-        return job.finish()
 
     def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
         """Return the work of reading a batch."""
@@ -186,24 +182,19 @@ class Mixture(BatchDataset):
         return max(known) if len(known) == len(sizes) else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch ``mixture[i]`` augments for, under a sampler that does not say it itself."""
-        self.epoch = epoch
+        """Tell the sources, too."""
+        super().set_epoch(epoch)
         for part in (*self.sources, self._joined):
-            if part is not None and hasattr(part, "set_epoch"):
+            if part is not None:
                 part.set_epoch(epoch)
 
     def finisher(self, device: torch.device) -> Callable[[Any], Any] | None:
         """Return the device half for batches of ``host_half()``, if the sources are read as one."""
         return None if self._joined is None else self._joined.finisher(device)
 
-    def host_half(self) -> Self:
+    def host_half(self) -> BatchDataset:
         """Return the same samples in the host half, if the sources are read as one."""
-        if self._joined is None:
-            return self
-        other = type(self).__new__(type(self))
-        joined = self._joined.host_half()
-        other.__dict__ |= self.__dict__ | {"_joined": joined, "_is_half": True}
-        return other
+        return self if self._joined is None else self._joined.host_half()
 
     def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any] | None:
         """Return several small batches, read at once, if the sources can do that together."""
@@ -215,8 +206,6 @@ class Mixture(BatchDataset):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._joined = _join(self.sources)
-        if self._is_half and self._joined is not None:
-            self._joined = self._joined.host_half()
 
     def __repr__(self) -> str:
         shares = np.array(self.weights) / sum(self.weights)

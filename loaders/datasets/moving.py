@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.augment import Views
-from loaders.datasets.base import BatchDataset
+from loaders.datasets.base import SamplesOf
 from loaders.datasets.crops import spatial_axes
 from loaders.datasets.samples import SampleBatch
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks
 from loaders.errors import SchemaError
-from loaders.schema import VIRTUAL_FIELDS, Boxes, Field, Image, Mask
+from loaders.schema import Boxes, Field, Image, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from loaders.datasets.job import BatchJob
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.readers import Memory, Request
+    from loaders.datasets.request import Memory, Request
 
 Size = tuple[int, int]
 MovesBySize = dict[Size, Moves]
@@ -37,7 +37,7 @@ class MovingBatch(NamedTuple):
     moves: MovesBySize
 
 
-class MovingHalf(BatchDataset):
+class MovingHalf(SamplesOf["PackedDataset"]):
     """The host's half of a dataset of pixels: whole pictures, and the moves drawn for them.
 
     Args:
@@ -49,38 +49,16 @@ class MovingHalf(BatchDataset):
 
     def __init__(self, dataset: PackedDataset) -> None:
         check_movable(dataset)
-        self.dataset, self._plain = dataset, dataset.replace(augment=[])
-        self.device = dataset.device
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    @property
-    def fingerprint(self) -> str:
-        """The dataset's."""
-        return self.dataset.fingerprint
-
-    @property
-    def sample_nbytes(self) -> int | None:
-        """Bytes of a sample before it is cropped."""
-        return self._plain.sample_nbytes
-
-    @property
-    def num_replaced(self) -> int:  # type: ignore[override]  # counted where samples are read
-        """Samples that were replaced."""
-        return self._plain.num_replaced
-
-    def set_epoch(self, epoch: int) -> None:
-        """Pass it on."""
-        self._plain.set_epoch(epoch)
+        super().__init__(dataset.replace(augment=[]))
+        self._whole = dataset
 
     def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> MovingJob:
         """Return the work of reading a batch and drawing its moves."""
-        return MovingJob(self, self._plain.job(indices, memory, num_workers))
+        return MovingJob(self, self.dataset.job(indices, memory, num_workers))
 
     def moves(self, request: Request) -> MovesBySize:
         """Draw what happens to the pictures of a batch."""
-        return draw_picture_moves(self.dataset, request)
+        return draw_picture_moves(self._whole, request)
 
     def finish(self, value: MovingBatch) -> Any:
         """Augment a batch where it is."""
@@ -115,7 +93,7 @@ def check_movable(dataset: PackedDataset) -> None:
     hint = "; leave augment_on='auto'"
     if dataset.transform is not None or any(isinstance(op, Views) for op in dataset.augment):
         raise SchemaError(f"transforms and augment.Views work on the host{hint}")
-    fields = {n: dataset.schema.fields[n] for n in dataset.fields if n not in VIRTUAL_FIELDS}
+    fields = dataset.stored_fields
     for name, field in fields.items():
         if isinstance(field, Image | Mask) and (field.codec != "raw" or field.size is None):
             raise SchemaError(
@@ -130,8 +108,8 @@ def check_movable(dataset: PackedDataset) -> None:
 
 def pictures_of(dataset: PackedDataset) -> dict[str, Image | Mask]:
     """Return the fields that augmentation moves."""
-    fields = {n: dataset.schema.fields[n] for n in dataset.fields if n not in VIRTUAL_FIELDS}
-    return {name: field for name, field in fields.items() if isinstance(field, Image | Mask)}
+    fields = dataset.stored_fields.items()
+    return {name: field for name, field in fields if isinstance(field, Image | Mask)}
 
 
 def draw_picture_moves(dataset: PackedDataset, request: Request) -> MovesBySize:

@@ -16,33 +16,30 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.augment import Views
+from loaders.augment import Views, as_augment
 from loaders.buffers import FreshMemory
+from loaders.checks import as_list, did_you_mean, shares, shown, whole_number
 from loaders.columns import Column, FixedColumn
 from loaders.datasets import frame
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.coefficients import Finisher, check_scale, make_finisher
 from loaders.datasets.crops import CropReader
+from loaders.datasets.fixed import FixedReader
 from loaders.datasets.job import BatchJob
-from loaders.datasets.readers import (
-    FixedReader,
-    Memory,
-    ObjectReader,
-    Reader,
-    Request,
-    make_readers,
-)
+from loaders.datasets.readers import ObjectReader, SampleIdReader, make_readers
+from loaders.datasets.request import Memory, Reader, Request
+from loaders.datasets.samples import SampleBatch, split_batch
+from loaders.datasets.settings import as_batching, as_fields, as_transform, check_augment
 from loaders.datasets.store import Rows, Store
 from loaders.errors import LoadersError, SampleError, SchemaError
 from loaders.rng import hash64, key64
+from loaders.sampling.batch import IndexBatch
 from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Field, Image, Label, MultiLabel, Schema
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
-
-    from loaders.datasets.samples import SampleBatch
 
 logger = logging.getLogger(__name__)
 Indices = npt.NDArray[np.int64]
@@ -69,10 +66,10 @@ class PackedDataset(BatchDataset):
         scale: float = 1,
     ) -> None:
         self.store, self.schema = store, schema
-        self.fields = tuple(fields) if fields is not None else schema.defaults
-        self.augment = tuple(augment or ())
-        self.transform = transform
-        self.batching = dict(batching or {})
+        self.fields = as_fields(fields, schema)
+        self.augment = as_augment(augment)
+        self.transform = as_transform(transform)
+        self.batching = as_batching(batching)
         self.on_error = on_error
         self.scale = scale
         self._whole: PackedDataset | None = None  # of a host half
@@ -125,6 +122,11 @@ class PackedDataset(BatchDataset):
             for name in self.fields
         }
 
+    @property
+    def stored_fields(self) -> dict[str, Field]:
+        """The fields that samples have, without what is computed."""
+        return {name: field for name, field in self._shown_fields.items() if field is not None}
+
     # -- two halves --------------------------------------------------------------------------------
 
     def finisher(self, device: torch.device) -> Finisher | None:
@@ -161,7 +163,8 @@ class PackedDataset(BatchDataset):
             return self.select(np.arange(len(self))[index])
         if not hasattr(index, "__index__"):
             raise TypeError(
-                f"a sample has a whole number, got {index!r}; select() takes several of them"
+                f"a sample has a whole number, got {shown(index)}; select() takes several of them, "
+                "and column() the name of a field"
             )
         return self.__getitems__([index])[0]
 
@@ -179,10 +182,26 @@ class PackedDataset(BatchDataset):
         """Return the work of reading a batch."""
         return BatchJob(self, self.request(indices), memory, num_workers)
 
+    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any] | None:
+        """Return several batches, gathered at once, if all fields are only copied; they share memory."""
+        if not self.sample_nbytes:  # 0 where the device gathers: by numbers that augment, too
+            return None
+        sizes = [len(batch) for batch in batches]
+        request = self.request(np.concatenate([_numbers_in(batch) for batch in batches]))
+        tensors: list[torch.Tensor] = []
+        for reader in self.readers:
+            values = reader.begin(len(request), memory)
+            reader.read(values, request, 0, len(request))
+            tensors += reader.finish(values)
+        return split_batch(self.names, tensors, sizes)
+
     def request(self, indices: Any) -> Request:
         """Turn indices, with the seed, epoch and draws that our samplers attach, into a request."""
         array = getattr(indices, "indices", None)
         if array is None:
+            if not hasattr(indices, "__len__"):
+                what = "a batch is a list of whole numbers, one per sample"
+                raise TypeError(f"{what}, got {shown(indices)}: a batch_sampler yields lists")
             array = _whole_numbers(indices)
             seed, (epoch, draws) = self.seed, self._epoch_and_draws(indices)
         else:
@@ -200,7 +219,9 @@ class PackedDataset(BatchDataset):
     def _wrap(self, indices: Indices) -> Indices:
         """Return the indices counted from the start; IndexError if one is out of range."""
         n = len(self)
-        if not len(indices) or indices.view(np.uint64).max() < n:  # a negative one is huge here
+        if (
+            not len(indices) or np.maximum.reduce(indices.view(np.uint64)) < n
+        ):  # negative ones are huge here
             return indices
         if int(indices.min()) < -n or int(indices.max()) >= n:
             bad = indices[(indices < -n) | (indices >= n)][0]
@@ -215,10 +236,6 @@ class PackedDataset(BatchDataset):
         """Find samples in the store."""
         return self.store.rows(self.numbers_of(indices))
 
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch ``dataset[i]`` augments for, under a sampler that does not say it itself."""
-        self.epoch = epoch
-
     def apply_transform(self, sample: Any) -> Any:
         """Apply the user's transform to one sample."""
         if not isinstance(self.transform, Mapping):
@@ -231,11 +248,10 @@ class PackedDataset(BatchDataset):
     @property
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
-        sizes = [
-            reader.nbytes if isinstance(reader, FixedReader) else None for reader in self.readers
-        ]
-        known = [size for size in sizes if size is not None]
-        return None if len(known) < len(sizes) or self.transform is not None else sum(known)
+        copied = [r for r in self.readers if isinstance(r, FixedReader | SampleIdReader)]
+        if len(copied) < len(self.readers) or self.transform is not None:
+            return None
+        return sum(reader.nbytes for reader in copied)
 
     # -- errors ------------------------------------------------------------------------------------
 
@@ -299,6 +315,8 @@ class PackedDataset(BatchDataset):
         Raises:
             SchemaError: The field has no fixed shape.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"column() takes the name of a field, got {shown(name)}")
         if (place := frame.find_column(self.schema, name)) is not None:
             return _read_only(self.column(place[0])[:, place[1]])
         self.schema.check_names([name])
@@ -338,6 +356,8 @@ class PackedDataset(BatchDataset):
 
     def find(self, key: str) -> int:
         """Return the index of the sample with this key; KeyError if there is none."""
+        if not isinstance(key, str):
+            raise TypeError(f"key must be a text, got {shown(key)}")
         hashes, order = self._keys
         wanted = xxhash.xxh3_64_intdigest(key.encode())
         at = int(np.searchsorted(hashes, wanted))
@@ -345,7 +365,8 @@ class PackedDataset(BatchDataset):
             if self._key_of(int(order[at])) == key:
                 return int(order[at])
             at += 1
-        raise KeyError(key)
+        example = f", they look like {self._key_of(0)!r}" if len(self) else ""
+        raise KeyError(f"none of {len(self)} samples has the key {key!r}{example}")
 
     @cached_property
     def _keys(self) -> tuple[npt.NDArray[np.uint64], Indices]:
@@ -367,13 +388,16 @@ class PackedDataset(BatchDataset):
         """Return the same samples with other settings: fields, augment, transform, batching, on_error, scale."""
         allowed = {"fields", "augment", "transform", "batching", "on_error", "scale"}
         if unknown := set(settings) - allowed:
-            raise TypeError(f"replace() takes {sorted(allowed)}, got {sorted(unknown)}")
+            hint = did_you_mean(min(unknown), allowed)
+            raise TypeError(f"replace() takes {sorted(allowed)}, got {sorted(unknown)}{hint}")
         other = copy.copy(self)
         for name, value in settings.items():
             setattr(other, name, value)
-        fields = settings.get("fields", self.fields)
-        other.fields = tuple(fields) if fields is not None else self.schema.defaults
-        other.augment, other.batching = tuple(other.augment or ()), dict(other.batching or {})
+        other.fields = as_fields(other.fields, self.schema)
+        other.augment, other.batching = as_augment(other.augment), as_batching(other.batching)
+        other.transform = as_transform(other.transform)
+        if "augment" in settings:
+            check_augment(other.augment, self.schema.fields)
         other._prepare()
         return other
 
@@ -384,6 +408,9 @@ class PackedDataset(BatchDataset):
             which: Indices, or a boolean mask of the dataset's length.
         """
         array = np.asarray(which)
+        if array.dtype.kind not in "biu" and (array.size or not array.ndim):
+            what = "whole numbers, or a mask such as dataset.column('label') == 0"
+            raise TypeError(f"select() takes {what}, got {shown(which)} ({array.dtype})")
         if array.dtype == bool:
             if array.shape != (len(self),):
                 raise ValueError(
@@ -414,8 +441,7 @@ class PackedDataset(BatchDataset):
                 are added; the shares are then met on average.
             seed: For the division.
         """
-        if abs(sum(parts) - 1) > 1e-6 or min(parts) < 0:
-            raise ValueError(f"parts must be shares that sum to 1, got {list(parts)}")
+        parts, seed = shares(parts), whole_number("seed", seed)
         if by not in ("sample", "key") or (by == "key" and stratify is not None):
             raise ValueError(f"by must be 'sample', or 'key' without stratify, got {by!r}")
         numbers = self._key_hashes() if by == "key" else np.arange(len(self), dtype=np.uint64)
@@ -455,6 +481,11 @@ class PackedDataset(BatchDataset):
         return f"{type(self).__name__}({len(self)} samples of {', '.join(self.names)})"
 
 
+def _numbers_in(batch: Sequence[int]) -> Indices:
+    """Return the indices of a batch without what our samplers attach to them."""
+    return batch.indices if isinstance(batch, IndexBatch) else _whole_numbers(batch)
+
+
 def _whole_numbers(values: Any) -> Indices:
     array = np.asarray(values)
     if array.dtype.kind not in "iu" and array.size:
@@ -473,7 +504,7 @@ def _rows(column: Column, nbytes: int) -> npt.NDArray[np.uint8]:
     return np.stack([column.row(i) for i in range(len(column))]).reshape(len(column), nbytes)
 
 
-def concat(datasets: Sequence[PackedDataset]) -> PackedDataset:
+def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
     """Return the samples of several datasets, one after the other.
 
     They must have the same settings (fields, augment, transform, ...) and, in the fields that
@@ -482,8 +513,15 @@ def concat(datasets: Sequence[PackedDataset]) -> PackedDataset:
     Raises:
         SchemaError: They differ; the message says in what.
     """
+    if isinstance(datasets, PackedDataset) or unlisted:
+        raise TypeError(f"datasets must be a list, got {shown(datasets)}: write concat([a, b])")
+    datasets = list[PackedDataset](as_list("datasets", datasets, "datasets"))
     if not datasets:
         raise ValueError("concat needs at least one dataset")
+    for number, dataset in enumerate(datasets):
+        if not isinstance(dataset, PackedDataset):
+            what = "must be a dataset of packed samples, as ShardDataset and RAMDataset are"
+            raise TypeError(f"datasets[{number}] {what}, got {shown(dataset)}")
     first = datasets[0]
     for other in datasets[1:]:
         _check_alike(first, other)

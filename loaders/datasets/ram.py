@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
+from loaders.checks import as_list, as_path, one_of, shown
 from loaders.codecs.picture import picture_size
 from loaders.columns import Column, FixedColumn, var_column
 from loaders.datasets.coefficients import has_halves
@@ -25,15 +26,23 @@ from loaders.datasets.loading import (
 )
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.resident import ResidentDataset
+from loaders.datasets.settings import check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.shared import share_columns
 from loaders.datasets.store import MemoryShard, Store
+from loaders.device.accelerator import as_device
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Field, Image, Label, Schema, Text
 
 if TYPE_CHECKING:
     from loaders.datasets.loading import Report
+    from loaders.datasets.packed import Transform
 
+_SOURCE = (
+    "a folder that packdata made, or a dataset of it (RAMDataset.from_arrays takes arrays, "
+    "RAMDataset.from_files loose files)"
+)
+_OPTIONS = ("batching", "decode", "device", "on_error", "pin", "progress", "scale", "shared")
 Targets = Sequence[int] | Sequence[str] | npt.NDArray[Any] | torch.Tensor
 
 
@@ -72,12 +81,14 @@ class RAMDataset(ResidentDataset):
         progress: bool = True,
         **settings: Any,
     ) -> None:
+        one_of("decode", decode, (True, False))
+        one_of("shared", shared, (True, False, "all_users"))
+        home = as_device(device or "cuda") if device is not None or pin else None
         dataset: PackedDataset
         if isinstance(source, PackedDataset):
             dataset = source.replace(**settings) if settings else source
         else:
-            dataset = ShardDataset(source, **settings)
-        home = torch.device(device or "cuda") if device is not None or pin else None
+            dataset = ShardDataset(as_path("source", source, _SOURCE), **settings)
         if home is not None and not (pin or decode or shared):  # straight from the files
             self.__dict__.update(dataset.__dict__)
             self._settle(home, is_pinned=False)
@@ -99,6 +110,7 @@ class RAMDataset(ResidentDataset):
         fields: Mapping[str, Field],
         like: PackedDataset | None,
         fingerprint: str,
+        /,  # a setting has the name of one of these
         **settings: Any,
     ) -> None:
         shown = tuple(name for name in fields if name != "key")
@@ -147,9 +159,10 @@ class RAMDataset(ResidentDataset):
         Raises:
             SourceError: A file cannot be read or is not an image; the message names it.
         """
-        files = [Path(path) for path in paths]
+        listed = as_list("paths", paths, "files, such as sorted(Path('photos').glob('*.jpg'))")
+        files = [as_path(f"paths[{i}]", path, "a file") for i, path in enumerate(listed)]
         if not files:
-            raise ValueError("paths is empty")
+            raise ValueError("paths is empty: does the pattern match a file?")
         column = _read_files(files, progress)
         columns: dict[str, Column] = {"image": column}
         fields: dict[str, Field] = {"image": Image()}
@@ -171,32 +184,48 @@ class RAMDataset(ResidentDataset):
         return dataset
 
     @classmethod
-    def from_arrays(cls, *, schema: Mapping[str, Field] | None = None, **arrays: Any) -> Self:
+    def from_arrays(
+        cls,
+        *unnamed: Any,
+        schema: Mapping[str, Field] | None = None,
+        fields: Sequence[str] | None = None,
+        augment: Sequence[Any] | None = None,
+        transform: Transform | None = None,
+        **arrays: Any,
+    ) -> Self:
         """Serve arrays that are in memory.
 
         Args:
+            *unnamed: None: every array has the name of a field.
             schema: Fields by name, where the guess below is not meant.
+            fields: As ``ShardDataset`` takes them, like the next two.
+            augment: Ops for images and masks.
+            transform: A function of a sample, or ``{field: function}``.
             **arrays: numpy arrays or tensors with one row per sample. 4-D uint8 or uint16 is an
                 ``Image``, ``(N, C, H, W)`` with C of 1, 3 or 4, else ``(N, H, W, C)``, which is
                 not copied; 1-D integers are a ``Label``; the rest is an ``Array``.
 
         Raises:
             SchemaError: The arrays differ in length, or one does not fit its field.
+            TypeError: An argument is of another kind.
         """
+        what = "from_arrays takes arrays by name, such as image=..., label=..."
+        if unnamed:
+            raise TypeError(f"{what}, got {shown(unnamed[0])} without one")
         if not arrays:
-            raise ValueError("from_arrays needs at least one array")
-        if unknown := set(schema or ()) - set(arrays):
-            raise SchemaError(f"there is no array for {sorted(unknown)} of the schema")
-        fields: dict[str, Field] = {}
+            raise ValueError(f"{what}: at least one array")
+        given = _checked_schema(schema, arrays)
         columns: dict[str, Column] = {}
         for name, value in arrays.items():
-            array = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
-            fields[name], rows = (
-                _field_of(array) if schema is None or name not in schema else (schema[name], array)
-            )
-            columns[name] = _array_column(name, fields[name], rows)
+            array = _as_array(name, value)
+            field, rows = (given[name], array) if name in given else _field_of(array)
+            given[name], columns[name] = field, _array_column(name, field, rows)
+        kinds = {name: given[name] for name in arrays}
+        settings = {"fields": fields, "augment": augment, "transform": transform}
+        settings = {name: value for name, value in settings.items() if value is not None}
+        check_augment(augment, kinds)
         dataset, shard = cls.__new__(cls), MemoryShard(Path("arrays"), columns)
-        dataset._init_from(shard, fields, None, _fingerprint(columns))
+        dataset._init_from(shard, kinds, None, _fingerprint(columns), **settings)
         return dataset
 
 
@@ -241,7 +270,8 @@ def _read_image(file: Path, out: npt.NDArray[np.uint8]) -> None:
         data = file.read_bytes()
         picture_size(data)
     except (OSError, CodecError) as error:
-        raise SourceError(str(error), file) from error
+        what = getattr(error, "strerror", None) or str(error)
+        raise SourceError(what, file) from error
     if _is_cut(data):
         raise SourceError("the picture is cut: its end is missing", file)
     if len(data) != len(out):
@@ -252,22 +282,58 @@ def _read_image(file: Path, out: npt.NDArray[np.uint8]) -> None:
 def _is_cut(data: bytes) -> bool:
     """Tell whether a file ends before its picture does, without decoding it."""
     if data.startswith(b"\xff\xd8"):  # the end marker follows the last scan; bytes may follow it
-        return data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda")
+        return data.rfind(b"\xff\xd9") < max(0, data.rfind(b"\xff\xda"))
     if data.startswith(b"RIFF"):
         return len(data) < 8 + int.from_bytes(data[4:8], "little")
     return b"IEND" not in data
 
 
 def _label_column(targets: Targets, num_samples: int) -> tuple[Field, Column]:
-    if len(targets) != num_samples:
-        raise ValueError(f"there are {num_samples} paths and {len(targets)} targets")
-    if isinstance(targets[0], str):
-        classes = tuple(sorted(set(map(str, targets))))
-        number = {name: i for i, name in enumerate(classes)}
-        field, values = Label(classes=classes), [number[str(target)] for target in targets]
-    else:
-        field, values = Label(), [int(target) for target in targets]
-    return field, _array_column("label", field, np.array(values))
+    plain: Any = targets.cpu() if isinstance(targets, torch.Tensor) else targets
+    what = "one class number or name per path"
+    values = np.asarray(plain if hasattr(plain, "__array__") else as_list("targets", plain, what))
+    if values.ndim != 1 or values.dtype.kind not in "biuU":
+        got = f"{shown(targets)} ({values.dtype})"
+        raise TypeError(f"targets must be {what}, got {got}; packdata.Writer takes other targets")
+    if len(values) != num_samples:
+        raise ValueError(f"there are {num_samples} paths and {len(values)} targets")
+    if values.dtype.kind == "U":
+        names, numbers = np.unique(values, return_inverse=True)
+        field = Label(classes=tuple(names.tolist()))
+        return field, _array_column("label", field, numbers)
+    return Label(), _array_column("label", Label(), values)
+
+
+def _checked_schema(schema: Any, arrays: Mapping[str, Any]) -> dict[str, Field]:
+    fields = {} if schema is None else schema
+    if not isinstance(fields, Mapping) or not all(isinstance(f, Field) for f in fields.values()):
+        what = "{name: field}, such as {'mask': Mask(codec='raw')}"
+        raise TypeError(f"schema must be {what}, got {shown(schema)}")
+    if unknown := set(fields) - set(arrays):
+        raise SchemaError(f"there is no array for {sorted(unknown)} of the schema")
+    return dict(fields)
+
+
+def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
+    """Return an array of one row per sample; an error that says what else to do with other things."""
+    try:
+        array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+    except TypeError as error:  # a type that numpy has not
+        raise SchemaError(f"array {name!r} cannot be stored: {error}; convert it") from error
+    except ValueError as error:  # rows of different shapes
+        raise SchemaError(
+            f"array {name!r} has samples of different shapes: load pictures with "
+            "RAMDataset.from_files, or pack them with packdata.Writer"
+        ) from error
+    if not array.ndim or array.dtype.kind not in "biuf":
+        hint = ""
+        if name in _OPTIONS:
+            hint = f"; {name}= is for RAMDataset(RAMDataset.from_arrays(...), {name}=...)"
+        elif array.ndim and array.dtype.kind in "US":
+            hint = "; number texts with numpy.unique(..., return_inverse=True)"
+        what = f"array {name!r} must be numbers, one row per sample"
+        raise SchemaError(f"{what}, got {shown(value)} ({array.dtype}){hint}")
+    return array
 
 
 def _field_of(array: npt.NDArray[Any]) -> tuple[Field, npt.NDArray[Any]]:
@@ -293,6 +359,11 @@ def _array_column(name: str, field: Field, array: npt.NDArray[Any]) -> Column:
         shape = (*shape[1:], shape[0])
     if not array.ndim or array.shape[1:] != shape:
         raise SchemaError(f"array {name!r} of shape {array.shape} does not fit {field}")
+    classes = field.classes if isinstance(field, Label) else None
+    most = int(array.max()) if classes and len(array) else -1
+    if classes and most >= len(classes):
+        what = f"array {name!r} has labels up to {most}"
+        raise SchemaError(f"{what}, there are {len(classes)} classes")
     rows = np.ascontiguousarray(array, np.dtype(field.dtype))
     return FixedColumn(rows.reshape(-1).view(np.uint8).reshape(len(rows), nbytes))
 

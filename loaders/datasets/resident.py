@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from loaders.augment import Views
-from loaders.datasets.base import BatchDataset
+from loaders.datasets.base import SamplesOf
 from loaders.datasets.crops import spatial_axes
+from loaders.datasets.fixed import served
 from loaders.datasets.moving import MovesBySize, draw_picture_moves, move_picture
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.readers import served
 from loaders.datasets.samples import SampleBatch, batch_type
 from loaders.device import fused
 from loaders.device.nested import map_tensors
@@ -28,7 +28,7 @@ from loaders.schema import VIRTUAL_FIELDS, Image, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loaders.datasets.readers import Memory, Request
+    from loaders.datasets.request import Memory, Request
     from loaders.workers import Job
 
 _PART_BYTES = 64 << 20  # of one copy to the device
@@ -69,16 +69,15 @@ class Resident:
         if dataset._view is not None:  # rows are kept in the order of the view
             self._rows = np.full(len(dataset.store), -1, np.int64)
             self._rows[numbers] = np.arange(len(numbers))
-        names = [name for name in dataset.fields if name not in VIRTUAL_FIELDS]
-        self.fields = {name: dataset.schema.fields[name] for name in names}
+        self.fields = dataset.stored_fields
         check_resident(dataset)
         self.nbytes = sum(len(dataset) * (f.record_nbytes or 0) for f in self.fields.values())
         if is_pinned:
             _check_pins(device)
-            self.columns = {name: self._pinned(dataset, name) for name in names}
+            self.columns = {name: self._pinned(dataset, name) for name in self.fields}
         else:
             _check_room(self.nbytes, device)
-            self.columns = {name: _uploaded(dataset, name, device) for name in names}
+            self.columns = {name: _uploaded(dataset, name, device) for name in self.fields}
 
     def _pinned(self, dataset: PackedDataset, name: str) -> torch.Tensor:
         data = dataset.store.column(name)[0].data  # type: ignore[union-attr]
@@ -110,7 +109,7 @@ class Resident:
         return batch_type(dataset.names)._make(values)
 
 
-class RowHalf(BatchDataset):
+class RowHalf(SamplesOf["PackedDataset"]):
     """The host's half of a resident dataset: batches of ``RowNumbers``.
 
     Args:
@@ -118,20 +117,8 @@ class RowHalf(BatchDataset):
     """
 
     def __init__(self, dataset: PackedDataset, resident: Resident) -> None:
-        self.dataset, self.resident, self.device = dataset, resident, resident.device
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    @property
-    def fingerprint(self) -> str:
-        """The dataset's."""
-        return self.dataset.fingerprint
-
-    @property
-    def sample_nbytes(self) -> int:
-        """Nothing is copied on the host."""
-        return 0
+        super().__init__(dataset)
+        self.resident = resident
 
     def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
         """Return the work of making a few numbers."""
@@ -146,10 +133,6 @@ class RowHalf(BatchDataset):
     def finish(self, numbers: RowNumbers) -> Any:
         """Make the batch where the numbers are."""
         return self.resident.batch(self.dataset, numbers)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Pass it on: a foreign sampler's epoch is the dataset's."""
-        self.dataset.set_epoch(epoch)
 
 
 class RowJob:
@@ -239,7 +222,7 @@ def check_resident(dataset: PackedDataset) -> None:
         raise SchemaError(f"a transform runs on the host{hint}")
     if any(isinstance(op, Views) for op in dataset.augment):
         raise SchemaError(f"augment.Views is made on the host{hint}")
-    fields = {n: dataset.schema.fields[n] for n in dataset.fields if n not in VIRTUAL_FIELDS}
+    fields = dataset.stored_fields
     for name, field in fields.items():
         is_picture = isinstance(field, Image | Mask)
         if field.record_nbytes is None or (is_picture and field.codec != "raw"):

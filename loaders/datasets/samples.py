@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from loaders.checks import shown
+from loaders.errors import BatchError
+
 
 class Padded(NamedTuple):
     """Arrays of different lengths as one tensor: ``(N, longest, ...)``, zeros behind each; int64 ``lengths``."""
@@ -84,6 +87,15 @@ class SampleBatch(Sequence[Any]):
         return (self[i] for i in range(len(self)))
 
 
+def split_batch(
+    names: tuple[str, ...], tensors: Sequence[torch.Tensor], sizes: Sequence[int]
+) -> list[SampleBatch]:
+    """Cut the fields of many samples into batches of these sizes, which share their memory."""
+    kind = batch_type(names)
+    parts = zip(*(tensor.split(sizes) for tensor in tensors), strict=True)
+    return [SampleBatch(kind._make(part), n) for part, n in zip(parts, sizes, strict=True)]
+
+
 def item(values: Any, i: int) -> Any:
     """Return the value of one sample, from the values of a batch."""
     if isinstance(values, Padded):
@@ -127,6 +139,10 @@ def collate(samples: Any) -> Any:
         return samples.batch
     if isinstance(samples, TransformedSamples) and isinstance(samples[0], _Record):
         return _collate_transformed(samples)
+    if isinstance(samples, TransformedSamples) and any(sample is None for sample in samples):
+        raise BatchError("transform returned None for a sample: it must return what it made")
+    if not hasattr(samples, "__len__") or not len(samples):
+        raise BatchError(f"a batch is made of a list of samples, got {shown(samples)}")
     return torch.utils.data.default_collate(samples)
 
 
@@ -141,7 +157,19 @@ def _collate_transformed(samples: TransformedSamples) -> Any:
     columns = (
         in_form(list(values), samples.forms[name])
         if name in samples.forms and all(isinstance(value, torch.Tensor) for value in values)
-        else torch.utils.data.default_collate(list(values))
+        else _stacked(name, list(values))
         for name, values in zip(names, zip(*samples, strict=True), strict=True)
     )
     return batch_type(names)._make(columns)
+
+
+def _stacked(name: str, values: list[Any]) -> Any:
+    try:
+        return torch.utils.data.default_collate(values)
+    except (RuntimeError, TypeError) as error:
+        shapes = sorted({tuple(v.shape) for v in values if isinstance(v, torch.Tensor)})
+        got = f"have the shapes {shapes[:4]}" if len(shapes) > 1 else f"make none: {error}"
+        raise BatchError(
+            f"field {name!r} makes no batch, for what transform returned: its values {got}. Bring "
+            "them to one shape, with augment=[...] before transform or in it, or give collate_fn"
+        ) from error

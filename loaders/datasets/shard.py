@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaders.checks import as_path
 from loaders.datasets.packed import OnError, PackedDataset, Transform
+from loaders.datasets.settings import check_augment
 from loaders.datasets.store import Check, FileShard, Store
 from loaders.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 
 class ShardDataset(PackedDataset):
@@ -54,8 +56,9 @@ class ShardDataset(PackedDataset):
         on_error: OnError = "raise",
         scale: float = 1,
     ) -> None:
-        self.path = Path(path).absolute()
+        self.path = as_path("path", path, "the folder that packdata made").absolute()
         manifest = read_manifest(self.path)
+        check_augment(augment, manifest.schema.fields)
         store = Store(
             [FileShard(self.path / shard.file, shard) for shard in manifest.shards], check
         )

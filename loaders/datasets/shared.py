@@ -267,6 +267,8 @@ def _receive_copy(name: Name, connection: socket.socket, progress: bool) -> int 
             if fd is not None:
                 connection.settimeout(None)
                 return fd
+            if message["state"] == "ready":
+                raise LoadersError(f"{who} said that it is ready, and sent none: end it")
             if not heard:
                 logger.info("process %d loads the copy that this one will share", peer.pid)
             heard = True

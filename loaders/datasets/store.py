@@ -116,6 +116,7 @@ class Store:
         self.check: Check = check
         self.ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
         self.starts = self.ends - np.array([shard.num_samples for shard in self.shards], np.int64)
+        self._num_samples = int(self.ends[-1]) if len(self.ends) else 0
         self._find = ShardFinder(self.ends)
         self._reset()
 
@@ -129,7 +130,7 @@ class Store:
         return Store, (self.shards, self.check)
 
     def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
+        return self._num_samples
 
     def shard(self, number: int) -> OpenShard:
         """Return a shard, opened."""

@@ -11,12 +11,13 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from loaders.buffers import FreshMemory
-from loaders.datasets.base import BatchDataset
+from loaders.buffers import scratch
+from loaders.checks import as_list, shares, whole_number
+from loaders.datasets.base import BatchDataset, SamplesOf
 from loaders.datasets.binpack import Fit
 from loaders.datasets.documents import IGNORED, DocumentJob, DocumentPlan
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.samples import SampleBatch, batch_type
+from loaders.datasets.samples import SampleBatch, batch_type, split_batch
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.stream import TokenStream
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from loaders.datasets.readers import Memory
+    from loaders.datasets.request import Memory
     from loaders.workers import Job
 
 Indices = npt.NDArray[np.int64]
@@ -82,7 +83,6 @@ class TokenWindows(BatchDataset):
     """
 
     finishes_late = True
-    max_group = 64
 
     def __init__(
         self,
@@ -103,7 +103,6 @@ class TokenWindows(BatchDataset):
         self.stream = TokenStream(self.dataset)
         self.span = self._check_span(span)
         self._plan: DocumentPlan | None = None
-        self._is_half = False
         if by == "document":
             self._plan_documents()
         else:
@@ -116,8 +115,7 @@ class TokenWindows(BatchDataset):
 
     def _check_options(self, stride: int | None) -> None:
         for name, value in (("length", self.length), ("stride", self.stride)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            whole_number(name, value, at_least=1)
         choices = {"tail": Tail, "by": By, "fit": Fit, "dtype": Dtype}
         for name, choice in choices.items():
             if getattr(self, name) not in get_args(choice):
@@ -131,7 +129,10 @@ class TokenWindows(BatchDataset):
 
     def _check_span(self, span: tuple[int, int] | None) -> tuple[int, int]:
         total = self.stream.num_tokens
-        start, stop = (0, total) if span is None else span
+        pair = as_list("span", (0, total) if span is None else span, "two numbers of tokens")
+        start, stop = pair if len(pair) == 2 else (-1, -1)
+        whole_number("span[0]", start)
+        whole_number("span[1]", stop)
         if not 0 <= start <= stop <= total:
             raise ValueError(f"span must lie in [0, {total}], got {span}")
         return int(start), int(stop)
@@ -189,11 +190,9 @@ class TokenWindows(BatchDataset):
             return None
         return Widen(self.dtype)
 
-    def host_half(self) -> TokenWindows:
+    def host_half(self) -> BatchDataset:
         """Return the same samples, in batches of ``windows``: ``(N, length + 1)`` of the stored type."""
-        other = type(self).__new__(type(self))
-        other.__dict__ |= self.__dict__ | {"_is_half": True}  # not copied: that would plan anew
-        return other
+        return self if self.finisher(torch.device("cpu")) is None else WindowHalf(self)
 
     @property
     def fingerprint(self) -> str:
@@ -210,8 +209,7 @@ class TokenWindows(BatchDataset):
         Args:
             parts: The share of each part; they sum to 1.
         """
-        if abs(sum(parts) - 1) > 1e-6 or min(parts) < 0:
-            raise ValueError(f"parts must be shares that sum to 1, got {list(parts)}")
+        parts = shares(parts)
         start, stop = self.span
         cuts = start + np.round(np.cumsum([0.0, *parts]) * (stop - start)).astype(np.int64)
         cuts[-1] = stop
@@ -229,31 +227,13 @@ class TokenWindows(BatchDataset):
         return options if self.by == "document" else options | {"stride": self.stride}
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self.dataset, self._options(), self._is_half)
+        return _rebuild, (self.dataset, self._options())
 
     # -- samples -----------------------------------------------------------------------------------
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return one window as a named tuple of tensors."""
-        if not hasattr(index, "__index__"):
-            raise TypeError(f"a window has a whole number, got {index!r}")
-        return self.__getitems__([index])[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the windows one by one; a ``DataLoader`` is faster."""
-        return (self[i] for i in range(len(self)))
-
-    def __getitems__(self, indices: Sequence[int]) -> SampleBatch:
-        """Return the windows of a batch, read together."""
-        job = self.job(indices, FreshMemory())
-        for part in range(job.num_parts):
-            job.run(part)
-        batch: SampleBatch = job.finish()
-        return batch
-
     def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
         """Return the work of reading a batch."""
-        numbers = self._numbers(indices)
+        numbers = self.numbers(indices)
         if self._plan is not None:
             dtype = self.dtype
             return DocumentJob(self.stream, self._plan, numbers, self.length, dtype, memory)
@@ -261,17 +241,10 @@ class TokenWindows(BatchDataset):
 
     def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any] | None:
         """Return several batches whose windows are gathered at once; they share their memory."""
-        if self._plan is not None:
-            return None
-        sizes = [len(batch) for batch in batches]
-        indices = [getattr(batch, "indices", batch) for batch in batches]  # of our samplers
-        job = WindowJob(self, self._numbers(np.concatenate(indices)), memory, 1)
-        job.run(0)
-        kind, tensors = batch_type(job.names), job.tensors()
-        parts = zip(*(tensor.split(sizes) for tensor in tensors), strict=True)
-        return [SampleBatch(kind._make(p), n) for p, n in zip(parts, sizes, strict=True)]
+        return None if self._plan is not None else _read_group(self, batches, memory)
 
-    def _numbers(self, indices: Any) -> Indices:
+    def numbers(self, indices: Any) -> Indices:
+        """Return the windows that indices mean, counted from the first."""
         array = getattr(indices, "indices", None)  # of our samplers
         numbers = np.asarray(indices if array is None else array, np.int64).reshape(-1)
         n = len(self)
@@ -291,9 +264,36 @@ class TokenWindows(BatchDataset):
         return f"TokenWindows({what})"
 
 
-def _rebuild(dataset: PackedDataset, options: dict[str, Any], is_half: bool) -> TokenWindows:
-    windows = TokenWindows(dataset, **options)
-    return windows.host_half() if is_half else windows
+def _rebuild(dataset: PackedDataset, options: dict[str, Any]) -> TokenWindows:
+    return TokenWindows(dataset, **options)
+
+
+class WindowHalf(SamplesOf[TokenWindows]):
+    """The host's half of windows: each with the token that follows, as they are stored."""
+
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
+        """Return the work of reading a batch."""
+        numbers = self.dataset.numbers(indices)
+        return WindowJob(self.dataset, numbers, memory, num_workers, is_half=True)
+
+    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any]:
+        """Return several batches whose windows are gathered at once; they share their memory."""
+        return _read_group(self.dataset, batches, memory, is_half=True)
+
+
+def _read_group(
+    windows: TokenWindows,
+    batches: Sequence[Sequence[int]],
+    memory: Memory,
+    *,
+    is_half: bool = False,
+) -> list[Any]:
+    sizes = [len(batch) for batch in batches]
+    indices = [getattr(batch, "indices", batch) for batch in batches]  # of our samplers
+    numbers = windows.numbers(np.concatenate(indices))
+    job = WindowJob(windows, numbers, memory, 1, is_half=is_half)
+    job.run(0)
+    return split_batch(job.names, job.tensors(), sizes)
 
 
 class WindowJob:
@@ -304,18 +304,25 @@ class WindowJob:
         numbers: Which of them.
         memory: Where the batch goes.
         num_workers: How many threads may share the work.
+        is_half: Leave tokens and targets in one, as they are stored.
     """
 
     def __init__(
-        self, windows: TokenWindows, numbers: Indices, memory: Memory, num_workers: int
+        self,
+        windows: TokenWindows,
+        numbers: Indices,
+        memory: Memory,
+        num_workers: int,
+        *,
+        is_half: bool = False,
     ) -> None:
         self._windows, self._numbers, self._memory = windows, numbers, memory
         n, nbytes = len(numbers), (windows.sample_nbytes or 1) * len(numbers)
         num_parts = 1 if nbytes < _PART_BYTES else max(1, min(num_workers, n))
         self._part_rows = max(1, -(-n // num_parts))
         self.num_parts = max(1, -(-n // self._part_rows))
-        self._is_narrow = windows._is_half or windows.dtype == "stored"
-        self.names = ("windows",) if windows._is_half else _NAMES
+        self._is_half, self._is_narrow = is_half, is_half or windows.dtype == "stored"
+        self.names = ("windows",) if is_half else _NAMES
         self._tensors: tuple[torch.Tensor, ...] = ()
         self._lock = threading.Lock()
 
@@ -328,7 +335,7 @@ class WindowJob:
             self._gather(numbers, out[0])
             return
         length, item = self._windows.length, self._windows.stream.dtype.itemsize
-        raw = _scratch(len(numbers) * (length + 1) * item).reshape(len(numbers), -1)
+        raw = scratch(len(numbers) * (length + 1) * item).reshape(len(numbers), -1)
         self._gather(numbers, raw)
         narrow = raw.view(self._windows.stream.dtype)
         np.copyto(out[0], narrow[:, :-1])
@@ -379,7 +386,7 @@ class WindowJob:
         if not self._is_narrow:
             return tensors
         narrow = tensors[0].view(getattr(torch, self._windows.stream.dtype.name))
-        return (narrow,) if self._windows._is_half else (narrow[:, :-1], narrow[:, 1:])
+        return (narrow,) if self._is_half else (narrow[:, :-1], narrow[:, 1:])
 
     def finish(self) -> SampleBatch:
         """Return the batch."""
@@ -409,14 +416,3 @@ class Widen:
         else:
             wide = (view.to(getattr(torch, self._dtype)) for view in views)
         return batch_type(_NAMES)._make(wide)
-
-
-_local = threading.local()
-
-
-def _scratch(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return a buffer of this thread: a new one for each batch would cost more in page faults."""
-    buffer: npt.NDArray[np.uint8] | None = getattr(_local, "buffer", None)
-    if buffer is None or len(buffer) < nbytes:
-        buffer = _local.buffer = np.empty(nbytes, np.uint8)
-    return buffer[:nbytes]

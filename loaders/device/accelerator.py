@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+
+from loaders.checks import shown
+from loaders.errors import LoadersError
 
 _WITH_STREAMS = ("cuda", "xpu")  # cuda is ROCm's name, too
 
@@ -126,6 +130,46 @@ class StreamCopies:
     def synchronize(self, event: Any) -> None:
         """Wait for the device."""
         event.synchronize()
+
+
+def as_device(device: torch.device | str | int) -> torch.device:
+    """Return the device that was asked for.
+
+    Raises:
+        TypeError: It is neither a device nor a name.
+        ValueError: There is no such kind of device, or none with that number.
+        LoadersError: This machine, or this build of torch, has none of that kind.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"device must be one that torch knows, such as 'cuda', 'cuda:1' or 'cpu', got {shown(device)}"
+        ) from error
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise LoadersError(
+            "device='mps' cannot be used: torch sees no such device. Leave device out"
+        )
+    if found.type not in _WITH_STREAMS:
+        return found
+    num: int = getattr(torch, found.type).device_count()  # it starts no driver: forks still can
+    if num == 0:
+        why = "torch sees no such device"
+        if found.type == "cuda" and not torch.backends.cuda.is_built():
+            why = f"this torch ({torch.__version__}) was built without CUDA"
+        elif (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+            why = f"{why}, with CUDA_VISIBLE_DEVICES={visible!r}"
+        raise LoadersError(
+            f"device={str(found)!r} cannot be used: {why}. Leave device out, or use 'cpu', or "
+            "install the build of torch that is for your device"
+        )
+    given: int | None = found.index
+    if given is not None and given >= num:
+        raise ValueError(
+            f"device must be one of {num} ({found.type}:0 and on), got {str(found)!r}"
+        )
+    return found
 
 
 def accelerator_for(device: torch.device) -> Accelerator:

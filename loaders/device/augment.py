@@ -21,6 +21,7 @@ from torch import nn
 
 from loaders.augment import plan
 from loaders.augment.geometry import as_ops
+from loaders.checks import shown, whole_number
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -115,7 +116,10 @@ class BatchAugment(nn.Module):
         normalize: Normalize | None = None,
     ) -> None:
         super().__init__()
-        self.ops, self.seed, self.view = as_ops(ops), seed, view
+        self.ops = as_ops(ops)
+        self.seed, self.view = whole_number("seed", seed), whole_number("view", view, at_least=0)
+        if normalize is not None and not callable(normalize):
+            raise TypeError(f"normalize must be a Normalize, got {shown(normalize)}")
         self.normalize = normalize
 
     def forward(
@@ -137,6 +141,11 @@ class BatchAugment(nn.Module):
             draws: ``(N,)``: which repeat of its index within the epoch each sample is.
             moves: What ``draw_moves`` returned, in place of the three before.
         """
+        for tensor in (images, *masks):
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(
+                    f"BatchAugment takes tensors of images of one size, got {shown(tensor)}"
+                )
         if moves is None:
             moves = self.draw(images, indices, epoch, draws)
         _check(images, masks, moves)
@@ -148,11 +157,15 @@ class BatchAugment(nn.Module):
 
     def draw(self, images: torch.Tensor, indices: Any, epoch: int, draws: Any = None) -> Moves:
         """Draw what happens to these images."""
-        if indices is None or len(indices) != len(images):
-            num = "none" if indices is None else len(indices)
-            raise BatchError(f"each of {len(images)} images needs its index, got {num}")
+        numbers = np.asarray([] if indices is None else indices)
+        is_whole = numbers.dtype.kind in "iu" or not numbers.size
+        if numbers.shape != (len(images),) or not is_whole:
+            got = str(numbers.size) if is_whole and numbers.ndim == 1 else shown(indices)
+            got = "none" if indices is None else got
+            raise BatchError(f"each of {len(images)} images needs its index, got {got}")
+        epoch = whole_number("epoch", epoch, at_least=0)
         settings = {"seed": self.seed, "epoch": epoch, "draws": draws, "view": self.view}
-        return draw_moves(self.ops, images.shape[2:], indices, **settings)
+        return draw_moves(self.ops, images.shape[2:], numbers.astype(np.int64), **settings)
 
     def extra_repr(self) -> str:
         """Show the ops."""

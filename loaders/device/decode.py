@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from loaders.codecs.coefficients import INVERSE_UNITS, SIDES, Component, Grid, inverse
-from loaders.codecs.yuv import CB_TO_BLUE, CB_TO_GREEN, CR_TO_GREEN, CR_TO_RED, half
+from loaders.codecs.yuv import half
+from loaders.device.blocks import Cut, Patch, gather
+from loaders.device.planes import Pixels, double, double_part
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -51,9 +53,13 @@ class Yuv420Finish(nn.Module):
         size: (height, width) of the images.
         normalize: Applied to the same pixels, without storing them in between.
 
+    Attributes:
+        unit: Pixels a side of the smallest part that can be made.
+
     Shape:
         uint8 ``(N, H * W + 2 * ceil(H / 2) * ceil(W / 2))`` in, uint8 (or the dtype of
-        ``normalize``) ``(N, 3, H, W)`` out.
+        ``normalize``) ``(N, 3, H, W)`` out; with a ``Cut``, H and W are those of its windows. What
+        lies in a window beyond the image's edge has any values.
 
     Raises:
         BatchError: At call, the input is something else.
@@ -63,31 +69,54 @@ class Yuv420Finish(nn.Module):
         [[[[254, 255]], [[0, 74]], [[0, 74]]]]
     """
 
+    unit = 2
+
     def __init__(self, size: Size, *, normalize: Normalize | None = None) -> None:
         super().__init__()
         self.size, self.normalize = size, normalize
 
     @torch.no_grad()
-    def forward(self, planes: torch.Tensor) -> torch.Tensor:
-        """Return the images."""
+    def forward(self, planes: torch.Tensor, cut: Cut | None = None) -> torch.Tensor:
+        """Return the images, or a window of each."""
         height, width = self.size
         luma, chroma = height * width, half(height) * half(width)
         _check(planes, luma + 2 * chroma)
-        out = _Pixels(planes, 3, self.size, self.normalize)
+        size = self.size if cut is None else (cut.size[0] * self.unit, cut.size[1] * self.unit)
+        out = Pixels(planes, 3, size, self.normalize)
         for part in _parts(planes):
-            out.put_rgb(part, *self._planes(planes[part], luma, chroma))
+            if cut is None:
+                made = self._whole(planes[part], luma, chroma)
+            else:
+                windows = Cut(cut.corners[part], cut.size)
+                made = self._windows(planes[part], windows, luma, chroma)
+            out.put_planes(part, *made)
         return out.images
 
-    def _planes(
-        self, planes: torch.Tensor, luma: int, chroma: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _whole(self, planes: torch.Tensor, luma: int, chroma: int) -> list[torch.Tensor]:
         height, width = self.size
         small = (-1, half(height), half(width))
-        blue, red = (
-            _double(planes[:, first : first + chroma].reshape(small).float().sub_(128), self.size)
+        doubled = [
+            double(planes[:, first : first + chroma].reshape(small).float().sub_(128), self.size)
             for first in (luma, luma + chroma)
-        )
-        return planes[:, :luma].reshape(-1, height, width).float(), blue, red
+        ]
+        return [planes[:, :luma].reshape(-1, height, width).float(), *doubled]
+
+    def _windows(
+        self, planes: torch.Tensor, cut: Cut, luma: int, chroma: int
+    ) -> list[torch.Tensor]:
+        """Return the same of a window of each image: pixels are blocks here."""
+        size = (half(self.size[0]), half(self.size[1]))
+        window = Patch(cut.corners[:, 0], cut.corners[:, 1], *cut.size)
+        wide = window.widened(*size)
+        stored = planes.contiguous().unsqueeze(1)
+        doubled = []
+        for first in (luma, luma + chroma):
+            plane = gather(stored, wide, first, *size).float().sub_(128)
+            plane = plane.view(-1, wide.num_rows, wide.num_columns)
+            doubled.append(double_part(plane, window, wide, 1, size))
+        whole = window.doubled()
+        pixels = gather(stored, whole, 0, *self.size).float()
+        return [pixels.view(-1, whole.num_rows, whole.num_columns), *doubled]
 
     def extra_repr(self) -> str:
         """Show the settings."""
@@ -104,7 +133,9 @@ class DctFinish(nn.Module):
         normalize: Applied to the same pixels, without storing them in between.
 
     Shape:
-        ``Coefficients`` of N images in, uint8 (or the dtype of ``normalize``) ``(N, C, H, W)`` out.
+        ``Coefficients`` of N images in, uint8 (or the dtype of ``normalize``) ``(N, C, H, W)`` out;
+        with a ``Cut`` of ``unit`` pixels, H and W are those of its windows. What lies in a window
+        beyond the image's edge has any values.
 
     Raises:
         BatchError: At call, the input is something else.
@@ -141,59 +172,117 @@ class DctFinish(nn.Module):
         """Height and width of the images."""
         return self.grid.components[0].at(self.side)
 
+    @property
+    def unit(self) -> int:
+        """Pixels a side of the smallest part that can be made: one block of each component."""
+        return unit_of(self.grid, self.side)
+
     @torch.no_grad()
-    def forward(self, batch: Coefficients) -> torch.Tensor:
-        """Return the images."""
+    def forward(self, batch: Coefficients, cut: Cut | None = None) -> torch.Tensor:
+        """Return the images, or a window of each."""
         planes, positions, adds = batch
         nbytes = self.side**2 * self.grid.num_blocks
         _check(planes, nbytes)
         weights = self._weights_on(planes.device)
-        out = _Pixels(planes, self.grid.channels, self.size, self.normalize)
+        size = self.size if cut is None else (cut.size[0] * self.unit, cut.size[1] * self.unit)
+        out = Pixels(planes, self.grid.channels, size, self.normalize)
         # Under autocast the products would have 8 bits, and the images stripes.
         with torch.autocast(planes.device.type, enabled=False):
             parts = _parts(planes)
             for part, inside in zip(parts, _inside(parts, nbytes, positions), strict=True):
-                values = planes[part].view(torch.int8).to(weights[0][0].dtype)
                 at = positions[inside] - part.start * nbytes
-                values.view(-1).index_add_(0, at, adds[inside].to(values.dtype))
-                self._finish(
-                    values.view(len(values), -1, self.grid.num_blocks), weights, out, part
-                )
+                some = Coefficients(planes[part], at, adds[inside])
+                if cut is None:
+                    luma, *chroma = self._whole(some, weights)
+                else:
+                    windows = Cut(cut.corners[part], cut.size)
+                    luma, *chroma = self._windows(some, windows, weights)
+                out.put_planes(part, luma.add_(128), *chroma)
         return out.images
 
-    def _finish(
-        self, values: torch.Tensor, weights: Sequence[Matrix], out: _Pixels, part: slice
-    ) -> None:
+    def _whole(self, batch: Coefficients, weights: Sequence[Matrix]) -> list[torch.Tensor]:
+        """Return the planes of whole images, around 0; chroma doubled."""
+        values = batch.planes.view(torch.int8).to(weights[0][0].dtype)
+        values.view(-1).index_add_(0, batch.positions, batch.adds.to(values.dtype))
+        values = values.view(len(values), -1, self.grid.num_blocks)
+        self._sum_means(values[:, 0])
         luma, *chroma = (
             self._plane(values[:, :, blocks], component, weights[number > 0])
             for number, (blocks, component) in enumerate(
                 zip(self.grid.split(), self.grid.components, strict=True)
             )
         )
-        luma = luma.add_(128).clamp_(0, 255)
-        if not chroma:
-            out.put(part, 0, luma)
-            return
-        blue, red = (plane.clamp_(-128, 127) for plane in chroma)
-        if self.grid.is_halved:
-            blue, red = _double(blue, self.size), _double(red, self.size)
-        out.put_rgb(part, luma, blue, red)
+        return [luma, *(double(p, self.size) if self.grid.is_halved else p for p in chroma)]
 
     def _plane(self, values: torch.Tensor, component: Component, weights: Matrix) -> torch.Tensor:
-        """Return one plane of each image, around 0."""
-        rows, columns, side = component.rows, component.columns, self.side
-        means = values[:, 0].view(-1, rows, columns)  # as differences, so far
-        means[:, :, 0] = means[:, :, 0].cumsum(1)
-        means.copy_(means.cumsum(2))
+        pixels = self._pixels(values, component.rows, component.columns, weights)
+        height, width = component.at(self.side)
+        return pixels[:, :height, :width]
+
+    def _windows(
+        self, batch: Coefficients, cut: Cut, weights: Sequence[Matrix]
+    ) -> list[torch.Tensor]:
+        """Return the planes of one window of each image, around 0; chroma doubled."""
+        window = Patch(cut.corners[:, 0], cut.corners[:, 1], *cut.size)
+        if not self.grid.is_halved:
+            return self._parts_of(batch, [window] * len(self.grid.components), weights)
+        small = self.grid.components[1]
+        wide = window.widened(small.rows, small.columns)  # what is doubled has neighbours
+        luma, *chroma = self._parts_of(batch, [window.doubled(), wide, wide], weights)
+        size = small.at(self.side)
+        return [luma, *(double_part(p, window, wide, self.side, size) for p in chroma)]
+
+    def _parts_of(
+        self, batch: Coefficients, windows: Sequence[Patch], weights: Sequence[Matrix]
+    ) -> list[torch.Tensor]:
+        """Return a window of each component, around 0."""
+        grid, num = self.grid, len(batch.planes)
+        stored = batch.planes.contiguous().view(num, -1, grid.num_blocks)
+        means, found = self._means(batch, stored, weights[0][0].dtype), []
+        for number, (blocks, component, window) in enumerate(
+            zip(grid.split(), grid.components, windows, strict=True)
+        ):
+            place = (window, blocks.start, component.rows, component.columns)
+            values = gather(stored, *place).view(torch.int8).to(means.dtype)
+            _add_inside(values, batch, window, blocks, component.columns, grid.num_blocks)
+            values[:, 0] = gather(means, *place)[:, 0]  # which are sums of all before them
+            sides = window.num_rows, window.num_columns
+            found.append(self._pixels(values, *sides, weights[number > 0]))
+        return found
+
+    def _means(
+        self, batch: Coefficients, stored: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return the means of all blocks, ``(N, 1, blocks)``."""
+        num, kinds, blocks = stored.shape
+        means = stored[:, 0].view(torch.int8).to(dtype).contiguous()
+        image, at = batch.positions // (kinds * blocks), batch.positions % (kinds * blocks)
+        is_mean = at < blocks
+        adds = torch.where(is_mean, batch.adds, 0).to(dtype)
+        means.view(-1).index_add_(0, torch.where(is_mean, image * blocks + at, 0), adds)
+        self._sum_means(means)
+        return means.view(num, 1, blocks)
+
+    def _sum_means(self, means: torch.Tensor) -> None:
+        """Turn differences, ``(N, blocks)``, into the means themselves."""
+        for blocks, component in zip(self.grid.split(), self.grid.components, strict=True):
+            plane = means[:, blocks].view(-1, component.rows, component.columns)
+            plane[:, :, 0] = plane[:, :, 0].cumsum(1)
+            plane.copy_(plane.cumsum(2))
+
+    def _pixels(
+        self, values: torch.Tensor, rows: int, columns: int, weights: Matrix
+    ) -> torch.Tensor:
+        """Return the pixels of a rectangle of blocks, around 0."""
+        side = self.side
         products = weights[0] @ values
         for finer in weights[1:]:
             products += finer @ values
         pixels = products.float().view(-1, side, side, rows, columns)
-        height, width = component.at(side)
         plane = pixels.permute(0, 3, 1, 4, 2).reshape(-1, rows * side, columns * side)
         if products.dtype == torch.float64:  # of whole numbers, so far
             plane *= 1 / INVERSE_UNITS
-        return plane[:, :height, :width]
+        return plane.clamp_(-128, 127)
 
     def _weights_on(self, device: torch.device) -> list[Matrix]:
         """Return the matrices of luma and chroma: exact on the CPU, float32 where that is fast."""
@@ -213,9 +302,14 @@ class DctFinish(nn.Module):
         return f"size={self.size}, quality={self.quality}, scale={self.scale}"
 
 
-def side_of(scale: float) -> int:
+def unit_of(grid: Grid, side: int) -> int:
+    """Return how many pixels a side one block of each component covers, where a block has ``side``."""
+    return 2 * side if grid.is_halved else side
+
+
+def side_of(scale: object) -> int:
     """Return what a side of 8 pixels becomes; ValueError for a scale that there is not."""
-    sides = [side for side in SIDES if side == 8 * scale]
+    sides = [side for side in SIDES if isinstance(scale, int | float) and side == 8 * scale]
     if not sides:
         raise ValueError(f"scale must be 1, 1/2, 1/4 or 1/8, got {scale!r}")
     return sides[0]
@@ -237,39 +331,6 @@ def _check(planes: torch.Tensor, nbytes: int) -> None:
         raise BatchError(f"takes uint8 of (N, {nbytes}), got {got}")
 
 
-class _Pixels:
-    """Where images go, channel by channel."""
-
-    def __init__(
-        self, planes: torch.Tensor, channels: int, size: Size, normalize: Normalize | None
-    ) -> None:
-        dtype = torch.uint8 if normalize is None else normalize.dtype
-        order = None if normalize is None else normalize.memory_format
-        self._normalize = normalize
-        self.images = torch.empty(
-            (len(planes), channels, *size),
-            dtype=dtype,
-            device=planes.device,
-            memory_format=order or torch.contiguous_format,
-        )
-
-    def put(self, part: slice, channel: int, values: torch.Tensor) -> None:
-        """Round float32 values to 0 to 255, and write them for some images; they are overwritten."""
-        values.round_().clamp_(0, 255)
-        if self._normalize is not None:
-            values.sub_(self._normalize.mean[channel]).div_(self._normalize.std[channel])
-        self.images[part, channel].copy_(values)
-
-    def put_rgb(
-        self, part: slice, luma: torch.Tensor, blue: torch.Tensor, red: torch.Tensor
-    ) -> None:
-        """Write the RGB of planes; each operation rounds once, as those of the codec do."""
-        self.put(part, 0, red * CR_TO_RED + luma)
-        green = luma - blue * CB_TO_GREEN
-        self.put(part, 1, green - red * CR_TO_GREEN)
-        self.put(part, 2, blue * CB_TO_BLUE + luma)
-
-
 def _parts(planes: torch.Tensor) -> list[slice]:
     """Return which images to take at a time."""
     num, on_host = len(planes), planes.device.type == "cpu"
@@ -287,14 +348,22 @@ def _inside(parts: Sequence[slice], nbytes: int, positions: torch.Tensor) -> lis
     return [slice(*pair) for pair in itertools.pairwise(found)]
 
 
-def _double(planes: torch.Tensor, size: Size) -> torch.Tensor:
-    """Double the sides of planes by the triangle filter of JPEG decoders, and cut them."""
-    tall = _double_rows(planes)[:, : size[0]]
-    return _double_rows(tall.transpose(1, 2))[:, : size[1]].transpose(1, 2)
-
-
-def _double_rows(planes: torch.Tensor) -> torch.Tensor:
-    near, quarter = planes * 0.75, planes * 0.25
-    up = torch.cat([quarter[:, :1], quarter[:, :-1]], 1).add_(near)
-    down = torch.cat([quarter[:, 1:], quarter[:, -1:]], 1).add_(near)
-    return torch.stack([up, down], 2).flatten(1, 2)
+def _add_inside(
+    values: torch.Tensor,
+    batch: Coefficients,
+    window: Patch,
+    blocks: slice,
+    columns: int,
+    num_blocks: int,
+) -> None:
+    """Add what is beyond int8 to a window's values, without waiting for how much that is."""
+    _, kinds, _ = values.shape
+    image, rest = batch.positions // (kinds * num_blocks), batch.positions % (kinds * num_blocks)
+    kind, block = rest // num_blocks, rest % num_blocks
+    at = block - blocks.start
+    row, column = at // columns - window.row[image], at % columns - window.column[image]
+    inside = (block >= blocks.start) & (block < blocks.stop)
+    inside &= (row >= 0) & (row < window.num_rows) & (column >= 0) & (column < window.num_columns)
+    place = (image * kinds + kind) * window.num_blocks + row * window.num_columns + column
+    adds = torch.where(inside, batch.adds, 0).to(values.dtype)
+    values.view(-1).index_add_(0, torch.where(inside, place, 0), adds)

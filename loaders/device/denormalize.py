@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import nn
 
+from loaders.checks import shown
 from loaders.device.normalize import Normalize
 from loaders.errors import BatchError
 
@@ -58,12 +59,16 @@ class Denormalize(nn.Module):
     @classmethod
     def of(cls, normalize: Normalize, dtype: torch.dtype = torch.uint8) -> Self:
         """Return the inverse of a ``Normalize``, where that one is."""
+        if not isinstance(normalize, Normalize):
+            raise TypeError(f"Denormalize.of takes a Normalize, got {shown(normalize)}")
         mean, std = normalize.mean.tolist(), normalize.std.tolist()
         return cls(mean, std, dtype, max_value=255).to(normalize.mean.device)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the pixels."""
         mean, std = self._forth.mean, self._forth.std
+        if not isinstance(images, torch.Tensor):
+            raise TypeError(f"Denormalize takes a tensor of floats, got {shown(images)}")
         axis = 0 if images.dim() == 3 else 1
         if not images.is_floating_point() or images.dim() not in (3, 4, 5):
             raise BatchError(

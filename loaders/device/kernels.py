@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -12,20 +10,28 @@ MAX_VALUES = 1 << 30  # of one image: positions inside it are 32-bit
 
 
 @triton.jit
+def span(num_items: tl.tensor, num_blocks: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """Return which image (or row) this program is for, which run of its items, and which of these there are."""
+    program = tl.program_id(0)
+    items = (program % num_blocks) * BLOCK + tl.arange(0, BLOCK)
+    return (program // num_blocks).to(tl.int64), items, items < num_items
+
+
+@triton.jit
 def normalize_planes(
-    x: Any,
-    out: Any,
-    rows: Any,
-    mean: Any,
-    std: Any,
-    num_pixels: Any,
-    num_blocks: Any,
-    x_image: Any,
-    x_channel: Any,
-    x_pixel: Any,
-    out_image: Any,
-    out_channel: Any,
-    out_pixel: Any,
+    x: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    mean: tl.tensor,
+    std: tl.tensor,
+    num_pixels: tl.tensor,
+    num_blocks: tl.tensor,
+    x_image: tl.tensor,
+    x_channel: tl.tensor,
+    x_pixel: tl.tensor,
+    out_image: tl.tensor,
+    out_channel: tl.tensor,
+    out_pixel: tl.tensor,
     CHANNELS: tl.constexpr,
     HAS_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -36,10 +42,7 @@ def normalize_planes(
     channels are done. All strides are in elements. With ``HAS_ROWS``, image ``i`` comes from row
     ``rows[i]``.
     """
-    program = tl.program_id(0)
-    image = (program // num_blocks).to(tl.int64)
-    pixels = (program % num_blocks) * BLOCK + tl.arange(0, BLOCK)
-    inside = pixels < num_pixels
+    image, pixels, inside = span(num_pixels, num_blocks, BLOCK)
     source = image
     if HAS_ROWS:
         source = tl.load(rows + image)
@@ -54,24 +57,21 @@ def normalize_planes(
 
 @triton.jit
 def normalize_interleaved(
-    x: Any,
-    out: Any,
-    rows: Any,
-    mean: Any,
-    std: Any,
-    num_values: Any,
-    num_blocks: Any,
-    x_image: Any,
-    out_image: Any,
+    x: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    mean: tl.tensor,
+    std: tl.tensor,
+    num_values: tl.tensor,
+    num_blocks: tl.tensor,
+    x_image: tl.tensor,
+    out_image: tl.tensor,
     CHANNELS: tl.constexpr,
     HAS_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Normalize a run of values of one image whose channels alternate, in the same order."""
-    program = tl.program_id(0)
-    image = (program // num_blocks).to(tl.int64)
-    values = (program % num_blocks) * BLOCK + tl.arange(0, BLOCK)
-    inside = values < num_values
+    image, values, inside = span(num_values, num_blocks, BLOCK)
     source = image
     if HAS_ROWS:
         source = tl.load(rows + image)
@@ -83,19 +83,16 @@ def normalize_interleaved(
 
 @triton.jit
 def gather_rows(
-    x: Any,
-    out: Any,
-    rows: Any,
-    num_values: Any,
-    num_blocks: Any,
-    x_row: Any,
+    x: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    num_values: tl.tensor,
+    num_blocks: tl.tensor,
+    x_row: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """Copy rows of equal size: row ``i`` of the result is row ``rows[i]`` of ``x``, which may be host memory."""
-    program = tl.program_id(0)
-    row = (program // num_blocks).to(tl.int64)
-    values = (program % num_blocks) * BLOCK + tl.arange(0, BLOCK)
-    inside = values < num_values
+    row, values, inside = span(num_values, num_blocks, BLOCK)
     source = tl.load(rows + row)
     found = tl.load(x + source * x_row + values, mask=inside)
     tl.store(out + row * num_values + values, found, mask=inside)

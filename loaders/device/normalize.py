@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
+from loaders.checks import as_list, as_path, real_number, shown
 from loaders.device import fused
 from loaders.errors import BatchError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
@@ -69,12 +72,15 @@ class Normalize(nn.Module):
         max_value: int | None = None,
     ) -> None:
         super().__init__()
-        means, stds = [float(m) for m in mean], [float(s) for s in std]
+        means, stds = _numbers("mean", mean), _numbers("std", std)
         _check_statistics(means, stds, max_value)
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype must be a floating dtype, got {dtype}")
+        if not getattr(dtype, "is_floating_point", False):  # a name of one has no such thing
+            raise ValueError(f"dtype must be a floating dtype of torch, got {dtype!r}")
         if memory_format not in (None, torch.contiguous_format, torch.channels_last):
-            raise ValueError(f"memory_format must be contiguous or channels_last: {memory_format}")
+            raise ValueError(
+                "memory_format must be None, torch.contiguous_format or torch.channels_last, "
+                f"got {memory_format!r}"
+            )
         scale = 255.0 if max_value == 1 else 1.0
         self.dtype = dtype
         # By name: torch.memory_format objects cannot be pickled or deep-copied (torch 2.13).
@@ -102,7 +108,7 @@ class Normalize(nn.Module):
         memory_format: torch.memory_format | None = None,
     ) -> Self:
         """Return the module for what ``packdata stats --json`` printed: a mapping, or its file."""
-        data = stats if isinstance(stats, Mapping) else json.loads(Path(stats).read_text())
+        data = stats if isinstance(stats, Mapping) else _read_stats(stats)
         if "mean" not in data or "std" not in data:
             raise ValueError(f"these statistics have no mean and std of images: {sorted(data)}")
         max_value = data.get("max_value")
@@ -165,6 +171,10 @@ class Normalize(nn.Module):
         return self
 
     def _check(self, images: torch.Tensor) -> None:
+        if not isinstance(images, torch.Tensor):
+            raise TypeError(
+                f"Normalize takes a tensor of integer images, got {_not_tensor(images)}"
+            )
         is_integer = not images.is_floating_point() and not images.is_complex()
         if not is_integer or images.dtype == torch.bool:
             raise BatchError(
@@ -181,6 +191,37 @@ class Normalize(nn.Module):
         """Show the settings in pixel units."""
         mean, std = ([round(v, 3) for v in t.tolist()] for t in (self.mean, self.std))
         return f"mean={mean}, std={std}, dtype={self.dtype}"
+
+
+def _numbers(name: str, values: Any) -> list[float]:
+    listed = as_list(name, values, "numbers, one per channel")
+    return [float(real_number(f"{name}[{i}]", value)) for i, value in enumerate(listed)]
+
+
+def _read_stats(path: Any) -> Mapping[str, Any]:
+    what = "what 'packdata stats DATASET --json > stats.json' wrote, or a mapping of it"
+    file = as_path("stats", path, what)
+    try:
+        data = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"stats must be {what}, got {file}: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ValueError(f"stats must be {what}, got {file}, which holds {shown(data)}")
+    return data
+
+
+def _not_tensor(images: Any) -> str:
+    """Say what was given in place of a tensor, and what to do about it."""
+    if isinstance(images, list):
+        return (
+            f"a list of {len(images)}: images of different sizes come as a list. Bring them to one "
+            "size with augment=[augment.RandomResizedCrop(224)], Resize and CenterCrop, "
+            "or normalize them one by one"
+        )
+    if isinstance(images, tuple) and hasattr(images, "_fields"):
+        return f"a whole batch of {', '.join(images._fields)}: pass one of them"
+    hint = ": torch.from_numpy() makes it one" if hasattr(images, "__array_interface__") else ""
+    return f"{shown(images)}{hint}"
 
 
 def _check_statistics(mean: list[float], std: list[float], max_value: int | None) -> None:

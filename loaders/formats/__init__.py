@@ -10,6 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +35,7 @@ _RESTORE = "Run 'packdata verify'; restore the shard from a copy, or pack again"
 def write_shard(
     path: Path, columns: Mapping[str, Column], fields: Mapping[str, Field]
 ) -> ShardInfo:
-    """Write columns as one shard, and prove that what can be mapped is what its library reads.
+    """Write columns as one shard, fsync it, and prove that what can be mapped is what its library reads.
 
     Args:
         path: Where; the suffix chooses the format.
@@ -55,15 +57,21 @@ def write_shard(
     else:
         places, checksums_at = parquet.write(path, columns, checksums, fields)
     num_samples = len(next(iter(columns.values())))
-    info = ShardInfo(
-        path.name, num_samples, path.stat().st_size, hash_file(path), places, checksums_at
-    )
-    difference = read_back(path, open_columns(path, info))
+    info = ShardInfo(path.name, num_samples, path.stat().st_size, "", places, checksums_at)
+    with ThreadPoolExecutor(2, "shard") as helpers:  # the disk writes while we read
+        synced, digest = helpers.submit(_sync, path), helpers.submit(hash_file, path)
+        difference = read_back(path, open_columns(path, info))
+        synced.result()
     if difference is not None:
         raise ShardError(
             f"reading it back, {difference}", path, hint="This is a defect of loaders: report it"
         )
-    return info
+    return replace(info, xxh3_128=digest.result())
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _check_columns(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:

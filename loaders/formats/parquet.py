@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
-from loaders.columns import Column, FixedColumn, VarColumn
+from loaders.columns import Column, FixedColumn, VarColumn, row_views
 from loaders.errors import ShardError
 from loaders.manifest import Place
 from loaders.schema import Array, Categories, Field, Label
@@ -41,7 +42,7 @@ _PREFIX = 4  # bytes before each BYTE_ARRAY value: its length
 def write(
     path: Path, columns: Mapping[str, Column], checksums: bytes, fields: Mapping[str, Field]
 ) -> tuple[dict[str, Place], tuple[int, int]]:
-    """Write columns as a Parquet file and fsync it.
+    """Write columns as a Parquet file; fsync is the caller's.
 
     Returns:
         The place of each column, and of the checksums' text.
@@ -54,8 +55,6 @@ def write(
     with pq.ParquetWriter(path, table.schema, **_options(table.num_rows)) as writer:
         writer.write_table(table, row_group_size=table.num_rows)
         writer.add_key_value_metadata({CHECKSUMS_KEY: checksums})
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
     places = find_columns(path, columns)
     return places, _find_checksums(path, checksums)
 
@@ -116,10 +115,16 @@ def _fixed_array(column: FixedColumn, kind: Any) -> Any:
 def _var_array(column: VarColumn, kind: Any) -> Any:
     offsets = np.zeros(len(column) + 1, np.int32)
     np.cumsum(column.lengths, out=offsets[1:])
-    data = b"".join(column.row(i).data for i in range(len(column)))
-    return pa.Array.from_buffers(
-        kind, len(column), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(_end_to_end(column))]
+    return pa.Array.from_buffers(kind, len(column), buffers)
+
+
+def _end_to_end(column: VarColumn) -> Any:
+    """Return the bytes of all rows, where they lie if they lie so already."""
+    behind = column.starts + column.lengths
+    if np.array_equal(column.starts[1:], behind[:-1]):
+        return column.buffer[column.starts[0] : behind[-1]]
+    return b"".join(row_views(column))
 
 
 def find_columns(path: Path, columns: Mapping[str, Column]) -> dict[str, Place]:
@@ -203,18 +208,24 @@ def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
         table = file.read()
     for name, column in columns.items():
         array = table[name].combine_chunks()
-        if not _equal(_bytes_of(array), _flat(column)):
+        if not _equal(_bytes_of(array), column):
             return f"column {name!r} differs"
         if isinstance(column, VarColumn) and not np.array_equal(_lengths(array), column.lengths):
             return f"the sizes of column {name!r} differ"
     return None
 
 
-def _equal(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> bool:
-    """Compare piece by piece: at once it would take as much memory again."""
-    pieces = range(0, len(a), _PIECE)
-    return len(a) == len(b) and all(
-        np.array_equal(a[i : i + _PIECE], b[i : i + _PIECE]) for i in pieces
+def _equal(data: npt.NDArray[np.uint8], column: Column) -> bool:
+    """Compare piece by piece, or by hash: laying all rows end to end would take their bytes again."""
+    if isinstance(column, VarColumn):
+        state = xxhash.xxh3_128()
+        for row in row_views(column):
+            state.update(row)
+        return len(data) == column.nbytes and state.digest() == xxhash.xxh3_128_digest(data.data)
+    rows = column.data.reshape(-1)
+    return len(data) == len(rows) and all(
+        np.array_equal(data[i : i + _PIECE], rows[i : i + _PIECE])
+        for i in range(0, len(data), _PIECE)
     )
 
 
@@ -232,9 +243,3 @@ def _bytes_of(array: Any) -> npt.NDArray[np.uint8]:
         return data[ends[array.offset] : ends[array.offset + len(array)]]
     width = array.type.bit_width // 8
     return data[array.offset * width : (array.offset + len(array)) * width]
-
-
-def _flat(column: Column) -> npt.NDArray[np.uint8]:
-    if isinstance(column, FixedColumn):
-        return column.data.reshape(-1)
-    return np.frombuffer(b"".join(column.row(i).data for i in range(len(column))), np.uint8)

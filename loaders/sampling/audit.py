@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loaders.checks import shown, whole_number
 from loaders.sampling.batch import CHUNK
+from loaders.sampling.order import Order
 from loaders.sampling.plan import Plan
 
 if TYPE_CHECKING:
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.sampling.order import Order
     from loaders.sampling.plan import Pad
 
     Int64s = npt.NDArray[np.int64]
@@ -88,7 +89,7 @@ def audit(
           never delivered: 0
           delivered more than once: 0
     """
-    ranks = range(world_size)
+    ranks = range(whole_number("world_size", world_size, at_least=1))
     plans = [Plan(length, batch_size, rank, world_size, drop_last, pad, start) for rank in ranks]
     return audit_plans(plans, order=order, epoch=epoch)
 
@@ -172,6 +173,8 @@ class _Where:
 
 def _order_faults(order: Order, length: int, epoch: int) -> Iterator[str]:
     """Find positions that hold what another position of the epoch holds, draw included."""
+    if not isinstance(order, Order):
+        raise TypeError(f"order must be an order, such as Shuffled(n), got {shown(order)}")
     if order.length != length:
         yield f"the order has {order.length} positions, not {length}"
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from loaders.checks import whole_number
 from loaders.rng import hash64
 from loaders.sampling.derived import Derived, digest, frozen_copy
 from loaders.sampling.order import CLASSES, MEMBERS, PLACES, check_count, order_key
@@ -38,10 +39,11 @@ class Balanced(Derived):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        labels = frozen_copy(self.labels, "labels")
+        labels = frozen_copy(self.labels, "labels", "dataset.column('label')")
         if not labels.size:
             raise ValueError("labels must name the class of one sample at least, got none")
         check_count("num_samples", self.num_samples)
+        whole_number("seed", self.seed)
         object.__setattr__(self, "labels", labels)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -67,6 +67,10 @@ class IndexBatch(Sequence[int]):
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def __reduce__(self) -> tuple[type[IndexBatch], tuple[Any, ...]]:
+        """Pickle by position: a dataclass with slots looks its fields up each time."""
+        return IndexBatch, (self.indices, self.epoch, self.draws, self.valid, self.seed)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices.tolist())

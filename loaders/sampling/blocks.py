@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from loaders.checks import whole_number
 from loaders.rng import key64
 from loaders.sampling.order import BLOCKS, SHORT_SLOT, WINDOWS, check_count, order_key
 from loaders.sampling.permutation import check_positions, permute
@@ -47,6 +48,7 @@ class BlockShuffled:
 
     def __post_init__(self) -> None:
         check_count("n", self.n)
+        whole_number("seed", self.seed)
         check_count("block_size", self.block_size, at_least=1)
         check_count("window", self.window, at_least=1)
 

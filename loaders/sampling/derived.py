@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from loaders.checks import shown
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -18,13 +21,32 @@ class Derived:
         return {name: value for name, value in self.__dict__.items() if name[0] != "_"}
 
 
-def frozen_copy(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
-    """Return a read-only copy, with one axis."""
-    array = np.array(values)
+def frozen_copy(values: npt.ArrayLike, name: str, like: str = "[1, 2, ...]") -> npt.NDArray[Any]:
+    """Return a read-only copy, with one axis.
+
+    Raises:
+        TypeError: The values are a dataset, a name, or one value; ``like`` says what would be right.
+        ValueError: They have more axes.
+    """
+    is_list = isinstance(values, Sequence) and not isinstance(values, str | bytes)
+    if not is_list and not hasattr(values, "__array__"):
+        what = f"{name} must have one value for each sample or source, such as {like}"
+        raise TypeError(f"{what}, got {shown(values)}")
+    try:
+        array = np.array(np.asarray(values))  # of a tensor, np.array alone warns
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name} must have one axis, got {shown(values)}: {error}") from error
     if array.ndim != 1:
         raise ValueError(f"{name} must have one axis, got shape {array.shape}")
     array.flags.writeable = False
     return array
+
+
+def as_floats(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float64]:
+    """Return the numbers as float64; TypeError if they are none."""
+    if array.dtype.kind not in "biuf" and array.size:
+        raise TypeError(f"{name} must be numbers, got {shown(array.tolist())}")
+    return array.astype(np.float64, copy=False)
 
 
 def digest(array: npt.NDArray[Any]) -> str:

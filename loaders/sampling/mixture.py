@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from loaders.checks import did_you_mean, whole_number
 from loaders.rng import key64, uniform
-from loaders.sampling.derived import Derived, digest, frozen_copy
+from loaders.sampling.derived import Derived, as_floats, digest, frozen_copy
 from loaders.sampling.order import MIXTURE, PASSES, check_count, order_key
 from loaders.sampling.permutation import check_positions, permute
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 Stop: TypeAlias = int | Literal["first_exhausted", "all_exhausted"]
+_STOPS = ("first_exhausted", "all_exhausted")
 _TURNS_AT_ONCE = 1 << 17  # that are computed together: bounds the memory of scattered positions
 _FUZZ = 1e-9  # by which a quotient of weights may miss the whole number that it means
 
@@ -64,7 +66,7 @@ class MixtureOrder(Derived):
 
     def __post_init__(self) -> None:
         sizes = frozen_copy(self.sizes, "sizes").astype(np.int64, copy=False)
-        weights = frozen_copy(self.weights, "weights").astype(np.float64, copy=False)
+        weights = as_floats(frozen_copy(self.weights, "weights", "[0.7, 0.3]"), "weights")
         if sizes.shape != weights.shape or not sizes.size:
             raise ValueError(f"there are {sizes.size} sources and {weights.size} weights")
         if not (np.isfinite(weights) & (weights >= 0)).all() or not 0 < weights.sum() < np.inf:
@@ -74,6 +76,8 @@ class MixtureOrder(Derived):
         if (empty := (sizes < 1) & (weights > 0)).any():
             raise ValueError(f"source {int(empty.argmax())} has no samples, but a weight above 0")
         check_count("block_size", self.block_size, at_least=1, below=1 << 40)
+        whole_number("seed", self.seed)
+        check_stop(self.stop)
         object.__setattr__(self, "sizes", sizes)
         object.__setattr__(self, "weights", weights)
         check_count("the samples of an epoch", self.length, below=1 << 40)
@@ -189,6 +193,15 @@ def _groups(values: Int64s) -> Iterator[tuple[int, Int64s | slice]]:
             yield int(values[rows[0]]), rows
 
 
+def check_stop(stop: Any) -> None:
+    """Raise unless it says where an epoch can end: TypeError or ValueError."""
+    if not isinstance(stop, str):
+        check_count("stop", stop, at_least=1, below=1 << 40)
+    elif stop not in _STOPS:
+        what = "stop must be 'first_exhausted', 'all_exhausted' or a number of samples"
+        raise ValueError(f"{what}, got {stop!r}{did_you_mean(stop, _STOPS)}")
+
+
 class _Layout(NamedTuple):
     turns: Int64s  # of each source in an epoch
     num_turns: int
@@ -261,7 +274,6 @@ def _quotas(
     """Return how many turns each source has in an epoch."""
     if isinstance(stop, str):
         return _quotas_of_passes(sizes, weights, stop, block_size)
-    check_count("stop", stop, at_least=1, below=1 << 40)
     num_turns, rest = divmod(int(stop), block_size)
     if rest:
         raise ValueError(f"stop must be a multiple of block_size ({block_size}), got {stop}")
@@ -288,12 +300,8 @@ def _quotas_of_passes(
         exact = blocks[leader] * (weights / weights[leader])
         most: Int64s = np.minimum(np.floor(exact * (1 + _FUZZ)).astype(np.int64), blocks)
         return most
-    if stop == "all_exhausted":
-        blocks = -(-sizes // block_size)
-        leader = int(np.where(drawn, passes, 0).argmax())
-        exact = blocks[leader] * (weights / weights[leader])
-        turns: Int64s = np.ceil(exact * (1 - _FUZZ)).astype(np.int64)
-        return np.maximum(turns, np.where(drawn, blocks, 0))
-    raise ValueError(
-        f"stop must be 'first_exhausted', 'all_exhausted' or a number of samples, got {stop!r}"
-    )
+    blocks = -(-sizes // block_size)
+    leader = int(np.where(drawn, passes, 0).argmax())
+    exact = blocks[leader] * (weights / weights[leader])
+    turns: Int64s = np.ceil(exact * (1 - _FUZZ)).astype(np.int64)
+    return np.maximum(turns, np.where(drawn, blocks, 0))

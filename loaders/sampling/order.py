@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from loaders.checks import whole_number
 from loaders.rng import key64
 from loaders.sampling.permutation import check_positions, permute
 
@@ -88,6 +89,7 @@ class Shuffled:
 
     def __post_init__(self) -> None:
         check_count("n", self.n)
+        whole_number("seed", self.seed)
 
     @property
     def length(self) -> int:
@@ -110,5 +112,4 @@ def order_key(seed: int, epoch: int, purpose: int) -> int:
 
 def check_count(name: str, value: int, *, at_least: int = 0, below: int = 1 << 63) -> None:
     """Refuse a count out of range."""
-    if not at_least <= value < below:
-        raise ValueError(f"{name} must be in [{at_least}, {below}), got {value}")
+    whole_number(name, value, at_least=at_least, below=below)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from loaders.checks import whole_number
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -133,6 +135,5 @@ class Plan:
         return begin + self.rank * share + min(self.rank, rest), share + (self.rank < rest)
 
 
-def _check_range(name: str, value: int, low: int, high: int = 1 << 63) -> None:
-    if not low <= value < high:
-        raise ValueError(f"{name} must be in [{low}, {high}), got {value}")
+def _check_range(name: str, value: int, low: int, high: int | None = None) -> None:
+    whole_number(name, value, at_least=low, below=high)

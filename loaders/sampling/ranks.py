@@ -6,6 +6,7 @@ import os
 
 import torch.distributed as dist
 
+from loaders.checks import whole_number
 from loaders.errors import LoadersError
 
 
@@ -57,7 +58,5 @@ def _alone() -> int:
 
 
 def _check(rank: int, world_size: int) -> None:
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be in [0, {world_size}), got {rank}")
+    whole_number("world_size", world_size, at_least=1)
+    whole_number("rank", rank, at_least=0, below=world_size)

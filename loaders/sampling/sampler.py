@@ -6,12 +6,14 @@ needs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
+from loaders.checks import shown, whole_number
 from loaders.errors import StateError
 from loaders.sampling.batch import IndexBatch, SampleIndex, evaluate, index_batches
 from loaders.sampling.order import Order, Sequential, Shuffled
@@ -19,7 +21,7 @@ from loaders.sampling.plan import Pad, Plan
 from loaders.sampling.ranks import is_distributed, resolve_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sized
+    from collections.abc import Callable, Iterator, Sized
 
 _T = TypeVar("_T")
 _STATE_VERSION = 1
@@ -77,8 +79,9 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         self.start = 0  # where the next iter begins: 0 but for the first one after load_state_dict
         self._pass = _Pass(0)
         self._ranks: tuple[int, int] | None = None
-        if rank is not None and world_size is not None:
-            self._ranks = resolve_rank(rank, world_size)
+        if rank is not None or world_size is not None:  # whatever is wrong with them is said now
+            ranks = resolve_rank(rank, world_size)
+            self._ranks = None if rank is None or world_size is None else ranks
         self._given = (rank, world_size)
         Plan(self.order.length, 1, drop_last=drop_last, pad=pad)  # refuses now, not at iter
 
@@ -114,10 +117,9 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the current one keeps its position."""
-        if epoch < 0:
-            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        epoch = whole_number("epoch", epoch, at_least=0)
         if epoch != self.epoch:
-            self._go_to(int(epoch), 0)
+            self._go_to(epoch, 0)
 
     def state_dict(self) -> dict[str, int | str]:
         """Return where the epoch stands, in primitives, the same on every rank.
@@ -234,6 +236,8 @@ class EpochBatches(BatchSampler):
 
 def check_state(state: Mapping[str, Any], order: Order) -> None:
     """Raise ``StateError``, naming what differs, unless ``state`` belongs to this order."""
+    if not isinstance(state, Mapping):
+        raise StateError(f"a sampler state is what state_dict() returned, got {shown(state)}")
     if state.get("version") != _STATE_VERSION:
         raise StateError(
             f"sampler state has version {state.get('version')!r}, "
@@ -262,7 +266,10 @@ class _Pass:
 
 
 def _as_order(order: Order | SupportsIndex, shuffle: bool | None, seed: int | None) -> Order:
-    if not isinstance(order, SupportsIndex):
+    if isinstance(order, type) or not isinstance(order, SupportsIndex | Order):
+        what = "an order, such as Balanced(labels, num_samples), or a number of samples"
+        raise TypeError(f"order must be {what}, got {shown(order)}")
+    if isinstance(order, Order):
         if shuffle is not None or seed is not None:
             raise ValueError(
                 f"shuffle={shuffle} and seed={seed} go with a number of samples, "

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from loaders.checks import whole_number
 from loaders.rng import uniform
-from loaders.sampling.derived import Derived, digest, frozen_copy
+from loaders.sampling.derived import Derived, as_floats, digest, frozen_copy
 from loaders.sampling.order import CHOICE, PLACES, STRATA, check_count, order_key
 from loaders.sampling.permutation import permute
 
@@ -55,8 +56,9 @@ class Weighted(Derived):
     replacement: bool = True
 
     def __post_init__(self) -> None:
-        weights = frozen_copy(self.weights, "weights").astype(np.float64, copy=False)
+        weights = as_floats(frozen_copy(self.weights, "weights", "[0.5, 2.0, ...]"), "weights")
         _check_weights(weights)
+        whole_number("seed", self.seed)
         check_count("num_samples", self.num_samples, below=1 << 53)  # counted in float64
         if not self.replacement and self.num_samples > (num := np.count_nonzero(weights)):
             raise ValueError(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,8 @@ from loaders.backends import auto
 from loaders.backends.auto import AutoPool, StepWatch, can_fork, waits_for_interpreter
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
+from loaders.backends.subprocess import ChildPool
+from loaders.datasets.samples import collate
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
@@ -56,6 +60,12 @@ def test_the_watch_counts_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         watch.enter()
     assert watch.is_waiting
 
+    for _ in range(11):
+        watch.leave()
+        now = [now[0] + 0.1, now[1] + 0.05, now[2]]
+        watch.enter()
+    assert not watch.is_waiting  # each second of steps is judged by itself
+
 
 class Numbers(Dataset[int]):
     def __getitem__(self, index: int) -> int:
@@ -79,6 +89,7 @@ def served(change_at: int) -> tuple[list[Any], list[str]]:
         pool._watch.is_waiting = num_put >= change_at
         num_put += 1
         put(group)
+        assert num_put - len(results) <= 3 + 1  # one was taken, and is not in the results yet
 
     pool.put = counted  # type: ignore[method-assign]
     batches = OrderedBatches(pool, iter([[i] for i in range(40)]), prefetch_batches=3)
@@ -101,8 +112,61 @@ def test_nothing_is_lost_or_out_of_order_when_it_changes_over(change_at: int) ->
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("change_at", [0, 5])
+def test_threads_have_ended_before_it_forks(
+    monkeypatch: pytest.MonkeyPatch, change_at: int
+) -> None:
+    """A lock that one of them held would stay locked in the child."""
+    alive: list[str] = []
+
+    def fork(*args: Any) -> ChildPool:
+        alive.extend(thread.name for thread in threading.enumerate())
+        return ChildPool(*args)
+
+    monkeypatch.setattr(auto, "ChildPool", fork)
+    served(change_at)
+
+    assert alive
+    assert not [name for name in alive if name.startswith("loaders-")]
+
+
+def test_slots_of_the_child_are_counted_once_there_is_one() -> None:
+    dataset = RAMDataset.from_arrays(x=torch.zeros(4, 100_000, dtype=torch.uint8))
+    pool = AutoPool(Maker(dataset, collate, 1, True, 1), lambda: None)
+    pool._watch.is_waiting = True
+
+    pool.put([[0]])
+    pool.take()
+
+    assert pool.slot_bytes >= 100_000
+    pool.close()
+
+
+def test_epochs_that_are_shorter_than_it_takes_to_decide_are_judged_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the trainer does between two of them, such as an evaluation, is not counted."""
+    now = [0.0, 0.0, 0]
+    monkeypatch.setattr(auto, "_usage", lambda: tuple(now))
+    data = RAMDataset.from_arrays(x=torch.zeros(48, 4))
+    loader = DataLoader(data, 16, num_workers=1, collate_fn=len)
+
+    for _ in range(10):
+        for _batch in loader:
+            now = [now[0] + 0.1, now[1] + 0.05, now[2] + 50]  # three steps in an epoch
+        now = [now[0] + 60, now[1] + 60, now[2]]
+
+    assert loader.backend == "subprocess"
+
+
 def test_where_nothing_can_be_forked_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert can_fork()
+    daemon = multiprocessing.get_context("fork").Process(
+        target=lambda: os._exit(can_fork()), daemon=True
+    )
+    daemon.start()
+    daemon.join(30)
+    assert daemon.exitcode == 0  # it may not have children
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")
 
     assert not can_fork()

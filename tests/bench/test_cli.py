@@ -12,8 +12,8 @@ from loaders.bench.cli import build_parser, main
 from loaders.bench.measure import Config, Result, Run
 from loaders.bench.plot import MissingExtra, plot
 from loaders.bench.sweep import Sweep
-from loaders.loader import usable_cores
 from loaders.tuning import cache_file, read_workers
+from loaders.workers import usable_cores
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
@@ -84,22 +84,57 @@ def test_a_training_step_is_run_on_real_batches(
     assert "with your step:" in out
 
 
-def test_a_folder_of_images_is_told_what_helps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--step", "train"], "not of the form module:name"),
+        (["--step", "tests.bench.constructed:__doc__"], "a str, not a function"),
+        (["--step", "tests.bench.constructed:no_step"], "has no 'no_step'"),
+        (["--plot", "no/such/sweep.png"], "there is no folder 'no/such'"),
+        (["--plot", "sweep.gif"], "must end in .png, .svg, .pdf"),
+        (["--device", "gpu"], "device must be one that torch knows"),
+        (["--seconds", "-1"], "seconds above 0, got '-1'"),
+        (["--workers", "-1"], "a whole number from 0, got '-1'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_would_fail_in_the_end_fails_before_anything_is_measured(
+    packed: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    option: list[str],
+    words: str,
 ) -> None:
-    """Files in memory, and packing at the size of the crop, are tried on a sample."""
+    monkeypatch.setattr("loaders.bench.cli.run_sweep", None)
+    if option[0] == "--plot":
+        pytest.importorskip("matplotlib")
+
+    try:
+        code: Any = main([str(packed), *option])
+    except SystemExit as ended:  # of argparse
+        code = ended.code
+
+    assert code in (1, 2)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("size", "how"), [("64", "at 73 px"), ("256", "as they are")])
+def test_a_folder_of_images_is_told_what_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: str, how: str
+) -> None:
+    """Files in memory, and packing (at the size of the crop, if that is smaller), are tried on a sample."""
     import cv2
 
     rng = np.random.default_rng(0)
     for i in range(6):
         cv2.imwrite(str(tmp_path / f"{i}.jpg"), rng.integers(0, 255, (300, 300, 3), np.uint8))
 
-    assert main([str(tmp_path), *QUICK, "--size", "64", "--workers", "0", "--json"]) == 0
+    assert main([str(tmp_path), *QUICK, "--size", size, "--workers", "0", "--json"]) == 0
 
     done = capsys.readouterr()
-    assert "packing 6 images at 73 pixels" in done.err
+    assert f"packing 6 images {how}" in done.err
     changes = json.loads(done.out)["verdict"]["changes"]
-    assert any("packdata images" in change["what"] for change in changes)
+    assert any(f"pack {how} (packdata images {tmp_path}" in change["what"] for change in changes)
 
 
 def test_recommend_prints_a_line_that_auto_then_uses(

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from loaders.bench import measure
 from loaders.bench.measure import (
     Clock,
     Config,
+    Result,
     Run,
     batch_nbytes,
     end,
@@ -119,6 +121,47 @@ def test_configurations_take_turns_so_that_drift_hits_all_alike() -> None:
     assert order == [0, 1, 2] * 3
     assert [result.rate for result in results] == [104, 105, 106]
     assert results[0].spread == (101, 107)
+
+
+def test_a_summary_has_the_figures_of_all_runs_in_their_units() -> None:
+    waits = [i / 100 for i in range(99, -1, -1)]
+    runs = [
+        Run(10.0, 0.3, waits[:50], 5, 80.0, 2.0, peak_pss_bytes=5),
+        Run(90.0, 0.1, waits[50:], 7, 80.0, 4.0, peak_pss_bytes=9, read_bytes=3),
+        Run(11.0, 0.2, [], 6, 80.0, 3.5, peak_pss_bytes=7, read_bytes=2),
+    ]
+
+    result = Result(Config(2, 4), runs)
+    summary = result.summary()
+
+    assert result.spread == (10, 90)
+    assert summary["samples_per_s"] == 11
+    assert summary["samples_per_s_repeats"] == [10, 90, 11]
+    assert summary["mb_per_s"] == pytest.approx(11 * 20 / 1e6)
+    assert summary["first_batch_s"] == 0.2
+    assert (summary["batch_wait_p50_s"], summary["batch_wait_p99_s"]) == (0.50, 0.99)
+    assert summary["cpu_s_per_1000_samples"] == 3.5
+    assert (summary["peak_pss_bytes"], summary["read_bytes"], summary["num_samples"]) == (9, 3, 18)
+
+
+def test_cpu_time_is_of_a_thousand_samples_and_bytes_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each batch of 10 samples takes 10 ms of a core: a second for a thousand."""
+    totals = iter([100, 130])
+    monkeypatch.setattr(measure, "bytes_read", lambda pids: next(totals))
+
+    def work() -> Iterator[torch.Tensor]:
+        for _ in range(30):
+            end_s = time.thread_time() + 0.01
+            while time.thread_time() < end_s:
+                pass
+            yield torch.zeros(10, 4)
+
+    run = time_loader(work(), seconds=1e9)
+
+    assert 0.7 < run.cpu_s_per_1000 < 3
+    assert run.read_bytes == 30
 
 
 def test_a_configuration_that_fails_does_not_end_the_others() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 from loaders import RAMDataset, ShardDataset
 from loaders.bench import machine, pagecache
-from loaders.bench.measure import Config, num_samples
+from loaders.bench import sweep as sweep_module
+from loaders.bench.measure import Config, num_samples, time_loader
 from loaders.bench.sweep import (
     Limits,
     default_batch_size,
@@ -60,6 +62,7 @@ def test_any_dataset_by_name() -> None:
         ("no_such_module:x", "no module 'no_such_module'"),
         ("tests.bench.constructed:nothing", "has no 'nothing'"),
         ("math:pi", "is a float, not a Dataset"),
+        ("math:sqrt", "cannot be called without arguments .*: name a Dataset, or a function"),
     ],
 )
 def test_what_is_no_dataset_is_named(spec: str, said: str) -> None:
@@ -90,6 +93,17 @@ def test_the_endless_order_serves_each_sample_equally_and_no_draw_twice(n: int) 
 
     assert set(np.bincount(indices, minlength=n)) == {rounds // n}
     assert len({*zip(indices.tolist(), draws.tolist(), strict=True)}) == rounds
+
+
+def test_the_endless_order_is_shuffled_anew_in_each_round_and_cut_anywhere() -> None:
+    order = Endless(5000)
+
+    whole = order.at(0, np.arange(12_000))[0]
+    parts = [order.at(0, np.arange(begin, begin + 3000))[0] for begin in range(0, 12_000, 3000)]
+
+    assert np.array_equal(np.concatenate(parts), whole)
+    assert np.array_equal(np.sort(whole[5000:10_000]), np.arange(5000))
+    assert not np.array_equal(whole[:5000], whole[5000:10_000])
 
 
 def test_worker_counts_double_up_to_the_cores() -> None:
@@ -146,6 +160,38 @@ def test_a_cold_sweep_says_what_stayed_in_the_page_cache(tmp_path: Path) -> None
     assert sweep.cache == "cold"
     assert sweep.results[0].runs
     assert share is None or 0 <= share <= 1
+
+
+@pytest.mark.parametrize("left", [0.04, 0.5])
+def test_a_cold_run_begins_with_files_that_were_dropped_and_a_dataset_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: float
+) -> None:
+    target = load(str(pack_samples(tmp_path / "d", 8)))
+    events: list[str] = []
+    drop, timed, reopen = pagecache.drop, time_loader, target.reopen
+
+    def spy_drop(files: list[Path]) -> bool:
+        assert list(files) == list(target.files)
+        events.append("drop")
+        return drop(files)
+
+    def spy_timed(*args: Any, **options: Any) -> Any:
+        events.append("run")
+        return timed(*args, **options)
+
+    def spy_reopen() -> None:
+        events.append("reopen")
+        reopen()
+
+    monkeypatch.setattr(pagecache, "drop", spy_drop)
+    monkeypatch.setattr(pagecache, "resident_share", lambda files: left)
+    monkeypatch.setattr(sweep_module, "time_loader", spy_timed)
+    monkeypatch.setattr(target, "reopen", spy_reopen)
+    sweep = run_sweep(target, [Config(0, 4)], Limits(0.1, 2), cold=True, progress=False)
+
+    assert events == ["reopen", "drop", "run"] * len(sweep.results[0].runs)
+    said = [note for note in sweep.notes if "stayed in the page cache" in note]
+    assert [note.startswith("cold: 50% of the files") for note in said] == [True] * (left > 0.05)
 
 
 def test_a_sweep_that_cannot_drop_files_says_so() -> None:

@@ -38,6 +38,10 @@ def facts(**changed: Any) -> Facts:
         ({"finish_s": 2e-3}, "finish", "500 samples/s"),
         ({"step_s": 2e-3}, "step", "Change nothing"),
         ({"step_s": 2e-3, "stall_share": 0.01}, "step", "waits for data 1% of the time"),
+        ({"step_s": 1e-3, "transfer_s": 2e-3}, "transfer", "500 samples/s"),
+        ({"step_s": 1e-3, "finish_s": 1e-3}, "step", "it takes 500 samples/s"),
+        ({"num_workers": 1, "gil_s": 8e-4, "rate": 950.0}, "gil", "80% of a sample's CPU time"),
+        ({"num_workers": 1, "gil_s": 6e-4, "rate": 950.0}, "cpu", "1 of 2 cores"),
         ({"rate": 100.0}, "overhead", "No stage explains"),
     ],
 )
@@ -92,6 +96,22 @@ def test_a_step_that_waits_little_is_the_limit_though_loading_alone_is_not_faste
     """What counts is the run: on a busy machine loading alone may look slower than it is."""
     assert judge(facts(step_s=4e-4, stall_share=0.02)).bound == "step"
     assert judge(facts(step_s=4e-4, stall_share=0.5)).bound == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("stall_share", "num_workers", "said"),
+    [
+        (0.01, 2, "Change nothing in loading: the step waits for data 1% of the time."),
+        (0.3, 0, "waits for data 30% of the time: num_workers=1 or more"),
+        (0.3, 2, "waits for data 30% of the time: the two share the cores"),
+    ],
+)
+def test_a_step_that_is_the_limit_and_yet_waits_is_told_what_to_try(
+    stall_share: float, num_workers: int, said: str
+) -> None:
+    run = facts(step_s=2e-3, stall_share=stall_share, num_workers=num_workers)
+
+    assert said in judge(run).sentence
 
 
 def test_a_change_says_whether_its_gain_was_tried() -> None:

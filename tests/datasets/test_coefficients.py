@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -246,6 +247,18 @@ def test_a_scale_serves_smaller_images(folders: dict[str, Path], name: str, side
     for decode in (False, True):
         kept = RAMDataset(folders[name], scale=scale, decode=decode, progress=False)
         assert torch.equal(kept[5].image, wanted)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd is of Linux")
+def test_each_scale_has_a_shared_copy_of_its_own(folders: dict[str, Path]) -> None:
+    both = [
+        RAMDataset(folders["dct"], scale=scale, decode=True, shared=True, progress=False)
+        for scale in (1, 1 / 2)
+    ]
+
+    wide, half = (dataset[5].image for dataset in both)
+    assert torch.equal(wide, decoded("dct", 5))
+    assert wide.shape != half.shape
 
 
 def test_crops_act_on_the_smaller_image(folders: dict[str, Path]) -> None:

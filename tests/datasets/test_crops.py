@@ -14,7 +14,7 @@ import torch
 
 from loaders import DataLoader, Normalize, RAMDataset, ShardDataset, augment, concat
 from loaders.augment import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
-from loaders.datasets.parts import Spans
+from loaders.datasets.parts import PartialRecords, Spans
 from loaders.errors import BatchError, ChecksumError, LoadersError, SampleError, SchemaError
 from loaders.formats import checksums, open_columns
 from loaders.manifest import read_manifest
@@ -368,7 +368,8 @@ def test_a_crop_is_verified_by_what_it_touches_and_no_more(
     """Damage elsewhere in the volume is not read, damage in the crop is found with its place."""
     folder = pack_large(tmp_path / "a", format, varies=varies)
     header = 16 if varies else 0
-    flip_byte(folder, 1, offset_of(10, 200, 5, header))
+    for z in (11, 20):  # right before and right behind
+        flip_byte(folder, 1, offset_of(z, 130, 120, header))
     crop = [CenterCrop((8, 16, 16))]  # slices 12 to 19, rows 120 to 135
 
     elsewhere = ShardDataset(folder, augment=crop)
@@ -400,6 +401,19 @@ def test_each_chunk_is_verified_once_unless_always(tmp_path: Path, format: str) 
     assert (first[0].array != 1).sum() == 1
     with pytest.raises(SampleError, match="the checksum of its bytes"):
         always[0]
+
+
+def test_a_part_that_was_verified_vouches_for_no_other(tmp_path: Path, format: str) -> None:
+    dataset = ShardDataset(pack_large(tmp_path / "a", format))
+    records = PartialRecords(dataset.store, "array")
+    (record,) = records.find(dataset.rows_of(np.array([1])))
+    flip_byte(tmp_path / "a", 1, 5 * checksums.CHUNK_BYTES)
+
+    for chunk in (4, 6):
+        records.verify(records.part(0, 1, record, Spans(chunk * checksums.CHUNK_BYTES, [1], [1])))
+
+    with pytest.raises(ChecksumError, match=f"bytes {5 * checksums.CHUNK_BYTES} to"):
+        records.verify(records.part(0, 1, record, Spans(5 * checksums.CHUNK_BYTES, [1], [1])))
 
 
 def test_the_shape_in_front_of_a_record_is_verified(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import mmap
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+import xxhash
 
 from loaders import RAMDataset, ShardDataset, augment
 from loaders.datasets import arena as arenas
@@ -28,7 +30,7 @@ from loaders.datasets import loading, shared
 from loaders.datasets.arena import Arena, open_sealed
 from loaders.datasets.keeper import Keeper, Name
 from loaders.datasets.loading import ColumnPlan
-from loaders.errors import LoadersError
+from loaders.errors import ChecksumError, LoadersError
 from loaders.schema import Array, Label
 from tests.datasets.sharing import Rank, digest, keepers, names
 from tests.packdata.packing import FIELDS, pack, sample
@@ -245,6 +247,12 @@ def _arena(identity: str) -> Arena:
     return Arena(identity, {"label": plan}, {"label": Label().to_json()})
 
 
+def _half_sealed(arena: Arena) -> int:
+    """Leave its bytes to be changed."""
+    fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return arena.fd
+
+
 def _damaged(arena: Arena) -> int:
     arena._map[40] ^= 1
     return arena.seal()
@@ -255,11 +263,12 @@ def _damaged(arena: Arena) -> int:
     [
         (lambda identity: _damaged(_arena(identity)), "its checksum does not match"),
         (lambda identity: _arena(identity).fd, "not a sealed memory file"),
+        (lambda identity: _half_sealed(_arena(identity)), "not a sealed memory file"),
         (lambda identity: os.memfd_create("x"), "not a sealed memory file"),
         (lambda identity: os.open("/dev/null", os.O_RDONLY), "not a sealed memory file"),
         (lambda identity: _arena("0" * 32).seal(), "is of 0{32}, not of"),
     ],
-    ids=["damaged", "unsealed", "unsealable", "no file", "another"],
+    ids=["damaged", "unsealed", "half sealed", "unsealable", "no file", "another"],
 )
 def test_what_is_no_sealed_copy_of_this_dataset_is_refused(
     folder: Path, make: Any, fault: str
@@ -289,6 +298,66 @@ def test_arrays_that_lie_outside_the_copy_are_refused(folder: Path) -> None:
     os.close(fd)
 
 
+def _forged(columns: dict[str, Any], data: bytes) -> int:
+    """Return a sealed copy whose layout may say anything."""
+    layout = json.dumps({"identity": "f" * 32, "meta": {}, "columns": columns}).encode()
+    preamble = arenas._PREAMBLE.pack(arenas._MAGIC, len(layout), xxhash.xxh3_128_digest(layout))
+    head = preamble + layout
+    fd = os.memfd_create("loaders", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(fd, head.ljust(arenas._whole_pages(len(head)), b"\0") + data)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, arenas._SEALS)
+    return fd
+
+
+@pytest.mark.parametrize("first", [-8, 1, 1 << 40])
+def test_arrays_are_looked_for_in_the_copy_alone(first: int) -> None:
+    columns = {"x": {"rows": 1, "row_nbytes": 8, "arrays": [[8, first]]}}
+    fd = _forged(columns, bytes(8))
+
+    with pytest.raises(LoadersError, match="column 'x' lies outside the shared copy"):
+        open_sealed(fd, "f" * 32)
+
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("starts", "lengths", "is_inside"),
+    [
+        ([0, 90], [10, 10], True),
+        ([0, 90], [10, 11], False),
+        ([0, 101], [10, 0], False),
+        ([-1, 0], [10, 10], False),
+        ([20, 0], [-1, 10], False),
+        ([0, 1 << 62], [10, 1 << 62], False),
+    ],
+)
+def test_records_are_looked_for_in_their_column_alone(
+    starts: list[int], lengths: list[int], is_inside: bool
+) -> None:
+    arrays = [[100, 0], [16, 104], [16, 120]]
+    columns = {"x": {"rows": 2, "row_nbytes": None, "arrays": arrays}}
+    fd = _forged(columns, bytes(104) + np.array([starts, lengths], np.int64).tobytes())
+
+    if is_inside:
+        assert len(open_sealed(fd, "f" * 32).columns["x"].row(1)) == 10
+    else:
+        with pytest.raises(LoadersError, match="records of 'x' lie outside the shared copy"):
+            open_sealed(fd, "f" * 32)
+
+    os.close(fd)
+
+
+def test_a_copy_that_is_shorter_than_its_header_is_refused() -> None:
+    fd = os.memfd_create("loaders", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(fd, b"loaders1")
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, arenas._SEALS)
+
+    with pytest.raises(LoadersError, match="has 8 bytes, less than its header"):
+        open_sealed(fd, "f" * 32)
+
+    os.close(fd)
+
+
 def test_silence_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "SILENCE_S", 0.2)
     loading_ = {"state": "loading", "done": 1, "total": 2, "pid": 1}
@@ -300,7 +369,22 @@ def test_silence_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     impostor.join(30)
 
 
-@pytest.mark.parametrize("data", [b'{"state": "rea', b"[]", b"\xff", b"[" * 9000])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"state": "rea',
+        b"[]",
+        b"\xff",
+        b"[" * 9000,
+        b"{}",
+        b'{"status": "ready"}',
+        b'{"state": ["ready"]}',
+        b'{"state": "loading"}',
+        b'{"state": "loading", "done": 1, "total": "2"}',
+        b'{"state": "failed", "pid": 1}',
+        b'{"state": "failed", "why": 3}',
+    ],
+)
 def test_what_is_no_message_is_an_error_of_ours(data: bytes) -> None:
     """And what came with it is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -312,6 +396,17 @@ def test_what_is_no_message_is_an_error_of_ours(data: bytes) -> None:
         keeping.receive(ours)
 
     assert memfds() == before
+
+
+def test_a_copy_that_is_ready_and_does_not_come_is_an_error(folder: Path) -> None:
+    impostor = _offer(name_of(folder), None, READY)
+
+    with pytest.raises(
+        LoadersError, match=r"process \d+, which .* is ready, and sent none: end it"
+    ):
+        RAMDataset(folder, shared=True, progress=False)
+
+    impostor.join(30)
 
 
 @pytest.mark.parametrize("why", ["plain", "ü" * 4000, "\x01" * 9000, "\udcff" * 4000, "漢" * 9000])
@@ -377,6 +472,21 @@ def test_a_copy_that_cannot_be_opened_is_closed(
     assert memfds() <= before
 
 
+def test_a_failure_to_load_leaves_no_memory(tmp_path: Path) -> None:
+    folder = packed(tmp_path / "a", 4, ["pixels"], format="parquet")
+    path = folder / "shard-00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    gc.collect()  # what other tests left
+    before = memfds()
+
+    with pytest.raises(ChecksumError):
+        RAMDataset(folder, shared=True, progress=False)
+
+    assert memfds() <= before
+
+
 def test_a_fork_while_loading_does_not_prevent_sealing() -> None:
     """A child would have the memory writable too, for as long as it lives."""
     identity = "f" * 32
@@ -400,7 +510,7 @@ def test_a_fork_while_loading_does_not_prevent_sealing() -> None:
 
 def test_seals_hold(folder: Path) -> None:
     dataset = RAMDataset(folder, shared=True, progress=False)
-    (keeper,) = [k for k in keeping.Keeper.living() if k.fd is not None]
+    (keeper,) = [k for k in keeping._keepers if k._thread.is_alive() and k.fd is not None]
     fd = keeper.fd
     assert fd is not None
 
@@ -411,6 +521,9 @@ def test_seals_hold(folder: Path) -> None:
             os.ftruncate(fd, size)
     with pytest.raises(PermissionError):
         mmap.mmap(fd, 4096)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    assert not os.get_inheritable(fd)  # else programs that are started would hold it
     with pytest.raises(ValueError, match="read-only"):
         dataset.store.shard(0).columns["image"].row(0)[0] = 1
 

@@ -36,10 +36,11 @@ def pack(
     dtype: str = "uint16",
     format: Any = "parquet",
     shard_bytes: int = 1 << 20,
+    eod: int | None = None,
 ) -> Path:
     """Write documents as a stream in rows of 16, of which each piece ends with a short one."""
     fields = {
-        "tokens": Tokens(dtype=dtype, row_tokens=ROW),
+        "tokens": Tokens(dtype=dtype, row_tokens=ROW, eod=eod),
         "num_tokens": Array(dtype="int32"),
         "document_ends": Array(dtype="uint16", dims=(None,)),
     }
@@ -275,13 +276,14 @@ def test_the_half_that_is_prefetched_stays_one_when_it_is_copied(
         assert copied.fingerprint == half.fingerprint
 
 
-def test_the_half_shares_the_stream_and_the_plan(folder: Path) -> None:
-    windows = TokenWindows(folder, 20, by="document")
+def test_the_half_shares_the_windows_and_plans_nothing_anew(folder: Path) -> None:
+    windows, documents = TokenWindows(folder, 20), TokenWindows(folder, 20, by="document")
 
-    half = windows.host_half()
+    half: Any = windows.host_half()
 
-    assert half.stream is windows.stream
-    assert half._plan is windows._plan
+    assert half.dataset is windows
+    assert (len(half), half.sample_nbytes) == (len(windows), windows.sample_nbytes)
+    assert documents.host_half() is documents  # made whole at once
 
 
 def test_a_spawned_child_process_serves_the_same_windows(folder: Path) -> None:
@@ -342,6 +344,14 @@ def test_a_padded_tail_keeps_every_token(folder: Path, documents: list[npt.NDArr
     assert torch.equal(batch.tokens[0], windows[0].tokens)
 
 
+def test_a_padded_tail_holds_the_end_of_document_token_where_there_is_one(tmp_path: Path) -> None:
+    ids = np.array([5, 6, 7, 9], np.uint16)
+    windows = TokenWindows(pack(tmp_path / "a", [ids], eod=9), 6, tail="pad")
+
+    assert windows[0].tokens.tolist() == [5, 6, 7, 9, 9, 9]
+    assert windows[0].targets.tolist() == [6, 7, 9, -100, -100, -100]
+
+
 def test_a_span_that_ends_with_a_whole_window_needs_no_padding(folder: Path) -> None:
     windows = TokenWindows(folder, 10, tail="pad", span=(0, 41))
 
@@ -363,6 +373,8 @@ def test_a_padded_window_that_begins_behind_a_gap_has_a_target(folder: Path, sto
     )
     assert windows.num_left_out == max(0, stop - begin - 11)
     num_padded = max(0, begin + 10 - stop)
+    rest = windows[-1].tokens[10 - num_padded :].tolist()
+    assert rest == [0] * num_padded  # and no tokens from behind the span
     assert windows.padding_share == pytest.approx(num_padded / (10 * len(windows)))
 
 
@@ -508,6 +520,9 @@ def check_documents(windows: TokenWindows, documents: Sequence[npt.NDArray[Any]]
         assert bounds[0] == 0
         assert bounds[-1] == n * length
         assert batch.max_seqlen == max(b - a for a, b in itertools.pairwise(bounds))
+        for ids in batch.document_ids.tolist():  # from 0 in each window
+            known = [number for number, _ in itertools.groupby(ids) if number != -1]
+            assert known == list(range(len(known)))
         flat = [values.flatten().tolist() for values in batch[:4]]
         for a, b in itertools.pairwise(bounds):
             tokens, targets, positions, numbers = (values[a:b] for values in flat)

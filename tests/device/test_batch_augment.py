@@ -171,6 +171,51 @@ def test_volumes_are_cropped_and_flipped() -> None:
         assert np.array_equal(found[i].numpy(), augment.cut(volumes[i].numpy(), box, flip))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16])
+def test_volumes_are_those_of_a_float64_reference(dtype: torch.dtype) -> None:
+    """Cropped, mirrored and normalized: numpy slices, and the formula in float64."""
+    volumes = (torch.arange(3 * 2 * 6 * 7 * 8) % 251).to(dtype).view(3, 2, 6, 7, 8)
+    ops: list[Any] = [augment.RandomCrop((3, 4, 5)), augment.RandomFlip()]
+    sizes, indices = np.array([[6, 7, 8]] * 3), np.arange(3)
+    boxes, _, flips = augment.plan(ops, sizes, seed=2, epoch=1, indices=indices)
+    mean, std = np.array([100.0, 90.0]), np.array([40.0, 50.0])
+
+    found = BatchAugment(ops, seed=2, normalize=Normalize(mean.tolist(), std.tolist()))(
+        volumes, indices=indices, epoch=1
+    )
+
+    for i in range(3):
+        at = [slice(first, first + n) for first, n in zip(*np.split(boxes[i], 2), strict=True)]
+        part = volumes[i].numpy().astype(np.float64)[:, *at]
+        want = np.flip(part, tuple(1 + axis for axis in range(3) if flips[i, axis]))
+        column = (2, 1, 1, 1)
+        want = (want - mean.reshape(column)) / std.reshape(column)
+        assert np.abs(found[i].double().numpy() - want).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["train", "cifar", "eval"])
+def test_normalized_images_are_those_of_a_float64_reference(name: str) -> None:
+    """Weights, crop, mirror and formula in float64; half a step of uint8 is 0.01 here."""
+    images = pictures(3, np.uint8, num=4)
+    sizes, indices = np.array([[45, 52]] * 4), np.arange(4)
+    boxes, lengths, flips = augment.plan(OPS[name], sizes, seed=0, epoch=0, indices=indices)
+    module = BatchAugment(OPS[name], normalize=Normalize([128.0] * 3, [50.0] * 3))
+
+    found = module(torch.from_numpy(images).permute(0, 3, 1, 2), indices=indices)
+
+    for i in range(4):
+        is_area = bool((boxes[i, 2:] > 2 * lengths[i]).all())
+        rows, columns = (
+            weights(
+                int(boxes[i, 2 + axis]), int(lengths[i, axis]), is_area, bool(flips[i, axis]),
+                int(boxes[i, axis]), (45, 52)[axis],
+            )
+            for axis in (0, 1)
+        )  # fmt: skip
+        pixels = np.einsum("ih,hwc,jw->cij", rows, images[i].astype(np.float64), columns)
+        assert np.abs(found[i].double().numpy() - (pixels - 128) / 50).max() <= 0.5 / 50 + 1e-4
+
+
 def test_a_sample_is_the_same_in_any_batch() -> None:
     images = torch.from_numpy(pictures(3, np.uint8)).permute(0, 3, 1, 2)
     module = BatchAugment(OPS["train"], seed=1)

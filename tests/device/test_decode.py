@@ -69,6 +69,39 @@ def test_yuv_images_are_those_of_the_codec(size: tuple[int, int]) -> None:
     assert np.array_equal(served.permute(0, 2, 3, 1), wanted)
 
 
+@pytest.mark.parametrize(("channels", "subsampling"), [(3, "420"), (3, "444"), (1, "420")])
+@pytest.mark.parametrize("scale", [1, 1 / 2, 1 / 8])
+def test_dct_images_are_those_of_the_reference(
+    channels: int, subsampling: str, scale: float
+) -> None:
+    """Which is float64, reads the records itself and shares no code: rounded to the nearest."""
+    size = (17, 30)
+    field = Image(size=size, codec="dct", channels=channels, subsampling=subsampling, quality=97)
+    records = [DctCodec(field).encode(image) for image in pictures(1, size, channels)]
+    side, halved = round(8 * scale), channels == 3 and subsampling == "420"
+    wanted = [reference.decode(r, size, channels, halved=halved, side=side) for r in records]
+
+    served = DctFinish.of(field, scale)(host_half(DctCodec(field), records, side))
+
+    assert np.abs(served.permute(0, 2, 3, 1).numpy() - np.stack(wanted)).max() <= 0.501
+
+
+def test_yuv_images_are_those_of_the_reference() -> None:
+    size = (7, 10)
+    rows = np.random.default_rng(0).integers(0, 256, (3, 70 + 2 * 20), np.uint8)
+    small = (4, 5)
+    planes = [
+        [row[:70].reshape(size), row[70:90].reshape(small), row[90:].reshape(small)]
+        for row in rows
+    ]
+    around_0 = [[plane - 128.0 for plane in each] for each in planes]
+    wanted = np.stack([reference.images_of(each, halved=True) for each in around_0])
+
+    served = Yuv420Finish(size)(torch.from_numpy(rows))
+
+    assert np.abs(served.permute(0, 2, 3, 1).numpy() - wanted).max() <= 0.501
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_images_do_not_depend_on_the_threads(num_threads: int) -> None:
     field = Image(size=(200, 264), codec="dct")

@@ -7,13 +7,16 @@ import itertools
 import os
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from loaders import Normalize
 from loaders.device import fused
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KINDS = {torch.uint8: 256, torch.uint16: 1 << 16, torch.int16: 1 << 15}
 SHAPES = [
@@ -87,6 +90,49 @@ def test_kernels_under_the_interpreter() -> None:
         capture_output=True,
         text=True,
         timeout=100,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def compile_all() -> None:
+    """Compile every kernel for a GPU that is not here: the interpreter takes Python that the compiler refuses."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from loaders.device import kernels
+
+    pointers = {"x": "*u8", "out": "*bf16", "rows": "*i64", "mean": "*fp32", "std": "*fp32"}
+    rows = {"x": "*i64", "out": "*i64", "rows": "*i64"}
+    for kernel, types, has_rows, ones in (
+        (kernels.normalize_planes, pointers, True, ["x_pixel", "out_pixel"]),
+        (kernels.normalize_planes, pointers, False, ["x_channel", "out_pixel", "num_blocks"]),
+        (kernels.normalize_interleaved, pointers, True, []),
+        (kernels.normalize_interleaved, pointers, False, ["num_blocks"]),
+        (kernels.gather_rows, rows, True, []),
+    ):
+        # As a launch does it: numbers that are 1 become constants.
+        constants = {"CHANNELS": 3, "HAS_ROWS": has_rows, "BLOCK": kernels.BLOCK}
+        constants |= dict.fromkeys(ones, 1)
+        names = kernel.arg_names
+        constants = {name: value for name, value in constants.items() if name in names}
+        signature = dict.fromkeys(names, "i32") | types | dict.fromkeys(constants, "constexpr")
+        source = ASTSource(kernel, signature=signature, constexprs=constants)
+        for target in (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)):
+            assert "cubin" in triton.compile(source, target=target).asm
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_kernels_compile(tmp_path: Path) -> None:
+    """In a process of its own, with nothing compiled before."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.device.test_kernels import compile_all as f; f()"],
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
 
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment
 from loaders.buffers import FreshMemory
-from loaders.datasets.resident import Resident
+from loaders.datasets.resident import Resident, _check_room
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import page_lock
 from loaders.errors import LoadersError, SchemaError
@@ -223,6 +223,20 @@ def test_a_gpu_serves_the_same(pin: bool, ops: list[Any]) -> None:
         assert same(got[:1], want[:1], within=1 if ops else 0)
         assert same(got[1:], want[1:])
     torch.cuda.synchronize()
+
+
+def test_what_a_device_cannot_hold_is_refused_with_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the one call replaced that asks CUDA for what is free."""
+    device = torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 10**9, 8 * 10**9))
+
+    _check_room(3 * 10**9, device)
+    with pytest.raises(
+        LoadersError, match=r"needs 4 GB of cuda:0, and 3 GB of its 8 GB are free; .*pin=True"
+    ):
+        _check_room(4 * 10**9, device)
 
 
 @pytest.mark.gpu

@@ -420,7 +420,7 @@ def test_a_missing_mask_is_named_with_the_place_it_is_looked_for(tmp_path: Path)
 @pytest.mark.parametrize("option", [{"mask_dtype": "float32"}, {"dtype": "complex64"}])
 def test_dtypes_that_cannot_be_stored_are_refused(tmp_path: Path, option: Any) -> None:
     with pytest.raises(SchemaError, match=r"whole numbers|cannot be stored"):
-        plan_arrays(save(tmp_path / "src", {"a": [1.0]}), **option)
+        make_arrays_plan(save(tmp_path / "src", {"a": [1.0]}), **option)
 
 
 # -- bad files ------------------------------------------------------------------------------------
@@ -579,7 +579,7 @@ class Interrupted(ArraysRecipe):
 def test_an_interrupted_packing_continues_to_the_same_bytes(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {f"{i:02d}": numbers((3, 5, 6), seed=i) for i in range(12)})
     ((_, recipe),) = plan_arrays(src)
-    stopped = Interrupted(recipe.source, recipe.options)
+    stopped = Interrupted(recipe.part, recipe.options)
     options: Any = {"format": "lmdb", "shard_bytes": 400, "workers": 1}
 
     with pytest.raises(KeyboardInterrupt):

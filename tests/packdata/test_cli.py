@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 import pytest
 
+import loaders
 import packdata.cli
 from loaders.manifest import read_manifest
 from loaders.schema import Image, Label
@@ -132,11 +133,85 @@ def test_wrong_usage_is_2_and_makes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_no_command_is_wrong_usage() -> None:
+def test_no_command_is_wrong_usage_and_prints_the_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as caught:
         run()
 
     assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "packdata images photos packed" in err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("--version")
+
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"packdata {loaders.__version__}\n"
+
+
+def test_a_size_of_a_few_bytes_wants_a_unit(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run("images", photos, tmp_path / "out", "--shard-size", "10")
+
+    assert "give a unit, such as 10MB" in capsys.readouterr().err
+
+
+def test_wrong_usage_is_told_before_the_source_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("tables", tmp_path / "nowhere.csv", tmp_path / "out", "--shard-size", "1GB")
+
+    assert caught.value.code == 2
+    assert "shard_bytes must be in" in capsys.readouterr().err
+
+
+def test_a_target_below_a_file_gets_a_message_of_whole_sentences(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    assert run("images", photos, tmp_path / "file/out") == 1
+
+    err = capsys.readouterr().err
+    assert "cannot be packed into (Not a directory). Run the same command again" in err
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_list_without_a_label_says_so_and_label_column_names_one(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    rows = [{"path": f"{('cat', 'dog')[i % 2]}/{i}.jpg", "species": "ab"[i % 2]} for i in range(6)]
+    lines = [f"{row['path']},{row['species']}" for row in rows]
+    text = "\n".join(["path,species", *lines] if suffix == "csv" else map(json.dumps, rows))
+    (photos / f"list.{suffix}").write_text(text)
+    source = photos / f"list.{suffix}"
+
+    assert run("images", source, tmp_path / "text") == 0
+    assert "--label-column NAME takes another (species)" in capsys.readouterr().out
+    assert run("images", source, tmp_path / "label", "--label-column", "species") == 0
+    assert "--label-column" not in capsys.readouterr().out
+    assert run("images", source, tmp_path / "no", "--label-column", "kind") == 1
+
+    assert "it has no column 'kind' for labels" in capsys.readouterr().err
+    assert "label" not in PackedReader(tmp_path / "text").schema.fields
+    labelled = PackedReader(tmp_path / "label")
+    assert labelled.schema.fields["label"] == Label(classes=("a", "b"))
+    assert labelled.column("label").tolist() == [0, 1] * 3
+
+
+def test_a_folder_has_no_column_to_choose(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("images", photos, tmp_path / "out", "--label-column", "species") == 1
+
+    assert "it has no columns" in capsys.readouterr().err
 
 
 def test_an_error_of_the_system_is_1_without_a_traceback(

@@ -18,6 +18,7 @@ from PIL import Image as Pictures
 from loaders.errors import (
     ChecksumError,
     LoadersError,
+    ManifestError,
     PackError,
     SchemaError,
     ShardError,
@@ -196,6 +197,33 @@ def test_info_says_what_is_in_a_dataset(
 # verify and repair
 
 
+def test_info_and_verify_take_a_folder_of_splits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [pack_samples(tmp_path / "all" / name) for name in ("train", "val")]
+
+    assert run("info", tmp_path / "all") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if not line.startswith(" ")] == list(map(str, folders))
+    assert run("verify", tmp_path / "all") == 0
+    assert capsys.readouterr().out.count("all is well") == 2
+    both = run_json(capsys, "info", tmp_path / "all")
+    assert [about["num_samples"] for about in both] == [10, 10]
+
+    (folders[1] / "shard-00000.lmdb").unlink()
+    first, second = run_json(capsys, "verify", tmp_path / "all", status=1)
+
+    assert (first["ok"], second["ok"]) == (True, False)
+
+
+def test_stats_of_a_folder_of_splits_asks_to_choose_one(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        pack_samples(tmp_path / "all" / name)
+
+    with pytest.raises(ManifestError, match="Choose one of its folders: train, val"):
+        run("stats", tmp_path / "all")
+
+
 def test_verify_exits_1_and_names_the_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,6 +274,17 @@ def test_preview_draws_a_sheet(
     assert len(picture.getcolors(1 << 24) or ()) > 500
     assert sheets[0].read_bytes() == sheets[1].read_bytes()
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_sheet_of_another_kind_than_png_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("preview", pack_samples(tmp_path / "p"), "--out", tmp_path / "sheet.jpg")
+
+    assert caught.value.code == 2
+    assert "ends with .png" in capsys.readouterr().err
+    assert entries(tmp_path) == ["p"]
 
 
 def test_preview_shows_what_cannot_be_decoded(tmp_path: Path) -> None:
@@ -361,9 +400,15 @@ def test_stats_count_nan_and_write_json_without_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = np.array([[1, np.nan], [3, np.inf], [np.nan, np.nan]], np.float32)
-    fields = {"pair": Array(dims=(2,)), "none": Array(dims=(None,)), "flag": Array(dtype="bool")}
+    fields = {
+        "pair": Array(dims=(2,)),
+        "none": Array(dims=(None,)),
+        "unknown": Array(dims=(None,)),
+        "flag": Array(dtype="bool"),
+    }
+    empty, unknown = np.empty(0, np.float32), np.array([np.nan], np.float32)
     rows = [
-        {"pair": row, "none": np.empty(0, np.float32), "flag": i > 0}
+        {"pair": row, "none": empty, "unknown": unknown, "flag": i > 0}
         for i, row in enumerate(values)
     ]
     folder = pack(tmp_path / "a", fields, rows)
@@ -375,7 +420,8 @@ def test_stats_count_nan_and_write_json_without_it(
         1.0,
         "inf",
     )
-    assert found["none"]["mean"] is None
+    assert (found["none"]["num_nan"], found["none"]["mean"]) == (0, None)
+    assert (found["unknown"]["num_nan"], found["unknown"]["mean"]) == (3, None)
     assert found["flag"]["mean"] == pytest.approx(2 / 3)
     assert run("stats", folder) == 0
 
@@ -419,6 +465,22 @@ def test_append_adds_shards_after_its_own(
     assert verify(dst).ok
     assert read_manifest(dst).provenance["appended"][0]["name"] == "b"
     assert entries(dst) == ["manifest.json", *names]
+
+
+def test_append_to_what_is_no_dataset_says_what_is_there_and_touches_nothing(
+    tmp_path: Path,
+) -> None:
+    source = pack_samples(tmp_path / "p")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/notes.txt").write_text("mine")
+
+    with pytest.raises(ManifestError, match=r"plain: .* it is not a packed dataset"):
+        run("append", tmp_path / "plain", source)
+    with pytest.raises(ManifestError, match="nowhere: there is no such folder"):
+        run("append", tmp_path / "nowhere", source)
+
+    assert entries(tmp_path) == ["p", "plain"]
+    assert entries(tmp_path / "plain") == ["notes.txt"]
 
 
 def test_shards_are_copied_where_links_do_not_work(
@@ -1112,12 +1174,12 @@ def test_progress_is_a_line_now_and_then_where_nobody_watches(
 
 
 def test_sizes_have_units() -> None:
-    assert [parse_size(text) for text in ("1", "2K", "3 MiB", "0.5gb")] == [
+    assert [parse_size(text) for text in ("1B", "2K", "3 MiB", "0.5gb")] == [
         1,
         2048,
         3 << 20,
         1 << 29,
     ]
-    for text in ("", "x", "-1", "0", "1PB"):
+    for text in ("", "x", "-1", "0", "1PB", "1", "64"):
         with pytest.raises(argparse.ArgumentTypeError):
             parse_size(text)

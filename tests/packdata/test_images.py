@@ -21,6 +21,7 @@ from loaders.errors import LoadersError, SchemaError, SourceError
 from loaders.manifest import Manifest, publish_manifest
 from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
 from packdata.images import ImagesRecipe, plan_images
+from packdata.images_plan import make_images_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +50,7 @@ def turned(orientation: int = 6) -> PIL.Image.Exif:
 
 
 def plan(src: Path, **options: Any) -> ImagesRecipe:
-    ((split, recipe),) = plan_images(src, **options)
+    ((split, recipe),) = make_images_plan(src, **options).parts
     assert split == ""
     return recipe
 
@@ -490,7 +491,7 @@ class TestMasks:
             save(tmp_path / f"images/{split}/a.png", photo(4, 4))
             save(tmp_path / f"masks/{split}/a.png", np.full((4, 4), value, np.uint8))
 
-        recipes = plan_images(tmp_path / "images", masks=tmp_path / "masks")
+        recipes = make_images_plan(tmp_path / "images", masks=tmp_path / "masks").parts
 
         assert [int(only(recipe)["mask"].max()) for _, recipe in recipes] == [1, 2]
 
@@ -647,6 +648,22 @@ class TestDeterminism:
         text = json.dumps(recipe.provenance)
         assert str(tmp_path) not in text
         assert '"photos"' in text
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet"])
+def test_a_mask_that_changes_after_listing_is_noticed(tmp_path: Path, kind: str) -> None:
+    src = tmp_path / "images"
+    data = save(src / "a.png", photo(4, 4))
+    if kind == "parquet":
+        src = tmp_path / "images.parquet"
+        pq.write_table(pa.table({"image": [data], "key": ["a"]}), src)
+    save(tmp_path / "masks/a.png", np.zeros((4, 4), np.uint8))
+    plan = make_images_plan(src, masks=tmp_path / "masks")
+    assert plan.is_unchanged()
+
+    save(tmp_path / "masks/a.png", np.eye(4, dtype=np.uint8))
+
+    assert not plan.is_unchanged()
 
 
 def test_every_error_is_ours(tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from loaders.errors import PackError, SourceError
 from loaders.formats import read_back
 from loaders.manifest import publish_manifest, read_manifest
-from packdata import target
+from loaders.schema import Array
+from packdata import Writer, target
 from packdata.engine import pack_recipe, pack_recipes
 from packdata.journal import LOCK_NAME, TargetLock
 from packdata.progress import Quiet
@@ -241,6 +243,39 @@ def test_ctrl_c_ends_at_once_and_the_next_run_continues(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------ kills
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_each_step_is_on_disk_before_the_next_relies_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
+) -> None:
+    """What a machine that loses power finds: no name without its bytes, no journal line without its shard."""
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def spy_fsync(fd: int) -> None:
+        steps.append(f"sync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
+        fsync(fd)
+
+    def spy_replace(source: Path, target: Path) -> None:
+        steps.append(f"rename to {target.name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "replace", spy_replace)
+    fields = {"x": Array(dtype="int64", dims=(None,))}
+
+    with Writer(tmp_path / "dst", fields, format=format, shard_bytes=1 << 12) as writer:
+        for _ in range(2):
+            writer.add(x=np.arange(600))
+
+    shards = [f"shard-00000.{format}", f"shard-00001.{format}"]
+    begun = ["sync journal.jsonl.tmp", "rename to journal.jsonl", f"sync {PACKING_NAME}"]
+    written = [[f"sync {shard}", "sync shards", "sync journal.jsonl"] for shard in shards]
+    ended = ["sync journal.jsonl"] * 2
+    moved = [*(f"rename to {shard}" for shard in shards), "sync dst", f"sync {tmp_path.name}"]
+    published = ["sync manifest.json.tmp", "rename to manifest.json", "sync dst"]
+    assert steps == [*begun, *written[0], *written[1], *ended, *moved, *published]
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import threading
 
+import pytest
+
 from packdata.progress import Bar, Lines, Quiet, progress_on
 
 
@@ -56,6 +58,9 @@ def test_a_terminal_gets_a_bar_and_no_thread_stays() -> None:
     assert threading.active_count() == before
 
 
-def test_closing_without_a_start_is_fine() -> None:
-    for progress in (Quiet(), Bar(Terminal()), progress_on(io.StringIO())):
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_closing_without_a_start_prints_nothing(stream: io.StringIO) -> None:
+    for progress in (Quiet(), progress_on(stream)):
         progress.close()
+
+    assert stream.getvalue() == ""

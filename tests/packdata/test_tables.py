@@ -432,6 +432,17 @@ def test_stats_are_taken_column_by_column(tmp_path: Path) -> None:
     assert cut["num_unknown"] == 0
 
 
+def test_shards_of_tables_have_a_size_of_their_own_unless_another_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "t.csv"
+    source.write_text("a\n" + "1\n" * 1000)
+    monkeypatch.setattr("packdata.tables.pack.TABLE_SHARD_BYTES", 1000)
+
+    assert pack_tables(source, tmp_path / "usual").shards > 1
+    assert pack_tables(source, tmp_path / "asked", shard_bytes=1 << 20).shards == 1
+
+
 def test_pandas_and_duckdb_read_the_shards(tmp_path: Path) -> None:
     table = frame()
     reader = pack(table, tmp_path)

@@ -120,6 +120,7 @@ def test_the_first_bad_value_in_the_order_of_the_file_is_named(
 ) -> None:
     for module in ("delimited", "jsonl"):
         monkeypatch.setattr(f"packdata.tables.{module}.PART_BYTES", 50)
+    monkeypatch.setattr("packdata.tables.arrow._BATCH_ROWS", 2)
     values = np.arange(300.0)
     values[[123, 250]] = np.nan
     table, path = pa.table({"a": pa.array(values, from_pandas=True)}), tmp_path / f"t{suffix}"
@@ -424,14 +425,14 @@ def test_types_of_parquet_become_numbers_and_categories(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_between_the_passes_is_noticed(tmp_path: Path) -> None:
     from loaders.errors import PackError
-    from packdata.tables import pack_job
+    from packdata.plan import pack_plan
 
     source = write(tmp_path, "a\n1\n2\n")
     job = plan_tables([source])
     write(tmp_path, "a\n1\n3\n4\n")
 
     with pytest.raises(PackError, match="the source changed"):
-        pack_job(job, tmp_path / "out")
+        pack_plan(job, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

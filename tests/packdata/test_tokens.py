@@ -126,7 +126,7 @@ def test_a_folder_is_read_in_order_of_names_and_tells_what_it_passed_over(tmp_pa
     plan = make_plan(tmp_path / "src")
 
     assert texts(pack(tmp_path / "src", tmp_path / "p")) == ["a/b.txt.gz", "a/z.md", "b.txt"]
-    assert plan.notes == ["passed over: 1 .png"]
+    assert plan.notes() == ["passed over: 1 .png"]
 
 
 def compress(data: bytes, how: str) -> bytes:
@@ -329,7 +329,7 @@ def test_empty_documents_have_no_tokens_and_empty_files_are_told(tmp_path: Path)
     summary = pack_tokens(tmp_path / "src", tmp_path / "p")
 
     assert texts(tmp_path / "p") == ["b"]
-    assert summary.notes == ("empty: a.txt",)
+    assert summary.notes == ("1 token in 1 document", "empty: a.txt")
     (tmp_path / "src/b.txt").unlink()
     with pytest.raises(SourceError, match="nothing in the files"):
         pack_tokens(tmp_path / "src", tmp_path / "q")
@@ -525,12 +525,20 @@ def test_arrays_that_are_no_ids_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "limit"), [(70_000, 65_536), (65_536, 65_536), (-1, 65_536), (300, 300)]
+    ("bad", "limit", "dtype"),
+    [
+        (70_000, 65_536, "int64"),
+        (65_536, 65_536, "int64"),
+        (-1, 65_536, "int64"),
+        (300, 300, "int64"),
+        (65_535, 65_535, "uint16"),
+        (255, 255, "uint8"),
+    ],
 )
 def test_an_id_that_does_not_fit_is_an_error_that_names_file_and_position(
-    tmp_path: Path, bad: int, limit: int
+    tmp_path: Path, bad: int, limit: int, dtype: str
 ) -> None:
-    ids = np.arange(200)
+    ids = np.arange(200, dtype=dtype)
     ids[123] = bad
     np.save(tmp_path / "a.npy", ids)
 
@@ -827,7 +835,7 @@ def test_overwriting_leaves_no_tokenizer_of_the_old_dataset(tmp_path: Path, bpe:
 
 
 def test_a_source_that_changed_since_it_was_listed_is_not_published(tmp_path: Path) -> None:
-    from packdata.tokens.plan import pack_plan
+    from packdata.plan import pack_plan
 
     source = write(tmp_path / "a.txt", "before")
     plan = make_plan(source)
@@ -838,6 +846,49 @@ def test_a_source_that_changed_since_it_was_listed_is_not_published(tmp_path: Pa
 
 
 # -- the command -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["parquet", "lmdb"])
+def test_the_summary_counts_both_parts_of_a_division_with_tokens_and_documents(
+    tmp_path: Path, format: Any
+) -> None:
+    source = write(tmp_path / "a.txt", "\n".join(WORDS))
+    options = TokenOptions(documents="line", val_share=0.5, row_tokens=10)
+
+    summary = pack_tokens(source, tmp_path / "p", options, format=format)
+
+    parts = {name: documents(tmp_path / "p" / name) for name in ("train", "val")}
+    assert summary.samples == sum(dataset.samples for dataset in summary.datasets)
+    assert list(summary.notes) == [
+        f"{name}: {sum(map(len, part)):,} tokens in {len(part)} documents"
+        for name, part in parts.items()
+    ]
+
+
+def test_a_document_of_ids_that_nothing_ends_is_counted(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.bin", np.array([1, 2, 0, 3, 4, 5], "<u2").tobytes())
+
+    ended = pack_tokens(source, tmp_path / "p", TokenOptions(eod=5))
+    opened = pack_tokens(source, tmp_path / "q", TokenOptions(eod=0))
+
+    assert ended.notes == ("6 tokens in 1 document",)
+    assert opened.notes == ("6 tokens in 2 documents",)
+
+
+def test_one_document_cannot_be_divided_and_the_error_says_what_can(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", "one\ntwo")
+
+    with pytest.raises(SourceError, match=r"it is one document.*--documents line"):
+        pack(source, tmp_path / "p", val_share=0.5)
+
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_part_without_a_document_is_named_with_what_to_change(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", "one\ntwo\none")
+
+    with pytest.raises(PackError, match=r"'val' holds no sample.*another --val-share or --seed"):
+        pack(source, tmp_path / "p", documents="line", val_share=1e-6)
 
 
 def test_the_command_packs_and_tells_what_it_did(

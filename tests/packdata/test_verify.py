@@ -22,10 +22,12 @@ from hypothesis import strategies as st
 from loaders.errors import LoadersError, ManifestError, PackError, ShardError
 from loaders.formats import lmdb, open_checksums, open_columns
 from loaders.manifest import MANIFEST_NAME, Manifest, publish_manifest, read_manifest
-from loaders.schema import Image, Label, Schema, Text
+from loaders.schema import Array, Field, Image, Label, Schema, Text
+from packdata.journal import LOCK_NAME, TargetLock
 from packdata.readback import ReadBack
 from packdata.reader import PackedReader
 from packdata.repair import repair
+from packdata.target import PACKING_NAME
 from packdata.verify import Fault, Report, verify
 from tests.packdata.packing import CLASSES, pack, pack_samples, sample
 
@@ -162,6 +164,22 @@ def test_cut_extended_swapped_and_missing_shards(
     for file in files[9:11]:
         what = faults_of(report, file)[0].what
         assert "xxh3-128" in what or "bytes, the manifest says" in what
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_each_large_row_is_told_apart(tmp_path: Path, format: str) -> None:
+    """They are hashed one by one; damaged neighbours are one finding."""
+    rows = [np.random.default_rng(i).integers(0, 256, 20_000, np.uint8) for i in range(6)]
+    fields: dict[str, Field] = {"x": Array(dtype="uint8", dims=(20_000,))}
+    folder = pack(tmp_path / "a", fields, [{"x": row} for row in rows], format=format, per_shard=6)
+    (info,) = read_manifest(folder).shards
+    content = (folder / info.file).read_bytes()
+    for bad in (1, 2, 5):
+        flip(folder / info.file, content.index(rows[bad].tobytes()) + 9)
+
+    faults = verify(folder).faults
+
+    assert [fault.rows for fault in faults if fault.field == "x"] == [(1, 2), (5, 5)]
 
 
 def test_quick_finds_what_changed_but_not_where(tmp_path: Path) -> None:
@@ -662,6 +680,43 @@ def test_repair_restores_what_is_damaged_and_only_that(tmp_path: Path, format: s
     report = verify(folder)
     assert report.ok
     assert report.notes == ()
+
+
+def test_a_restored_shard_is_on_disk_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pack_samples(tmp_path / "a", 8)
+    shutil.copytree(folder, tmp_path / "copy")
+    name = read_manifest(folder).shards[1].file
+    flip(folder / name, 9000)
+    steps: list[str] = []
+    fsync, rename = os.fsync, os.replace
+
+    def spy_fsync(fd: int) -> None:
+        steps.append(f"sync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
+        fsync(fd)
+
+    def spy_replace(source: Path, target: Path) -> None:
+        steps.append(f"rename to {target.name}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "replace", spy_replace)
+    repair(folder, tmp_path / "copy")
+
+    assert steps == [f"sync {name}.tmp", f"rename to {name}", "sync a"]
+
+
+def test_repair_waits_for_no_packing(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 8)
+    shutil.copytree(folder, tmp_path / "copy")
+    (folder / PACKING_NAME).mkdir()
+    lock = TargetLock(folder / PACKING_NAME / LOCK_NAME)
+
+    with pytest.raises(PackError, match=f"process {os.getpid()} is packing into it"):
+        repair(folder, tmp_path / "copy")
+
+    lock.release()
 
 
 def test_repair_goes_on_past_a_shard_that_the_copy_lacks(tmp_path: Path) -> None:

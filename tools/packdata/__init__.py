@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from packdata.arrays_plan import pack_arrays
     from packdata.engine import Summary, pack_recipe, pack_recipes
-    from packdata.plan import pack_images
+    from packdata.images_plan import pack_images
     from packdata.recipe import Block, Recipe, Records, Target
     from packdata.tables import pack_tables
     from packdata.writer import Writer, pack
@@ -41,7 +41,7 @@ _HOMES = {
     "Writer": "writer",
     "pack": "writer",
     "pack_arrays": "arrays_plan",
-    "pack_images": "plan",
+    "pack_images": "images_plan",
     "pack_recipe": "engine",
     "pack_recipes": "engine",
     "pack_tables": "tables",

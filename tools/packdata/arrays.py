@@ -7,7 +7,6 @@ included, unless ``dtype`` converts them, and then each has to fit.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,133 +14,59 @@ import numpy.typing as npt
 
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
-from loaders.schema import Array, Field, Schema, Text
-from packdata.array_files import ArrayFiles, ArrayOptions, Axes, Channels
-from packdata.labels import LABEL, LabelField, label_fields
+from loaders.schema import Array, Text
+from packdata.array_files import ArrayFiles, ArrayOptions, Axes
+from packdata.files_recipe import FilesRecipe
+from packdata.parts import open_parts
 from packdata.recipe import Target
-from packdata.sources import Item, MaskFolder, Source, find_splits, open_source
 from packdata.sources.base import ARRAYS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from packdata.parts import Part, SourceOptions
+    from packdata.sources import Item
 
 ARRAY, MASK = "array", "mask"
 
 
 def plan_arrays(
-    src: Path | str,
-    *,
-    dtype: str | None = None,
-    mask_dtype: str | None = None,
-    channels: Channels | None = None,
-    array: str | None = None,
-    mask_array: str | None = None,
-    masks: Path | str | None = None,
-    classes: Sequence[str] | Path | str | None = None,
-    array_column: str | None = None,
-    mask_column: str | None = None,
+    src: Path | str, options: ArrayOptions | None = None, source: SourceOptions | None = None
 ) -> list[tuple[str, ArraysRecipe]]:
     """Return a recipe for each split of a source, named ``""`` if it has no splits.
 
     Args:
         src: A folder of ``.npy`` and ``.npz`` files, or of one folder per class; a ``.csv``,
             ``.tsv`` or ``.jsonl`` list of such files; or a folder of splits.
-        dtype: To store; None for that of the files, which must then have one.
-        mask_dtype: The same for masks, a type of whole numbers.
-        channels: Where the files have their channels; see ``Axes``.
-        array: The name of the array in an ``.npz`` that holds several.
-        mask_array: The name of the mask in an ``.npz``; without ``masks``, in the array's.
-        masks: A folder with one mask for each array, of the same relative name; below it a folder
-            for each split, if there are splits.
-        classes: What fixes the class numbers: names, a file with one a line, or a packed dataset.
-        array_column: The column of paths, where the source is a list.
-        mask_column: The column of masks there.
+        options: What becomes of each array.
+        source: What is said of the source.
 
     Raises:
         SourceError: The source cannot be listed, or no array in it can be read.
         SchemaError: The options contradict each other or the files.
     """
-    options = ArrayOptions(
-        dtype=dtype, mask_dtype=mask_dtype, channels=channels, array=array, mask_array=mask_array
-    )
-    splits = find_splits(src) or {"": Path(src)}
-    columns = {"image_column": array_column, "mask_column": mask_column}
-    sources = {s: open_source(path, kind=ARRAYS, **columns) for s, path in splits.items()}
-    labels = label_fields(sources, classes)
-    return [
-        (split, ArraysRecipe(source, options, labels[split], _masks_of(masks, split)))
-        for split, source in sources.items()
-    ]
+    options = options or ArrayOptions()
+    return [(part.split, ArraysRecipe(part, options)) for part in open_parts(src, source, ARRAYS)]
 
 
-def _masks_of(masks: Path | str | None, split: str) -> MaskFolder | None:
-    if masks is None:
-        return None
-    inside = Path(masks) / split
-    return MaskFolder(inside if inside.is_dir() else Path(masks), ARRAYS)
-
-
-class ArraysRecipe:
+class ArraysRecipe(FilesRecipe[ArrayOptions]):
     """Turns each array of a source into one sample; a ``packdata.recipe.Recipe``.
 
     Fields: ``array``, ``label`` and the other columns of the source, ``mask`` if there are masks,
     and ``key``. One instance serves all threads.
-
-    Args:
-        source: Where the arrays come from.
-        options: What becomes of them.
-        labels: The fields of the source's columns.
-        masks: Where the masks are; None to take those of the source, if it has any.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        options: ArrayOptions,
-        labels: Sequence[LabelField] = (),
-        masks: MaskFolder | None = None,
-    ) -> None:
-        self.source, self.options, self.files = source, options, ArrayFiles(source, options, masks)
-        self._labels = tuple(labels)
+    command = "arrays"
+
+    def __init__(self, part: Part, options: ArrayOptions) -> None:
+        super().__init__(part, options)
+        self.files = ArrayFiles(part.source, options, part.masks)
         listing = _Listing(self.files)
         self.axes, self.num_bytes = listing.axes, listing.num_bytes
         self._fields: dict[str, Array] = listing.fields()
         self._codecs = {name: codec_for(field) for name, field in self._fields.items()}
         self._key_codec = codec_for(Text())
-        self.targets: Sequence[Target] = [Target("", self._schema())]
-        self.identity: Mapping[str, Any] = {
-            "recipe": "arrays",
-            "source": source.identity,
-            "options": options.to_json(),
-            "masks": masks and masks.identity,
-            "schemas": [target.schema.to_json() for target in self.targets],
-        }
-        self.provenance: Mapping[str, Any] = {
-            "recipe": "arrays",
-            "source": source.name,
-            "kind": source.kind,
-            "masks": masks and masks.root.name,
-            **options.to_json(),
-        }
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def _schema(self) -> Schema:
-        fields: dict[str, Field] = dict(self._fields)
-        fields |= {label.name: label.field for label in self._labels}
-        fields["key"] = Text()
-        first = [name for name in (ARRAY, LABEL, MASK) if name in fields]
-        rest = [name for name in fields if name not in first]
-        return Schema({name: fields[name] for name in first + rest}, tuple(first))
-
-    def items(self, start: int = 0) -> Iterator[Item]:
-        """Yield the items of the source from number ``start`` on."""
-        return self.source.items(start)
-
-    def name(self, item: Item) -> str:
-        """Return the place of an item."""
-        return item.where
+        self._set_targets([Target("", self._schema(self._fields, {"key": Text()}))])
 
     def encode(self, item: Item) -> list[dict[str, bytes]]:
         """Return the records of an item.
@@ -154,7 +79,7 @@ class ArraysRecipe:
         if len(shape) != self.axes.num:
             what = f"it has {len(shape)} axes {shape}, the first array {self.axes.num}"
             raise SourceError(what, item.where, "Pack arrays of each kind by themselves")
-        records = {label.name: label.encode(item) for label in self._labels}
+        records = {label.name: label.encode(item) for label in self.labels}
         records["key"] = self._key_codec.encode(item.key)
         array = self.axes.arrange(self.files.read_array(item))
         records[ARRAY] = self._encode(ARRAY, array, item.where)

@@ -7,13 +7,14 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from loaders import __version__
 from loaders.errors import LoadersError
 from packdata.commands import COMMANDS, arrays, images, tables, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_DONE, _BAD_DATA, _INTERRUPTED = 0, 1, 130  # beside argparse's 2, and a command's own 3
+_DONE, _BAD_DATA, _WRONG_USAGE, _INTERRUPTED = 0, 1, 2, 130  # beside a command's own 3
 
 _DESCRIPTION = """\
 Pack images, tokens, tables and arrays into shards that the Python package 'loaders' serves,
@@ -39,7 +40,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.set_defaults(run=lambda _: parser.exit(_WRONG_USAGE, parser.format_help()))
+    subparsers = parser.add_subparsers(metavar="COMMAND")
     for command in (images, tokens, tables, arrays, *COMMANDS):
         command.add_parser(subparsers)
     return parser

@@ -12,6 +12,7 @@ import numpy as np
 
 from loaders.errors import PackError, SchemaError, ShardError
 from loaders.formats import hash_file
+from loaders.manifest import read_manifest
 from packdata.compare import key_hashes, schema_differences
 from packdata.reader import PackedReader
 from packdata.rewrite import Staging, check_target, origin
@@ -61,6 +62,7 @@ def append(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True)
         SchemaError: They differ in fields or classes, or share a key.
         PackError: The target cannot be written.
     """
+    read_manifest(dst)  # says what is there instead, before anything is touched
     with Staging(dst, extend=True) as staging:
         grown = PackedReader(dst)
         added = [PackedReader(path) for path in sources]

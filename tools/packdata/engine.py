@@ -36,8 +36,10 @@ from packdata.target import PACKER, REJECTED_NAME, Packing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Unpack
 
     from packdata.recipe import Recipe, Records
+    from packdata.settings import PackSettings
 
 OnError = Literal["fail", "skip"]
 _SHOWN_REJECTS = 10
@@ -55,7 +57,7 @@ class PackedDataset:
     fingerprint: str
 
     def __str__(self) -> str:
-        counts = f"{_count(self.samples, 'sample')}, {_count(self.shards, 'shard')}"
+        counts = f"{counted(self.samples, 'sample')}, {counted(self.shards, 'shard')}"
         return f"{self.folder or '.'}: {counts}, {describe_size(self.bytes)}"
 
 
@@ -93,8 +95,8 @@ class Summary:
     def __str__(self) -> str:
         rate = f"{self.seconds:.1f} s, {self.samples_per_s:,.0f}/s"
         lines = [
-            f"packed {_count(self.samples, 'sample')} into {self.dst}: "
-            f"{_count(self.shards, 'shard')}, {describe_size(self.bytes)} ({rate})"
+            f"packed {counted(self.samples, 'sample')} into {self.dst}: "
+            f"{counted(self.shards, 'shard')}, {describe_size(self.bytes)} ({rate})"
         ]
         if len(self.datasets) > 1:
             lines += [f"  {dataset}" for dataset in self.datasets]
@@ -110,7 +112,8 @@ class Summary:
             yield f"  and {len(self.rejected) - _SHOWN_REJECTS:,} more"
 
 
-def _count(n: int, what: str) -> str:
+def counted(n: int, what: str) -> str:
+    """Return a number and what it counts, in the plural where it is not 1."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
@@ -148,27 +151,10 @@ def _nbytes(records: Records | Block) -> int:
 
 
 def pack_recipe(
-    recipe: Recipe,
-    dst: Path | str,
-    *,
-    format: Format,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    overwrite: bool = False,
-    progress: Progress | None = None,
+    recipe: Recipe, dst: Path | str, *, format: Format, **settings: Unpack[PackSettings]
 ) -> Summary:
     """Pack what one recipe makes; see ``pack_recipes``."""
-    return pack_recipes(
-        [("", recipe)],
-        dst,
-        format=format,
-        shard_bytes=shard_bytes,
-        workers=workers,
-        on_error=on_error,
-        overwrite=overwrite,
-        progress=progress,
-    )
+    return pack_recipes([("", recipe)], dst, format=format, **settings)
 
 
 def pack_recipes(
@@ -258,7 +244,7 @@ class _Run:
                 notes.append("all was packed earlier, and is published now")
             else:
                 self._pack(packing, notes)
-            firsts = [target_folders(part, recipe)[0] for part, recipe in self.parts]
+            firsts = [f for part, recipe in self.parts for f in _counted_folders(part, recipe)]
             return summarize(packing, firsts, time.monotonic() - began, self.num_encoded, notes)
 
     def _plan(self) -> dict[str, Any]:
@@ -288,15 +274,19 @@ class _Run:
             of_all = "" if total is None else f" of {total:,}"
             notes.append(f"continued: {earlier:,}{of_all} samples were packed earlier")
         self.num_rejected = sum(len(r) for r in packing.state.rejects.values())
+        is_unchanged = False
         try:
             self.progress.start(total, earlier)
             with one_opencv_thread():
                 for packer in packers:
                     packer.stage_files()
                     packer.pack()
+                    if packer is packers[-1]:
+                        is_unchanged = self.is_unchanged()  # its last shard is being written
+                    packer.end()
         finally:
             self.progress.close()
-        if not self.is_unchanged():
+        if not is_unchanged:
             hint = "Start anew with --overwrite; nothing was published"
             raise PackError("the source changed while it was packed", self.dst, hint)
         packing.publish({f: c for packer in packers for f, c in packer.contents()})
@@ -315,6 +305,12 @@ def target_folders(part: str, recipe: Recipe) -> list[str]:
     return ["/".join(filter(None, (part, target.folder))) for target in recipe.targets]
 
 
+def _counted_folders(part: str, recipe: Recipe) -> list[str]:
+    """Return the folders that hold each sample once between them."""
+    folders = target_folders(part, recipe)
+    return folders if getattr(recipe, "divides", False) else folders[:1]
+
+
 class _PartPacker:
     """Packs one part: its items in order, from where its shards end."""
 
@@ -325,6 +321,7 @@ class _PartPacker:
         self.is_ended = part in state.ended
         # The item and its row at which each target goes on.
         self._reached = [(state.items.get(f, 0), state.rows.get(f, 0)) for f in self.folders]
+        self._earlier_end = max(self._reached)
         self.start = state.ended.get(part, min(self._reached)[0])
         self._expected = {
             r.number: r for r in state.rejects.get(part, []) if r.number >= self.start
@@ -361,21 +358,27 @@ class _PartPacker:
             self.packing.stage_files(folder, target.files)
 
     def pack(self) -> None:
-        """Pack what is left of the part."""
+        """Pack what is left of the part; its last shard may still be on its way to the disk."""
         if not self.is_ended:
             self._encode_all()
-            self._finish()
-        if not all(self.packing.state.shards.get(folder) for folder in self.folders):
-            where = f"{self.part!r} holds " if self.part else ""
+            self._cut_rest()
+
+    def end(self) -> None:
+        """Return once the part is on disk; PackError if there is nothing of it."""
+        if not self.is_ended:
+            self.packing.end_part(self.part, len(self.recipe), self._rejects)
+        empty = [f for f in self.folders if not self.packing.state.shards.get(f)]
+        if empty:
+            where = f"{empty[0]!r} holds " if empty[0] else ""
             raise PackError(
                 f"{where}no sample that could be packed", self.options.dst, self._why_none()
             )
 
     def _why_none(self) -> str:
         rejects = self.packing.state.rejects.get(self.part, [])
-        return (
-            f"{len(rejects)} items were rejected, the first: {rejects[0].error}" if rejects else ""
-        )
+        if rejects:
+            return f"{len(rejects)} items were rejected, the first: {rejects[0].error}"
+        return str(getattr(self.recipe, "why_empty", ""))
 
     def _encode_all(self) -> None:
         def size_of(outcome: Outcome) -> int:
@@ -454,7 +457,7 @@ class _PartPacker:
 
     def _check_unchanged(self, outcome: Outcome) -> None:
         """Refuse to continue if an item that was good is bad now, or the other way round."""
-        if (outcome.number, 0) >= max(self._reached):
+        if (outcome.number, 0) >= self._earlier_end:
             return
         if bool(outcome.rejects) != (outcome.number in self._expected):
             names = [name for name, _ in outcome.rejects] or [self._expected[outcome.number].item]
@@ -472,12 +475,10 @@ class _PartPacker:
             self.part, self.folders[i], columns, schema, self.options.format, items, rejects, rows
         )
 
-    def _finish(self) -> None:
-        num_items = len(self.recipe)
+    def _cut_rest(self) -> None:
         for i, builder in enumerate(self._builders):
             if builder.num_samples:
-                self._cut(i, num_items)
-        self.packing.end_part(self.part, num_items, self._rejects)
+                self._cut(i, len(self.recipe))
 
 
 def summarize(

@@ -10,13 +10,17 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SchemaError
+
+if TYPE_CHECKING:
+    from packdata.scratch import Scratch
 
 Array = npt.NDArray[Any]
 Size = tuple[int, int]  # height, width
@@ -83,33 +87,33 @@ class Resize:
 
     def scaled(self, size: Size) -> Size:
         """Return the size of the whole picture after scaling, before it is cut or padded."""
-        height, width = size
-        down, across = self.height / height, self.width / width
-        if self.fit == "stretch":
-            return self.height, self.width
-        scale = min(down, across) if self.fit == "contain" else max(down, across)
-        if self.fit == "shorter" and scale >= 1:
-            return size
-        sides = (max(1, math.floor(side * scale + 0.5)) for side in size)
-        return next(sides), next(sides)
+        return _scaled(self, size)
 
     def keeps(self, size: Size) -> bool:
         """Tell whether a picture of this size stays as it is."""
         return self.scaled(size) == size and self.fixed in (None, size)
 
-    def apply(self, pixels: Array, size: Size | None = None, *, nearest: bool = False) -> Array:
+    def apply(
+        self,
+        pixels: Array,
+        size: Size | None = None,
+        *,
+        nearest: bool = False,
+        scratch: Scratch | None = None,
+    ) -> Array:
         """Return the picture in its new size.
 
         Args:
             pixels: H x W or H x W x C, uint8 or uint16.
             size: Its full (height, width), where ``pixels`` are already a reduced version of it.
             nearest: Take the nearest pixel, as for masks.
+            scratch: Where the result may lie; it is then gone with the thread's next.
         """
         size = size or (pixels.shape[0], pixels.shape[1])
         if self.fit == "cover":
             pixels, size = self._trim(pixels, size)
-        scale = _take_nearest if nearest else _scale
-        pixels = scale(pixels, self.scaled(size))
+        to = self.scaled(size)
+        pixels = _take_nearest(pixels, to) if nearest else _scale(pixels, to, scratch)
         if self.fixed is None:
             return np.ascontiguousarray(pixels)
         return _place(pixels, self.fixed)
@@ -126,16 +130,34 @@ class Resize:
         return pixels, (pixels.shape[0], pixels.shape[1])
 
 
-def _scale(pixels: Array, size: Size) -> Array:
+@lru_cache(256)  # it is asked for four times per picture
+def _scaled(resize: Resize, size: Size) -> Size:
+    height, width = size
+    down, across = resize.height / height, resize.width / width
+    if resize.fit == "stretch":
+        return resize.height, resize.width
+    scale = min(down, across) if resize.fit == "contain" else max(down, across)
+    if resize.fit == "shorter" and scale >= 1:
+        return size
+    sides = (max(1, math.floor(side * scale + 0.5)) for side in size)
+    return next(sides), next(sides)
+
+
+def _scale(pixels: Array, size: Size, scratch: Scratch | None) -> Array:
     """Average areas along the sides that shrink, then interpolate along those that grow."""
     shrunk = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
-    return _cv2_resize(_cv2_resize(pixels, shrunk, cv2.INTER_AREA), size, cv2.INTER_CUBIC)
+    pixels = _cv2_resize(pixels, shrunk, cv2.INTER_AREA, scratch)
+    return _cv2_resize(pixels, size, cv2.INTER_CUBIC, None)
 
 
-def _cv2_resize(pixels: Array, size: Size, method: int) -> Array:
+def _cv2_resize(pixels: Array, size: Size, method: int, scratch: Scratch | None) -> Array:
     if pixels.shape[:2] == size:
         return pixels
-    resized = cv2.resize(pixels, size[::-1], interpolation=method)
+    out = None
+    if scratch is not None:
+        channels = tuple(n for n in pixels.shape[2:] if n > 1)
+        out = scratch.take("resized", (*size, *channels), pixels.dtype)
+    resized = cv2.resize(pixels, size[::-1], dst=out, interpolation=method)
     return resized.reshape(*size, *pixels.shape[2:])  # cv2 drops a single channel
 
 

@@ -67,13 +67,26 @@ def _jpeg_header(data: bytes) -> Header:
         size = (height, width)
     except (ValueError, KeyError):  # KeyError: simplejpeg on a header without colors
         size, space = _frame_of(data)
-    exif = next((body[6:] for mark, body in jpeg_segments(data) if _is_exif(mark, body)), b"")
+    exif = _jpeg_exif(data)
     color = {"Gray": "gray", "CMYK": "cmyk", "YCCK": "cmyk"}.get(space, "color")
     return Header("jpeg", size, color, orientation=exif_orientation(exif))
 
 
-def _is_exif(mark: int, body: bytes) -> bool:
-    return mark == 0xE1 and body[:6] == b"Exif\0\0"
+def _jpeg_exif(data: bytes) -> bytes:
+    """Return the Exif block, b"" if there is none; this runs for every picture and copies no other."""
+    at, last = 2, len(data) - 4
+    while at <= last and data[at] == 0xFF:
+        mark = data[at + 1]
+        if mark == 0xFF:  # a fill byte
+            at += 1
+            continue
+        if mark == 0xDA:
+            break
+        behind = at + 2 + (data[at + 2] << 8 | data[at + 3])
+        if mark == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
+            return data[at + 10 : behind]
+        at = behind
+    return b""
 
 
 def _frame_of(data: bytes) -> tuple[tuple[int, int], str]:

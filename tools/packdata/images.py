@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,18 +21,21 @@ import numpy.typing as npt
 from loaders.codecs import Codec, codec_for
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import CodecError, SchemaError, SourceError
-from loaders.schema import Array, Field, Image, Mask, Schema, Text
-from packdata.fit import Resize, Size
+from loaders.schema import Array, Field, Image, Mask, Text
+from packdata.files_recipe import FilesRecipe
 from packdata.headers import read_header
-from packdata.labels import LABEL, LabelField, label_fields
+from packdata.parts import open_parts
 from packdata.pictures import Picture, decode_mask, decode_picture, use_exact_opencv
 from packdata.planes import encode_jpeg_planes
 from packdata.recipe import Target
-from packdata.sources import Item, MaskFolder, Source, find_splits, open_source
+from packdata.scratch import Scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from packdata.fit import Resize, Size
+    from packdata.parts import Part, SourceOptions
+    from packdata.sources import Item
     from packdata.sources.base import Pixels
 
 CODECS = ("jpeg", "png", "webp", "raw", "yuv420", "dct")
@@ -110,69 +113,21 @@ class ImageOptions:
 
 
 def plan_images(
-    src: Path | str,
-    *,
-    sizes: Sequence[int | str | Size] = (),
-    fit: str = "shorter",
-    codec: str | None = None,
-    quality: int = DEFAULT_QUALITY,
-    gray: bool = False,
-    keep_depth: bool = False,
-    subsampling: str | None = None,
-    compression: str | None = None,
-    masks: Path | str | None = None,
-    classes: Sequence[str] | Path | str | None = None,
-    image_column: str | None = None,
-    mask_column: str | None = None,
+    src: Path | str, options: ImageOptions | None = None, source: SourceOptions | None = None
 ) -> list[tuple[str, ImagesRecipe]]:
     """Return a recipe for each split of a source, named ``""`` if it has no splits.
 
     Args:
         src: What ``packdata.sources.open_source`` reads, or a folder of splits.
-        sizes: ``256``, ``"224x320"`` (height x width), ...; each its own target.
-        fit: How a picture comes to a size: ``shorter``, ``cover``, ``contain`` or ``stretch`` (see
-            ``Resize``).
-        codec: ``jpeg``, ``png``, ``webp``, ``raw``, ``yuv420`` or ``dct`` re-encodes everything;
-            None keeps files where it can.
-        quality: Of JPEG, WebP and ``dct``, 1 to 100.
-        gray: Store one channel.
-        keep_depth: Store 16 bits.
-        subsampling: Of ``dct``: ``"420"`` (by default) or ``"444"``.
-        compression: Of ``dct``: ``"lz4"`` (by default) or ``"zstd"``.
-        masks: A folder with one mask for each picture, of the same relative name, with any suffix;
-            below it a folder for each split, if there are splits.
-        classes: What fixes the class numbers: names, a file with one a line, or a packed dataset.
-        image_column: The column of paths or pictures, where the source has columns.
-        mask_column: The column of masks there.
+        options: What becomes of each picture.
+        source: What is said of the source.
 
     Raises:
         SourceError: The source cannot be listed or recognized, or the classes do not fit it.
-        SchemaError: The options contradict each other.
+        SchemaError: The options contradict each other, or do not fit the source.
     """
-    options = ImageOptions(
-        sizes=tuple(Resize.parse(size, fit) for size in sizes),
-        codec=codec,
-        quality=quality,
-        gray=gray,
-        keep_depth=keep_depth,
-        subsampling=subsampling,
-        compression=compression,
-    )
-    columns: dict[str, Any] = {"image_column": image_column, "mask_column": mask_column}
-    splits = find_splits(src) or {"": Path(src)}
-    sources = {split: open_source(path, **columns) for split, path in splits.items()}
-    labels = label_fields(sources, classes)
-    return [
-        (split, ImagesRecipe(source, options, labels[split], _masks_of(masks, split)))
-        for split, source in sources.items()
-    ]
-
-
-def _masks_of(masks: Path | str | None, split: str) -> MaskFolder | None:
-    if masks is None:
-        return None
-    inside = Path(masks) / split
-    return MaskFolder(inside if inside.is_dir() else Path(masks))
+    options = options or ImageOptions()
+    return [(part.split, ImagesRecipe(part, options)) for part in open_parts(src, source)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,39 +150,27 @@ class _Output:
     def keeps(self, size: Size) -> bool:
         return self.resize is None or self.resize.keeps(size)
 
-    def fitted(self, picture: Picture) -> npt.NDArray[Any]:
+    def fitted(self, picture: Picture, scratch: Scratch) -> npt.NDArray[Any]:
         if self.resize is None:
             return picture.pixels
-        return self.resize.apply(picture.pixels, picture.size)
+        return self.resize.apply(picture.pixels, picture.size, scratch=scratch)
 
     def fitted_mask(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return mask if self.resize is None else self.resize.apply(mask, nearest=True)
 
 
-class ImagesRecipe:
+class ImagesRecipe(FilesRecipe[ImageOptions]):
     """Turns each picture of a source into one sample per size; a ``packdata.recipe.Recipe``.
 
     Fields: ``image``, ``label`` and the other columns of the source, ``mask`` if there are masks,
-        ``key``, and
-    ``original_size`` (height, width in pixels of the upright source). One instance serves all
-    threads.
-
-    Args:
-        source: Where the pictures come from.
-        options: What becomes of them.
-        labels: The fields of the source's columns.
-        masks: Where the masks are; None to take those of the source, if it has any.
+    ``key``, and ``original_size`` (height, width in pixels of the upright source). One instance
+    serves all threads.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        options: ImageOptions,
-        labels: Sequence[LabelField] = (),
-        masks: MaskFolder | None = None,
-    ) -> None:
-        self.source, self.options, self.masks = source, options, masks
-        self._labels = tuple(labels)
+    command = "images"
+
+    def __init__(self, part: Part, options: ImageOptions) -> None:
+        super().__init__(part, options)
         self._outputs = self._plan_outputs()
         self._codecs = {
             name: codec_for(Image(codec=name, channels=options.channels))
@@ -238,42 +181,19 @@ class ImagesRecipe:
             "original_size": Array(dtype="int32", dims=(2,)),
         }
         self._extra_codecs = {name: codec_for(extra) for name, extra in self._extra.items()}
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self.targets: Sequence[Target] = [
-            Target(self._folder(output), self._schema(output)) for output in self._outputs
-        ]
-        self.identity: Mapping[str, Any] = {
-            "recipe": "images",
-            "source": source.identity,
-            "options": options.to_json(),
-            "masks": masks and masks.identity,
-            "schemas": [target.schema.to_json() for target in self.targets],
-        }
-        self.provenance: Mapping[str, Any] = {
-            "recipe": "images",
-            "source": source.name,
-            "kind": source.kind,
-            "masks": masks and masks.root.name,
-            **options.to_json(),
-        }
-
-    def __len__(self) -> int:
-        return len(self.source)
+        self._size_record = lru_cache(256)(self._encode_size)
+        self._scratch = Scratch()
+        self._here = threading.local()
+        self._counts: list[Counter[str]] = []  # one per thread: nobody waits for another
+        self._set_targets([self._target(output) for output in self._outputs])
 
     @property
     def counts(self) -> dict[str, int]:
         """How many pictures this process has ``kept`` or ``re-encoded``, and why the latter."""
-        with self._lock:
-            return dict(self._counts)
-
-    def items(self, start: int = 0) -> Iterator[Item]:
-        """Yield the items of the source from number ``start`` on."""
-        return self.source.items(start)
-
-    def name(self, item: Item) -> str:
-        """Return the place of an item."""
-        return item.where
+        total: Counter[str] = Counter()
+        for counts in self._counts.copy():
+            total.update(counts.copy())
+        return dict(total)
 
     def encode(self, item: Item) -> list[dict[str, bytes]]:
         """Return the records of an item for each target.
@@ -306,16 +226,22 @@ class ImagesRecipe:
                 pixels = pixels.astype(np.uint16) * np.uint16(257)
             return Picture(pixels, data.shape, "pixels", True, ())
         channels, dtype = options.channels, options.dtype
-        return decode_picture(data, channels=channels, dtype=dtype, needed=self._needed)
+        return decode_picture(
+            data, channels=channels, dtype=dtype, needed=self._needed, scratch=self._scratch
+        )
 
     def _needed(self, size: Size) -> Size:
         sizes = [output.scaled(size) for output in self._outputs]
         return max(height for height, _ in sizes), max(width for _, width in sizes)
 
     def _shared_records(self, item: Item, picture: Picture) -> dict[str, bytes]:
-        records = {label.name: label.encode(item) for label in self._labels}
-        extra = {"key": item.key, "original_size": np.array(picture.size, np.int32)}
-        return records | {name: self._extra_codecs[name].encode(extra[name]) for name in extra}
+        records = {label.name: label.encode(item) for label in self.labels}
+        records["key"] = self._extra_codecs["key"].encode(item.key)
+        records["original_size"] = self._size_record(picture.size)
+        return records
+
+    def _encode_size(self, size: Size) -> bytes:
+        return self._extra_codecs["original_size"].encode(np.array(size, np.int32))
 
     def _sample(
         self,
@@ -345,7 +271,7 @@ class ImagesRecipe:
             record = encode_jpeg_planes(codec, picture, data)
             if record is not None:
                 return record
-        pixels = output.fitted(picture)
+        pixels = output.fitted(picture, self._scratch)
         if options.codec is None and not options.sizes and isinstance(codec, PictureCodec):
             is_jpeg = picture.format == "jpeg" and not options.keep_depth
             codec = codec if options.keep_depth else self._codecs["jpeg" if is_jpeg else "png"]
@@ -384,24 +310,20 @@ class ImagesRecipe:
         return None if item.read_mask is None else item.read_mask()
 
     def _count(self, picture: Picture, kept: bool) -> None:
-        with self._lock:
-            self._counts["kept" if kept else "re-encoded"] += 1
-            self._counts.update(picture.changes)
+        counts: Counter[str] | None = getattr(self._here, "counts", None)
+        if counts is None:
+            counts = self._here.counts = Counter()
+            self._counts.append(counts)
+        counts["kept" if kept else "re-encoded"] += 1
+        for change in picture.changes:
+            counts[change] += 1
 
-    def _folder(self, output: _Output) -> str:
-        if output.resize is None or len(self._outputs) == 1:
-            return ""
-        return output.resize.name
-
-    def _schema(self, output: _Output) -> Schema:
-        fields: dict[str, Field] = {"image": output.image}
+    def _target(self, output: _Output) -> Target:
+        files: dict[str, Field] = {"image": output.image}
         if output.mask is not None:
-            fields["mask"] = output.mask
-        fields |= {label.name: label.field for label in self._labels}
-        fields |= self._extra
-        first = [name for name in ("image", LABEL, "mask") if name in fields]
-        rest = [name for name in fields if name not in first]
-        return Schema({name: fields[name] for name in first + rest}, tuple(first))
+            files["mask"] = output.mask
+        folder = output.resize.name if output.resize and len(self._outputs) > 1 else ""
+        return Target(folder, self._schema(files, self._extra))
 
     def _plan_outputs(self) -> list[_Output]:
         options, pixels = self.options, self.source.pixels

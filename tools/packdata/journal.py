@@ -35,6 +35,8 @@ JOURNAL_VERSION = 2
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = "lock"
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
+_MAX_SHOWN_CHARS = 60  # and of longer ones a message tells only that they differ
+_HASH = "xxh3:"
 
 
 class Reject(NamedTuple):
@@ -73,13 +75,15 @@ class Header:
         }
 
     def differences(self, plan: Mapping[str, str]) -> list[str]:
-        """Say in words where another plan differs."""
-        names = [*self.plan, *sorted(plan.keys() - self.plan.keys())]
-        return [
-            f"{name} was {self.plan.get(name, 'not there')}, is now {plan.get(name, 'not there')}"
-            for name in names
-            if self.plan.get(name) != plan.get(name)
-        ]
+        """Say in words where another plan differs; what differs alike in several splits, once."""
+        found: dict[tuple[str, str, str], str] = {}
+        for name in [*self.plan, *sorted(plan.keys() - self.plan.keys())]:
+            was, now = (one.get(name, "not there") for one in (self.plan, plan))
+            if was != now:
+                is_short = max(len(was), len(now)) <= _MAX_SHOWN_CHARS and _HASH not in was
+                text = f"{name} was {was}, is now {now}" if is_short else f"{name} differs"
+                found.setdefault((name.rpartition(".")[2], was, now), text)
+        return list(found.values())
 
 
 @dataclass(slots=True)
@@ -157,7 +161,7 @@ def flatten_plan(value: Any, name: str = "") -> dict[str, str]:
         return flat
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     if len(text) > _MAX_VALUE_CHARS:
-        text = f"xxh3:{xxhash.xxh3_128_hexdigest(text.encode())}"
+        text = f"{_HASH}{xxhash.xxh3_128_hexdigest(text.encode())}"
     return {name: text}
 
 

@@ -74,9 +74,9 @@ def split(
     reader = PackedReader(src, check=True)
     by_document = has_tokens(reader.schema)
     if by_document:
-        indices = split_documents(
-            reader, list(parts.values()), by=by, stratify=stratify, seed=seed
-        )
+        if by != "shuffle" or stratify is not None:
+            raise ValueError("documents have neither keys nor labels: divide them by shuffle")
+        indices = split_documents(reader, list(parts.values()), seed)
     else:
         indices = split_indices(reader, list(parts.values()), by=by, stratify=stratify, seed=seed)
     for name, chosen in zip(parts, indices, strict=True):
@@ -138,17 +138,10 @@ def split_indices(
 
 
 def split_documents(
-    reader: PackedReader,
-    fractions: Sequence[float],
-    *,
-    by: By = "shuffle",
-    stratify: str | None = None,
-    seed: int = 0,
+    reader: PackedReader, fractions: Sequence[float], seed: int
 ) -> list[npt.NDArray[np.int64]]:
     """Return the numbers of each part's documents, sorted; of a dataset of tokens."""
     check_fractions(fractions)
-    if by != "shuffle" or stratify is not None:
-        raise ValueError("documents have neither keys nor labels: divide them by shuffle")
     order = np.argsort(
         hash64(key64(seed, _PURPOSE), np.arange(num_documents(reader))), kind="stable"
     )

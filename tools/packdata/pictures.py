@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from packdata.fit import Size
+    from packdata.scratch import Scratch
 
 Array = npt.NDArray[Any]
 
@@ -85,6 +86,7 @@ def decode_picture(
     channels: int = 3,
     dtype: str = "uint8",
     needed: Callable[[Size], Size] | None = None,
+    scratch: Scratch | None = None,
 ) -> Picture:
     """Return the pixels of an encoded picture.
 
@@ -95,6 +97,7 @@ def decode_picture(
         needed: Given the full size, says which size the picture will be scaled down to. A JPEG may
             then be decoded at a half, a quarter or an eighth, as long as that is twice as large as
             needed or more.
+        scratch: Where a JPEG may be decoded to; the pixels are then gone with the thread's next.
 
     Raises:
         CodecError: The bytes are no picture, or a damaged one.
@@ -113,7 +116,7 @@ def decode_picture(
     else:
         _check_size(header.size)
         reduction = _reduction(header, needed)
-        pixels, notes = _decode_known(data, header, channels, reduction)
+        pixels, notes = _decode_known(data, header, channels, reduction, scratch)
         pixels, notes = _turn(pixels, header.orientation, notes)
         size = header.size if header.orientation < 5 else header.size[::-1]
         name, gray = header.format, header.color == "gray"
@@ -131,20 +134,18 @@ def _reduction(header: Header, needed: Callable[[Size], Size] | None) -> int:
     if needed is None or header.format != "jpeg":
         return 1
     size = header.size if header.orientation < 5 else header.size[::-1]
-    target = needed(size)
+    (height, width), target = size, needed(size)
     for factor in (8, 4, 2):
-        if all(
-            2 * wanted <= -(-side // factor) for side, wanted in zip(size, target, strict=True)
-        ):
+        if 2 * target[0] <= -(-height // factor) and 2 * target[1] <= -(-width // factor):
             return factor
     return 1
 
 
 def _decode_known(
-    data: bytes, header: Header, channels: int, reduction: int
+    data: bytes, header: Header, channels: int, reduction: int, scratch: Scratch | None
 ) -> tuple[Array, list[str]]:
     if header.format == "jpeg":
-        return _decode_jpeg(data, header.size, "GRAY" if channels == 1 else "RGB", reduction)
+        return _decode_jpeg(data, header.size, channels, reduction, scratch)
     notes = ["palette"] if header.color == "palette" else []
     if header.depth < 8 and not notes:
         notes = [f"{header.depth}-bit"]
@@ -155,10 +156,15 @@ def _decode_known(
     return _decode_cv2(data, header.format), notes
 
 
-def _decode_jpeg(data: bytes, size: Size, space: str, reduction: int) -> tuple[Array, list[str]]:
+def _decode_jpeg(
+    data: bytes, size: Size, channels: int, reduction: int, scratch: Scratch | None
+) -> tuple[Array, list[str]]:
     """Decode strictly: libjpeg fills what is missing with gray, and only warns."""
     height, width = (-(-side // reduction) for side in size)
+    space = "GRAY" if channels == 1 else "RGB"
     options: dict[str, Any] = {"min_factor": reduction, "colorspace": space}
+    if scratch is not None:
+        options["buffer"] = scratch.block("decoded", height * width * channels)
     if reduction > 1:
         options |= {"min_height": height, "min_width": width}
     try:

@@ -72,7 +72,9 @@ class Recipe(Protocol):
     """Lists items and turns each into the records of one sample, or of a block of them, per target.
 
     Where items are blocks, ``num_samples`` (int, or None where nobody knows yet) tells progress how
-    many samples there will be; without that attribute it is the number of items.
+    many samples there will be; without that attribute it is the number of items. Where each sample
+    goes to one of the targets, ``divides`` is true; otherwise each goes to all. ``why_empty`` may
+    say why a target got none.
 
     Attributes:
         targets: The datasets to fill, at least one.

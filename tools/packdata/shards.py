@@ -33,6 +33,8 @@ MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
 # What a shard may exceed that by is its last sample. LMDB: sizes are int32. Parquet: 1 GiB per
 # column.
 MAX_RECORD_BYTES: dict[Format, int] = {"lmdb": (2 << 30) - 1, "parquet": 512 << 20}
+_LARGE_BYTES = 4 << 20  # from here on numpy asks for huge pages
+_MOST_AT_ONCE = 256 << 20
 _RECORD_BYTES = 8  # what counts for a record beside its bytes: its length, or its row
 
 
@@ -51,9 +53,11 @@ class _Rows:
     Fresh memory costs more in page faults than the copy that fills it.
     """
 
-    def __init__(self, nbytes: int | None) -> None:
+    def __init__(self, nbytes: int | None, shard_bytes: int) -> None:
         self._nbytes = nbytes  # of each record, if all are alike
-        self._data = bytearray()
+        self._whole = min(shard_bytes + _LARGE_BYTES, _MOST_AT_ONCE)
+        self._data = np.empty(0, np.uint8)
+        self._view = memoryview(self._data)  # type: ignore[arg-type]
         self._lengths = array("q")
         self._used = 0
 
@@ -63,19 +67,25 @@ class _Rows:
 
     def append(self, record: bytes) -> None:
         end = self._used + len(record)
-        if end <= len(self._data):
-            self._data[self._used : end] = record
-        else:
-            self._extend(record)
+        if end > len(self._view):
+            self._grow(end)
+        self._view[self._used : end] = record
         self._used = end
         if self._nbytes is None:
             self._lengths.append(len(record))
 
-    def _extend(self, record: bytes) -> None:
-        try:
-            self._data[self._used :] = record
-        except BufferError:  # somebody still looks at the columns that lay here
-            self._data = self._data[: self._used] + record
+    def _grow(self, nbytes: int) -> None:
+        """Get more memory; whoever still looks at the columns that lay here keeps the old.
+
+        A large column gets at once what a shard can take: pages are there only once they are
+        filled, and numpy asks for huge ones.
+        """
+        size = max(nbytes, 2 * len(self._data))
+        if size >= _LARGE_BYTES:
+            size = max(size, self._whole)
+        data = np.empty(size, np.uint8)
+        data[: self._used] = self._data[: self._used]
+        self._data, self._view = data, memoryview(data)  # type: ignore[arg-type]
 
     def extend(self, column: Column, first: int, last: int) -> None:
         """Append rows ``first`` to ``last`` of a column."""
@@ -94,12 +104,12 @@ class _Rows:
     def _copy(self, data: npt.NDArray[np.uint8]) -> None:
         end = self._used + len(data)
         if end > len(self._data):
-            self._extend(bytes(end - self._used))
-        memoryview(self._data)[self._used : end] = np.ascontiguousarray(data).data
+            self._grow(end)
+        self._data[self._used : end] = data
         self._used = end
 
     def column(self, num_samples: int) -> Column:
-        data = np.frombuffer(self._data, np.uint8)[: self._used]
+        data = self._data[: self._used]
         if self._nbytes is not None:
             return FixedColumn(data.reshape(num_samples, self._nbytes))
         lengths = np.array(self._lengths, np.int64)
@@ -118,7 +128,7 @@ class ShardBuilder:
     def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
         self.schema, self.format, self.shard_bytes = schema, format, shard_bytes
         self._rows, self._spare = (
-            {name: _Rows(field.record_nbytes) for name, field in schema.fields.items()}
+            {n: _Rows(field.record_nbytes, shard_bytes) for n, field in schema.fields.items()}
             for _ in range(2)
         )
         self.num_samples = self.nbytes = 0

@@ -54,7 +54,7 @@ REJECTED_NAME = "rejected.jsonl"
 _STAGED = "shards"
 _NEVER_OURS = frozenset({PACKING_NAME, "lost+found"})
 _NUMBERED = re.compile(r"shard-(\d+)\.")
-_GO_ON = "Then run the same command again: it continues"
+_GO_ON = "run the same command again: it continues"
 
 
 class Packing:
@@ -414,7 +414,7 @@ def _told(path: Path, what: str) -> Iterator[None]:
 def _remedy(error: Exception) -> str:
     code = getattr(error, "errno", None)
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space" in str(error):
-        return f"Make room there. {_GO_ON}"
+        return f"Make room there. Then {_GO_ON}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "Choose a folder that may be written to"
-    return _GO_ON
+    return _GO_ON.capitalize()

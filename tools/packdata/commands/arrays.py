@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loaders.errors import SourceError
-from packdata.commands.common import add_packing_options, show, show_json, usage_errors
+from packdata.commands.packing import (
+    add_packing_options,
+    add_source_options,
+    new_packing_parser,
+    run_packing,
+)
 
 if TYPE_CHECKING:
-    from packdata.arrays_plan import ArraysPlan
-    from packdata.engine import Summary
+    import argparse
 
 _ABOUT = """\
 Pack .npy and .npz files from a folder per class, a flat folder, or a .csv, .tsv or .jsonl list.
@@ -33,22 +35,14 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
-        "arrays",
-        help="pack volumes and other arrays (.npy, .npz) with their labels and masks",
-        description=_ABOUT,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("src", metavar="SRC", help="folder of .npy and .npz files, or a list")
-    parser.add_argument("dst", metavar="DST", help="folder to pack into: new or empty")
+    summary = "pack volumes and other arrays (.npy, .npz) with their labels and masks"
+    src = "folder of .npy and .npz files, or a list"
+    parser = new_packing_parser(subparsers, "arrays", summary, _ABOUT, _EXAMPLES, src=src)
     _add_array_options(parser.add_argument_group("arrays"))
-    _add_source_options(parser.add_argument_group("source"))
-    add_packing_options(
-        parser.add_argument_group("packing"),
-        usual="lmdb for arrays of 1 MB and more, else parquet",
-    )
-    parser.set_defaults(run=run, parser=parser)
+    add_source_options(parser.add_argument_group("source"), files="array")
+    usual = "lmdb for arrays of 1 MB and more, else parquet"
+    add_packing_options(parser, item="file", usual=usual)
+    parser.set_defaults(run=run)
 
 
 def _add_array_options(group: Any) -> None:
@@ -61,65 +55,22 @@ def _add_array_options(group: Any) -> None:
         help="where the files have their channels; none: an axis of 1 is put in front "
         "(default: first of 4 axes, none of 3; 1 and 2 axes stay as they are)",
     )
-
-
-def _add_source_options(group: Any) -> None:
-    add = group.add_argument
-    add("--masks", metavar="FOLDER", help="one mask for each array, of the same relative name")
     add("--array", metavar="NAME", help="the array in an .npz that holds several")
     add(
         "--mask-array",
         metavar="NAME",
         help="the mask in an .npz, in the array's own or in --masks",
     )
-    add(
-        "--classes",
-        metavar="FILE|DATASET",
-        help="class names that fix the numbers: a file with one a line, or a packed dataset",
-    )
-    add("--array-column", metavar="NAME", help="column of paths in a list (default: guessed)")
-    add("--mask-column", metavar="NAME", help="column of masks (default: 'mask', if there is one)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata arrays``."""
-    from packdata.arrays_plan import make_arrays_plan, pack_arrays_plan
-    from packdata.progress import progress_on
-    from packdata.shards import check_shard_options
+    from packdata.arrays_plan import make_arrays_plan
 
-    with usage_errors(args):
-        plan = make_arrays_plan(args.src, format=args.format, **_plan_options(args))
-        check_shard_options(plan.format, args.shard_size)
-    if args.dry_run:
-        _show(args, plan)
-        return 0
-    try:
-        summary = pack_arrays_plan(
-            plan,
-            args.dst,
-            shard_bytes=args.shard_size,
-            workers=args.workers,
-            on_error=args.on_error,
-            overwrite=args.overwrite,
-            progress=progress_on(),
-        )
-    except SourceError:
-        sys.stderr.write(
-            "packdata: stopped at the first file that cannot be packed; "
-            "--on-error skip continues and lists such files\n"
-        )
-        raise
-    _show(args, summary)
-    return 3 if summary.rejected else 0
-
-
-def _show(args: argparse.Namespace, result: ArraysPlan | Summary) -> None:
-    if args.json:
-        show_json(result.to_json())
-    else:
-        show(str(result))
-
-
-def _plan_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("dtype", "mask_dtype", "channels", "array", "mask_array", "masks", "classes")
-    return {name: getattr(args, name) for name in (*names, "array_column", "mask_column")}
+    names = (
+        *("dtype", "mask_dtype", "channels", "array", "mask_array"),
+        *("masks", "classes", "array_column", "mask_column", "label_column"),
+    )
+    options = {name: getattr(args, name) for name in names}
+    make_plan = partial(make_arrays_plan, args.src, format=args.format, **options)
+    return run_packing(args, make_plan, unit="arrays")

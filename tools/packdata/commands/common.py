@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, SchemaError
+from loaders.manifest import MANIFEST_NAME
 from packdata.describe import describe_size
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
 
@@ -61,27 +62,11 @@ def add_writing(parser: argparse.ArgumentParser, *, shards: bool = True) -> None
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset at the target")
 
 
-def add_packing_options(group: Any, *, usual: str) -> None:
-    """Add the options of commands that pack a source; ``usual`` says which format is the default."""
-    add = group.add_argument
-    add("--format", choices=FORMATS, help=f"of the shards (default: {usual})")
-    add(
-        "--shard-size",
-        type=parse_size,
-        default=DEFAULT_SHARD_BYTES,
-        metavar="SIZE",
-        help="bytes of a shard, such as 128MB (default 64MB)",
-    )
-    add("--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)")
-    add(
-        "--on-error",
-        choices=("fail", "skip"),
-        default="fail",
-        help="at a file that cannot be packed: stop (default), or list it in rejected.jsonl",
-    )
-    add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
-    add("--dry-run", action="store_true", help="print what would be packed, and stop")
-    add("--json", action="store_true", help="print the summary, or the plan, as JSON")
+def datasets_at(folder: Path) -> list[Path]:
+    """Return the dataset at a folder; of a folder of splits, each of them."""
+    if (folder / MANIFEST_NAME).exists():
+        return [folder]
+    return sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}")) or [folder]
 
 
 def parse_size(text: str) -> int:
@@ -91,6 +76,8 @@ def parse_size(text: str) -> int:
         >>> parse_size("64MB"), parse_size("1.5k")
         (67108864, 1536)
     """
+    if text.strip().isdecimal() and 0 < int(text) < 1024:
+        raise argparse.ArgumentTypeError(f"{text} would be bytes: give a unit, such as {text}MB")
     match = _SIZE.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"a size is a number and K, M or G, got {text!r}")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from loaders.errors import SourceError
-from packdata.commands.common import add_packing_options, show, show_json, usage_errors
-
-if TYPE_CHECKING:
-    from packdata.engine import Summary
-    from packdata.plan import ImagesPlan
+from packdata.commands.packing import (
+    add_packing_options,
+    add_source_options,
+    new_packing_parser,
+    run_packing,
+)
 
 _ABOUT = """\
 Pack pictures from a folder per class, a flat folder, a .csv, .tsv or .jsonl list, WebDataset
@@ -34,19 +34,13 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
-        "images",
-        help="pack pictures with their labels and masks",
-        description=_ABOUT,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("src", metavar="SRC", help="folder, list, tar, Parquet or IDX file")
-    parser.add_argument("dst", metavar="DST", help="folder to pack into: new or empty")
+    summary = "pack pictures with their labels and masks"
+    src = "folder, list, tar, Parquet or IDX file"
+    parser = new_packing_parser(subparsers, "images", summary, _ABOUT, _EXAMPLES, src=src)
     _add_picture_options(parser.add_argument_group("pictures"))
-    _add_source_options(parser.add_argument_group("source"))
-    add_packing_options(parser.add_argument_group("packing"), usual="lmdb for files, else parquet")
-    parser.set_defaults(run=run, parser=parser)
+    add_source_options(parser.add_argument_group("source"), files="picture")
+    add_packing_options(parser, item="file", usual="lmdb for files, else parquet")
+    parser.set_defaults(run=run)
 
 
 def _add_picture_options(group: Any) -> None:
@@ -83,21 +77,6 @@ def _add_picture_options(group: Any) -> None:
     add("--keep-depth", action="store_true", help="store 16 bits")
 
 
-def _add_source_options(group: Any) -> None:
-    add = group.add_argument
-    add("--masks", metavar="FOLDER", help="one mask for each picture, of the same relative name")
-    add(
-        "--classes",
-        metavar="FILE|DATASET",
-        help="class names that fix the numbers: a file with one a line, or a packed dataset",
-    )
-    add("--image-column", metavar="NAME", help="column of paths or pictures (default: guessed)")
-    add("--mask-column", metavar="NAME", help="column of masks (default: 'mask', if there is one)")
-
-
-_SOURCE_OPTIONS = ("masks", "classes", "image_column", "mask_column")
-
-
 def _quality(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 100:
         raise argparse.ArgumentTypeError(f"takes a whole number of 1 to 100, got {text!r}")
@@ -106,44 +85,14 @@ def _quality(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata images``."""
-    from packdata.plan import make_plan, pack_plan
-    from packdata.progress import progress_on
-    from packdata.shards import check_shard_options
+    from packdata.images_plan import make_images_plan
 
-    with usage_errors(args):
-        plan = make_plan(args.src, format=args.format, **_plan_options(args))
-        check_shard_options(plan.format, args.shard_size)
-    if args.dry_run:
-        _show(args, plan)
-        return 0
-    try:
-        summary = pack_plan(
-            plan,
-            args.dst,
-            shard_bytes=args.shard_size,
-            workers=args.workers,
-            on_error=args.on_error,
-            overwrite=args.overwrite,
-            progress=progress_on(),
-        )
-    except SourceError:
-        sys.stderr.write(
-            "packdata: stopped at the first file that cannot be packed; "
-            "--on-error skip continues and lists such files\n"
-        )
-        raise
-    _show(args, summary)
-    return 3 if summary.rejected else 0
-
-
-def _show(args: argparse.Namespace, result: ImagesPlan | Summary) -> None:
-    if args.json:
-        show_json(result.to_json())
-    else:
-        show(str(result))
-
-
-def _plan_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression")
-    options = {name: getattr(args, name) for name in (*names, *_SOURCE_OPTIONS)}
-    return {"sizes": tuple(args.size), **options}
+    names = (
+        *("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression"),
+        *("masks", "classes", "image_column", "mask_column", "label_column"),
+    )
+    options = {name: getattr(args, name) for name in names}
+    sizes = tuple(args.size)
+    return run_packing(
+        args, partial(make_images_plan, args.src, format=args.format, sizes=sizes, **options)
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import field_from_json
-from packdata.commands.common import add_json, new_parser, show, show_json
+from packdata.commands.common import add_json, datasets_at, new_parser, show, show_json
 from packdata.describe import describe, describe_field, describe_size
 
 if TYPE_CHECKING:
@@ -18,19 +18,25 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     summary = "show fields, samples, shards and origin of a packed dataset"
     parser = new_parser(subparsers, "info", summary, "packdata info packed/train")
-    parser.add_argument("dataset", type=Path, help="folder of the dataset")
+    parser.add_argument("dataset", type=Path, help="folder of the dataset, or of several")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    about = describe(args.dataset)
+    described = [describe(folder) for folder in datasets_at(args.dataset)]
     if args.json:
-        show_json(about)
-        return 0
+        show_json(described if len(described) > 1 else described[0])
+    else:
+        for about in described:
+            _show(about)
+    return 0
+
+
+def _show(about: dict[str, Any]) -> None:
     per_sample = describe_size(about["bytes_per_sample"])
-    show(str(args.dataset))
+    show(about["path"])
     show(f"  samples      {about['num_samples']:,} ({per_sample} each)")
     size = describe_size(about["size_bytes"])
     show(f"  shards       {about['num_shards']:,} {about['format']}, {size}")
@@ -43,4 +49,3 @@ def run(args: argparse.Namespace) -> int:
         show(f"  {head:<12} {name:<{width}}  {field}{default}")
     origin = json.dumps(about["provenance"], ensure_ascii=False)
     show(f"  made from    {origin if len(origin) <= 400 else origin[:399] + '…'}")
-    return 0

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packdata.commands.common import new_parser, parse_count, show
 from packdata.preview import as_text, choose, contact_sheet, has_pictures, save_sheet
 from packdata.reader import PackedReader
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_parser(subparsers: Any) -> None:
@@ -23,7 +21,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("dataset", type=Path, help="folder of the dataset")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=_png,
         metavar="SHEET.png",
         help="the picture (default: DATASET's name.png, here)",
     )
@@ -34,6 +32,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="another seed shows other samples")
     parser.add_argument("--text", action="store_true", help="print the samples, draw nothing")
     parser.set_defaults(run=run)
+
+
+def _png(text: str) -> Path:
+    if not text.lower().endswith(".png"):
+        raise argparse.ArgumentTypeError(
+            f"the sheet is a PNG: its name ends with .png, got {text!r}"
+        )
+    return Path(text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loaders.errors import LoadersError, SchemaError
-from packdata.commands.common import parse_count, parse_names, parse_size, show, show_json
-from packdata.shards import FORMATS, TABLE_SHARD_BYTES
+from packdata.commands.common import parse_names
+from packdata.commands.packing import add_packing_options, new_packing_parser, run_packing
+from packdata.shards import TABLE_SHARD_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from packdata.engine import Summary
-    from packdata.tables import TablesJob
+    import argparse
 
 _ABOUT = """\
 Pack tables: .csv, .tsv, .jsonl, .parquet, .arrow and .feather files of any size, one or many, by
@@ -35,19 +31,14 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
-        "tables",
-        help="pack rows of numbers and categories",
-        description=_ABOUT,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    summary, src = "pack rows of numbers and categories", "files, patterns, folders"
+    parser = new_packing_parser(
+        subparsers, "tables", summary, _ABOUT, _EXAMPLES, src=src, nargs="+"
     )
-    parser.add_argument("src", metavar="SRC", nargs="+", help="files, patterns, folders")
-    parser.add_argument("dst", metavar="DST", help="folder to pack into: new or empty")
     _add_column_options(parser.add_argument_group("columns (NAMES: separated by commas)"))
     _add_value_options(parser.add_argument_group("values"))
-    _add_packing_options(parser.add_argument_group("packing"))
-    parser.set_defaults(run=run, parser=parser)
+    add_packing_options(parser, item="row", format="parquet", shard_bytes=TABLE_SHARD_BYTES)
+    parser.set_defaults(run=run)
 
 
 def _add_column_options(group: Any) -> None:
@@ -90,81 +81,15 @@ def _add_value_options(group: Any) -> None:
     add("--delimiter", metavar="C", help="between cells (default: comma; tab in .tsv)")
 
 
-def _add_packing_options(group: Any) -> None:
-    add = group.add_argument
-    add("--format", choices=FORMATS, default="parquet", help="of the shards (default: parquet)")
-    add(
-        "--shard-size",
-        type=parse_size,
-        default=TABLE_SHARD_BYTES,
-        metavar="SIZE",
-        help="bytes of a shard, such as 128MB (default 32MB)",
-    )
-    add("--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)")
-    add(
-        "--on-error",
-        choices=("fail", "skip"),
-        default="fail",
-        help="at a row that cannot be packed: stop (default), or list it in rejected.jsonl",
-    )
-    add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
-    add("--dry-run", action="store_true", help="print what would be packed, and stop")
-    add("--json", action="store_true", help="print the summary, or the plan, as JSON")
-
-
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata tables``."""
     from packdata.progress import progress_on
-    from packdata.shards import check_shard_options
-    from packdata.tables import pack_job, plan_tables
+    from packdata.tables import plan_tables
 
-    with _usage_errors(args):
-        check_shard_options(args.format, args.shard_size)
-        job = plan_tables(
-            args.src,
-            workers=args.workers,
-            on_error=args.on_error,
-            progress=progress_on(unit="rows"),
-            **_options(args),
-        )
-    if args.dry_run:
-        _show(args, job)
-        return 0
-    summary = pack_job(
-        job,
-        args.dst,
-        format=args.format,
-        shard_bytes=args.shard_size,
-        workers=args.workers,
-        on_error=args.on_error,
-        overwrite=args.overwrite,
-        progress=progress_on(unit="rows"),
-    )
-    _show(args, summary)
-    return 3 if summary.rejected else 0
-
-
-def _options(args: argparse.Namespace) -> dict[str, Any]:
     lists = ("target", "features", "drop", "categorical", "numeric")
     rest = ("like", "delimiter", "dates", "missing", "missing_mask", "dtype", "standardize")
-    return {name: tuple(getattr(args, name)) for name in lists} | {
-        name: getattr(args, name) for name in rest
-    }
-
-
-def _show(args: argparse.Namespace, result: TablesJob | Summary) -> None:
-    if args.json:
-        show_json(result.to_json())
-    else:
-        show(str(result))
-
-
-@contextmanager
-def _usage_errors(args: argparse.Namespace) -> Iterator[None]:
-    """Let options that contradict each other end as argparse ends: usage, message, status 2."""
-    try:
-        yield
-    except (SchemaError, ValueError) as error:
-        if isinstance(error, LoadersError) and not isinstance(error, SchemaError):
-            raise
-        args.parser.error(str(error))
+    shared = ("format", "workers", "on_error")
+    options: dict[str, Any] = {name: tuple(getattr(args, name)) for name in lists}
+    options |= {name: getattr(args, name) for name in (*rest, *shared)}
+    make_plan = partial(plan_tables, args.src, progress=progress_on(unit="rows"), **options)
+    return run_packing(args, make_plan, unit="rows")

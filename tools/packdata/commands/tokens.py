@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from loaders.errors import LoadersError, SchemaError, SourceError
-from packdata.commands.common import parse_count, parse_size, show, show_json
-from packdata.shards import DEFAULT_SHARD_BYTES
+from packdata.commands.common import parse_count
+from packdata.commands.packing import add_packing_options, new_packing_parser, run_packing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from packdata.engine import Summary
-    from packdata.tokens.plan import TokenOptions, TokensPlan
+    from packdata.tokens.plan import TokensPlan
 
 _ABOUT = """\
 Pack text files, JSON lines and Parquet (text and JSON lines also as .gz and .zst), or ids that
@@ -36,19 +30,15 @@ _EXAMPLES = r"""examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
-        "tokens",
-        help="pack text, or ids that others wrote, as a stream of tokens",
-        description=_ABOUT,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    summary = "pack text, or ids that others wrote, as a stream of tokens"
+    src = "files, folders or patterns"
+    parser = new_packing_parser(
+        subparsers, "tokens", summary, _ABOUT, _EXAMPLES, src=src, nargs="+"
     )
-    parser.add_argument("src", metavar="SRC", nargs="+", help="files, folders or patterns")
-    parser.add_argument("dst", metavar="DST", help="folder to pack into: new or empty")
     _add_text_options(parser.add_argument_group("text"))
     _add_token_options(parser.add_argument_group("tokens"))
-    _add_packing_options(parser.add_argument_group("packing"))
-    parser.set_defaults(run=run, parser=parser)
+    add_packing_options(parser, item="text", format="parquet")
+    parser.set_defaults(run=run)
 
 
 def _add_text_options(group: Any) -> None:
@@ -101,28 +91,6 @@ def _add_token_options(group: Any) -> None:
     add("--seed", type=int, default=0, help="for --val-share: another seed, another division")
 
 
-def _add_packing_options(group: Any) -> None:
-    add = group.add_argument
-    add("--format", choices=("lmdb", "parquet"), help="of the shards (default: parquet)")
-    add(
-        "--shard-size",
-        type=parse_size,
-        default=DEFAULT_SHARD_BYTES,
-        metavar="SIZE",
-        help="bytes of a shard, such as 128MB (default 64MB)",
-    )
-    add("--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)")
-    add(
-        "--on-error",
-        choices=("fail", "skip"),
-        default="fail",
-        help="at text that cannot be packed: stop (default), or list it in rejected.jsonl",
-    )
-    add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
-    add("--dry-run", action="store_true", help="print what would be packed, and stop")
-    add("--json", action="store_true", help="print the summary, or the plan, as JSON")
-
-
 def _eod(text: str) -> int | str:
     if text in ("auto", "none"):
         return text
@@ -133,69 +101,16 @@ def _eod(text: str) -> int | str:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata tokens``."""
-    from packdata.progress import progress_on
-    from packdata.shards import check_shard_options
-    from packdata.tokens.plan import make_plan, pack_plan
-
-    with _usage_errors(args):
-        plan = make_plan(args.src, _options(args), format=args.format, on_error=args.on_error)
-        check_shard_options(plan.format, args.shard_size)
-    if args.dry_run:
-        _show(args, plan)
-        return 0
-    try:
-        summary = pack_plan(
-            plan,
-            args.dst,
-            shard_bytes=args.shard_size,
-            workers=args.workers,
-            on_error=args.on_error,
-            overwrite=args.overwrite,
-            progress=progress_on(unit="rows"),
-        )
-    except SourceError:
-        sys.stderr.write(
-            "packdata: stopped at the first text that cannot be packed; "
-            "--on-error skip continues and lists such places\n"
-        )
-        raise
-    _show(args, summary)
-    return 3 if summary.rejected else 0
+    return run_packing(args, lambda: _plan(args), unit="rows")
 
 
-def _show(args: argparse.Namespace, result: TokensPlan | Summary) -> None:
-    if args.json:
-        show_json(result.to_json())
-    else:
-        show(str(result))
+def _plan(args: argparse.Namespace) -> TokensPlan:
+    from packdata.tokens.plan import TokenOptions, make_plan
 
-
-@contextmanager
-def _usage_errors(args: argparse.Namespace) -> Iterator[None]:
-    """Let options that contradict each other end as argparse ends: usage, message, status 2."""
-    try:
-        yield
-    except (SchemaError, ValueError) as error:
-        if isinstance(error, LoadersError) and not isinstance(error, SchemaError):
-            raise  # bad data
-        args.parser.error(str(error))
-
-
-def _options(args: argparse.Namespace) -> TokenOptions:
-    from packdata.tokens.plan import TokenOptions
-
-    return TokenOptions(
-        documents=_unescaped(args.documents),
-        text_column=args.text_column,
-        tokenizer=args.tokenizer,
-        train_bpe=args.train_bpe,
-        eod=args.eod,
-        vocab_size=args.vocab_size,
-        bin_dtype=args.bin_dtype,
-        row_tokens=args.row_tokens,
-        val_share=args.val_share,
-        seed=args.seed,
-    )
+    names = ("text_column", "tokenizer", "train_bpe", "eod", "vocab_size", "bin_dtype")
+    options = {name: getattr(args, name) for name in (*names, "row_tokens", "val_share", "seed")}
+    options["documents"] = _unescaped(args.documents)
+    return make_plan(args.src, TokenOptions(**options), format=args.format, on_error=args.on_error)
 
 
 def _unescaped(text: str) -> str:

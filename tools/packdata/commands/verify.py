@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import ManifestError
 from loaders.manifest import read_manifest
-from packdata.commands.common import add_json, new_parser, parse_count, progress, show, show_json
+from packdata.commands.common import (
+    add_json,
+    datasets_at,
+    new_parser,
+    parse_count,
+    progress,
+    show,
+    show_json,
+)
 from packdata.describe import describe_size
 from packdata.verify import Report, verify
 
@@ -25,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     summary = "check every byte of a packed dataset"
     parser = new_parser(subparsers, "verify", summary, "packdata verify packed/train", _DETAILS)
-    parser.add_argument("dataset", type=Path, help="folder of the dataset")
+    parser.add_argument("dataset", type=Path, help="folder of the dataset, or of several")
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_true", help="only sizes and hashes of the files")
     depth.add_argument("--decode", action="store_true", help="also decode every record")
@@ -36,19 +44,25 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    folders = datasets_at(args.dataset)
+    reports = [_verify(folder, args) for folder in folders]
+    if args.json:
+        show_json([r.to_json() for r in reports] if len(folders) > 1 else reports[0].to_json())
+    else:
+        for report in reports:
+            _show(report)
+    return 0 if all(report.ok for report in reports) else 1
+
+
+def _verify(folder: Path, args: argparse.Namespace) -> Report:
     try:
-        total = read_manifest(args.dataset).size_bytes
+        total = read_manifest(folder).size_bytes
     except ManifestError:  # verify will say so
         total = 0
     with progress("verifying", total, unit="bytes") as tick:
-        report = verify(
-            args.dataset, quick=args.quick, decode=args.decode, workers=args.workers, tick=tick
+        return verify(
+            folder, quick=args.quick, decode=args.decode, workers=args.workers, tick=tick
         )
-    if args.json:
-        show_json(report.to_json())
-    else:
-        _show(report)
-    return 0 if report.ok else 1
 
 
 def _show(report: Report) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from packdata.sources.parquet import ParquetSource
 from packdata.sources.tars import TAR_SUFFIXES, TarSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Column", "Item", "MaskFolder", "Source", "find_splits", "open_source"]
 
@@ -42,6 +43,7 @@ def open_source(
     *,
     image_column: str | None = None,
     mask_column: str | None = None,
+    label_column: str | None = None,
     kind: FileKind = PICTURES,
 ) -> Source:
     """Recognize what lies at a path and list its items.
@@ -51,47 +53,54 @@ def open_source(
         image_column: The column of paths in a list, or of pictures in Parquet; None for the usual
             names.
         mask_column: The column of masks there; None for ``mask`` if there is one.
+        label_column: The column of labels there; None for the first called ``label``, ``class`` or
+            ``target``.
         kind: Which files are looked for. Other kinds than pictures come in folders and lists.
 
     Raises:
         SourceError: There is nothing, nothing known, or nothing that can be listed.
     """
     path = Path(path)
+    columns = {
+        "image_column": image_column,
+        "mask_column": mask_column,
+        "label_column": label_column,
+    }
     if kind is not PICTURES:
-        return _open_files(path, kind, image_column, mask_column)
+        return _open_files(path, kind, columns)
     files = _files_at(path)
     name = path.resolve().name if path.exists() else path.name
     if files is None:
-        _check_columns_unused(path, image_column, mask_column)
+        _check_columns_unused(path, columns)
         return FolderSource(path)
     first, archive = files[0], _archive_kind(files[0])
     if archive == "parquet":
-        return ParquetSource(files, name, image_column=image_column, mask_column=mask_column)
+        return ParquetSource(files, name, **columns)
     if archive == "tar":
-        _check_columns_unused(path, image_column, mask_column)
+        _check_columns_unused(path, columns)
         return TarSource(files, name)
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:3])
         raise SourceError(f"several sources lie there ({names})", path, "Choose one")
     if archive == "idx":
-        _check_columns_unused(path, image_column, mask_column)
+        _check_columns_unused(path, columns)
         return IdxSource(first)
     if suffix_of(first.name) in LIST_SUFFIXES:
-        return ListSource(first, image_column=image_column, mask_column=mask_column)
+        return ListSource(first, PICTURES, **columns)
     raise _unknown(first)
 
 
-def _open_files(path: Path, kind: FileKind, column: str | None, mask_column: str | None) -> Source:
+def _open_files(path: Path, kind: FileKind, columns: Mapping[str, str | None]) -> Source:
     """Open a folder or list of files that are no pictures."""
     if path.is_dir():
         if (path / "manifest.json").exists():
             raise SourceError("it is a packed dataset already", path)
-        _check_columns_unused(path, column, mask_column)
+        _check_columns_unused(path, columns)
         return FolderSource(path, kind)
     if not path.exists():
         raise SourceError("there is no such file or folder", path, "Check the path")
     if suffix_of(path.name) in LIST_SUFFIXES:
-        return ListSource(path, image_column=column, mask_column=mask_column, kind=kind)
+        return ListSource(path, kind, **columns)
     if suffix_of(path.name) in kind.suffixes:
         raise SourceError("it is one file of a source", path, "Give the folder that holds it")
     hint = f"Sources are a folder of {kind.names} ({', '.join(sorted(kind.suffixes))}) or of one"
@@ -111,7 +120,7 @@ def find_splits(path: Path | str) -> dict[str, Path] | None:
     path = Path(path)
     if not path.is_dir():
         return None
-    inside = sorted(entry for entry in _list(path) if not is_hidden(entry.name))
+    inside = _list(path)
     folders = [entry for entry in inside if entry.is_dir()]
     splits = {entry.name: entry for entry in folders if entry.name.lower() in SPLIT_NAMES}
     others = [entry.name for entry in folders if entry.name not in splits]
@@ -146,7 +155,7 @@ def _split_files(path: Path, inside: Sequence[Path]) -> dict[str, Path] | None:
 
 def _archives(inside: Sequence[Path]) -> list[Path]:
     """Return the tar, Parquet and IDX files; of an IDX file that is there twice, not the .gz."""
-    files = [file for file in inside if file.is_file() and _archive_kind(file)]
+    files = [file for file in inside if _archive_kind(file) and file.is_file()]
     names = {file.name for file in files if _archive_kind(file) == "idx"}
     return [file for file in files if file.name.removesuffix(".gz") not in names - {file.name}]
 
@@ -160,8 +169,10 @@ def _archive_kind(file: Path) -> str:
 
 
 def _list(folder: Path) -> list[Path]:
+    """Return what lies in a folder, by name; what is hidden is left out."""
     try:
-        return list(folder.iterdir())
+        names = sorted(name for name in os.listdir(folder) if not is_hidden(name))
+        return [folder / name for name in names]
     except OSError as error:
         raise SourceError(f"the folder cannot be listed ({error.strerror})", folder) from error
 
@@ -173,7 +184,7 @@ def _files_at(path: Path) -> list[Path] | None:
     except OSError as error:
         raise SourceError(f"it cannot be read ({error.strerror})", path) from error
     if is_folder:
-        inside = sorted(entry for entry in _list(path) if not is_hidden(entry.name))
+        inside = _list(path)
         if any(entry.name == "manifest.json" for entry in inside):
             hint = "'packdata copy' re-encodes, filters and extends packed datasets"
             raise SourceError("it is a packed dataset already", path, hint)
@@ -196,8 +207,8 @@ def _check_one_kind(path: Path, files: Sequence[Path]) -> None:
         raise SourceError(f"files of several kinds lie there ({', '.join(sorted(kinds))})", path)
 
 
-def _check_columns_unused(path: Path, *columns: str | None) -> None:
-    for column in columns:
+def _check_columns_unused(path: Path, columns: Mapping[str, str | None]) -> None:
+    for column in columns.values():
         if column is not None:
             raise SourceError(f"it has no columns, so none is called {column!r}", path)
 

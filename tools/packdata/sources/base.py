@@ -28,6 +28,7 @@ LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes 
 _RESERVED = frozenset(
     {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
 )
+_PLAIN_PATH = re.compile(r"/?[^/.][^/]*(/[^/.][^/]*)*", re.DOTALL)
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
@@ -157,6 +158,9 @@ def suffix_of(name: str) -> str:
 
 def key_of(relative: str) -> str:
     """Return a relative path without its suffix, with forward slashes."""
+    stem = os.path.splitext(relative)[0]
+    if _PLAIN_PATH.fullmatch(stem):  # most are, and there may be millions
+        return stem
     path = PurePosixPath(relative)
     return str(path.with_name(os.path.splitext(path.name)[0]))
 
@@ -207,15 +211,21 @@ def check_unique(keys: Iterable[tuple[str, str]], path: Path | str) -> None:
         seen[key] = where
 
 
-def field_names(columns: Sequence[str], path: Path | str) -> dict[str, str]:
+def field_names(
+    columns: Sequence[str], path: Path | str, label: str | None = None
+) -> dict[str, str]:
     """Return the field name of each column: an identifier that no other field has.
 
-    The first of ``label``, ``class`` and ``target`` becomes ``label``; other characters than
+    The column ``label``, by default the first called ``label``, ``class`` or ``target``, becomes
+    ``label``; other characters than
     letters, digits and underscores become underscores; a name that is taken (``image``, ``key``,
     ``class``) gets one behind it.
     """
-    by_lower = {name.strip().lower(): name for name in reversed(columns)}
-    label = next((by_lower[name] for name in LABEL_NAMES if name in by_lower), None)
+    if label is None:
+        by_lower = {name.strip().lower(): name for name in reversed(columns)}
+        label = next((by_lower[name] for name in LABEL_NAMES if name in by_lower), None)
+    elif label not in columns:
+        raise SourceError(f"it has no column {label!r} for labels, but {list(columns)}", path)
     fields: dict[str, str] = {}
     for column in columns:
         name = "label" if column == label else _identifier(column)

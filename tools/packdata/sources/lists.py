@@ -48,9 +48,10 @@ class ListSource:
 
     Args:
         path: The list.
+        kind: What it lists.
         image_column: The column of paths; None for the first usual one of the kind that it has.
         mask_column: The column of mask paths; None for ``mask`` if there is one.
-        kind: What it lists.
+        label_column: The column of labels; None for the first usual one.
     """
 
     kind = "list"
@@ -59,10 +60,11 @@ class ListSource:
     def __init__(
         self,
         path: Path,
+        kind: FileKind = PICTURES,
         *,
         image_column: str | None = None,
         mask_column: str | None = None,
-        kind: FileKind = PICTURES,
+        label_column: str | None = None,
     ) -> None:
         self.path, self.name = path, path.name
         columns, self._rows = _read_rows(path)
@@ -72,7 +74,7 @@ class ListSource:
         plain = [name for name in columns if name not in (self._image, self._mask, "key")]
         if path.suffix.lower() in TABLE_SUFFIXES:
             _convert_numbers(plain, self._rows)
-        self._fields = field_names(plain, path)
+        self._fields = field_names(plain, path, label_column)
         self.labels: Mapping[str, Column] = {
             field: column_of(field, (row.get(name) for _, row in self._rows))
             for name, field in self._fields.items()

@@ -41,6 +41,7 @@ class ParquetSource:
         name: What to call them.
         image_column: The column of pictures; None for the one that looks like it.
         mask_column: The column of masks; None for ``mask`` if there is one.
+        label_column: The column of labels; None for the first usual one.
     """
 
     kind = "parquet"
@@ -53,6 +54,7 @@ class ParquetSource:
         *,
         image_column: str | None = None,
         mask_column: str | None = None,
+        label_column: str | None = None,
     ) -> None:
         self.paths, self.name = list(paths), name
         self.identity: Mapping[str, Any] = files_identity(self.kind, self.paths)
@@ -72,7 +74,7 @@ class ParquetSource:
         self._has_keys = "key" in schema.names and _is_text(schema.field("key").type)
         taken = [self._image, self._mask, "key" if self._has_keys else None]
         plain = [column for column in schema.names if column not in taken]
-        self._fields = field_names(plain, self.paths[0])
+        self._fields = field_names(plain, self.paths[0], label_column)
         self.labels: Mapping[str, Column] = self._find_labels(schema)
         if self._has_keys:
             check_unique(self._read_keys(), self.paths[0])

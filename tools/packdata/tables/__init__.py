@@ -4,6 +4,6 @@
 ``recipe`` packs part by part. No file is ever in memory as a whole.
 """
 
-from packdata.tables.pack import TablesJob, pack_job, pack_tables, plan_tables
+from packdata.tables.pack import TablesJob, pack_tables, plan_tables
 
-__all__ = ["TablesJob", "pack_job", "pack_tables", "plan_tables"]
+__all__ = ["TablesJob", "pack_tables", "plan_tables"]

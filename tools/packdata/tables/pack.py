@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SchemaError, SourceError
 from loaders.manifest import read_manifest
-from packdata.engine import OnError, Summary, check_on_error, check_workers, pack_recipes
+from packdata.engine import check_on_error, check_workers
+from packdata.plan import pack_plan
 from packdata.progress import Progress, Quiet
+from packdata.settings import PackSettings, take
 from packdata.shards import TABLE_SHARD_BYTES, Format
 from packdata.sources.base import files_identity
 from packdata.tables.files import Kind, Part, TableFile, open_tables
@@ -23,6 +25,8 @@ from packdata.tables.values import in_words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from packdata.engine import OnError, Summary
+
 
 @dataclass(frozen=True, slots=True)
 class TablesJob:
@@ -32,11 +36,18 @@ class TablesJob:
         files: The files.
         plan: What becomes of their columns.
         recipe: What packs them.
+        format: Of the shards.
     """
 
     files: Sequence[TableFile]
     plan: TablePlan
     recipe: TablesRecipe
+    format: Format = "parquet"
+
+    @property
+    def parts(self) -> list[tuple[str, TablesRecipe]]:
+        """The recipe, which fills the destination itself."""
+        return [("", self.recipe)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON types."""
@@ -54,6 +65,13 @@ class TablesJob:
         files = f"{len(self.files):,} file{'' if len(self.files) == 1 else 's'}"
         return "\n".join([f"{count} in {files}:", *self.plan.lines()])
 
+    def notes(self, packed: Summary | None = None) -> list[str]:
+        """Say what is worth knowing of the columns, and once they are packed of their values."""
+        counts = sorted(self.recipe.unknown.items())
+        unknown = [f"{name} ({count:,})" for name, count in counts if count]
+        notes = [f"stored as 0, unknown to the vocabulary: {in_words(unknown)}"] if unknown else []
+        return [*self.plan.notes, *notes]
+
     def is_unchanged(self) -> bool:
         """Tell whether the files are still as they were read first."""
         try:
@@ -69,6 +87,7 @@ def _identity(files: Sequence[TableFile]) -> dict[str, Any]:
 def plan_tables(
     sources: Sequence[Path | str],
     *,
+    format: Format = "parquet",
     like: Path | str | None = None,
     delimiter: str | None = None,
     workers: int | None = None,
@@ -104,7 +123,8 @@ def plan_tables(
         "like": same,
         TARGETS: [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets],
     }
-    return TablesJob(files, plan, TablesRecipe(files, parts, plan, rows, identity, provenance))
+    recipe = TablesRecipe(files, parts, plan, rows, identity, provenance)
+    return TablesJob(files, plan, recipe, format)
 
 
 def _scanned(
@@ -179,11 +199,6 @@ def pack_tables(
     dst: Path | str,
     *,
     format: Format = "parquet",
-    shard_bytes: int = TABLE_SHARD_BYTES,
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    overwrite: bool = False,
-    progress: Progress | None = None,
     **options: Any,
 ) -> Summary:
     """Pack tables as ``packdata tables`` does.
@@ -192,13 +207,9 @@ def pack_tables(
         sources: Files (.csv, .tsv, .jsonl, .parquet, .arrow, .feather), patterns, folders.
         dst: A folder that is new or empty.
         format: ``"parquet"`` or ``"lmdb"``.
-        shard_bytes: Size of a shard.
-        workers: Threads; None for all usable cores. The bytes do not depend on it.
-        on_error: ``"fail"`` stops at a row that cannot be packed, ``"skip"`` leaves it out and
-            lists it.
-        overwrite: Replace the dataset in ``dst``.
-        progress: Is told of every row.
-        options: ``like`` and ``delimiter``, and those of ``TableOptions``.
+        options: ``like`` and ``delimiter``; those of ``TableOptions``; ``shard_bytes``,
+            ``workers``, ``on_error``, ``overwrite`` and ``progress``
+            (``packdata.settings.PackSettings``).
 
     Raises:
         SourceError: A file, row or column cannot be packed.
@@ -206,44 +217,8 @@ def pack_tables(
         PackError: The target cannot be written, is in use, or holds something else.
     """
     listed = [sources] if isinstance(sources, str | Path) else list(sources)
-    job = plan_tables(listed, workers=workers, on_error=on_error, **options)
-    return pack_job(
-        job,
-        dst,
-        format=format,
-        shard_bytes=shard_bytes,
-        workers=workers,
-        on_error=on_error,
-        overwrite=overwrite,
-        progress=progress,
-    )
-
-
-def pack_job(
-    job: TablesJob,
-    dst: Path | str,
-    *,
-    format: Format = "parquet",
-    shard_bytes: int = TABLE_SHARD_BYTES,
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    overwrite: bool = False,
-    progress: Progress | None = None,
-) -> Summary:
-    """Pack what was planned; see ``pack_tables``."""
-    summary = pack_recipes(
-        [("", job.recipe)],
-        dst,
-        format=format,
-        shard_bytes=shard_bytes,
-        workers=workers,
-        on_error=on_error,
-        overwrite=overwrite,
-        progress=progress,
-        is_unchanged=job.is_unchanged,
-    )
-    unknown = [
-        f"{name} ({count:,})" for name, count in sorted(job.recipe.unknown.items()) if count
-    ]
-    notes = [f"stored as 0, unknown to the vocabulary: {in_words(unknown)}"] if unknown else []
-    return replace(summary, notes=(*summary.notes, *job.plan.notes, *notes))
+    settings = take(PackSettings, options)
+    settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
+    workers, on_error = settings.get("workers"), settings.get("on_error", "fail")
+    job = plan_tables(listed, format=format, workers=workers, on_error=on_error, **options)
+    return pack_plan(job, dst, **settings)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaders.errors import SourceError
 from packdata.describe import describe_field
-from packdata.engine import OnError, Summary, pack_recipes
-from packdata.shards import DEFAULT_SHARD_BYTES, Format
+from packdata.engine import counted
+from packdata.plan import pack_plan
+from packdata.reader import PackedReader
 from packdata.tokens.files import Listing, identity_of, list_files
 from packdata.tokens.ids import PIECE_TOKENS, IdsSource
 from packdata.tokens.recipe import TokensRecipe
+from packdata.tokens.show import count
 from packdata.tokens.texts import PIECE_BYTES, TextOptions, TextSource
 from packdata.tokens.tokenizer import (
     BytesTokenizer,
@@ -25,8 +27,11 @@ from packdata.tokens.tokenizer import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import Unpack
 
-    from packdata.progress import Progress
+    from packdata.engine import OnError, Summary
+    from packdata.settings import PackSettings
+    from packdata.shards import Format
 
 Eod = int | Literal["auto", "none"]
 DEFAULT_ROW_TOKENS = 8192
@@ -122,19 +127,24 @@ class TokensPlan:
         size = sum(file.size for file in files)
         kinds = ", ".join(sorted({file.kind for file in files}))
         yield f"{len(files):,} files ({kinds}), {size:,} bytes, in {len(recipe):,} pieces"
-        yield from self.notes
+        yield from self.notes()
         for target in recipe.targets:
             yield f"  to {target.folder or 'the destination itself'}, as {self.format}:"
             for name, field in target.schema.fields.items():
                 yield f"    {name}: {describe_field(field)}"
 
     @property
-    def notes(self) -> list[str]:
-        """What is worth knowing of the source."""
+    def parts(self) -> list[tuple[str, TokensRecipe]]:
+        """The recipe, which fills the destination itself."""
+        return [("", self.recipe)]
+
+    def notes(self, packed: Summary | None = None) -> list[str]:
+        """Say what is worth knowing of the source, and how much was packed."""
         ignored = ", ".join(
             f"{n:,} {s or 'without suffix'}" for s, n in self.listing.ignored.items()
         )
-        empty, notes = self.recipe.source.empty_files, []
+        empty = self.recipe.source.empty_files
+        notes = [] if packed is None else list(_counts(packed))
         if ignored:
             notes.append(f"passed over: {ignored}")
         if empty:
@@ -147,6 +157,13 @@ class TokensPlan:
             return bool(identity_of(self.listing.files) == self.recipe.identity["files"])
         except OSError:  # what is gone has changed too
             return False
+
+
+def _counts(packed: Summary) -> Iterator[str]:
+    for dataset in packed.datasets:
+        tokens, documents = count(PackedReader(Path(packed.dst) / dataset.folder))
+        where = f"{dataset.folder}: " if dataset.folder else ""
+        yield f"{where}{counted(tokens, 'token')} in {counted(documents, 'document')}"
 
 
 def make_plan(
@@ -185,6 +202,14 @@ def make_plan(
 def _plan_text(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
     if options.vocab_size is not None:
         raise ValueError("vocab_size is for ids: a tokenizer has its own")
+    if (
+        options.val_share
+        and options.documents == "file"
+        and [f.kind for f in listing.files] == ["text"]
+    ):
+        hint = "--documents line, or --documents SEPARATOR, makes several of it"
+        what = "it is one document, which cannot be divided into train and val"
+        raise SourceError(what, listing.files[0].name, hint)
     is_bytes = options.train_bpe is None and options.tokenizer in (None, "bytes")
     rows = max(1, PIECE_BYTES // options.row_tokens)
     # Then all rows but a file's last are full. With an id behind it a document is longer.
@@ -272,42 +297,13 @@ def open_tokenizer(name: Path | str) -> Tokenizer:
         raise SourceError(f"it cannot be read ({error.strerror})", path, hint) from error
 
 
-def pack_plan(
-    plan: TokensPlan,
-    dst: Path | str,
-    *,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    overwrite: bool = False,
-    progress: Progress | None = None,
-) -> Summary:
-    """Pack what was planned; see ``pack_recipes``."""
-    summary = pack_recipes(
-        [("", plan.recipe)],
-        dst,
-        format=plan.format,
-        shard_bytes=shard_bytes,
-        workers=workers,
-        on_error=on_error,
-        overwrite=overwrite,
-        progress=progress,
-        is_unchanged=plan.is_unchanged,
-    )
-    return replace(summary, notes=(*summary.notes, *plan.notes))
-
-
 def pack_tokens(
     sources: Sequence[Path | str] | Path | str,
     dst: Path | str,
     options: TokenOptions | None = None,
     *,
     format: Format | None = None,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    overwrite: bool = False,
-    progress: Progress | None = None,
+    **settings: Unpack[PackSettings],
 ) -> Summary:
     """Pack text or ids as ``packdata tokens`` does.
 
@@ -316,24 +312,13 @@ def pack_tokens(
         dst: A folder that is new or empty.
         options: What becomes of them.
         format: ``"parquet"`` (default) or ``"lmdb"``.
-        shard_bytes: Size of a shard.
-        workers: Threads that read and encode; None for all usable cores.
-        on_error: ``"fail"`` stops at a document that cannot be packed, ``"skip"`` leaves it out and
-            lists it; then each document must fit into memory.
-        overwrite: Replace the datasets in ``dst``.
-        progress: Is told of every row.
+        settings: As of ``pack_recipes``. With ``on_error="skip"`` each document must fit into memory.
 
     Raises:
         SourceError: A source, or something in it, cannot be packed.
         PackError: The target cannot be written, is in use, or holds something else.
         ValueError: The options contradict each other.
     """
-    return pack_plan(
-        make_plan(sources, options, format=format, on_error=on_error),
-        dst,
-        shard_bytes=shard_bytes,
-        workers=workers,
-        on_error=on_error,
-        overwrite=overwrite,
-        progress=progress,
-    )
+    on_error = settings.get("on_error", "fail")
+    plan = make_plan(sources, options, format=format, on_error=on_error)
+    return pack_plan(plan, dst, **settings)

@@ -85,6 +85,7 @@ class TokensRecipe:
             files[tokenizer.name] = tokenizer.file
         folders = ("train", "val") if val_share else ("",)
         self.targets: Sequence[Target] = [Target(f, schema, files) for f in folders]
+        self.divides = len(folders) > 1
 
     def _schema(self) -> Schema:
         tokenizer, vocabulary = self.tokenizer, self.vocabulary
@@ -104,6 +105,15 @@ class TokensRecipe:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @property
+    def why_empty(self) -> str:
+        """Why one of the two datasets may get no document."""
+        if not self.divides:
+            return ""
+        why = "Documents go to train or val as a whole, equal ones together"
+        hint = "Take another --val-share or --seed, or of text files other --documents"
+        return f"{why}. {hint}, and add --overwrite"
 
     def items(self, start: int = 0) -> Iterator[Piece]:
         """Yield the pieces from number ``start`` on."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from loaders.columns import VarColumn
 from loaders.errors import LoadersError, ShardError
 from loaders.schema import Tokens
 from packdata.tokens.rows import DOCUMENT_ENDS, NUM_TOKENS, TOKENS
@@ -65,6 +66,16 @@ def token_text(reader: PackedReader, i: int) -> str:
     ends = sample[DOCUMENT_ENDS].astype(np.int64)
     parts = np.split(ids, ends[ends < len(ids)])
     return " ¶ ".join(tokenizer.decode(part) for part in parts)
+
+
+def count(reader: PackedReader) -> tuple[int, int]:
+    """Return the number of tokens, and of documents that end somewhere, without reading either."""
+    field, nbytes = reader.schema.fields[DOCUMENT_ENDS], 0
+    for _, columns in reader.shards():
+        ends = columns[DOCUMENT_ENDS]
+        assert isinstance(ends, VarColumn)
+        nbytes += int(ends.lengths.sum())
+    return int(reader.column(NUM_TOKENS).sum()), nbytes // np.dtype(field.dtype).itemsize
 
 
 def token_stats(reader: PackedReader) -> dict[str, Any]:

@@ -7,6 +7,7 @@ the tokenizer lets files be cut anywhere. Where the cuts lie follows from the fi
 from __future__ import annotations
 
 from bisect import bisect_right
+from codecs import utf_8_decode
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 4 << 20
 _MAX_CHAR_BYTES = 4
+_CHECKED_BYTES = 64 << 10
 _BOM = b"\xef\xbb\xbf"
 NEWLINE = b"\n"
 
@@ -99,11 +101,7 @@ class TextPart:
         if not self._is_whole:
             first = 0 if self.start == 0 else _num_continued(blob[: _MAX_CHAR_BYTES - 1])
             last += _num_continued(blob[last:])
-        try:
-            str(memoryview(blob)[first:last], "utf-8")
-        except UnicodeDecodeError as error:
-            return first + error.start
-        return None
+        return _first_not_utf8(memoryview(blob)[first:last], first)
 
     def _lines(self, blob: bytes) -> Callable[[int], str]:
         """Return what says in which line of the file a byte of this part lies."""
@@ -124,6 +122,18 @@ class TextPart:
         return Documents(data, ends, str)
 
 
+def _first_not_utf8(data: memoryview, offset: int) -> int | None:
+    """Check piece by piece: a string of all of it would take fresh memory."""
+    at = 0
+    while at < len(data):
+        piece = data[at : at + _CHECKED_BYTES]
+        try:
+            at += utf_8_decode(piece, "strict", at + len(piece) == len(data))[1]
+        except UnicodeDecodeError as error:
+            return offset + at + error.start
+    return None
+
+
 def _num_continued(data: bytes) -> int:
     """Return how many bytes at the beginning continue a character."""
     return next((i for i, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))
@@ -131,16 +141,22 @@ def _num_continued(data: bytes) -> int:
 
 def split_lines(data: npt.NDArray[np.uint8]) -> Documents:
     r"""Make each line a document, without its end (``\n`` or ``\r\n``)."""
+    text = data.tobytes()
     breaks = np.flatnonzero(data == ord("\n"))
-    drop = np.zeros(len(data), bool)
-    drop[breaks] = True
-    before = np.maximum(breaks - 1, 0)
-    is_cr = (data[before] == ord("\r")) & (breaks > 0)
-    drop[before[is_cr]] = True
     if len(breaks) == 0 or breaks[-1] != len(data) - 1:  # no line end at the end
-        breaks, is_cr = np.append(breaks, len(data)), np.append(is_cr, False)
-    ends = breaks - np.arange(len(breaks)) - np.cumsum(is_cr)
-    return Documents(data[~drop], ends, lambda at: str(np.flatnonzero(~drop)[at]))
+        breaks = np.append(breaks, len(data))
+    ends = breaks - np.arange(len(breaks))
+    if b"\r" in text:
+        before = np.maximum(breaks - 1, 0)
+        is_end = breaks < len(data)
+        ends -= np.cumsum((data[before] == ord("\r")) & (breaks > 0) & is_end)
+        text = text.replace(b"\r\n", b"\n")
+
+    def place(at: int) -> str:
+        line = int(np.searchsorted(ends, at, "right"))
+        return str(at + (int(breaks[line - 1] - ends[line - 1]) + 1 if line else 0))
+
+    return Documents(np.frombuffer(text.replace(b"\n", b""), np.uint8), ends, place)
 
 
 def split_at(data: npt.NDArray[np.uint8], separator: bytes) -> Documents:

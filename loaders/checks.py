@@ -1,0 +1,162 @@
+"""Arguments are checked where they enter: what must be, what was found, what to do instead.
+
+A wrong type is a ``TypeError``, a value out of range a ``ValueError``. Nothing here is for
+single samples of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sized
+from difflib import get_close_matches
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST_SHOWN = 80  # characters
+
+
+def shown(value: Any) -> str:
+    """Return how a value looks in a message: itself if that is short, else what it is.
+
+    Example:
+        >>> shown("4"), shown(list(range(1000)))
+        ("'4'", 'a list of 1000')
+    """
+    kind, shape = type(value).__name__, getattr(value, "shape", ())
+    article = "an" if kind[0].lower() in "aeiou" or kind == "ndarray" else "a"
+    if isinstance(shape, tuple) and shape:
+        return f"{article} {kind} of shape {tuple(shape)}"
+    text = repr(value)
+    if len(text) <= _MOST_SHOWN and "\n" not in text and " object at 0x" not in text:
+        return text
+    size = f" of {len(value)}" if isinstance(value, Sized) and not isinstance(value, type) else ""
+    return f"{article} {kind}{size}"
+
+
+def whole_number(
+    name: str, value: Any, *, at_least: int | None = None, below: int | None = None
+) -> int:
+    """Return a whole number of any integer type, as an int.
+
+    Raises:
+        TypeError: It is none; True and 3.0 are not.
+        ValueError: It is out of range.
+
+    Example:
+        >>> whole_number("batch_size", "4", at_least=1)
+        Traceback (most recent call last):
+        TypeError: batch_size must be a whole number, got '4'
+    """
+    try:
+        whole = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        whole = None
+    if whole is None:
+        raise TypeError(f"{name} must be a whole number, got {shown(value)}")
+    if at_least is not None and not at_least <= whole < (whole + 1 if below is None else below):
+        limits = f"at least {at_least}" if below is None else f"in [{at_least}, {below})"
+        raise ValueError(f"{name} must be {limits}, got {whole}")
+    return whole
+
+
+def real_number(
+    name: str, value: Any, *, at_least: float = -math.inf, at_most: float = math.inf
+) -> Any:
+    """Return a number as it is.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: It is out of range, or nan where there is one.
+    """
+    try:
+        real = None if isinstance(value, (str, bytes, bool)) else float(value)
+    except (TypeError, ValueError):
+        real = None
+    if real is None:
+        raise TypeError(f"{name} must be a number, got {shown(value)}")
+    is_limited = (at_least, at_most) != (-math.inf, math.inf)
+    if is_limited and not at_least <= real <= at_most:
+        if at_most == math.inf:
+            raise ValueError(f"{name} must be at least {at_least:g}, got {value!r}")
+        raise ValueError(f"{name} must be in [{at_least:g}, {at_most:g}], got {value!r}")
+    return value
+
+
+def one_of(name: str, value: Any, choices: Sequence[Any]) -> Any:
+    """Return a value if it is one of a few.
+
+    Raises:
+        ValueError: It is not; the message has what is close.
+
+    Example:
+        >>> one_of("backend", "treads", ["auto", "threads"])
+        Traceback (most recent call last):
+        ValueError: backend must be 'auto' or 'threads', got 'treads': did you mean 'threads'?
+    """
+    plain = value.item() if isinstance(value, np.generic) else value
+    if any(type(plain) is type(choice) and plain == choice for choice in choices):
+        return plain
+    *most, last = map(repr, choices)
+    listed = f"{', '.join(most)} or {last}" if most else last
+    raise ValueError(f"{name} must be {listed}, got {shown(value)}{did_you_mean(value, choices)}")
+
+
+def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
+    """Return the end of a message about a name that there is not, where one is close to it."""
+    names = [choice for choice in choices if isinstance(choice, str)]
+    close = get_close_matches(value, names, 1) if isinstance(value, str) else []
+    return f": did you mean {close[0]!r}?" if close else ""
+
+
+def as_list(name: str, value: Any, like: str) -> list[Any]:
+    """Return several values as a list; a text, a path, a mapping or a single value is not that.
+
+    Args:
+        name: Of the argument.
+        value: What was given.
+        like: What would be right, such as ``"shares, such as [0.9, 0.1]"``.
+
+    Raises:
+        TypeError: It is not a list, or anything else to iterate over.
+    """
+    single = isinstance(value, (str, bytes, os.PathLike, Mapping, type))
+    if single or not isinstance(value, Iterable) or getattr(value, "shape", None) == ():
+        raise TypeError(f"{name} must be a list of {like}, got {shown(value)}")
+    return list(value)
+
+
+def as_path(name: str, value: Any, what: str) -> Path:
+    """Return a path.
+
+    Args:
+        name: Of the argument.
+        value: What was given.
+        what: What must be at the path, and what to do with other things.
+
+    Raises:
+        TypeError: It is neither a path nor a text.
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} must be {what}, got {shown(value)}")
+    return Path(value)
+
+
+def shares(parts: Any) -> list[float]:
+    """Return the shares that something is divided by.
+
+    Raises:
+        TypeError: They are not a list of numbers.
+        ValueError: They do not sum to 1, or one is negative.
+    """
+    found = as_list("parts", parts, "shares that sum to 1, such as [0.9, 0.1]")
+    numbers = [float(real_number(f"parts[{i}]", part)) for i, part in enumerate(found)]
+    if abs(sum(numbers) - 1) > 1e-6 or min(numbers) < 0:
+        raise ValueError(f"parts must be shares that sum to 1, such as [0.9, 0.1], got {found}")
+    return numbers

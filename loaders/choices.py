@@ -1,0 +1,174 @@
+"""What a loader chooses where its arguments leave it open: order, backend, workers, and the device's share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.utils.data import IterableDataset
+
+from loaders.checks import one_of, shown, whole_number
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.moving import MovingHalf
+from loaders.datasets.packed import PackedDataset
+from loaders.sampling.balanced import Balanced
+from loaders.sampling.blocks import BlockShuffled
+from loaders.sampling.order import Order, Sequential, Shuffled
+from loaders.sampling.sampler import EpochSampler
+from loaders.sampling.weighted import Weighted
+from loaders.tuning import read_workers
+from loaders.workers import usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Backend = Literal["auto", "thread", "subprocess", "process"]
+AugmentOn = Literal["auto", "host", "device"]
+Halves = tuple[Any, "Callable[[Any], Any] | None"]
+_SMALL_SAMPLE_BYTES = 16 << 10
+
+
+# -- order -----------------------------------------------------------------------------------------
+
+
+def has_own_order(
+    dataset: Any, batch_size: int | None, sampler: Any, batch_sampler: Any, generator: Any
+) -> bool:
+    """Tell whether batches follow an order of ours: one was given, or nothing that says another."""
+    if batch_sampler is not None or batch_size is None or isinstance(dataset, IterableDataset):
+        return False
+    return isinstance(sampler, Order) or (sampler is None and generator is None)
+
+
+def choose_order(
+    dataset: Any, batch_size: int, shuffle: bool | str | None, sampler: Any, seed: int
+) -> Order:
+    """Return the order that the arguments ask for, or the dataset."""
+    if shuffle not in (None, True, False, "block"):
+        raise ValueError(f"shuffle must be True, False or 'block', got {shown(shuffle)}")
+    if not hasattr(dataset, "__len__"):
+        what = "give it __len__, or leave its order to a sampler"
+        raise TypeError(f"dataset has no length, got {shown(dataset)}: {what}")
+    if sampler is not None:
+        if shuffle:
+            raise ValueError(f"{type(sampler).__name__} is an order of its own: leave out shuffle")
+        _check_size(sampler, len(dataset))
+        return sampler  # type: ignore[no-any-return]
+    own = dataset.order(seed, batch_size) if isinstance(dataset, BatchDataset) else None
+    if own is not None:
+        if shuffle not in (None, True):
+            what = f"a {type(dataset).__name__} has an order of its own"
+            raise ValueError(f"{what}: leave out shuffle, got {shuffle!r}")
+        return own
+    length = len(dataset)
+    if shuffle == "block":
+        return BlockShuffled(length, seed)
+    return Shuffled(length, seed) if shuffle else Sequential(length)
+
+
+def _check_size(order: Any, num_samples: int) -> None:
+    """Refuse an order of more samples than there are, before it comes to one that is missing."""
+    values = getattr(order, "labels" if isinstance(order, Balanced) else "weights", ())
+    num = len(values) if isinstance(order, Balanced | Weighted) else getattr(order, "n", 0)
+    if num > num_samples:
+        what = f"sampler is for {num} samples, the dataset has {num_samples}"
+        raise ValueError(f"{what}: make it of this dataset, as with dataset.column('label')")
+
+
+def check_foreign_order(
+    shuffle: Any, ranks: tuple[int | None, int | None], sampler: Any, batch_sampler: Any
+) -> None:
+    """Refuse what only an order of ours can do, where another decides; and what is no order."""
+    for name, given in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if given is not None and (isinstance(given, str) or not hasattr(given, "__iter__")):
+            what = "an order such as Balanced(...), or yield indices"
+            raise TypeError(f"{name} must be {what}, got {shown(given)}")
+    if shuffle == "block":
+        raise ValueError(
+            "shuffle='block' is an order of ours: leave out sampler, batch_sampler and generator"
+        )
+    # Frameworks wrap a sampler of ours, which divides the samples by rank already.
+    samplers = (sampler, getattr(batch_sampler, "sampler", None))
+    if ranks != (None, None) and not any(isinstance(s, EpochSampler) for s in samplers):
+        raise ValueError(
+            "rank and world_size divide batches of ours: leave out sampler, batch_sampler and generator"
+        )
+
+
+# -- who makes the batches -------------------------------------------------------------------------
+
+
+def choose_backend(backend: Backend, dataset: Any, process_only: dict[str, Any]) -> str:
+    """Return ``"thread"``, ``"subprocess"`` or ``"process"``.
+
+    Args:
+        backend: What was asked for.
+        dataset: What is read.
+        process_only: Arguments that mean something to worker processes alone; None where not given.
+    """
+    one_of("backend", backend, ("auto", "thread", "subprocess", "process"))
+    needs_process = [name for name, value in process_only.items() if value is not None]
+    if backend == "subprocess" and needs_process == ["multiprocessing_context"]:
+        needs_process = []
+    if backend in ("thread", "subprocess"):
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(
+                "an iterable dataset cannot be shared by threads: leave backend='auto'"
+            )
+        if needs_process:
+            raise ValueError(
+                f"{needs_process[0]} is for worker processes: leave it out, or use backend='process'"
+            )
+        return backend
+    is_ours = isinstance(dataset, BatchDataset)
+    return "process" if backend == "process" or needs_process or not is_ours else "thread"
+
+
+def choose_workers(num_workers: int | Literal["auto"], dataset: Any) -> int:
+    """Return how many workers to have: what was measured, else what the samples cost."""
+    if isinstance(num_workers, str) and num_workers != "auto":
+        raise ValueError(f"num_workers must be 'auto' or a number from 0, got {num_workers!r}")
+    if num_workers != "auto":
+        return whole_number("num_workers", num_workers, at_least=0)
+    if not isinstance(dataset, BatchDataset):
+        return 0
+    measured = read_workers(dataset, usable_cores())
+    if measured is not None:
+        return measured
+    nbytes = dataset.sample_nbytes
+    if nbytes == 0:
+        return 0  # nothing is copied on the host
+    if nbytes is not None and nbytes < _SMALL_SAMPLE_BYTES:
+        return 1  # copying small rows takes less than handing them over: more threads only compete
+    return usable_cores()
+
+
+# -- the device's share ----------------------------------------------------------------------------
+
+
+def choose_halves(
+    dataset: BatchDataset, device: torch.device | None, augment_on: AugmentOn
+) -> Halves:
+    """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
+    device = device or dataset.device or torch.device("cpu")
+    if isinstance(dataset, PackedDataset) and dataset.augment and dataset.device is None:
+        if augment_on == "host":
+            return dataset, None
+        if augment_on == "device":
+            return _augmented_on(device, dataset)
+    if device.type == "cpu" and not dataset.finishes_late:
+        return dataset, None
+    return _finished_on(device, dataset) or (dataset, None)
+
+
+def _augmented_on(device: torch.device, dataset: PackedDataset) -> Halves:
+    halves = _finished_on(device, dataset)
+    if halves is None:
+        half = MovingHalf(dataset)
+        halves = half, half.finish
+    return halves
+
+
+def _finished_on(device: torch.device, dataset: BatchDataset) -> Halves | None:
+    finisher = dataset.finisher(device)
+    return None if finisher is None else (dataset.host_half(), finisher)

@@ -1,0 +1,223 @@
+"""JPEG files that leave the host as they are, to be decoded, cropped and flipped on a device."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from loaders.augment import Views
+from loaders.codecs.picture import picture_size
+from loaders.datasets.base import SamplesOf
+from loaders.datasets.crops import spatial_axes
+from loaders.datasets.on_device import OnDevice
+from loaders.datasets.samples import SampleBatch
+from loaders.device.augment import Moves, draw_moves, move_images
+from loaders.device.jpeg import JpegFinish
+from loaders.errors import CodecError, SchemaError
+from loaders.schema import Boxes, Bytes, Image, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from loaders.datasets.job import BatchJob
+    from loaders.datasets.packed import PackedDataset
+    from loaders.datasets.request import Memory, Request
+    from loaders.device.jpeg import Decode
+
+
+class SameSize(NamedTuple):
+    """The pictures of one size in a batch, and what augmentation does to them.
+
+    Attributes:
+        rows: Their places in the batch; a list stays on the host.
+        moves: Of these.
+    """
+
+    rows: list[int]
+    moves: Moves
+
+
+class EncodedBatch(NamedTuple):
+    """A batch whose images are encoded files.
+
+    Attributes:
+        batch: With a list of bytes for each image field.
+        indices: The samples as the user counts them, for messages; a list stays on the host.
+        moves: By image field, where there is augmentation.
+    """
+
+    batch: Any
+    indices: list[int]
+    moves: dict[str, list[SameSize]]
+
+
+class JpegOnDevice(OnDevice):
+    """A dataset of JPEG images whose files a loader hands to the device: decoded, cropped and flipped there.
+
+    A decoder on a GPU rounds in its own way; order and crops are the same. Images of one size are
+    cropped in a batch, others size by size.
+
+    Args:
+        dataset: Its images are of codec ``jpeg``; masks and boxes, which the host moves, are for
+            datasets without augmentation.
+        decode: Decodes there; default: torchvision's decoder on CUDA, which has to be installed. What it
+            refuses, the CPU decodes.
+
+    Raises:
+        TypeError: It is no packed dataset.
+        SchemaError: It has something that only the host can do; the message says what.
+    """
+
+    def __init__(self, dataset: PackedDataset, *, decode: Decode | None = None) -> None:
+        super().__init__(dataset, finishes_late=decode is not None)
+        _check(dataset)
+        self._decode = decode
+
+    def host_half(self) -> Any:
+        """Return the same samples as encoded files."""
+        return EncodedHalf(self.dataset)
+
+    def finisher(self, device: torch.device) -> Callable[[Any], Any]:
+        """Return what decodes batches; LoadersError if nothing does so on this device."""
+        modules = {
+            name: JpegFinish(field, device, self._decode)
+            for name, field in images_of(self.dataset).items()
+        }
+        return EncodedFinisher(self.dataset, modules)
+
+
+class EncodedHalf(SamplesOf["PackedDataset"]):
+    """The host's half: files as they are, and the moves drawn for them.
+
+    Args:
+        dataset: Whose samples.
+    """
+
+    def __init__(self, dataset: PackedDataset) -> None:
+        plain = copy.copy(dataset.replace(augment=[]))
+        as_bytes = dict.fromkeys(images_of(dataset), Bytes())
+        schema = dataset.schema
+        plain.schema = replace(schema, fields={**schema.fields, **as_bytes})
+        plain._whole = dataset  # which counts what is replaced
+        plain._prepare()
+        super().__init__(plain)
+        self._whole = dataset
+
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> EncodedJob:
+        """Return the work of reading a batch of files and drawing its moves."""
+        return EncodedJob(self, self.dataset.job(indices, memory, num_workers))
+
+    def unfinished(self, batch: Any, request: Request) -> EncodedBatch:
+        """Add to a batch what was drawn for it."""
+        moves = {}
+        for name in images_of(self._whole) if self._whole.augment else ():
+            sizes = [
+                self._size(record, i)
+                for record, i in zip(getattr(batch, name), request.indices, strict=True)
+            ]
+            moves[name] = _draw(self._whole.augment, sizes, request)
+        return EncodedBatch(batch, request.indices.tolist(), moves)
+
+    def _size(self, record: bytes, index: int) -> tuple[int, int]:
+        try:
+            return picture_size(record)
+        except CodecError as error:
+            raise self._whole.sample_error(int(index), str(error)) from error
+
+
+def _draw(ops: Any, sizes: list[tuple[int, int]], request: Request) -> list[SameSize]:
+    """Draw what happens to the pictures of each size."""
+    found = []
+    for size in dict.fromkeys(sizes):
+        rows = np.flatnonzero([other == size for other in sizes])
+        draws = None if request.draws is None else request.draws[rows]
+        settings: dict[str, Any] = {"seed": request.seed, "epoch": request.epoch, "draws": draws}
+        moves = draw_moves(ops, size, request.indices[rows], **settings)
+        found.append(SameSize(rows.tolist(), moves))
+    return found
+
+
+class EncodedJob:
+    """Reads a batch of files, and draws its moves when it is known which samples it has."""
+
+    def __init__(self, half: EncodedHalf, read: BatchJob) -> None:
+        self._half, self._read = half, read
+        self.num_parts = read.num_parts
+        self.run, self.describe = read.run, read.describe
+
+    def finish(self) -> SampleBatch:
+        """Return the two."""
+        samples: Any = self._read.finish()
+        unfinished = self._half.unfinished(samples.batch, self._read.request)
+        return SampleBatch(unfinished, len(samples))
+
+
+class EncodedFinisher:
+    """Makes batches of images out of batches of files.
+
+    Args:
+        dataset: Whose samples.
+        modules: What decodes each field.
+    """
+
+    def __init__(self, dataset: PackedDataset, modules: dict[str, JpegFinish]) -> None:
+        self.modules, self._dataset = modules, dataset
+        served = {reader.names[0]: reader for reader in dataset.readers}
+        self._is_stacked = {name: served[name].sizes[0] is not None for name in modules}  # type: ignore[attr-defined]
+
+    def __call__(self, value: EncodedBatch) -> Any:
+        """Return the batch, a named tuple, with images on the device."""
+        made = {name: self._images(name, value) for name in self.modules}
+        return value.batch._replace(**made)
+
+    def _images(self, name: str, value: EncodedBatch) -> Any:
+        images = self._decoded(name, value)
+        for rows, moves in value.moves.get(name, ()):
+            moved = move_images(torch.stack([images[i] for i in rows]), moves)
+            if len(moved) == len(images) and self._is_stacked[name]:  # all of one size
+                return moved
+            for i, image in zip(rows, moved, strict=True):
+                images[i] = image
+        return torch.stack(images) if self._is_stacked[name] else images
+
+    def _decoded(self, name: str, value: EncodedBatch) -> list[torch.Tensor]:
+        records, module = getattr(value.batch, name), self.modules[name]
+        try:
+            return module(records)  # type: ignore[no-any-return]
+        except CodecError:
+            for index, record in zip(value.indices, records, strict=True):
+                self._check_one(module, index, record)
+            raise
+
+    def _check_one(self, module: JpegFinish, index: int, record: bytes) -> None:
+        try:
+            module.decode_on_host(record)
+        except CodecError as error:
+            raise self._dataset.sample_error(index, str(error)) from error
+
+
+def images_of(dataset: PackedDataset) -> dict[str, Image]:
+    """Return the image fields that are served."""
+    fields = dataset.stored_fields.items()
+    return {name: field for name, field in fields if isinstance(field, Image)}
+
+
+def _check(dataset: PackedDataset) -> None:
+    """Raise SchemaError if a device cannot do all of it."""
+    images, hint = images_of(dataset), "; hand the dataset itself to the loader"
+    if not images:
+        raise SchemaError(f"there is no image among {list(dataset.fields)}{hint}")
+    for name, field in images.items():
+        if field.codec != "jpeg" or field.channels not in (1, 3):
+            what = f"{field.channels} channels of codec {field.codec!r}"
+            raise SchemaError(f"field {name!r} holds {what}, not JPEG{hint}")
+    if dataset.transform is not None or any(isinstance(op, Views) for op in dataset.augment):
+        raise SchemaError(f"transforms and augment.Views work on the host{hint}")
+    fields = dataset.stored_fields
+    moved = [name for name, field in fields.items() if isinstance(field, Mask | Boxes)]
+    if dataset.augment and (moved or spatial_axes(fields.values())):
+        raise SchemaError(f"augment moves {moved or 'arrays'}, which is done on the host{hint}")

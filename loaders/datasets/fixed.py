@@ -1,0 +1,118 @@
+"""Records of one size: copied to where the batch has them, and seen there as numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaders.buffers import scratch
+from loaders.errors import SchemaError
+from loaders.schema import Field, Image
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from loaders.datasets.request import Memory, Request
+    from loaders.datasets.store import Store
+
+    UInt8Array = npt.NDArray[np.uint8]
+
+_PART_BYTES = 1 << 20  # copying less than this is not worth another thread
+
+
+@dataclass(frozen=True, slots=True)
+class FixedReader:
+    """Records of one size: gathered in one call, typed where they land."""
+
+    store: Store
+    name: str
+    nbytes: int  # of each record
+    layout: Layout
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def min_rows(self) -> int:
+        return max(1, _PART_BYTES // self.nbytes)
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        flat = memory.take(self.name, num_samples * self.nbytes)
+        return [self.layout.tensor(flat, num_samples), flat.reshape(num_samples, self.nbytes)]
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        self.store.gather(self.name, request.part(first, last), values[1][first:last])
+
+    def finish(self, values: list[Any]) -> list[Any]:
+        return values[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class WideReader(FixedReader):
+    """Numbers that are stored in a narrow type and served in a wider one: gathered, then cast where they land."""
+
+    stored: np.dtype[Any]
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        served = torch.empty((), dtype=self.layout.dtype).numpy().dtype
+        width = self.nbytes // self.stored.itemsize
+        flat = memory.take(self.name, num_samples * width * served.itemsize)
+        tensor = self.layout.tensor(flat, num_samples)
+        return [tensor, flat.view(served).reshape(num_samples, width)]
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        narrow = scratch((last - first) * self.nbytes)
+        rows, width = last - first, values[1].shape[1]
+        self.store.gather(self.name, request.part(first, last), narrow.reshape(rows, self.nbytes))
+        values[1][first:last] = narrow.view(self.stored).reshape(rows, width)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the values of one field lie in a batch; pictures are H x W x C in memory, whatever their axes are called."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    is_image: bool
+
+    @classmethod
+    def of(cls, field: Field) -> Layout:
+        """Return the layout of a field of fixed shape."""
+        shape = tuple(n for n in field.shape or () if n is not None)
+        if isinstance(field, Image):
+            return cls(torch_dtype(field.dtype), (*shape[1:], shape[0]), True)
+        return cls(torch_dtype(field.served_dtype), shape, False)
+
+    def tensor(self, flat: UInt8Array | torch.Tensor, num_samples: int) -> torch.Tensor:
+        """View bytes as the field's tensor; it shares and keeps them."""
+        tensor = flat if isinstance(flat, torch.Tensor) else torch.from_numpy(flat)
+        if not num_samples:
+            tensor = tensor.new_empty(
+                0, dtype=self.dtype
+            )  # numpy's empty rows have no stride to view by
+        elif self.dtype is not torch.uint8:
+            tensor = tensor.view(self.dtype)
+        if self.shape:
+            tensor = tensor.view(num_samples, *self.shape)
+        return tensor.permute(0, 3, 1, 2) if self.is_image else tensor
+
+
+def served(records: torch.Tensor, field: Field) -> torch.Tensor:
+    """Turn records of one size, ``(N, nbytes)`` uint8 on any device, into the field's tensor; it may share them."""
+    layout = Layout.of(field)
+    if field.served_dtype == field.dtype:
+        return layout.tensor(records.flatten(), len(records))
+    narrow = records.flatten().view(torch_dtype(field.dtype))
+    return narrow.to(layout.dtype).view(len(records), *layout.shape)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's dtype of a numpy name."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SchemaError(f"dtype {name!r} has no counterpart in torch")
+    return dtype

@@ -1,0 +1,56 @@
+"""A dataset that leaves more of its work to the device than a loader would by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loaders.datasets.base import SamplesOf
+from loaders.datasets.packed import PackedDataset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loaders.datasets.request import Memory
+    from loaders.workers import Job
+
+
+class OnDevice(SamplesOf[PackedDataset]):
+    """The samples of a packed dataset, their order and their crops; who decodes them is another.
+
+    Without a device, and where nothing was given that does the work instead, it serves what the
+    dataset serves.
+
+    Args:
+        dataset: Whose samples.
+        finishes_late: See ``BatchDataset``.
+
+    Raises:
+        TypeError: It is no packed dataset.
+    """
+
+    def __init__(self, dataset: PackedDataset, *, finishes_late: bool) -> None:
+        if not isinstance(dataset, PackedDataset):
+            what = f"dataset must be a ShardDataset or RAMDataset, got {type(dataset).__name__}"
+            raise TypeError(what)
+        super().__init__(dataset)
+        self.finishes_late = finishes_late
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample, decoded on the host."""
+        return self.dataset[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return samples, decoded on the host."""
+        return self.dataset.__getitems__(indices)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The dataset's."""
+        return self.dataset.classes
+
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
+        """Return the work of reading a batch, decoded on the host."""
+        return self.dataset.job(indices, memory, num_workers)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dataset!r})"

@@ -1,0 +1,168 @@
+"""Images and masks of a batch: decoded, cropped, resized and flipped into their places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from loaders import augment
+from loaders.buffers import scratch
+from loaders.codecs.picture import PictureHead, picture_head
+from loaders.datasets.fixed import Layout
+from loaders.errors import CodecError
+from loaders.schema import Image, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from loaders.datasets.request import Memory, Request
+    from loaders.datasets.store import Store
+
+    UInt8Array = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class PictureReader:
+    """Images and masks: decoded, cropped, resized and flipped, straight into their place in the batch."""
+
+    store: Store
+    name: str
+    field: Image | Mask
+    views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each; no ops: as stored
+    codec: Any
+    sizes: tuple[
+        tuple[int, int] | None, ...
+    ]  # of every sample of a view, or None: a list of tensors
+    min_rows: int = 4
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.views)
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        return [
+            [None] * num_samples
+            if layout is None
+            else self._slot(name, layout, num_samples, memory)
+            for name, layout in zip(self.names, self._layouts, strict=True)
+        ]
+
+    @cached_property
+    def _layouts(self) -> list[Layout | None]:
+        return [size and Layout.of(replace(self.field, size=size)) for size in self.sizes]
+
+    def _slot(
+        self, name: str, layout: Layout, num_samples: int, memory: Memory
+    ) -> tuple[torch.Tensor, npt.NDArray[Any]]:
+        dtype = np.dtype(self.field.dtype)
+        flat = memory.take(name, num_samples * prod(layout.shape) * dtype.itemsize)
+        rows = flat.view(dtype).reshape(num_samples, *layout.shape)
+        return layout.tensor(flat, num_samples), rows
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        records = self.store.records(self.name, request.part(first, last))
+        if self._is_plain:
+            for i, record in enumerate(records, first):
+                self._read_plain(values, i, record)
+            return
+        heads = [self._head(record) for record in records]
+        moves = [self._moves(view, request, heads, first, last) for view in range(len(self.views))]
+        nearest = isinstance(self.field, Mask)
+        for i, (record, head, *of_views) in enumerate(zip(records, heads, *moves, strict=True)):
+            image, source_size = self._decode(record, head, of_views)
+            for (box, size, flip), value, fixed in zip(of_views, values, self.sizes, strict=True):
+                out = value[1][first + i] if fixed else None
+                done = augment.apply(
+                    image, box, size, flip, out=out, nearest=nearest, source_size=source_size
+                )
+                if not fixed:
+                    value[first + i] = _channels_first(done)
+
+    def _moves(
+        self, view: int, request: Request, heads: Sequence[PictureHead], first: int, last: int
+    ) -> Iterable[Any]:
+        """Return the box, size and flip of each picture in a view, as plain numbers."""
+        plan = self.geometry(view, request, [head[:2] for head in heads], first, last)
+        return zip(plan.boxes.tolist(), plan.sizes.tolist(), plan.flips.tolist(), strict=True)
+
+    @cached_property
+    def _channels(self) -> int:
+        return self.field.channels if isinstance(self.field, Image) else 1
+
+    @property
+    def _is_plain(self) -> bool:
+        return len(self.views) == 1 and not self.views[0][1]
+
+    def _read_plain(self, values: list[Any], i: int, record: UInt8Array) -> None:
+        if self.sizes[0] is None:
+            values[0][i] = _channels_first(np.array(self.codec.decode(record)))
+            return
+        place = values[0][1][i]
+        image = (
+            self.codec.decode(record, out=place.reshape(-1))
+            if self._decodes_in_place
+            else self.codec.decode(record)
+        )
+        if image.shape != place.shape:
+            raise CodecError(f"the picture is {image.shape}, the field says {place.shape}")
+        if not np.may_share_memory(image, place):
+            np.copyto(place, image)
+
+    @property
+    def _decodes_in_place(self) -> bool:
+        return self.field.codec == "jpeg" and self.field.dtype == "uint8"
+
+    def _head(self, record: UInt8Array) -> PictureHead:
+        if self.field.codec != "raw":
+            return picture_head(record)
+        return PictureHead(*(self.field.size or self.codec.decode(record).shape[:2]))
+
+    def picture_size(self, record: UInt8Array) -> tuple[int, int]:
+        """Return (height, width) of a stored picture, without decoding it."""
+        return self._head(record)[:2]
+
+    def geometry(
+        self, view: int, request: Request, shapes: Sequence[tuple[int, int]], first: int, last: int
+    ) -> augment.Geometry:
+        """Draw the crops and flips of one view; the same for every field whose pictures have these sizes."""
+        draws = None if request.draws is None else request.draws[first:last]
+        return augment.plan(
+            self.views[view][1],
+            np.array(shapes, np.int64).reshape(-1, 2),
+            seed=request.seed,
+            epoch=request.epoch,
+            indices=request.indices[first:last],
+            draws=draws,
+            view=view,
+        )
+
+    def _decode(
+        self, record: UInt8Array, head: PictureHead, moves: list[Any]
+    ) -> tuple[npt.NDArray[Any], tuple[int, int] | None]:
+        """Decode as much of a picture as its crops need; return it and, if it was reduced, its size at full scale."""
+        if self.field.codec == "raw":
+            return self.codec.decode(record), None
+        reduction, rows = 8, 0
+        for (y, _, height, width), (out_height, out_width), _ in moves:
+            reduction = min(reduction, augment.reduction(height, width, out_height, out_width))
+            rows = max(rows, y + height)
+        buffer = scratch(head.height * head.width * self._channels)
+        image = self.codec.decode(record, reduction, rows, buffer, head)
+        if reduction == 1:
+            return image, None
+        return image, (min(head.height, image.shape[0] * reduction), head.width)
+
+    def finish(self, values: list[Any]) -> list[Any]:
+        return [v if size is None else v[0] for v, size in zip(values, self.sizes, strict=True)]
+
+
+def _channels_first(array: npt.NDArray[Any]) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.permute(2, 0, 1) if tensor.dim() == 3 else tensor

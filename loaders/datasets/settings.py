@@ -1,0 +1,60 @@
+"""What a dataset is told about its samples, in the form that readers want; or an error that says what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from loaders.checks import as_list, shown
+from loaders.datasets.crops import spatial_axes
+from loaders.errors import SchemaError
+from loaders.schema import VIRTUAL_FIELDS, Image, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loaders.schema import Field, Schema
+
+    Transform = Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]]
+
+
+def as_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
+    """Return the names of the fields that samples show; of the packing's choice for None."""
+    if fields is None:
+        return schema.defaults
+    names = tuple(as_list("fields", fields, "names, such as ['image', 'label']"))
+    if not names and schema.defaults:
+        raise SchemaError(
+            f"fields names none; there are {[*schema.fields, *sorted(VIRTUAL_FIELDS)]}"
+        )
+    return names
+
+
+def as_transform(transform: Any) -> Transform | None:
+    """Return a function of samples, or functions of fields; TypeError if it is neither."""
+    functions = transform.values() if isinstance(transform, Mapping) else [transform]
+    if transform is not None and not all(callable(function) for function in functions):
+        what = "a function of a sample, or {field: function}"
+        raise TypeError(f"transform must be {what}, got {shown(transform)}")
+    return transform  # type: ignore[no-any-return]
+
+
+def check_augment(augment: Any, fields: Mapping[str, Field]) -> None:
+    """Raise SchemaError if there is nothing that ops could act on: they would be left out in silence."""
+    pictures = any(isinstance(field, Image | Mask) for field in fields.values())
+    if not augment or pictures or spatial_axes(fields.values()):
+        return
+    kinds = ", ".join(f"{name} ({field.kind})" for name, field in fields.items())
+    raise SchemaError(
+        f"augment has nothing to act on, the fields are {kinds}. Pictures in memory are uint8 or "
+        "uint16 (N, C, H, W), gray ones (N, 1, H, W); of other arrays the schema says which axes "
+        "are spatial: Array(dtype=..., dims=..., spatial=2)"
+    )
+
+
+def as_batching(batching: Any) -> dict[str, str]:
+    """Return the form of each field of varying length; TypeError if that is not said by field."""
+    if batching is not None and not isinstance(batching, Mapping):
+        what = "{field: 'list', 'pad' or 'offsets'}"
+        raise TypeError(f"batching must be {what}, got {shown(batching)}")
+    return dict(batching or {})

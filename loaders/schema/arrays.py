@@ -1,0 +1,67 @@
+"""Numbers of any type and shape: volumes, series, embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from loaders.errors import SchemaError
+from loaders.schema.field import Field, check_dtype, check_nbytes, is_count, register
+
+_MAX_AXES = 32  # of a numpy array, before numpy 2
+
+
+@register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Array(Field):
+    """Numbers of one dtype and shape.
+
+    Attributes:
+        dtype: bool, or any integer or floating type of 8 to 64 bits.
+        dims: The shape: lengths of at least 1, or None for an axis that varies from sample to
+            sample (and may then be 0).
+        codec: ``raw``.
+        spatial: How many of the last axes crops and flips move: 3 for a volume of (C, D, H, W) or
+            a mask of (D, H, W), 0 for none. None leaves it to the dataset: three, of arrays of
+            three axes and more, where no other field is a picture or says what is spatial.
+    """
+
+    kind: ClassVar[str] = "array"
+    dtype: str = "float32"
+    dims: tuple[int | None, ...] = ()
+    codec: str = "raw"
+    spatial: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", check_dtype(self.dtype, "uifb"))
+        object.__setattr__(self, "dims", _check_dims(self.dims))
+        _check_spatial(self.spatial, len(self.dims))
+        check_nbytes(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the field as JSON types; without ``spatial`` where it is not set."""
+        described = Field.to_json(self)
+        if self.spatial is None:
+            del described["spatial"]
+        return described
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The dims."""
+        return self.dims
+
+
+def _check_spatial(spatial: Any, num_axes: int) -> None:
+    if spatial is not None and (type(spatial) is not int or spatial < 0):
+        raise SchemaError(f"spatial must be a number of axes, or None, got {spatial!r}")
+    if spatial is not None and spatial > num_axes:
+        raise SchemaError(f"spatial must be in [0, {num_axes}], the number of axes, got {spatial}")
+
+
+def _check_dims(dims: Any) -> tuple[int | None, ...]:
+    # An axis of length 0 would make records of no bytes, which no format can tell apart.
+    if not isinstance(dims, tuple | list) or not all(n is None or is_count(n) for n in dims):
+        raise SchemaError(f"dims must be lengths of at least 1, or None, got {dims!r}")
+    if len(dims) > _MAX_AXES:
+        raise SchemaError(f"an array has up to {_MAX_AXES} axes, got {len(dims)}")
+    return tuple(dims)

@@ -1,0 +1,115 @@
+"""What a field is: the base of all kinds, the list of them, and the checks that they share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from loaders.errors import SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FIELD_KINDS: dict[str, type[Field]] = {}  # filled as the modules of the kinds are imported
+MAX_RECORD_NBYTES = (1 << 31) - 1  # sizes of records are stored as int32
+_DTYPES = frozenset(
+    {"bool", "float16", "float32", "float64"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One named part of a sample; the subclasses are the kinds there are.
+
+    Attributes:
+        codec: Name of the codec that turns a value into a record.
+    """
+
+    kind: ClassVar[str] = ""
+    codec: str = "bytes"
+
+    @property
+    def dtype(self) -> str:
+        """Name of the numpy type of the numbers in a value; of bytes where it has none."""
+        return "uint8"
+
+    @property
+    def served_dtype(self) -> str:
+        """The same in a batch: wider where models take nothing narrower."""
+        return self.dtype
+
+    @property
+    def shape(self) -> tuple[int | None, ...] | None:
+        """Shape of one value, None for each free axis; None if the value is not an array."""
+        return None
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if every value has the same shape, so that a batch is one tensor."""
+        return self.shape is not None and None not in self.shape
+
+    @property
+    def record_nbytes(self) -> int | None:
+        """Size of every record in bytes, at least 1, or None where it varies."""
+        return raw_nbytes(self)
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Files beside the manifest that the field needs: xxh3-128 by name."""
+        return {}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return ``{"kind": ..., option: value, ...}`` of JSON types only."""
+        return {"kind": self.kind} | {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def register(cls: type[Field]) -> type[Field]:
+    """Add a kind to those that a schema may have."""
+    FIELD_KINDS[cls.kind] = cls
+    return cls
+
+
+def is_count(value: Any) -> bool:
+    """Tell whether a value is a whole number above 0; True and 3.0 are not."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def check_dtype(dtype: Any, allowed: str) -> str:
+    """Return the name of a numpy type; SchemaError unless it is of an allowed kind, as of ``"uif"``."""
+    try:
+        known = None if dtype is None else np.dtype(dtype)  # None would be float64
+    except (TypeError, ValueError, SyntaxError):  # numpy reads some strings as Python source
+        known = None
+    if known is None or known.name not in _DTYPES or known.kind not in allowed:
+        names = sorted(name for name in _DTYPES if np.dtype(name).kind in allowed)
+        raise SchemaError(f"dtype {dtype!r} cannot be stored here: {', '.join(names)} can")
+    return str(known.name)
+
+
+def raw_nbytes(field: Field) -> int | None:
+    """Return the size of every record if values are stored as they are and have one shape, else None."""
+    if field.codec != "raw" or not field.is_fixed:
+        return None
+    return _least_nbytes(field)
+
+
+def _least_nbytes(field: Field) -> int:
+    """Return the bytes of a value whose free axes have length 1."""
+    lengths = (1 if n is None else n for n in field.shape or ())
+    return math.prod(lengths) * np.dtype(field.dtype).itemsize
+
+
+def check_nbytes(field: Field) -> None:
+    """Raise SchemaError if no value fits a record."""
+    nbytes = _least_nbytes(field)
+    if nbytes > MAX_RECORD_NBYTES:
+        what = f"a value of shape {field.shape} has {nbytes} bytes or more"
+        raise SchemaError(f"{what}; a record has up to {MAX_RECORD_NBYTES}")

@@ -1,0 +1,80 @@
+"""The classes of a sample: one of them, or any number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from loaders.errors import SchemaError
+from loaders.schema.field import Field, register
+
+
+@register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label(Field):
+    """The number of a class, served as int64.
+
+    Attributes:
+        classes: Names by number, at least one, or None if only numbers are known.
+    """
+
+    kind: ClassVar[str] = "label"
+    classes: tuple[str, ...] | None = None
+    codec: str = "raw"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", check_classes(self.classes))
+
+    @property
+    def dtype(self) -> str:
+        """Always int64."""
+        return "int64"
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """One number."""
+        return ()
+
+
+@register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiLabel(Field):
+    """Any number of classes at once, served as 0 or 1 for each: uint8 ``(num_classes,)``.
+
+    Attributes:
+        classes: Names by number, at least one.
+    """
+
+    kind: ClassVar[str] = "multilabel"
+    classes: tuple[str, ...] = ()
+    codec: str = "raw"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", check_classes(self.classes) or ())
+        if not self.classes:
+            raise SchemaError("a multi-label field needs its classes")
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """One number for each class."""
+        return (len(self.classes),)
+
+
+def check_classes(classes: Any) -> tuple[str, ...] | None:
+    """Return names that differ, at least one, or None for None; SchemaError for anything else."""
+    if classes is None:
+        return None
+    if isinstance(classes, str | bytes) or not isinstance(classes, Iterable):
+        raise SchemaError(f"classes must be a list of names, got {classes!r}")
+    names = tuple(classes)
+    if not names:
+        raise SchemaError("classes must have at least one name")
+    for name in names:
+        if not isinstance(name, str):
+            raise SchemaError(f"class names must be strings, got {name!r}")
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise SchemaError(f"class names must differ, got {twice[:5]} more than once")
+    return names

@@ -1,0 +1,154 @@
+"""What lies in a picture: its pixels, one integer per pixel, and boxes around things."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from loaders.errors import SchemaError
+from loaders.schema.field import Field, check_dtype, check_nbytes, is_count, raw_nbytes, register
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CODECS = ("jpeg", "png", "webp", "raw", "yuv420", "dct")
+# Default and allowed values of what a field of codec "dct" says.
+_DCT_OPTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
+    "quality": (90, range(1, 101)),
+    "subsampling": ("420", ("420", "444")),
+    "compression": ("lz4", ("lz4", "zstd")),
+}
+
+
+@register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image(Field):
+    """A picture, served as ``(channels, H, W)``.
+
+    Attributes:
+        channels: 1 (gray) or 3 (RGB); with ``codec="png"`` or ``"webp"`` also 4 (RGBA), with
+            ``"raw"`` up to 64.
+        size: (height, width) in pixels shared by all images, or None where it varies.
+        dtype: uint8; with ``codec="raw"`` any unsigned type, with ``"png"`` also uint16.
+        codec: ``jpeg``, ``png``, ``webp``: an encoded file (of any of the three); ``raw``:
+            H x W x C pixels; ``yuv420``: planes; ``dct``: coefficients. The last two are for
+            images of one size.
+        quality: Of ``dct``: 1 to 100, as in JPEG; 90 if not given.
+        subsampling: Of ``dct``: ``"420"`` (chroma at half the size), the default, or ``"444"``.
+        compression: Of ``dct``: ``"lz4"``, the default, or ``"zstd"``.
+    """
+
+    kind: ClassVar[str] = "image"
+    channels: int = 3
+    size: tuple[int, int] | None = None
+    dtype: str = "uint8"
+    codec: str = "jpeg"
+    quality: int | None = None
+    subsampling: str | None = None
+    compression: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _check_size(self.size))
+        object.__setattr__(self, "dtype", check_dtype(self.dtype, "u"))
+        _check_spelling(self.codec)
+        if not is_count(self.channels) or self.channels > 64:
+            raise SchemaError(f"channels must be in [1, 64], got {self.channels!r}")
+        for name, (default, allowed) in _DCT_OPTIONS.items():
+            value = getattr(self, name)
+            if self.codec == "dct" and value is None:
+                object.__setattr__(self, name, default)
+            elif value is not None and self.codec != "dct":
+                raise SchemaError(f"{name} belongs to fields of codec 'dct', not {self.codec!r}")
+            elif value is not None and (isinstance(value, bool) or value not in allowed):
+                raise SchemaError(f"{name} must be {_choices(allowed)}, got {value!r}")
+        check_nbytes(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the field as JSON types; the options of ``dct`` only where they are set."""
+        described = Field.to_json(self)
+        unset = [name for name in _DCT_OPTIONS if described[name] is None]
+        return {name: value for name, value in described.items() if name not in unset}
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Channels, height and width."""
+        return (self.channels, *(self.size or (None, None)))
+
+    @property
+    def record_nbytes(self) -> int | None:
+        """Size of every record in bytes, or None where it varies."""
+        if self.codec == "yuv420" and self.size is not None:
+            height, width = self.size
+            return height * width + 2 * -(-height // 2) * -(-width // 2)
+        return raw_nbytes(self)
+
+
+def _check_spelling(codec: Any) -> None:
+    """Refuse another spelling of a codec's name now; other names may be of codecs registered later."""
+    meant = codec.lower() if isinstance(codec, str) else ""
+    meant = "jpeg" if meant == "jpg" else meant
+    if meant in _CODECS and meant != codec:
+        raise SchemaError(f"codec {codec!r} is spelled {meant!r}")
+    if not meant:
+        raise SchemaError(f"codec must be a name, such as {', '.join(_CODECS)}, got {codec!r}")
+
+
+def _choices(allowed: Sequence[Any]) -> str:
+    if isinstance(allowed, range):
+        return f"in [{allowed.start}, {allowed.stop - 1}]"
+    return " or ".join(map(repr, allowed))
+
+
+@register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask(Field):
+    """One integer per pixel, served as ``(H, W)``; only ever resampled by nearest neighbour.
+
+    Attributes:
+        size: (height, width) in pixels shared by all masks, or None where it varies.
+        dtype: uint8 or uint16; with ``codec="raw"`` any integer type.
+        codec: ``png`` or ``raw``.
+    """
+
+    kind: ClassVar[str] = "mask"
+    size: tuple[int, int] | None = None
+    dtype: str = "uint8"
+    codec: str = "png"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _check_size(self.size))
+        object.__setattr__(self, "dtype", check_dtype(self.dtype, "ui"))
+        _check_spelling(self.codec)
+        check_nbytes(self)
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Height and width."""
+        return self.size or (None, None)
+
+
+@register
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boxes(Field):
+    """Boxes in pixels of the stored image, served as float32 ``(n, 4)`` of x1, y1, x2, y2."""
+
+    kind: ClassVar[str] = "boxes"
+    codec: str = "raw"
+
+    @property
+    def dtype(self) -> str:
+        """Always float32."""
+        return "float32"
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Any number of boxes, four numbers each."""
+        return (None, 4)
+
+
+def _check_size(size: Any) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    if not isinstance(size, tuple | list) or len(size) != 2 or not all(map(is_count, size)):
+        raise SchemaError(f"size must be (height, width) in pixels, got {size!r}")
+    return size[0], size[1]

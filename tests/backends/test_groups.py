@@ -1,0 +1,96 @@
+"""Small batches are made several at a time, in one gather; nobody shall see the difference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import DataLoader, RAMDataset, concat
+from loaders.buffers import FreshMemory
+from loaders.datasets.store import Store
+from loaders.sampling.batch import IndexBatch, SampleIndex
+
+
+def dataset(num_samples: int = 100) -> RAMDataset:
+    rng = np.random.default_rng(0)
+    return RAMDataset.from_arrays(
+        image=rng.integers(0, 256, (num_samples, 1, 4, 5), np.uint8),
+        x=rng.random((num_samples, 3), np.float32),
+        label=np.arange(num_samples),
+    )
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert len(one) == len(other)
+    for batch, twin in zip(one, other, strict=True):
+        assert batch._fields == twin._fields
+        assert all(
+            a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(batch, twin, strict=True)
+        )
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_groups_hold_what_single_batches_hold(num_workers: int, drop_last: bool) -> None:
+    view = concat([dataset(), dataset(57)]).select(np.arange(150)[::-1])
+    settings: dict[str, Any] = {"shuffle": True, "drop_last": drop_last, "seed": 3}
+
+    plain = DataLoader(view, 4, num_workers=0, **settings)
+
+    assert_equal(list(DataLoader(view, 4, num_workers=num_workers, **settings)), list(plain))
+
+
+def test_a_group_is_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_rows: list[int] = []
+    gather = Store.gather
+
+    def counted(self: Store, field: str, rows: Any, out: Any) -> None:
+        num_rows.append(len(rows))
+        gather(self, field, rows, out)
+
+    monkeypatch.setattr(Store, "gather", counted)
+    data = dataset().replace(fields=["label"])
+
+    groups = data.read_group([[1, 2], [3], []], FreshMemory())
+
+    assert groups is not None
+    assert [samples.batch.label.tolist() for samples in groups] == [[1, 2], [3], []]
+    assert num_rows == [3]
+
+
+def test_indices_come_in_any_form() -> None:
+    batches: list[Any] = [IndexBatch(np.array([5, 6])), [SampleIndex(7, epoch=3)], (8, -1)]
+
+    groups = dataset().read_group(batches, FreshMemory())
+
+    assert groups is not None
+    assert [samples.batch.label.tolist() for samples in groups] == [[5, 6], [7], [8, 99]]
+
+
+def test_what_is_decoded_or_transformed_is_read_batch_by_batch() -> None:
+    data = dataset().replace(transform=lambda sample: sample)
+
+    assert data.read_group([[0], [1]], FreshMemory()) is None
+
+
+def test_a_batch_of_a_wrong_index_fails_alone() -> None:
+    batches = [[0, 1], [2, 100], [4, 5]]
+    loader = iter(DataLoader(dataset(), batch_sampler=batches, num_workers=1))
+
+    assert next(loader).label.tolist() == [0, 1]
+    with pytest.raises(IndexError, match="sample 100 of a dataset of 100"):
+        next(loader)
+    assert next(loader).label.tolist() == [4, 5]
+
+
+def test_changing_a_batch_leaves_its_neighbours_as_they_are() -> None:
+    first, second = (
+        samples.batch for samples in dataset().read_group([[1, 2], [3]], FreshMemory()) or ()
+    )
+
+    first.x.fill_(-1)
+
+    assert torch.equal(second.x, dataset()[3].x[None])

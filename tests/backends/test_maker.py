@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import RAMDataset
+from loaders.backends.maker import Group, Maker, Raised
+from loaders.datasets.samples import collate
+
+
+def small() -> RAMDataset:
+    return RAMDataset.from_arrays(x=torch.arange(40))
+
+
+def maker(dataset: Any = None, **changed: Any) -> Maker:
+    usual: dict[str, Any] = {
+        "collate": collate,
+        "batch_size": 2,
+        "has_batches": True,
+        "num_workers": 2,
+    }
+    return Maker(dataset or small(), **usual | changed)
+
+
+def test_what_a_child_gets_has_nothing_of_this_process() -> None:
+    """Nothing there can be page-locked for the parent, and slots and counters are its own."""
+    counts: list[int] = []
+    ours = maker(pin=True, count_replaced=counts.append)
+
+    theirs = ours.for_child()
+    theirs.count_replaced(1)
+
+    assert not theirs.pin
+    assert theirs.slots is not ours.slots
+    assert not counts
+    assert (theirs.dataset, theirs.batch_size) == (ours.dataset, ours.batch_size)
+
+
+def test_small_batches_that_nothing_of_the_users_touches_are_handed_over_in_groups() -> None:
+    large = RAMDataset.from_arrays(x=np.zeros((2, 5 << 20), np.uint8))
+
+    assert 1 < maker().group_size <= 64
+    assert maker(collate=lambda samples: samples).group_size == 1  # it may take any time
+    assert maker(small().replace(transform=lambda sample: sample)).group_size == 1
+    assert maker(list(range(9))).group_size == 1
+    assert maker(batch_size=None).group_size == 1
+    assert maker(large).group_size == 1
+
+
+def test_a_batch_is_made_of_all_its_parts() -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (16, 1 << 20), np.uint8)
+    work = maker(RAMDataset.from_arrays(x=rows), num_workers=4)
+    indices = list(range(15, -1, -1))
+    assert work.job(indices).num_parts > 1
+
+    assert np.array_equal(work.make(indices).x.numpy(), rows[::-1])
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_each_bad_batch_of_a_group_has_its_own_error_and_its_neighbours_none(bad: int) -> None:
+    batches = [[0, 1], [2, 3], [4, 5]]
+    batches[bad] = [6, 99]
+    group = Group(maker(), batches)
+
+    group.run(0)
+    made = group.finish()
+
+    assert [isinstance(batch, Raised) for batch in made] == [i == bad for i in range(3)]
+    assert isinstance(made[bad].error, IndexError)
+    assert "99" in str(made[bad].error)
+    assert [b.x.tolist() for i, b in enumerate(made) if i != bad] == [
+        b for i, b in enumerate(batches) if i != bad
+    ]
+
+
+class OneByOne(RAMDataset):
+    """Cannot read several batches at once."""
+
+    def read_group(self, batches: Any, memory: Any) -> list[Any] | None:
+        return None
+
+
+def test_a_group_that_cannot_be_read_at_once_is_read_batch_by_batch() -> None:
+    group = Group(maker(OneByOne.from_arrays(x=torch.arange(40))), [[0, 1], [2, 3]])
+
+    group.run(0)
+
+    assert [batch.x.tolist() for batch in group.finish()] == [[0, 1], [2, 3]]

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from loaders import RAMDataset
+from loaders.backends.maker import Maker
+from loaders.backends.ordered import OrderedBatches
+from loaders.backends.subprocess import ChildPool
+from loaders.backends.threads import ThreadPool
+from loaders.datasets.samples import collate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NUM = 400
+
+
+class Counted:
+    """Indices, one a batch, that know how many of them were asked for."""
+
+    def __init__(self, num: int = NUM) -> None:
+        self.num, self.asked = num, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for i in range(self.num):
+            self.asked += 1
+            yield [i]
+
+
+def maker(dataset: Any, num_workers: int = 2) -> Maker:
+    return Maker(dataset, collate, 1, True, num_workers)
+
+
+def numbers() -> RAMDataset:
+    """Samples so small that batches of them are handed over in groups."""
+    return RAMDataset.from_arrays(x=torch.arange(NUM).reshape(NUM, 1))
+
+
+class Alone(Dataset[int]):
+    """Its batches are handed over one by one; sample 1 waits until sample 2 was begun."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            self.begun.set()
+        if index == 1:
+            assert self.begun.wait(30)
+        return index
+
+
+@pytest.mark.parametrize("num_ahead", [1, 3])
+def test_as_many_batches_are_under_way_as_asked_for_and_no_more(num_ahead: int) -> None:
+    dataset, indices = Alone(), Counted()
+    dataset.begun.set()
+    batches = OrderedBatches(ThreadPool(maker(dataset)), iter(indices), prefetch_batches=num_ahead)
+
+    asked = [(next(batches), indices.asked)[1] for _ in range(5)]
+    batches.close()
+
+    assert asked == [num_ahead + taken for taken in range(1, 6)]
+
+
+def test_a_batch_that_takes_longer_keeps_its_place() -> None:
+    pool = ThreadPool(maker(Alone(), num_workers=2))
+    batches = OrderedBatches(pool, iter(Counted(12)), prefetch_batches=4)
+
+    assert [batch.item() for batch in batches] == list(range(12))
+
+
+@pytest.mark.parametrize("kind", [ThreadPool, ChildPool])
+def test_small_batches_come_in_order_in_groups_that_grow_up_to_a_limit(kind: Any) -> None:
+    """The first groups are small: the first batch shall not wait for many others."""
+    work, indices = maker(numbers()), Counted()
+    assert work.group_size > 16
+    batches = OrderedBatches(kind(work), iter(indices), prefetch_batches=2, group_size=16)
+
+    asked = [(next(batches).x.item(), indices.asked) for _ in range(NUM)]
+
+    assert [index for index, _ in asked] == list(range(NUM))
+    assert asked[0] == (0, 8 + 16 + 16)  # the first group, and two that are under way
+    assert asked[7] == (7, 40)
+    assert asked[8] == (8, 40 + 16)
+    steps = {b - a for (_, a), (_, b) in itertools.pairwise(asked)}
+    assert steps == {0, 16, NUM - 8 - 24 * 16}
+
+
+@pytest.mark.parametrize("kind", [ThreadPool, ChildPool])
+def test_at_the_end_the_pool_is_closed(kind: Any) -> None:
+    pool = kind(maker(numbers()))
+    batches = OrderedBatches(pool, iter(Counted(9)), prefetch_batches=2, group_size=4)
+
+    assert [batch.x.item() for batch in batches] == list(range(9))
+
+    assert next(batches, None) is None
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.put([[0]])
+
+
+class Gated(RAMDataset):
+    """Gives the first eight samples at once, the others when ``gate`` is open."""
+
+    gate: threading.Event
+
+    def read_group(self, batches: Any, memory: Any) -> list[Any] | None:
+        assert max(map(max, batches)) < 8 or self.gate.wait(30)
+        return super().read_group(batches, memory)
+
+
+def test_a_batch_is_ready_when_it_would_not_be_waited_for() -> None:
+    dataset = Gated.from_arrays(x=torch.arange(16).reshape(16, 1))
+    dataset.gate = threading.Event()
+    batches = OrderedBatches(
+        ThreadPool(maker(dataset)), iter(Counted(16)), prefetch_batches=2, group_size=8
+    )
+
+    ready = [(next(batches), batches.is_ready)[1] for _ in range(8)]
+    dataset.gate.set()
+    rest = [batch.x.item() for batch in batches]
+
+    assert ready == [True] * 7 + [False]  # the group's other batches lie there already
+    assert rest == list(range(8, 16))

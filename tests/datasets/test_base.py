@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import DataLoader, RAMDataset, augment
+from loaders.datasets.base import BatchDataset, SamplesOf
+from loaders.datasets.moving import MovingHalf
+from loaders.datasets.packed import PackedDataset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loaders.datasets.request import Memory
+    from loaders.workers import Job
+
+
+class AsTheyAre(SamplesOf[PackedDataset]):
+    """The least that a dataset over another one says."""
+
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
+        return self.dataset.job(indices, memory, num_workers)
+
+
+def dataset(num_samples: int = 10, **options: Any) -> RAMDataset:
+    pixels = np.random.default_rng(0).integers(0, 256, (num_samples, 3, 8, 8), np.uint8)
+    return RAMDataset.from_arrays(image=pixels, label=np.arange(num_samples), **options)
+
+
+@pytest.mark.parametrize("missing", ["__len__", "fingerprint", "job"])
+def test_what_a_loader_needs_cannot_be_left_out(missing: str) -> None:
+    parts = {name: getattr(AsTheyAre, name) for name in ("__len__", "fingerprint", "job")}
+    del parts[missing]
+    unfinished: Any = type("Unfinished", (BatchDataset,), parts)
+
+    with pytest.raises(TypeError, match=missing):
+        unfinished()
+
+
+def test_the_rest_follows_from_the_job() -> None:
+    whole = dataset()
+    same = AsTheyAre(whole)
+
+    assert (len(same), same.fingerprint) == (10, whole.fingerprint)
+    assert same.sample_nbytes == whole.sample_nbytes == 3 * 8 * 8 + 8
+    assert torch.equal(same[-1].image, whole[9].image)
+    assert [int(sample.label) for sample in same] == list(range(10))
+    assert same.__getitems__([3, 1]).batch.label.tolist() == [3, 1]
+    assert torch.equal(pickle.loads(pickle.dumps(same))[4].image, whole[4].image)
+    with pytest.raises(TypeError, match="whole number, got 'label'"):
+        same["label"]
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_a_loader_serves_it_as_any_other(backend: Any) -> None:
+    whole = dataset()
+    options: dict[str, Any] = {"shuffle": True, "num_workers": 1, "backend": backend}
+
+    batches = list(DataLoader(AsTheyAre(whole), 4, **options))
+
+    assert len(batches) == 3
+    for batch, expected in zip(batches, DataLoader(whole, 4, shuffle=True), strict=True):
+        assert torch.equal(batch.image, expected.image)
+
+
+def test_it_augments_for_the_epoch_that_it_is_told() -> None:
+    """A foreign sampler's epoch: what is read knows it, too."""
+    whole = dataset(augment=[augment.RandomCrop(4)])
+    half, plain = MovingHalf(dataset(augment=[augment.RandomCrop(4)])), AsTheyAre(whole)
+    drawn = []
+
+    for epoch in (0, 1, 0):
+        half.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        assert whole.epoch == epoch
+        batch = half.__getitems__(range(10)).batch
+        assert torch.equal(half.finish(batch).image, plain.__getitems__(range(10)).batch.image)
+        drawn.append(half.finish(batch).image)
+
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_it_lies_where_the_dataset_lies() -> None:
+    assert AsTheyAre(dataset()).device is None
+    assert AsTheyAre(RAMDataset(dataset(), device="cpu")).device == torch.device("cpu")
+
+
+def test_it_tells_how_many_samples_were_replaced() -> None:
+    whole = dataset()
+    whole.num_replaced = 3
+
+    assert AsTheyAre(whole).num_replaced == 3

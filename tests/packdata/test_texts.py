@@ -1,0 +1,104 @@
+"""Text larger than what is looked at in one go: characters across the cuts, places of bad bytes, line ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from loaders.errors import SourceError
+from packdata.tokens.files import SourceFile
+from packdata.tokens.texts import TextOptions, TextSource, split_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from packdata.tokens.documents import Documents
+
+MANY = 100_000  # characters; more bytes than are checked at once
+
+
+def read(path: Path, data: bytes, documents: str = "file") -> Documents:
+    path.write_bytes(data)
+    file = SourceFile(path, path.name, "text", None, len(data))
+    (piece,) = TextSource([file], TextOptions(documents)).pieces()
+    return piece.read()
+
+
+@pytest.mark.parametrize("character", ["é", "€", "😀"])
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_characters_across_cuts_are_text(tmp_path: Path, character: str, first: int) -> None:
+    data = b"a" * first + character.encode() * MANY
+
+    documents = read(tmp_path / "a.txt", data)
+
+    assert documents.data.tobytes() == data
+    assert not documents.rejects
+
+
+def test_a_bad_byte_far_behind_is_found_in_its_line(tmp_path: Path) -> None:
+    lines = ["é" * 60] * 3000
+    data = "\n".join(lines).encode()
+    at = data.index(b"\n", 2 * MANY)
+    line = data.count(b"\n", 0, at) + 1
+
+    documents = read(tmp_path / "a.txt", data[:at] + b"\xff" + data[at:], "line")
+
+    assert [name for name, _ in documents.rejects] == [f"a.txt, line {line}"]
+    assert isinstance(documents.rejects[0][1], SourceError)
+    assert len(documents) == 2999
+
+
+@pytest.mark.parametrize("tail", [b"\xc3", b"\xf0\x9f\x98"])
+def test_a_character_cut_at_the_end_is_no_text(tmp_path: Path, tail: bytes) -> None:
+    documents = read(tmp_path / "a.txt", "é".encode() * MANY + tail)
+
+    assert "not UTF-8" in str(documents.rejects[0][1])
+
+
+def test_lines_lose_their_ends_and_keep_their_places() -> None:
+    """Against Python's own splitting, byte by byte, for every text of these six bytes."""
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        data = rng.choice(np.frombuffer(b"ab\r\n\r\n", np.uint8), int(rng.integers(0, 12)))
+        text = data.tobytes()
+
+        documents = split_lines(data)
+
+        parts = text.split(b"\n")
+        parts = [part.removesuffix(b"\r") for part in parts[:-1]] + parts[-1:]
+        parts = parts if parts[-1] or not text else parts[:-1]
+        bounds = zip(documents.starts, documents.ends, strict=True)
+        assert [documents.data[a:b].tobytes() for a, b in bounds] == parts
+        places = [int(documents.place(i)) for i in range(len(documents.data))]
+        assert data[places].tobytes() == documents.data.tobytes()
+        assert places == sorted(set(places))
+
+
+def cut_file(path: Path, data: bytes) -> TextSource:
+    """Cut at multiples of 150,000 bytes, whatever lies there."""
+    path.write_bytes(data)
+    file = SourceFile(path, path.name, "text", None, len(data))
+    return TextSource([file], TextOptions(cut=150_001, piece_bytes=150_001))
+
+
+@pytest.mark.parametrize("character", ["é", "€", "😀"])
+def test_characters_across_the_cuts_of_files_are_text(tmp_path: Path, character: str) -> None:
+    data = b"a" + character.encode() * 2 * MANY
+
+    pieces = [piece.read() for piece in cut_file(tmp_path / "a.txt", data).pieces()]
+
+    assert len(pieces) > 2
+    assert b"".join(piece.data.tobytes() for piece in pieces) == data
+
+
+def test_a_bad_byte_in_a_cut_file_is_found_in_its_line(tmp_path: Path) -> None:
+    data = ("é" * 60 + "\n").encode() * 3000
+    at = 250_000 // 121 * 121
+    source = cut_file(tmp_path / "a.txt", data[:at] + b"\xff" + data[at:])
+    first, second, *_ = source.pieces()
+
+    first.read()
+    with pytest.raises(SourceError, match=rf"a.txt, line {at // 121 + 1}: it is not UTF-8"):
+        second.read()

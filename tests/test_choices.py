@@ -1,0 +1,102 @@
+"""What a loader chooses; what comes of it is tested with the loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import RAMDataset, ShardDataset, augment
+from loaders.choices import choose_halves, choose_order, choose_workers, has_own_order
+from loaders.datasets.moving import MovingHalf
+from loaders.sampling import BlockShuffled
+from loaders.sampling.order import Sequential, Shuffled
+from loaders.schema import Image
+from loaders.workers import usable_cores
+from tests.packdata.packing import pack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
+CROP = [augment.RandomCrop(8)]
+
+
+@pytest.fixture(scope="module")
+def coefficients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    fields = {"image": Image(size=(16, 16), codec="dct")}
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
+    folder: Path = tmp_path_factory.mktemp("packed") / "out"
+    return pack(folder, fields, [{"image": one} for one in pixels])
+
+
+def pixels(**options: Any) -> RAMDataset:
+    return RAMDataset.from_arrays(image=np.zeros((5, 3, 16, 16), np.uint8), **options)
+
+
+@pytest.mark.parametrize("ops", [[], CROP])
+def test_coefficients_are_finished_where_the_batch_goes(coefficients: Path, ops: Any) -> None:
+    dataset = ShardDataset(coefficients, augment=ops)
+
+    for device in (None, CPU):
+        assert choose_halves(dataset, device, "auto") == (dataset, None)
+    half, finisher = choose_halves(dataset, ELSEWHERE, "auto")
+
+    assert half is not dataset
+    assert finisher is not None
+
+
+def test_whoever_says_host_gets_images_that_were_made_there(coefficients: Path) -> None:
+    dataset = ShardDataset(coefficients, augment=CROP)
+
+    assert choose_halves(dataset, ELSEWHERE, "host") == (dataset, None)
+
+
+@pytest.mark.parametrize("device", [CPU, ELSEWHERE])
+def test_pixels_are_cropped_on_a_device_only_when_told_so(device: torch.device) -> None:
+    dataset = pixels(augment=CROP)
+
+    assert choose_halves(dataset, device, "auto") == (dataset, None)
+    assert isinstance(choose_halves(dataset, device, "device")[0], MovingHalf)
+    assert choose_halves(pixels(), device, "device")[1] is None  # there is nothing to do
+
+
+@pytest.mark.parametrize(
+    ("given", "is_ours"),
+    [
+        ({}, True),
+        ({"sampler": Shuffled(5, seed=1)}, True),
+        ({"sampler": Shuffled(5, seed=1), "generator": torch.Generator()}, True),
+        ({"sampler": [0, 1]}, False),
+        ({"generator": torch.Generator()}, False),
+        ({"batch_sampler": [[0, 1]]}, False),
+        ({"batch_size": None}, False),
+    ],
+)
+def test_an_order_is_ours_unless_something_says_another(
+    given: dict[str, Any], is_ours: bool
+) -> None:
+    arguments = {"batch_size": 2, "sampler": None, "batch_sampler": None, "generator": None}
+
+    assert has_own_order(pixels(), **(arguments | given)) == is_ours
+
+
+def test_the_order_is_what_shuffle_says_and_a_given_one_stays() -> None:
+    dataset, given = pixels(), Sequential(3)
+
+    assert choose_order(dataset, 2, None, None, 7) == Sequential(5)
+    assert choose_order(dataset, 2, True, None, 7) == Shuffled(5, 7)
+    assert choose_order(dataset, 2, "block", None, 7) == BlockShuffled(5, 7)
+    assert choose_order(dataset, 2, None, given, 7) is given
+
+
+def test_workers_are_as_many_as_the_samples_are_worth() -> None:
+    small, large = pixels(), RAMDataset.from_arrays(image=np.zeros((2, 3, 99, 99), np.uint8))
+
+    assert choose_workers(3, small) == 3
+    assert choose_workers("auto", small) == 1  # copied in no time
+    assert choose_workers("auto", large) == usable_cores()
+    assert choose_workers("auto", [1, 2, 3]) == 0  # torch's own default
+    assert choose_workers("auto", RAMDataset(small, device="cpu")) == 0  # gathered by the device

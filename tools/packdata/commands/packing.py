@@ -1,0 +1,138 @@
+"""What the commands that pack a source share: their options, and the way from a plan to a result."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from loaders.errors import SourceError
+from packdata.commands.common import parse_count, parse_size, show, show_json, usage_errors
+from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS, check_shard_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from packdata.engine import Summary
+    from packdata.plan import Plan
+    from packdata.shards import Format
+
+
+def new_packing_parser(
+    subparsers: Any,
+    name: str,
+    summary: str,
+    about: str,
+    examples: str,
+    *,
+    src: str,
+    nargs: str | None = None,
+) -> argparse.ArgumentParser:
+    """Add a command that packs SRC, or ``nargs`` of them, to DST, with help and examples."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=about,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("src", metavar="SRC", nargs=nargs, help=src)
+    parser.add_argument("dst", metavar="DST", help="folder to pack into: new or empty")
+    parser.set_defaults(parser=parser)
+    return parser
+
+
+def add_packing_options(
+    parser: argparse.ArgumentParser,
+    *,
+    item: str,
+    format: Format | None = None,
+    usual: str = "",
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+) -> None:
+    """Add the options of every packing.
+
+    Args:
+        parser: Of the command.
+        item: What may be bad: ``file``, ``row``, ...
+        format: The default; None where it depends on what is packed.
+        usual: Then says on what.
+        shard_bytes: The default.
+    """
+    add = parser.add_argument_group("packing").add_argument
+    help_format = f"of the shards (default: {usual or format})"
+    add("--format", choices=FORMATS, default=format, help=help_format)
+    add(
+        "--shard-size",
+        type=parse_size,
+        default=shard_bytes,
+        metavar="SIZE",
+        help=f"bytes of a shard, such as 128MB (default {shard_bytes >> 20}MB)",
+    )
+    add("--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)")
+    add(
+        "--on-error",
+        choices=("fail", "skip"),
+        default="fail",
+        help=f"at a {item} that cannot be packed: stop (default), or list it in rejected.jsonl",
+    )
+    add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
+    add("--dry-run", action="store_true", help="print what would be packed, and stop")
+    add("--json", action="store_true", help="print the summary, or the plan, as JSON")
+    parser.set_defaults(item=item)
+
+
+def add_source_options(group: Any, *, files: str) -> None:
+    """Add the options of commands whose items are files: ``picture`` or ``array``."""
+    kind = "image" if files == "picture" else files
+    add = group.add_argument
+    add("--masks", metavar="FOLDER", help=f"one mask for each {files}, of the same relative name")
+    add(
+        "--classes",
+        metavar="FILE|DATASET",
+        help="class names that fix the numbers: a file with one a line, or a packed dataset",
+    )
+    add(f"--{kind}-column", metavar="NAME", help=f"column of {files}s or paths (default: guessed)")
+    add("--mask-column", metavar="NAME", help="column of masks (default: 'mask', if there is one)")
+    add("--label-column", metavar="NAME", help="column of labels (default: label, class, target)")
+
+
+def run_packing(
+    args: argparse.Namespace, make_plan: Callable[[], Plan], *, unit: str = "images"
+) -> int:
+    """Make a plan and carry it out, or only show it; return the exit status."""
+    from packdata.plan import pack_plan
+    from packdata.progress import progress_on
+
+    with usage_errors(args):
+        if args.format is not None:  # before a source is read for long
+            check_shard_options(args.format, args.shard_size)
+        plan = make_plan()
+        check_shard_options(plan.format, args.shard_size)
+    if args.dry_run:
+        return _show(args, plan)
+    try:
+        summary = pack_plan(
+            plan,
+            args.dst,
+            shard_bytes=args.shard_size,
+            workers=args.workers,
+            on_error=args.on_error,
+            overwrite=args.overwrite,
+            progress=progress_on(unit=unit),
+        )
+    except SourceError:
+        sys.stderr.write(
+            f"packdata: stopped at the first {args.item} that cannot be packed; "
+            f"--on-error skip continues and lists such {args.item}s\n"
+        )
+        raise
+    return _show(args, summary) or (3 if summary.rejected else 0)
+
+
+def _show(args: argparse.Namespace, result: Plan | Summary) -> int:
+    if args.json:
+        show_json(result.to_json())
+    else:
+        show(str(result))
+    return 0

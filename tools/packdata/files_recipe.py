@@ -1,0 +1,78 @@
+"""One sample for each file of a source: what the recipes of pictures and of arrays share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from loaders.schema import Field, Schema
+from packdata.labels import LABEL
+from packdata.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from packdata.parts import Part
+    from packdata.recipe import Target
+    from packdata.sources import Item
+
+
+class Options(Protocol):
+    """What becomes of each file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON types."""
+
+
+_O = TypeVar("_O", bound=Options)
+
+
+class FilesRecipe(Recipe, Generic[_O]):
+    """A recipe but for its targets (``_set_targets``) and ``encode``.
+
+    Args:
+        part: Where the files come from, with labels and masks.
+        options: What becomes of them.
+    """
+
+    command: str
+
+    def __init__(self, part: Part, options: _O) -> None:
+        self.part, self.options = part, options
+        self.source, self.labels, self.masks = part.source, part.labels, part.masks
+
+    def _set_targets(self, targets: Sequence[Target]) -> None:
+        source, masks, options = self.source, self.masks, self.options.to_json()
+        self.targets = targets
+        self.identity = {
+            "recipe": self.command,
+            "source": source.identity,
+            "options": options,
+            "masks": masks and masks.identity,
+            "schemas": [target.schema.to_json() for target in targets],
+        }
+        self.provenance = {
+            "recipe": self.command,
+            "source": source.name,
+            "kind": source.kind,
+            "masks": masks and masks.root.name,
+            **options,
+        }
+
+    def _schema(self, files: Mapping[str, Field], more: Mapping[str, Field]) -> Schema:
+        """Return the fields of files, labels and ``more``; a sample holds the files and ``label``."""
+        fields = {**files, **{label.name: label.field for label in self.labels}, **more}
+        file, *masks = files
+        first = [file, *([LABEL] if LABEL in fields else []), *masks]
+        rest = [name for name in fields if name not in first]
+        return Schema({name: fields[name] for name in first + rest}, tuple(first))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        """Yield the items of the source from number ``start`` on."""
+        return self.source.items(start)
+
+    def name(self, item: Item) -> str:
+        """Return the place of an item."""
+        return item.where

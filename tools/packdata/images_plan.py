@@ -1,0 +1,116 @@
+"""What ``packdata images`` is about to do, and doing it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from loaders.schema import Field, Image, Label
+from packdata.describe import codec_text
+from packdata.files_plan import FilesPlan
+from packdata.fit import Resize
+from packdata.images import ImageOptions, ImagesRecipe, plan_images
+from packdata.parts import SourceOptions
+from packdata.plan import pack_plan
+from packdata.settings import PackSettings, take
+from packdata.values import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from packdata.engine import Summary
+    from packdata.fit import Size
+    from packdata.shards import Format
+
+_SHOWN_CLASSES = 8
+_OURS = ("raw", "yuv420", "dct")
+_PLAIN = ("raw", "text", "json", "bytes")
+
+
+class ImagesPlan(FilesPlan[ImagesRecipe]):
+    """The plan of pictures."""
+
+    __slots__ = ()
+
+    def field_text(self, field: Field) -> str:
+        """Return a field in a few words, pictures with their codec."""
+        text = field.kind if field.shape is None else f"{field.kind}, {describe(field)}"
+        text += f", codec {codec_text(field)}" if field.codec not in _PLAIN else ""
+        if isinstance(field, Label) and field.classes is not None:
+            names = ", ".join(field.classes[:_SHOWN_CLASSES])
+            more = ", ..." if len(field.classes) > _SHOWN_CLASSES else ""
+            text += f", {len(field.classes)} classes: {names}{more}"
+        return text
+
+    def notes(self, packed: Summary | None = None) -> list[str]:
+        """Say how many files were kept, too."""
+        return [*self._change_notes(), *FilesPlan.notes(self)]
+
+    def _change_notes(self) -> list[str]:
+        counts: Counter[str] = Counter()
+        for recipe in self.recipes:
+            counts.update(recipe.counts)
+        if not counts["kept"]:
+            return []
+        encoded = counts["re-encoded"]
+        causes = [f"{n:,} {c}" for c, n in counts.items() if c not in ("kept", "re-encoded")]
+        listed = f" ({', '.join(causes)})" if causes else ""
+        kept = f"{counts['kept']:,} files kept verbatim"
+        return [f"{kept}, {encoded:,} encoded anew{listed}" if encoded else kept]
+
+
+def make_images_plan(
+    src: Path | str,
+    *,
+    format: Format | None = None,
+    sizes: Sequence[int | str | Size] = (),
+    fit: str = "shorter",
+    image_column: str | None = None,
+    **options: Any,
+) -> ImagesPlan:
+    """List a source and say what would become of it; the arguments are those of ``pack_images``.
+
+    Raises:
+        SourceError: The source cannot be listed or recognized.
+        SchemaError: The options contradict each other, or do not fit the source.
+    """
+    source = take(SourceOptions, options, column=image_column)
+    made = tuple(Resize.parse(size, fit) for size in sizes)
+    list_parts = partial(plan_images, src, ImageOptions(sizes=made, **options), source)
+    parts = list_parts()
+    return ImagesPlan(src, parts, format or _usual_format(parts), list_parts)
+
+
+def _usual_format(parts: Sequence[tuple[str, ImagesRecipe]]) -> Format:
+    """Files lie best in LMDB, where other tools find them by key; what is ours, in Parquet."""
+    images = [target.schema.fields["image"] for _, recipe in parts for target in recipe.targets]
+    is_ours = all(isinstance(image, Image) and image.codec in _OURS for image in images)
+    return "parquet" if is_ours else "lmdb"
+
+
+def pack_images(
+    src: Path | str, dst: Path | str, *, format: Format | None = None, **options: Any
+) -> Summary:
+    """Pack pictures as ``packdata images`` does.
+
+    Args:
+        src: A folder, list, tar, Parquet or IDX source, or a folder of splits.
+        dst: A folder that is new or empty.
+        format: ``"lmdb"`` or ``"parquet"``; by default Parquet for raw pixels, LMDB for files.
+        options: ``sizes`` (``256``, ``"224x320"`` as height x width, ...; each its own dataset)
+            and ``fit``, how pictures come to a size (``packdata.fit.Resize``); ``codec``,
+            ``quality``, ``gray``, ``keep_depth``, ``subsampling`` and ``compression``
+            (``packdata.images.ImageOptions``); ``masks``, ``classes``, ``image_column``,
+            ``mask_column`` and ``label_column`` (``packdata.parts.SourceOptions``);
+            ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
+            (``packdata.settings.PackSettings``).
+
+    Raises:
+        SourceError: The source, or a picture in it, cannot be packed.
+        SchemaError: The options contradict each other.
+        PackError: The target cannot be written, is in use, or holds something else.
+    """
+    settings = take(PackSettings, options)
+    return pack_plan(make_images_plan(src, format=format, **options), dst, **settings)

@@ -1,0 +1,109 @@
+"""A source opened split by split, with what pictures and arrays have beside them: labels and masks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from packdata.labels import LABEL, LabelField, label_fields
+from packdata.sources import MaskFolder, Source, find_splits, open_source
+from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_SHOWN_COLUMNS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What is said of a source beside its path.
+
+    Attributes:
+        masks: A folder with one mask for each picture or array, of the same relative name, with
+            any suffix; below it a folder for each split, if there are splits.
+        classes: What fixes the class numbers: names, a file with one a line, or a packed dataset.
+        column: The column of paths or pictures, where the source has columns.
+        mask_column: The column of masks there.
+        label_column: The column there that becomes the field ``label``.
+    """
+
+    masks: Path | str | None = None
+    classes: Sequence[str] | Path | str | None = None
+    column: str | None = None
+    mask_column: str | None = None
+    label_column: str | None = None
+
+
+class Part(NamedTuple):
+    """One split, with what its recipe is made of.
+
+    Attributes:
+        split: Its name; ``""`` where the source has none.
+        source: Lists its files.
+        labels: The fields of the source's columns.
+        masks: Where the masks are; None to take those of the source, if it has any.
+    """
+
+    split: str
+    source: Source
+    labels: tuple[LabelField, ...]
+    masks: MaskFolder | None
+
+
+def open_parts(
+    src: Path | str, options: SourceOptions | None = None, kind: FileKind = PICTURES
+) -> list[Part]:
+    """Open each split of a source.
+
+    Raises:
+        SourceError: The source cannot be listed or recognized, or the classes do not fit it.
+    """
+    options = options or SourceOptions()
+    splits = find_splits(src) or {"": Path(src)}
+    sources = {
+        split: open_source(
+            path,
+            kind=kind,
+            image_column=options.column,
+            mask_column=options.mask_column,
+            label_column=options.label_column,
+        )
+        for split, path in splits.items()
+    }
+    labels = label_fields(sources, options.classes)
+    return [
+        Part(split, source, labels[split], _masks_of(options.masks, split, kind))
+        for split, source in sources.items()
+    ]
+
+
+def _masks_of(masks: Path | str | None, split: str, kind: FileKind) -> MaskFolder | None:
+    if masks is None:
+        return None
+    inside = Path(masks) / split
+    return MaskFolder(inside if inside.is_dir() else Path(masks), kind)
+
+
+def source_notes(sources: Iterable[Source]) -> list[str]:
+    """Say which files are passed over, and where no column is the label."""
+    ignored: Counter[str] = Counter()
+    unlabelled: dict[str, None] = {}
+    for source in sources:
+        ignored.update(source.ignored)
+        if source.kind in ("list", "parquet") and LABEL not in source.labels:
+            unlabelled |= dict.fromkeys(source.labels)
+    notes = []
+    if ignored:
+        counts = (f"{count:,} {suffix or 'without suffix'}" for suffix, count in ignored.items())
+        notes.append(f"passed over: {', '.join(counts)}")
+    if unlabelled:
+        names = [*unlabelled][:_SHOWN_COLUMNS]
+        listed = ", ".join(names) + (", ..." if len(unlabelled) > len(names) else "")
+        notes.append(
+            f"no label: no column is called {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
+            f"--label-column NAME takes another ({listed})"
+        )
+    return notes

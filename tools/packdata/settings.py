@@ -1,0 +1,43 @@
+"""What every packing is told, whatever it packs, and sorting keyword arguments by whom they are for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    from packdata.engine import OnError
+    from packdata.progress import Progress
+
+_T = TypeVar("_T")
+
+
+class PackSettings(TypedDict, total=False):
+    """The keyword arguments of ``pack_recipes``, which has the defaults, that others pass on to it.
+
+    Attributes:
+        shard_bytes: A shard ends with the sample that brings its records to this size.
+        workers: Threads that read and encode; None for all usable cores. The bytes do not depend
+            on it.
+        on_error: ``"fail"`` stops at an item that cannot be packed, ``"skip"`` leaves it out and
+            lists it.
+        overwrite: Replace the datasets that are there.
+        progress: Is told of every sample.
+    """
+
+    shard_bytes: int
+    workers: int | None
+    on_error: OnError
+    overwrite: bool
+    progress: Progress | None
+
+
+def take(kind: type[_T], options: dict[str, Any], **more: Any) -> _T:
+    """Make a ``kind`` of the ``options`` that belong to it; the others are left.
+
+    Example:
+        >>> options = {"workers": 2, "quality": 80}
+        >>> take(PackSettings, options), options
+        ({'workers': 2}, {'quality': 80})
+    """
+    names = [name for name in kind.__annotations__ if name in options]
+    return kind(**{name: options.pop(name) for name in names}, **more)
