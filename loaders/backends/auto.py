@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 _WINDOW_S = 1.0  # of steps, before anything is decided
 _WAITS_PER_S = 100
 _LOST_SHARE = 0.05
+_MIN_STEP_S = (
+    1e-3  # between processes a batch costs tens of microseconds more: a shorter step loses by it
+)
 
 
 def can_fork() -> bool:
@@ -46,16 +49,17 @@ class StepWatch:
     def __init__(self) -> None:
         self._left: tuple[float, float, int] | None = None
         self._wall_s = self._cpu_s = 0.0
-        self._num_waits = 0
+        self._num_waits = self._num_steps = 0
         self.is_waiting = False
 
     def begin(self) -> None:
         """An epoch begins: what came since the last one was no step."""
         self._left = None
 
-    def leave(self) -> None:
-        """The trainer goes back to its step."""
+    def leave(self, num_steps: int = 0) -> None:
+        """The trainer goes back to its steps, so many of them."""
         self._left = _usage()
+        self._num_steps += num_steps
 
     def enter(self) -> None:
         """The step is over; decide, if a second of steps was seen."""
@@ -67,9 +71,12 @@ class StepWatch:
         self._num_waits += num_waits - self._left[2]
         self._left = None
         if self._wall_s > _WINDOW_S:
-            self.is_waiting = waits_for_interpreter(self._wall_s, self._cpu_s, self._num_waits)
+            is_long = self._wall_s > _MIN_STEP_S * self._num_steps
+            self.is_waiting = is_long and waits_for_interpreter(
+                self._wall_s, self._cpu_s, self._num_waits
+            )
             self._wall_s = self._cpu_s = 0.0
-            self._num_waits = 0
+            self._num_waits = self._num_steps = 0
 
 
 def waits_for_interpreter(wall_s: float, cpu_s: float, num_waits: int) -> bool:
@@ -145,12 +152,14 @@ class AutoPool:
     def take(self, timeout_s: float | None = None) -> list[Any]:
         """Return the oldest group, or raise its error."""
         self._watch.enter()
+        made: list[Any] = []
         try:
-            return self._pool.take(timeout_s)
+            made = self._pool.take(timeout_s)
+            return made
         finally:
             if self._waiting:
                 self._change_over()
-            self._watch.leave()
+            self._watch.leave(len(made))
 
     def describe(self) -> str:
         """Say what each worker is doing and for how long."""

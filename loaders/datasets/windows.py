@@ -406,13 +406,22 @@ class Widen:
 
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
+        self._kind = batch_type(_NAMES)
 
     def __call__(self, batch: Any) -> Any:
         """Return ``tokens`` and ``targets``, ``(N, length)`` each, on the device of the windows."""
         windows: torch.Tensor = batch.windows
-        views = windows[:, :-1], windows[:, 1:]
-        if windows.device.type == "cpu":  # numpy: torch would start threads for so little
-            wide = (torch.from_numpy(view.numpy().astype(self._dtype)) for view in views)
-        else:
-            wide = (view.to(getattr(torch, self._dtype)) for view in views)
-        return batch_type(_NAMES)._make(wide)
+        if windows.is_cpu:  # numpy: torch would start threads for so little
+            return self._kind._make(self._widen(windows.numpy()).unbind())
+        dtype = getattr(torch, self._dtype)
+        return self._kind(windows[:, :-1].to(dtype), windows[:, 1:].to(dtype))
+
+    def _widen(self, windows: npt.NDArray[Any]) -> torch.Tensor:
+        """Write both into one piece of memory: it is in the cache again sooner than two."""
+        num, length = windows.shape
+        wide = np.empty((2, num, length - 1), self._dtype)
+        np.copyto(wide[0], windows[:, :-1])
+        np.copyto(wide[1], windows[:, 1:])
+        return torch.from_numpy(wide)
+
+

@@ -67,6 +67,22 @@ def test_the_watch_counts_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not watch.is_waiting  # each second of steps is judged by itself
 
 
+@pytest.mark.parametrize(("step_s", "verdict"), [(2e-3, True), (5e-4, False)])
+def test_steps_that_are_shorter_than_handing_over_is_worth_stay_beside_threads(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, verdict: bool
+) -> None:
+    now = [0.0, 0.0, 0]
+    monkeypatch.setattr(auto, "_usage", lambda: tuple(now))
+    watch = StepWatch()
+
+    for _ in range(60):
+        watch.leave(64)  # a group of them
+        now = [now[0] + 64 * step_s, now[1] + 32 * step_s, now[2] + 64]
+        watch.enter()
+
+    assert watch.is_waiting is verdict
+
+
 class Numbers(Dataset[int]):
     def __getitem__(self, index: int) -> int:
         if index == 7:
