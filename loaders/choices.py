@@ -140,7 +140,7 @@ def choose_workers(num_workers: int | Literal["auto"], dataset: Any) -> int:
         return 0  # nothing is copied on the host
     if nbytes is not None and nbytes < _SMALL_SAMPLE_BYTES:
         return 1  # copying small rows takes less than handing them over: more threads only compete
-    return usable_cores()
+    return min(usable_cores(), dataset.max_workers or usable_cores())
 
 
 # -- the device's share ----------------------------------------------------------------------------

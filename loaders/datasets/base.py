@@ -26,12 +26,14 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         device: Where the samples lie already; None is the host's memory.
         finishes_late: True where batches stay in the host half until they are handed over, also on
             the host: what waits is smaller then, and what is handed over is still in the cache.
+        max_workers: Threads that are of use: more would only compete for the interpreter; None is any number.
         epoch: What ``dataset[i]`` is augmented for.
     """
 
     num_replaced: int = 0
     device: torch.device | None = None
     finishes_late: bool = False
+    max_workers: int | None = None
     epoch: int = 0
 
     @abstractmethod
@@ -111,6 +113,7 @@ class SamplesOf(BatchDataset, Generic[Whole]):
 
     def __init__(self, dataset: Whole) -> None:
         self.dataset, self.device = dataset, dataset.device
+        self.max_workers = dataset.max_workers
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -152,6 +152,7 @@ class TokenWindows(BatchDataset):
         self._num_padded = max(0, covered - num - 1)  # the last token has no target, but is one
 
     def _plan_documents(self) -> None:
+        self.max_workers = 1  # laying documents out is mostly Python
         ends = self.stream.document_ends
         begins = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
         first, last = np.searchsorted(begins, self.span).tolist()
@@ -423,5 +424,3 @@ class Widen:
         np.copyto(wide[0], windows[:, :-1])
         np.copyto(wide[1], windows[:, 1:])
         return torch.from_numpy(wide)
-
-
