@@ -317,11 +317,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             # As torch, who draws its workers' seed from it: or later orders would not be the same.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         maker = self._maker()
+        # Without workers a foreign sampler is asked when its batch is: its next answer may depend on the step between.
+        is_ahead = self.num_workers > 0 or isinstance(self.batch_sampler, LoaderBatches)
         return OrderedBatches(
             self._pool(maker),
             iter(self._index_sampler),
             prefetch_batches=self.prefetch_batches if self.num_workers else 0,
-            group_size=maker.group_size,
+            group_size=maker.group_size if is_ahead else 1,
             timeout_s=self.timeout,
             stall_warning_s=self.stall_warning_s,
         )

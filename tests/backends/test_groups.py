@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,6 +12,9 @@ from loaders import DataLoader, RAMDataset, concat
 from loaders.buffers import FreshMemory
 from loaders.datasets.store import Store
 from loaders.sampling.batch import IndexBatch, SampleIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def dataset(num_samples: int = 100) -> RAMDataset:
@@ -94,3 +97,23 @@ def test_changing_a_batch_leaves_its_neighbours_as_they_are() -> None:
     first.x.fill_(-1)
 
     assert torch.equal(second.x, dataset()[3].x[None])
+
+
+def test_a_foreign_sampler_is_asked_for_no_more_than_is_taken_where_there_are_no_workers() -> None:
+    asked: list[int] = []
+
+    class Watched(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            for i in range(100):
+                asked.append(i)
+                yield i
+
+        def __len__(self) -> int:
+            return 100
+
+    loader = DataLoader(dataset(), 2, sampler=Watched(), num_workers=0)
+    assert loader._maker().group_size > 1
+
+    for number, batch in enumerate(loader, 1):
+        assert batch.label.tolist() == asked[-2:]
+        assert len(asked) == 2 * number

@@ -49,7 +49,7 @@ def boxes(corners: list[tuple[int, int]], size: tuple[int, int]) -> Moves:
     return Moves(table, size, (2, 2), True)
 
 
-def check(finish: Any, half: Any, moves: Moves) -> None:
+def assert_crops_equal(finish: Any, half: Any, moves: Moves) -> None:
     """Compare crops of windows with crops of whole images, to the bit."""
     found = cut_around(moves, finish.size, finish.unit)
     assert found is not None
@@ -80,7 +80,7 @@ def test_crops_of_dct_are_those_of_whole_images(
     inside = (down // 2, across // 2)
     corners = [(0, 0), (0, across), (down, 0), (down, across), inside, (down // 3, across - 1)]
 
-    check(finish, half, boxes(corners, small))
+    assert_crops_equal(finish, half, boxes(corners, small))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -89,7 +89,7 @@ def test_crops_of_planes_are_those_of_whole_images(size: tuple[int, int]) -> Non
     down, across = size[0] - small[0], size[1] - small[1]
     corners = [(0, 0), (0, across), (down, 0), (down, across), (5, 7), (4, 8)]
 
-    check(Yuv420Finish(size), planes(size, 6), boxes(corners, small))
+    assert_crops_equal(Yuv420Finish(size), planes(size, 6), boxes(corners, small))
 
 
 @settings(max_examples=15, deadline=None)
@@ -100,7 +100,7 @@ def test_random_crops_are_those_of_whole_images(seed: int, height: int, width: i
     ops: list[Any] = [augment.RandomCrop((height, width)), augment.RandomHorizontalFlip()]
     moves = draw_moves(ops, (70, 83), range(5), seed=seed, epoch=0)
 
-    check(finish, half, moves)
+    assert_crops_equal(finish, half, moves)
 
 
 def test_resampled_boxes_read_nothing_beyond_their_window() -> None:
@@ -108,7 +108,7 @@ def test_resampled_boxes_read_nothing_beyond_their_window() -> None:
     ops: list[Any] = [augment.RandomResizedCrop(30, scale=(0.05, 0.1))]
     moves = draw_moves(ops, (96, 96), range(7), seed=1, epoch=0)
 
-    check(DctFinish.of(field), coefficients(field, 7, 8), moves)
+    assert_crops_equal(DctFinish.of(field), coefficients(field, 7, 8), moves)
 
 
 def test_only_blocks_that_a_crop_touches_count() -> None:

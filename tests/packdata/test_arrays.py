@@ -62,7 +62,7 @@ def array_field(folder: Path, name: str = "array") -> Array:
     return field
 
 
-def refused(src: Path, dst: Path, **options: Any) -> str:
+def assert_refused(src: Path, dst: Path, **options: Any) -> str:
     with pytest.raises(LoadersError) as caught:
         pack_arrays(src, dst, **options)
     assert not (dst / "manifest.json").exists()
@@ -177,7 +177,7 @@ def test_nan_and_infinity_stay_as_they_are(tmp_path: Path) -> None:
 
     assert found["a"].view("<u4").tolist() == bits.tolist()
     assert found["b"].view("<u4").tolist() == bits.tolist()
-    message = refused(src, tmp_path / "int", dtype="int16")
+    message = assert_refused(src, tmp_path / "int", dtype="int16")
     assert "NaN or infinite values of float32 that int16 cannot hold" in message
 
 
@@ -206,7 +206,7 @@ def test_dtypes_are_converted_where_every_value_fits(tmp_path: Path) -> None:
 )
 def test_a_value_that_does_not_fit_is_an_error(tmp_path: Path, values: Any, dtype: str) -> None:
     """It names the file, the range and the option; nothing wraps or is cut off."""
-    message = refused(save(tmp_path / "src", {"a": values}), tmp_path / "dst", dtype=dtype)
+    message = assert_refused(save(tmp_path / "src", {"a": values}), tmp_path / "dst", dtype=dtype)
 
     assert "a.npy" in message
     assert f"from {values.min()} to {values.max()}, some that {dtype} cannot hold" in message
@@ -216,7 +216,7 @@ def test_a_value_that_does_not_fit_is_an_error(tmp_path: Path, values: Any, dtyp
 def test_files_of_several_dtypes_need_one_to_be_chosen(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {"a": numbers((2,), "uint8"), "b": numbers((2,), "int16")})
 
-    message = refused(src, tmp_path / "dst")
+    message = assert_refused(src, tmp_path / "dst")
 
     assert "uint8" in message
     assert "int16" in message
@@ -273,14 +273,14 @@ def test_lists_name_arrays_masks_and_other_columns(tmp_path: Path, suffix: str) 
 def test_a_list_without_the_column_names_the_option(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("ct,seg\na.npy,b.npy\n")
 
-    assert "--array-column" in refused(tmp_path / "list.csv", tmp_path / "dst")
+    assert "--array-column" in assert_refused(tmp_path / "list.csv", tmp_path / "dst")
 
 
 def test_a_listed_file_that_is_missing_is_named_with_its_line(tmp_path: Path) -> None:
     save(tmp_path, {"a": [1.0]})
     (tmp_path / "list.csv").write_text("path\na.npy\nb.npy\n")
 
-    message = refused(tmp_path / "list.csv", tmp_path / "dst")
+    message = assert_refused(tmp_path / "list.csv", tmp_path / "dst")
 
     assert "list.csv, line 3 (b.npy): there is no file" in message
 
@@ -298,7 +298,7 @@ def test_a_listed_file_that_is_missing_is_named_with_its_line(tmp_path: Path) ->
 def test_sources_that_are_none_are_refused(tmp_path: Path, make: Any, message: str) -> None:
     make(tmp_path / "src")
 
-    assert message in refused(tmp_path / "src", tmp_path / "dst")
+    assert message in assert_refused(tmp_path / "src", tmp_path / "dst")
 
 
 def test_other_files_are_passed_over_and_counted(tmp_path: Path) -> None:
@@ -314,8 +314,8 @@ def test_a_single_file_and_a_packed_dataset_are_refused_with_a_hint(tmp_path: Pa
     src = save(tmp_path / "src", {"a": [1.0]})
     pack_arrays(src, tmp_path / "dst")
 
-    assert "Give the folder that holds it" in refused(src / "a.npy", tmp_path / "other")
-    assert "a packed dataset already" in refused(tmp_path / "dst", tmp_path / "other")
+    assert "Give the folder that holds it" in assert_refused(src / "a.npy", tmp_path / "other")
+    assert "a packed dataset already" in assert_refused(tmp_path / "dst", tmp_path / "other")
 
 
 # -- .npz -----------------------------------------------------------------------------------------
@@ -327,14 +327,14 @@ def test_arrays_of_an_npz_are_read(tmp_path: Path, write: Any) -> None:
     array, mask = numbers((3, 4, 5), "float32"), numbers((3, 4, 5), "uint8")
     write(tmp_path / "src/a.npz", image=np.asfortranarray(array), seg=mask)
 
-    message = refused(tmp_path / "src", tmp_path / "dst")
+    message = assert_refused(tmp_path / "src", tmp_path / "dst")
     pack_arrays(tmp_path / "src", tmp_path / "dst", array="image", mask_array="seg")
 
     assert "several arrays (image, seg)" in message
     assert "--array NAME" in message
     assert np.array_equal(stored(tmp_path / "dst")["a"][0], array)
     assert np.array_equal(stored(tmp_path / "dst", "mask")["a"], mask)
-    assert "holds no array 'ct', but image, seg" in refused(
+    assert "holds no array 'ct', but image, seg" in assert_refused(
         tmp_path / "src", tmp_path / "no", array="ct"
     )
 
@@ -401,7 +401,7 @@ def test_masks_that_do_not_fit_are_refused(
     src = save(tmp_path / "src", {"a": numbers((3, 4, 5))})
     masks = save(tmp_path / "masks", {"a": mask})
 
-    found = refused(src, tmp_path / "dst", masks=masks, **options)
+    found = assert_refused(src, tmp_path / "dst", masks=masks, **options)
 
     assert message in found
     assert "a.npy" in found
@@ -411,7 +411,7 @@ def test_a_missing_mask_is_named_with_the_place_it_is_looked_for(tmp_path: Path)
     src = save(tmp_path / "src", {"a": numbers((3, 4)), "b": numbers((3, 4))})
     masks = save(tmp_path / "masks", {"a": numbers((3, 4))})
 
-    message = refused(src, tmp_path / "dst", masks=masks)
+    message = assert_refused(src, tmp_path / "dst", masks=masks)
 
     assert "b.npy: it has no mask" in message
     assert str(masks / "b.npy") in message
@@ -484,7 +484,7 @@ def test_bad_files_stop_the_packing_or_are_listed(tmp_path: Path, kind: str) -> 
     src = save(tmp_path / "src", {"a": GOOD})
     (src / "bad.npy").write_bytes(data)
 
-    found = refused(src, tmp_path / "dst")
+    found = assert_refused(src, tmp_path / "dst")
     summary = pack_arrays(src, tmp_path / "skip", on_error="skip")
     (src / "a.npy").unlink()
 
@@ -493,7 +493,7 @@ def test_bad_files_stop_the_packing_or_are_listed(tmp_path: Path, kind: str) -> 
     assert summary.samples == 1
     assert message in summary.rejected[0][1]
     assert np.array_equal(stored(tmp_path / "skip")["a"], GOOD)
-    assert message in refused(src, tmp_path / "alone")
+    assert message in assert_refused(src, tmp_path / "alone")
 
 
 def test_an_npz_of_nothing_or_under_a_password_is_refused(tmp_path: Path) -> None:
@@ -502,19 +502,21 @@ def test_an_npz_of_nothing_or_under_a_password_is_refused(tmp_path: Path) -> Non
     with zipfile.ZipFile(src / "a.npz", "w") as archive:
         archive.writestr("readme.txt", "nothing")
 
-    assert "the .npz holds no array" in refused(src, tmp_path / "dst")
+    assert "the .npz holds no array" in assert_refused(src, tmp_path / "dst")
 
     data = bytearray(npz_bytes(GOOD))
     for magic, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         data[data.find(magic) + flags] |= 1  # encrypted
     (src / "a.npz").write_bytes(data)
-    assert "the .npz is damaged (File" in refused(src, tmp_path / "dst")
+    assert "the .npz is damaged (File" in assert_refused(src, tmp_path / "dst")
 
 
 def test_arrays_of_other_axes_than_the_first_are_refused(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {"a": numbers((3, 4)), "b": numbers((3, 4, 5))})
 
-    assert "b.npy: it has 3 axes (3, 4, 5), the first array 2" in refused(src, tmp_path / "dst")
+    assert "b.npy: it has 3 axes (3, 4, 5), the first array 2" in assert_refused(
+        src, tmp_path / "dst"
+    )
 
 
 def sparse(path: Path, shape: tuple[int, ...], dtype: str = "|u1") -> None:
@@ -531,9 +533,9 @@ def test_an_array_that_no_record_holds_says_what_to_do(tmp_path: Path) -> None:
     sparse(tmp_path / "src/a.npy", (2048, 1024, 1024))
     sparse(tmp_path / "mid/a.npy", (1024, 1024, 1024))
 
-    huge = refused(tmp_path / "src", tmp_path / "dst")
-    middle = refused(tmp_path / "mid", tmp_path / "dst", format="parquet")
-    wide = refused(tmp_path / "mid", tmp_path / "dst", dtype="float32")
+    huge = assert_refused(tmp_path / "src", tmp_path / "dst")
+    middle = assert_refused(tmp_path / "mid", tmp_path / "dst", format="parquet")
+    wide = assert_refused(tmp_path / "mid", tmp_path / "dst", dtype="float32")
 
     assert "it would take 2.0 GiB, a record holds up to 2.0 GiB. Cut it into parts" in huge
     assert "it would take 1.0 GiB, a record holds up to 512.0 MiB. Pack it with --format" in middle

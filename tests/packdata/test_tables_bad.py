@@ -27,7 +27,7 @@ def write(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:
     return path
 
 
-def refused(folder: Path, source: Any, match: str, **options: Any) -> None:
+def assert_refused(folder: Path, source: Any, match: str, **options: Any) -> None:
     """Check that packing ends with this error, and leaves nothing behind."""
     with pytest.raises(SourceError, match=match):
         pack_tables(source, folder / "out", **options)
@@ -50,7 +50,7 @@ def rejected(folder: Path) -> list[str]:
 def test_a_row_with_too_few_or_many_cells_is_named(tmp_path: Path) -> None:
     source = write(tmp_path, 'a,b\n1,"x\ny"\n\n2\n3,z,9\n4,w\n')
 
-    refused(tmp_path, source, r"t.csv, line 5: it has 1 cells, line 1 names 2")
+    assert_refused(tmp_path, source, r"t.csv, line 5: it has 1 cells, line 1 names 2")
     reader = packed(tmp_path, source, on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 4]
@@ -75,7 +75,7 @@ def test_quotes_and_line_ends_in_cells_are_kept(tmp_path: Path) -> None:
 def test_a_quote_that_is_never_closed_is_found(tmp_path: Path) -> None:
     source = write(tmp_path, 'a,b\n1,x\n2,"y\n3,z\n')
 
-    refused(tmp_path, source, "line 3: a quote is opened and never closed")
+    assert_refused(tmp_path, source, "line 3: a quote is opened and never closed")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -91,7 +91,9 @@ def test_line_ends_of_every_system_are_read(tmp_path: Path, end: str) -> None:
 def test_text_that_is_not_utf8_is_named_and_only_such_rows_are_left_out(tmp_path: Path) -> None:
     source = write(tmp_path, "a,b\n1,caf\xe9\n2,tea\n3,caf\xe9\n".encode("latin-1"))
 
-    refused(tmp_path, source, r"t.csv, line 2: column 'b' is not UTF-8 \(b'caf\\xe9'\).*iconv")
+    assert_refused(
+        tmp_path, source, r"t.csv, line 2: column 'b' is not UTF-8 \(b'caf\\xe9'\).*iconv"
+    )
     reader = packed(tmp_path, source, on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [2]
@@ -99,7 +101,9 @@ def test_text_that_is_not_utf8_is_named_and_only_such_rows_are_left_out(tmp_path
 
 
 def test_utf16_is_named(tmp_path: Path) -> None:
-    refused(tmp_path, write(tmp_path, "a,b\n1,2\n".encode("utf-16")), "not UTF-8 text.*iconv")
+    assert_refused(
+        tmp_path, write(tmp_path, "a,b\n1,2\n".encode("utf-16")), "not UTF-8 text.*iconv"
+    )
 
 
 def test_lines_are_right_behind_rows_that_were_left_out_and_rejects_in_their_order(
@@ -136,7 +140,7 @@ def test_the_first_bad_value_in_the_order_of_the_file_is_named(
             writer.write_table(table, max_chunksize=40)
 
     place = {".csv": "line 125", ".jsonl": "line 124"}.get(suffix, "row 123")
-    refused(tmp_path, path, f"t{suffix}, {place}: column 'a' has no value", workers=3)
+    assert_refused(tmp_path, path, f"t{suffix}, {place}: column 'a' has no value", workers=3)
     packed(tmp_path, path, on_error="skip", workers=3)
     assert f"{place}:" in rejected(tmp_path)[0]
 
@@ -147,13 +151,13 @@ def test_the_first_bad_value_in_the_order_of_the_file_is_named(
 def test_text_among_numbers_is_named_and_can_be_either(tmp_path: Path) -> None:
     source = write(tmp_path, "id,x\n1,5\n2,6\n3,6 kg\n4,7\n")
 
-    refused(
+    assert_refused(
         tmp_path,
         source,
         r"t.csv, line 4: column 'x' has text \('6 kg'\) among numbers \('5': .*line 2\)"
         r".*--categorical x.*--drop x.*--numeric x",
     )
-    refused(tmp_path, source, r"line 4: column 'x': '6 kg' is no number", numeric=("x",))
+    assert_refused(tmp_path, source, r"line 4: column 'x': '6 kg' is no number", numeric=("x",))
     codes = packed(tmp_path, source, categorical=("x",)).column("categories")[:, 0]
     assert sorted(codes.tolist()) == [1, 2, 3, 4]
     reader = packed(tmp_path, source, numeric=("x",), on_error="skip", overwrite=True)
@@ -169,7 +173,7 @@ def test_text_in_a_later_part_is_text_among_numbers_too(
 
     source = write(tmp_path, "a,b\n" + "\n".join(lines))
 
-    refused(tmp_path, source, r"line 42: column 'b' has text \('many'\) among numbers")
+    assert_refused(tmp_path, source, r"line 42: column 'b' has text \('many'\) among numbers")
 
 
 def test_whole_numbers_that_become_fractions_in_the_second_file_are_numbers(
@@ -200,9 +204,11 @@ def test_dates_need_a_decision_and_one_kind_of_zone(tmp_path: Path) -> None:
     mixed = write(tmp_path, "d,x\n2024-01-01 10:00:00Z,1\n2024-01-02 11:00:00,2\n", "m.csv")
     words = write(tmp_path, "d,x\n2024-01-01,1\nsoon,2\n", "w.csv")
 
-    refused(tmp_path, source, r"line 2: column 'd' holds dates \('2024-01-01'\).*--dates")
-    refused(tmp_path, mixed, "column 'd' has dates with a time zone", dates="days")
-    refused(tmp_path, words, r"line 3: column 'd' has text \('soon'\) among dates", dates="days")
+    assert_refused(tmp_path, source, r"line 2: column 'd' holds dates \('2024-01-01'\).*--dates")
+    assert_refused(tmp_path, mixed, "column 'd' has dates with a time zone", dates="days")
+    assert_refused(
+        tmp_path, words, r"line 3: column 'd' has text \('soon'\) among dates", dates="days"
+    )
     zoned = write(tmp_path, "d\n1970-01-02 10:00:00+02:00\n1970-01-02 08:00:00Z\n", "z.csv")
     days = packed(tmp_path, zoned, dates="days", dtype="float64").column("features")
     np.testing.assert_allclose(days[:, 0], 1 + 8 / 24)
@@ -211,7 +217,7 @@ def test_dates_need_a_decision_and_one_kind_of_zone(tmp_path: Path) -> None:
 def test_infinite_numbers_are_named_or_their_rows_left_out(tmp_path: Path) -> None:
     source = write(tmp_path, "a,y\n1,1\n-inf,2\n3,inf\n4,4\n")
 
-    refused(tmp_path, source, r"line 3: column 'a' is infinite \(-inf\)", target=("y",))
+    assert_refused(tmp_path, source, r"line 3: column 'a' is infinite \(-inf\)", target=("y",))
     reader = packed(tmp_path, source, target=("y",), on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 4]
@@ -226,7 +232,7 @@ def test_missing_numbers_are_an_error_unless_it_is_said_what_becomes_of_them(
 ) -> None:
     source = write(tmp_path, "a,b\n1,1\n,2\n3,\n,4\n")
 
-    refused(
+    assert_refused(
         tmp_path,
         source,
         r"line 3: column 'a' has no value.*a \(2\), b \(1\).*--missing nan or mean",
@@ -240,15 +246,15 @@ def test_missing_numbers_are_an_error_unless_it_is_said_what_becomes_of_them(
 def test_a_column_without_any_value_is_named(tmp_path: Path) -> None:
     source = write(tmp_path, "a,b\n1,\n2,\n")
 
-    refused(tmp_path, source, "column 'b' has no value in any row.*--drop b", missing="nan")
+    assert_refused(tmp_path, source, "column 'b' has no value in any row.*--drop b", missing="nan")
     assert packed(tmp_path, source, drop=("b",)).column("features").tolist() == [[1], [2]]
 
 
 def test_names_that_stand_twice_are_named(tmp_path: Path) -> None:
-    refused(tmp_path, write(tmp_path, "a,b,a\n1,2,3\n"), "line 1 names 'a' more than once")
+    assert_refused(tmp_path, write(tmp_path, "a,b,a\n1,2,3\n"), "line 1 names 'a' more than once")
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     pq.write_table(table, tmp_path / "t.parquet")
-    refused(tmp_path, tmp_path / "t.parquet", "it has 'a' more than once")
+    assert_refused(tmp_path, tmp_path / "t.parquet", "it has 'a' more than once")
 
 
 def test_a_column_without_a_name_gets_its_number(tmp_path: Path) -> None:
@@ -260,7 +266,7 @@ def test_a_column_without_a_name_gets_its_number(tmp_path: Path) -> None:
 def test_a_target_that_is_missing_is_named_or_its_row_left_out(tmp_path: Path) -> None:
     source = write(tmp_path, "a,y,k\n1,1,u\n2,,v\n3,3,\n4,4,u\n")
 
-    refused(tmp_path, source, "line 3: target 'y' has no value", target=("y", "k"))
+    assert_refused(tmp_path, source, "line 3: target 'y' has no value", target=("y", "k"))
     reader = packed(tmp_path, source, target=("y", "k"), on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 4]
@@ -271,7 +277,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are_near(tmp_path: 
     source = write(tmp_path, "price,carat\n1,2\n")
 
     for option in ("target", "features", "drop", "categorical", "numeric"):
-        refused(
+        assert_refused(
             tmp_path,
             source,
             "t.csv: it has no column 'prize'. Is it 'price'",
@@ -282,7 +288,9 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are_near(tmp_path: 
 def test_files_with_other_columns_are_named_unless_those_are_left_out(tmp_path: Path) -> None:
     files = [write(tmp_path, "a,b\n1,2\n", "1.csv"), write(tmp_path, "c,a\n3,4\n", "2.csv")]
 
-    refused(tmp_path, files, "2.csv: it lacks b and it has c, which 1.csv lacks.*--features")
+    assert_refused(
+        tmp_path, files, "2.csv: it lacks b and it has c, which 1.csv lacks.*--features"
+    )
     reader = packed(tmp_path, files, features=("a",))
     assert reader.column("features")[:, 0].tolist() == [1, 4]
 
@@ -296,7 +304,7 @@ def test_columns_in_another_order_are_found_by_name(tmp_path: Path) -> None:
 def test_numbers_that_the_dtype_cannot_hold_are_named(tmp_path: Path) -> None:
     source = write(tmp_path, "a,big\n1,70000\n2,16777217\n")
 
-    refused(
+    assert_refused(
         tmp_path, source, "column 'big' has numbers of 70000 to .*--dtype float32", dtype="float16"
     )
     assert "float32 rounds whole numbers in big" in pack_tables(source, tmp_path / "out").notes[-1]
@@ -307,7 +315,7 @@ def test_numbers_that_are_too_large_for_the_dtype_of_like_are_named(tmp_path: Pa
     source = write(tmp_path, "a\n1\n1e6\n", "test.csv")
 
     like = tmp_path / "train"
-    refused(
+    assert_refused(
         tmp_path, source, "line 3: column 'a': 1000000.0 is more than float16 holds", like=like
     )
     rows = packed(tmp_path, source, like=like, on_error="skip").column("features")
@@ -320,7 +328,7 @@ def test_a_column_of_too_many_texts_is_named(
     monkeypatch.setattr("packdata.tables.scan.MAX_CATEGORIES", 3)
     source = write(tmp_path, "id\n" + "".join(f"id-{i}\n" for i in range(5)))
 
-    refused(tmp_path, source, "column 'id' has more than 3 different texts.*--drop id")
+    assert_refused(tmp_path, source, "column 'id' has more than 3 different texts.*--drop id")
 
 
 # ------------------------------------------------------------------------------ files
@@ -344,13 +352,13 @@ def test_a_column_of_too_many_texts_is_named(
 def test_files_that_are_no_tables_are_named(
     tmp_path: Path, name: str, data: bytes, message: str
 ) -> None:
-    refused(tmp_path, write(tmp_path, data, name), f"{name}: .*{message}")
+    assert_refused(tmp_path, write(tmp_path, data, name), f"{name}: .*{message}")
 
 
 def test_paths_that_name_nothing_are_named(tmp_path: Path) -> None:
-    refused(tmp_path, tmp_path / "none.csv", "none.csv: it cannot be read")
-    refused(tmp_path, str(tmp_path / "*.csv"), "no file matches")
-    refused(tmp_path, tmp_path, "the folder has no .csv")
+    assert_refused(tmp_path, tmp_path / "none.csv", "none.csv: it cannot be read")
+    assert_refused(tmp_path, str(tmp_path / "*.csv"), "no file matches")
+    assert_refused(tmp_path, tmp_path, "the folder has no .csv")
 
 
 def test_another_separator_can_be_named(tmp_path: Path) -> None:
@@ -371,7 +379,7 @@ def test_lines_that_are_no_json_objects_are_named(tmp_path: Path, line: str, mes
     text = '{"a": 1}\n\n' + line + '\n{"a": 2}\n'
     source = write(tmp_path, text.encode(errors="surrogateescape"), "t.jsonl")
 
-    refused(tmp_path, source, f"line 3: .*{message}")
+    assert_refused(tmp_path, source, f"line 3: .*{message}")
     reader = packed(tmp_path, source, on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 2]
@@ -380,7 +388,7 @@ def test_lines_that_are_no_json_objects_are_named(tmp_path: Path, line: str, mes
 def test_text_among_numbers_of_json_is_named(tmp_path: Path) -> None:
     source = write(tmp_path, '{"a": 1, "b": 1}\n{"a": "x", "b": 2}\n{"b": 3}\n', "t.jsonl")
 
-    refused(tmp_path, source, r"line 2: column 'a' has text \('x'\) among numbers")
+    assert_refused(tmp_path, source, r"line 2: column 'a' has text \('x'\) among numbers")
     reader = packed(tmp_path, source, categorical=("a",))
 
     assert reader.column("categories")[:, 0].tolist() == [1, 2, 0]
@@ -398,7 +406,9 @@ def test_keys_that_lines_lack_are_missing_values(tmp_path: Path) -> None:
 def test_columns_of_lists_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1], "b": [[1, 2]]}), tmp_path / "t.parquet")
 
-    refused(tmp_path, tmp_path / "t.parquet", r"t.parquet: column 'b': it holds list<.*--drop b")
+    assert_refused(
+        tmp_path, tmp_path / "t.parquet", r"t.parquet: column 'b': it holds list<.*--drop b"
+    )
     assert packed(tmp_path, tmp_path / "t.parquet", drop=("b",)).column("features").tolist() == [
         [1]
     ]
