@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Backend = Literal["auto", "thread", "subprocess", "process"]
 AugmentOn = Literal["auto", "host", "device"]
 Halves = tuple[Any, "Callable[[Any], Any] | None"]
-_SMALL_SAMPLE_BYTES = 16 << 10
+_SMALL_SAMPLE_BYTES, _TINY_SAMPLE_BYTES = 16 << 10, 512
 
 
 # -- order -----------------------------------------------------------------------------------------
@@ -139,7 +139,8 @@ def choose_workers(num_workers: int | Literal["auto"], dataset: Any) -> int:
     if nbytes == 0:
         return 0  # nothing is copied on the host
     if nbytes is not None and nbytes < _SMALL_SAMPLE_BYTES:
-        return 1  # copying small rows takes less than handing them over: more threads only compete
+        # Copying small rows takes less than handing them over: more threads only compete.
+        return 1 if nbytes < _TINY_SAMPLE_BYTES else min(2, usable_cores())
     return min(usable_cores(), dataset.max_workers or usable_cores())
 
 

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
-from loaders.backends.maker import Maker
+from loaders.backends.maker import Maker, num_in_flight
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import ChildPool
 from loaders.backends.threads import InlinePool, ThreadPool
@@ -99,8 +99,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         sampler: Any sampler; ours (``loaders.sampling``) are sliced by rank and can be resumed.
         num_workers: Threads (or processes, see ``backend``). ``"auto"``: for our datasets what
             ``python -m loaders.bench recommend`` measured, else the cores that this process may use; 0 for others.
-        prefetch_factor: Batches in flight: with threads, of all of them together (default 2);
-            with processes, of each.
+        prefetch_factor: Batches in flight: with threads, of all of them together (default 2, or of small
+            batches, which are made in groups, a group for each thread and one more); with processes, of each.
         backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, for a
             training step of many small operations, which would wait for the interpreter;
             ``"process"``: torch's own workers; ``"auto"``: threads for our datasets, and a child
@@ -180,7 +180,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.augment_on = one_of("augment_on", augment_on, ("auto", "host", "device"))
         self.seed, self.rank, self.world_size, self.pad = seed, rank, world_size, pad
         self.as_dict, self.stall_warning_s = as_dict, stall_warning_s
-        self.prefetch_batches = prefetch_factor or 2
+        self._given_prefetch = prefetch_factor
         # Threads are lenient: num_workers=0 is for debugging, and shall not need other arguments removed.
         is_strict = self.backend == "process" and num_workers != "auto"
         num_workers = choose_workers(num_workers, dataset)
@@ -319,11 +319,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         maker = self._maker()
         # Without workers a foreign sampler is asked when its batch is: its next answer may depend on the step between.
         is_ahead = self.num_workers > 0 or isinstance(self.batch_sampler, LoaderBatches)
+        group_size = maker.group_size if is_ahead else 1
+        in_flight = self._given_prefetch or num_in_flight(self.num_workers, group_size)
         return OrderedBatches(
             self._pool(maker),
             iter(self._index_sampler),
-            prefetch_batches=self.prefetch_batches if self.num_workers else 0,
-            group_size=maker.group_size if is_ahead else 1,
+            prefetch_batches=in_flight if self.num_workers else 0,
+            group_size=group_size,
             timeout_s=self.timeout,
             stall_warning_s=self.stall_warning_s,
         )

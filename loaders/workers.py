@@ -133,6 +133,7 @@ def _work(
     finished: SimpleQueue[None],
     running: _Running,
     prepare: Callable[[], None],
+    on_done: Callable[[], None],
 ) -> None:
     prepare_once = _Once(prepare)
     with suppress(BaseException):  # it is tried again, and its error raised, with the first part
@@ -145,6 +146,7 @@ def _work(
         del running[me], ticket, task  # an idle worker keeps no batch alive
         if last:
             finished.put(None)
+            on_done()
 
 
 class Workers:
@@ -153,6 +155,8 @@ class Workers:
     Args:
         num_workers: Number of threads, at least one.
         prepare: Called once on each thread before its first part.
+        on_done: Called after each job by the thread that did its last part; may take what is ready, if it
+            sees to it that one thread at a time does. It must not raise.
         name: Prefix of the threads' names.
     """
 
@@ -161,6 +165,7 @@ class Workers:
         num_workers: int,
         *,
         prepare: Callable[[], None] = lambda: None,
+        on_done: Callable[[], None] = lambda: None,
         name: str = "loaders",
     ) -> None:
         if num_workers < 1:
@@ -171,7 +176,7 @@ class Workers:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._finished: SimpleQueue[None] = SimpleQueue()
         self._running: _Running = {}
-        args = (self._tasks, self._finished, self._running, prepare)
+        args = (self._tasks, self._finished, self._running, prepare, on_done)
         self._threads = [
             threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
             for i in range(num_workers)
@@ -194,7 +199,10 @@ class Workers:
     @property
     def is_ready(self) -> bool:
         """Whether the oldest job is done: ``take`` would not wait."""
-        return bool(self._tickets) and self._tickets[0].done
+        try:
+            return self._tickets[0].done
+        except IndexError:  # there is none
+            return False
 
     def put(self, job: Job) -> None:
         """Begin a job."""

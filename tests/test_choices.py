@@ -94,9 +94,11 @@ def test_the_order_is_what_shuffle_says_and_a_given_one_stays() -> None:
 
 def test_workers_are_as_many_as_the_samples_are_worth() -> None:
     small, large = pixels(), RAMDataset.from_arrays(image=np.zeros((2, 3, 99, 99), np.uint8))
+    tiny = RAMDataset.from_arrays(label=np.zeros(2))
 
     assert choose_workers(3, small) == 3
-    assert choose_workers("auto", small) == 1  # copied in no time
+    assert choose_workers("auto", tiny) == 1  # copied in no time
+    assert choose_workers("auto", small) == min(2, usable_cores())
     assert choose_workers("auto", large) == usable_cores()
     assert choose_workers("auto", [1, 2, 3]) == 0  # torch's own default
     assert choose_workers("auto", RAMDataset(small, device="cpu")) == 0  # gathered by the device

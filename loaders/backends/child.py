@@ -1,10 +1,12 @@
-"""What runs in the child process of ``backend="subprocess"``: the same threads, and two pipes.
+"""What runs in the child process of ``backend="subprocess"``: the same threads, and a socket.
 
-The main thread takes batches from the workers and sends them; a second one listens to the parent:
+The worker that completes a batch sends it, and those behind it that are done: a thread that wakes up only for that
+would have to fetch its code and data into a cache that the copying of the batch has filled. The main thread listens
+to the parent:
 
-- ``("make", freed slots, indices of each batch of a group)``: begin a group.
+- ``("make", indices of each batch of a group)``: begin a group.
 - ``("describe",)``: say what each worker is doing.
-- ``("close",)``, the pipe ends, or the parent is gone: exit at once. The parent closes the pipe to end the child.
+- ``("close",)``, the other end is closed, or the parent is gone: exit at once.
 """
 
 from __future__ import annotations
@@ -12,63 +14,91 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import socket
 import threading
 import traceback
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from loaders.backends.channel import Channel
 from loaders.backends.maker import Raised
 from loaders.backends.threads import ThreadPool
 from loaders.backends.wire import SharedSlots, dump
 from loaders.live import dump_in_child
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+    import socket
 
     from loaders.backends.maker import Maker
 
 _PARENT_POLL_S = 2.0
 
 
-def main(
-    maker: Maker, connection: Connection, fds: socket.socket, parents_ends: list[Any]
-) -> None:
-    """Serve batches until the parent closes the connection."""
+def main(maker: Maker, end: socket.socket, parents_end: socket.socket | None) -> None:
+    """Serve batches until the parent closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who then ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the parent's handler
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    for end in parents_ends:  # inherited by a fork: or the pipe would not end with the parent
-        end.close()
+    if parents_end is not None:  # inherited by a fork: or the socket would not end with the parent
+        parents_end.close()
     maker.slots = SharedSlots()
+    code = 0
     try:
-        _Child(maker, connection, fds).run()
-    except (BrokenPipeError, ConnectionResetError):
+        _Child(maker, Channel(end)).listen()
+    except (EOFError, OSError):
         pass  # the parent is gone
+    except BaseException:  # or the parent would wait for us
+        traceback.print_exc()
+        code = 1
     finally:
-        os._exit(0)  # no exit handlers of the parent's libraries, no waiting for threads
+        os._exit(code)  # no exit handlers of the parent's libraries, no waiting for threads
 
 
 class _Child:
-    def __init__(self, maker: Maker, connection: Connection, fds: socket.socket) -> None:
-        self._maker, self._connection, self._fds = maker, connection, fds
+    def __init__(self, maker: Maker, channel: Channel) -> None:
+        self._maker, self._channel = maker, channel
         self._slots: SharedSlots = maker.slots  # type: ignore[assignment]
-        self._held: dict[int, Any] = {}
-        self._asked: SimpleQueue[None] = SimpleQueue()
-        self._send_lock = threading.Lock()
-        self._pool = ThreadPool(maker)
+        self._sending = threading.Lock()
+        self._pool = ThreadPool(maker, on_done=self._send_ready)
         dump_in_child(self._pool.describe)
-        self._parent = os.getppid()
 
-    def run(self) -> None:
-        threading.Thread(target=self._listen, name="loaders-listen", daemon=True).start()
+    def listen(self) -> None:
+        """Do what the parent asks for, until it asks for no more."""
+        parent = os.getppid()
         while True:
-            self._asked.get()
+            while (message := self._channel.receive(_PARENT_POLL_S)) is None:
+                if os.getppid() != parent:
+                    return
+            kind, *values = pickle.loads(message)  # noqa: S301  # of our own parent
+            if kind == "close":
+                return
+            if kind == "describe":
+                self._describe()
+            else:
+                self._pool.put(*values)
+
+    def _describe(self) -> None:
+        with self._sending:
+            self._channel.send(pickle.dumps(self._pool.describe()))
+        self._send_ready()  # what was done meanwhile
+
+    def _send_ready(self) -> None:
+        """Send the groups that are done; if another thread is about it, leave it to that one."""
+        while self._pool.is_ready and self._sending.acquire(blocking=False):
             try:
-                group = self._pool.take()
-            except BaseException as error:  # whatever it is, it is for the parent to see
-                group = [Raised(error)]
-            self._send(group)
+                while self._pool.is_ready:
+                    self._send(self._take())  # no name here: it would keep the slots of a group
+            except OSError:
+                os._exit(0)  # the parent is gone
+            except BaseException:  # or the parent would wait for us
+                traceback.print_exc()
+                os._exit(1)
+            finally:
+                self._sending.release()
+
+    def _take(self) -> list[Any]:
+        try:
+            return self._pool.take()
+        except BaseException as error:  # whatever it is, it is for the parent to see
+            return [Raised(error)]
 
     def _send(self, group: list[Any]) -> None:
         group = [Raised(_portable(b.error)) if isinstance(b, Raised) else b for b in group]
@@ -79,39 +109,11 @@ class _Child:
         except Exception as error:  # something in a batch does not pickle
             group = [Raised(_portable(error))] * len(group)
             message = dump((group, given_up, status), self._slots)
-        self._held |= message.leases
-        with self._send_lock:
-            while self._slots.fds:
-                fd = self._slots.fds.popleft()
-                socket.send_fds(self._fds, [b"\0"], [fd])
-                os.close(fd)
-            self._connection.send_bytes(message.data)
-
-    def _listen(self) -> None:
-        try:
-            while True:
-                while not self._connection.poll(_PARENT_POLL_S):
-                    if os.getppid() != self._parent:
-                        os._exit(0)
-                kind, *values = self._connection.recv()
-                if kind == "close":
-                    os._exit(0)
-                if kind == "describe":
-                    with self._send_lock:
-                        self._connection.send_bytes(pickle.dumps(self._pool.describe()))
-                else:
-                    self._make(*values)
-        except (EOFError, OSError):
-            os._exit(0)
-        except BaseException:  # or the parent would wait for us
-            traceback.print_exc()
-            os._exit(1)
-
-    def _make(self, freed: list[int], group: list[Any]) -> None:
-        for number in freed:
-            self._held.pop(number, None)
-        self._pool.put(group)
-        self._asked.put(None)
+        self._slots.hold(message.leases)
+        fds = [self._slots.fds.popleft() for _ in range(len(self._slots.fds))]
+        self._channel.send(message.data, fds)
+        for fd in fds:
+            os.close(fd)
 
 
 def _portable(error: BaseException) -> BaseException:

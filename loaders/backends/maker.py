@@ -97,6 +97,11 @@ class Maker:
         return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(1, nbytes * self.batch_size)))
 
 
+def num_in_flight(num_workers: int, group_size: int) -> int:
+    """Return how many batches to make ahead: two that all workers share, or a group for each and one that waits."""
+    return num_workers + 1 if group_size > 1 else 2
+
+
 @dataclass(slots=True)
 class Raised:
     """What stands where a batch would have come: its error."""

@@ -6,13 +6,14 @@ Contract:
    under way as the owner put in. A slot is used again after the parent's last tensor on it has died.
 2. *Failure.* An error of a batch comes back in its place and with its type. A child that dies is an
    error at once, also while the parent waits.
-3. *Early close.* ``close`` ends the child: by closing the pipe, and after 5 s by a signal. A child whose
+3. *Early close.* ``close`` ends the child: by closing the socket, and after 5 s by a signal. A child whose
    parent died ends itself. Slots are anonymous memory: nothing is left behind by any death.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import time
@@ -24,6 +25,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from loaders.backends import child
+from loaders.backends.channel import Channel
 from loaders.backends.wire import Mapped
 from loaders.device.pinned import page_lock
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
     from loaders.backends.maker import Maker
 
-_START_TIMEOUT_S = 120.0  # a spawned child imports torch and the dataset's module
 _END_TIMEOUT_S = 5.0
 
 
@@ -53,15 +54,13 @@ class ChildPool:
         self._is_up = False  # its handlers are set
         self._came: deque[Any] = deque()  # while something else was waited for
         lock = partial(page_lock, what="a batch slot") if maker.pin else None
-        self._mapped = Mapped(self._next_fd, lock)
-        self._connection, childs = context.Pipe()
-        self._fds, childs_fds = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._fds.settimeout(_START_TIMEOUT_S)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._channel = Channel(ours)
+        self._mapped = Mapped(self._channel.fds.popleft, lock)
         method = context.get_start_method()
-        ends = [self._connection, self._fds] if method == "fork" else []
         self._process = context.Process(
             target=child.main,
-            args=(maker.for_child(), childs, childs_fds, ends),
+            args=(maker.for_child(), theirs, ours if method == "fork" else None),
             name="loaders-child",
             daemon=True,
         )
@@ -70,11 +69,8 @@ class ChildPool:
             with nullcontext() if method == "forkserver" else _no_interrupt():
                 self._process.start()
         finally:
-            childs.close()
-            childs_fds.close()
-        self._close = weakref.finalize(
-            self, _close, self._process, self._connection, self._fds, self._pid
-        )
+            theirs.close()
+        self._close = weakref.finalize(self, _close, self._process, self._channel, self._pid)
 
     def __len__(self) -> int:
         return self._under_way
@@ -82,18 +78,19 @@ class ChildPool:
     @property
     def is_ready(self) -> bool:
         """Whether the next message of the child is here."""
-        return bool(self._came) or (self._close.alive and self._connection.poll(0))
+        return bool(self._came) or (self._close.alive and self._channel.is_ready())
 
     def put(self, group: list[Any]) -> None:
-        """Ask for a group of batches, and say which slots are free."""
+        """Ask for a group of batches."""
         self._check_open()
-        free = self._mapped.free
-        freed = [free.popleft() for _ in range(len(free))]
+        self._send("make", group)
+        self._under_way += 1
+
+    def _send(self, *message: Any) -> None:
         try:
-            self._connection.send(("make", freed, group))
+            self._channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         except OSError:
             raise self._death() from None
-        self._under_way += 1
 
     def take(self, timeout_s: float | None = None) -> list[Any]:
         """Return the oldest group, or raise its error.
@@ -120,9 +117,9 @@ class ChildPool:
     def _receive(self, timeout_s: float | None) -> Any:
         """Return the child's next message, or None if none came in time."""
         try:
-            if not self._connection.poll(timeout_s):
+            message = self._channel.receive(timeout_s)
+            if message is None:
                 return None
-            message = self._connection.recv_bytes()
             self._is_up = True
             loaded = self._mapped.load(message)
             if isinstance(loaded, str):
@@ -132,12 +129,6 @@ class ChildPool:
             return group, status
         except (EOFError, OSError):
             raise self._death() from None
-
-    def _next_fd(self) -> int:
-        fds = socket.recv_fds(self._fds, 1, 1)[1]
-        if not fds:
-            raise EOFError
-        return fds[0]
 
     def _death(self) -> RuntimeError:
         self._process.join(_END_TIMEOUT_S)
@@ -160,10 +151,7 @@ class ChildPool:
     def describe(self) -> str:
         """Say what each worker is doing and for how long."""
         self._check_open()
-        try:
-            self._connection.send(("describe",))
-        except OSError:
-            raise self._death() from None
+        self._send("describe")
         while (message := self._receive(_END_TIMEOUT_S)) is not None:
             if isinstance(message, str):
                 return message
@@ -193,14 +181,13 @@ def _no_interrupt() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _close(process: Any, connection: Any, fds: socket.socket, pid: int) -> None:
-    if os.getpid() != pid:  # in a fork: neither the child nor the pipe is ours to end
+def _close(process: Any, channel: Channel, pid: int) -> None:
+    if os.getpid() != pid:  # in a fork: neither the child nor the socket is ours to end
         return
-    with suppress(OSError):  # a process that was forked since may hold the pipe open
-        os.set_blocking(connection.fileno(), False)
-        connection.send(("close",))
-    connection.close()
-    fds.close()
+    with suppress(OSError):  # a process that was forked since may hold the socket open
+        channel.socket.setblocking(False)
+        channel.send(pickle.dumps(("close",)))
+    channel.close()
     for end in (lambda: None, process.terminate, process.kill):
         end()
         process.join(_END_TIMEOUT_S)

@@ -13,6 +13,8 @@ from loaders.backends.maker import Failed, Group
 from loaders.workers import Workers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loaders.backends.maker import Maker
     from loaders.workers import Job
 
@@ -64,12 +66,17 @@ class InlinePool:
 
 
 class ThreadPool:
-    """Makes batches on threads; the ``num_workers`` of the maker says on how many."""
+    """Makes batches on threads; the ``num_workers`` of the maker says on how many.
 
-    def __init__(self, maker: Maker) -> None:
+    Args:
+        maker: Makes them.
+        on_done: As for ``Workers``.
+    """
+
+    def __init__(self, maker: Maker, on_done: Callable[[], None] = lambda: None) -> None:
         self._maker = maker
         self._is_grouped = maker.group_size > 1
-        self._workers = start_workers(max(1, maker.num_workers))
+        self._workers = start_workers(max(1, maker.num_workers), on_done)
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -112,7 +119,7 @@ class ThreadPool:
         self._workers.close()
 
 
-def start_workers(num_workers: int) -> Workers:
+def start_workers(num_workers: int, on_done: Callable[[], None] = lambda: None) -> Workers:
     """Start threads that each use one core, and leave the caller's own setting as it was."""
     cv2.setNumThreads(1)
     num_threads = torch.get_num_threads()
@@ -124,7 +131,7 @@ def start_workers(num_workers: int) -> Workers:
         barrier.wait(timeout=60)
 
     try:
-        workers = Workers(num_workers, prepare=prepare)
+        workers = Workers(num_workers, prepare=prepare, on_done=on_done)
         barrier.wait(timeout=60)
     except BaseException:  # Ctrl-C, say: or those that have begun would wait for the others
         barrier.abort()

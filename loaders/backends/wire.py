@@ -1,13 +1,14 @@
 """Batches between two processes: their bytes lie in slots that both have mapped, their form in a short message.
 
 1. The child takes slots from ``SharedSlots``: anonymous memory (memfd), numbered from 0. It sends their
-   descriptors, in this order, before the first message that names them.
+   descriptors, in this order, before the first message that names them; before them all that of the ledger, which
+   has a byte per slot.
 2. ``dump`` turns a batch into a message: a tensor in a slot becomes its place there; a small one
-   outside of any slot travels in the message, a large one is copied to a slot first. The leases of
-   the slots go with it: the child holds them until the parent says that the slot is free.
+   outside of any slot travels in the message, a large one is copied to a slot first. ``SharedSlots`` holds the
+   slots of a message until the ledger says that they are free.
    A slot that the child gives up (a larger one was asked for) is named to the parent, who unmaps it.
 3. ``Mapped.load`` turns the message into tensors over the parent's own map. When the last of them dies, the
-   number of the slot is appended to ``Mapped.free``, which the parent tells the child with its next message.
+   parent writes so into the ledger: no message is needed, and the child sees it when it next wants a slot.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 UInt8Array = npt.NDArray[np.uint8]
 _INLINE_BYTES = 32 << 10  # a smaller tensor travels in the message: a lease would cost more
+_MAX_SLOTS = 1 << 16  # that a child ever has: sizes grow by a quarter at least
+_HELD, _FREE = 0, 1  # in the ledger
 
 
 class Place(NamedTuple):
@@ -56,16 +60,39 @@ class SharedSlots(Slots):
 
     def __init__(self) -> None:
         super().__init__(self._share)
-        self.fds: deque[int] = deque()
+        fd, self._ledger = _anonymous("loaders-ledger", _MAX_SLOTS)
+        self.fds: deque[int] = deque([fd])
         self.given_up: deque[int] = deque()
         self._lock = threading.Lock()
         self._num_shared = 0
         self._numbers: dict[int, int] = {}  # by address
+        self._held: dict[int, Any] = {}  # leases by number, of slots that the other process has
+        self._held_lock = threading.Lock()
+
+    def take(self, name: str, nbytes: int) -> UInt8Array:
+        """Lease a buffer, one that the other process has done with if there is such."""
+        self.collect()
+        return super().take(name, nbytes)
+
+    def hold(self, leases: dict[int, Any]) -> None:
+        """Keep the slots of a message that is about to be sent, until the other process has done with them."""
+        with self._held_lock:
+            self._ledger[list(leases)] = _HELD
+            self._held |= leases
+
+    def collect(self) -> None:
+        """Let go of the slots that the other process has done with."""
+        if not self._held:
+            return
+        with (
+            self._held_lock
+        ):  # or a slot could be sent again between a look at the ledger and what follows
+            done = [number for number in self._held if self._ledger[number] == _FREE]
+            leases = [self._held.pop(number) for number in done]
+        del leases  # outside of the lock: a finalizer runs
 
     def _share(self, nbytes: int) -> UInt8Array:
-        fd = os.memfd_create("loaders-slot", os.MFD_CLOEXEC)
-        os.ftruncate(fd, nbytes)
-        buffer = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        fd, buffer = _anonymous("loaders-slot", nbytes)
         with self._lock:  # pools of several fields may grow at the same time
             address, number = buffer.ctypes.data, self._num_shared
             self._num_shared += 1
@@ -83,6 +110,13 @@ class SharedSlots(Slots):
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the slot that a tensor lies in, or None."""
         return self._numbers.get(tensor.untyped_storage().data_ptr())
+
+
+def _anonymous(name: str, nbytes: int) -> tuple[int, UInt8Array]:
+    """Return zeroed memory, and the descriptor by which another process can map it; the name is for ``/proc`` only."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.ftruncate(fd, nbytes)
+    return fd, np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,31 +210,37 @@ class Mapped:
         lock: Page-locks a slot for as long as the array lives.
 
     Attributes:
-        free: Numbers of slots whose last tensor has died.
         nbytes: Bytes of all slots.
     """
 
     def __init__(
         self, next_fd: Callable[[], int], lock: Callable[[UInt8Array], None] | None = None
     ) -> None:
-        self.free: deque[int] = deque()
         self.nbytes = 0
         self._next_fd, self._lock = next_fd, lock
+        self._pid = os.getpid()
         self._num_mapped = 0
         self._buffers: dict[int, UInt8Array] = {}
 
-    def _add(self) -> None:
+    def _map_next(self) -> UInt8Array:
         fd = self._next_fd()
         try:
-            nbytes = os.fstat(fd).st_size
-            buffer = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+            return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)
         finally:
             os.close(fd)
+
+    @cached_property
+    def _ledger(self) -> UInt8Array:
+        return self._map_next()
+
+    def _add(self) -> None:
+        assert len(self._ledger) == _MAX_SLOTS  # its descriptor comes first
+        buffer = self._map_next()
         if self._lock is not None:
             self._lock(buffer)
         self._buffers[self._num_mapped] = buffer
         self._num_mapped += 1
-        self.nbytes += nbytes
+        self.nbytes += len(buffer)
 
     def forget(self, numbers: Sequence[int]) -> None:
         """Unmap slots that the child gave up, now or with the last tensor over them."""
@@ -220,8 +260,13 @@ class Mapped:
         """Return a slot's bytes; it counts as free when no tensor shares them any more."""
         self._reach(number)
         lease = self._buffers[number][:]
-        weakref.finalize(lease, self.free.append, number).atexit = False
+        weakref.finalize(lease, _set_free, self._ledger, number, self._pid).atexit = False
         return torch.from_numpy(lease)
+
+
+def _set_free(ledger: UInt8Array, number: int, pid: int) -> None:
+    if os.getpid() == pid:  # a fork's copies of the tensors die for themselves
+        ledger[number] = _FREE
 
 
 class _Unpickler(pickle.Unpickler):  # messages of our own child, over a pipe that nobody else has

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from loaders.backends.maker import Maker
+from loaders.backends.maker import Maker, num_in_flight
 from loaders.bench.measure import batch_nbytes
 from loaders.bench.report import in_bytes
 from loaders.datasets.base import BatchDataset
@@ -82,14 +82,15 @@ def plan(
     """
     width = _FLOAT_BYTES if dtype == "float32" else 1
     batch_bytes = int(sample_bytes * config.batch_size * width)
-    batches = in_flight(config) * group_size + _HELD
+    ahead = in_flight(config, group_size)
+    batches = ahead * group_size + _HELD
     is_process = config.backend == "process"
     per_worker = _PROCESS_BYTES if is_process else _SCRATCH_BYTES
     return Plan(
         batch_bytes=batch_bytes,
         batches=batches,
         slots_bytes=batches * batch_bytes,
-        pinned_bytes=(in_flight(config) + 1) * batch_bytes if pinned else 0,
+        pinned_bytes=(ahead + 1) * group_size * batch_bytes if pinned else 0,
         workers_bytes=config.num_workers * per_worker,
         cache_bytes=cache_bytes,
         cache_copies=1 if shared else ranks,
@@ -97,12 +98,13 @@ def plan(
     )
 
 
-def in_flight(config: Config) -> int:
+def in_flight(config: Config, group_size: int = 1) -> int:
     """Return how many batches (or groups of small ones) are under way: of threads in all, of processes for each."""
     if not config.num_workers:
         return 0
-    prefetch = config.prefetch or 2
-    return prefetch * config.num_workers if config.backend == "process" else prefetch
+    if config.backend == "process":
+        return (config.prefetch or 2) * config.num_workers
+    return config.prefetch or num_in_flight(config.num_workers, group_size)
 
 
 def group_size_of(dataset: Any, config: Config) -> int:

@@ -364,7 +364,7 @@ def test_a_child_that_cannot_understand_ends_with_an_error(
     """Or its parent would wait for it."""
     pool = backend.ChildPool(Maker(Squares(), list, 2, True, 1), "fork")
     pool.put([[1, 2]])
-    pool._connection.send(("make",))
+    pool._send("make")
     pool.put([[3, 4]])
 
     with pytest.raises(RuntimeError, match=r"ended \(1\)"):
@@ -374,7 +374,7 @@ def test_a_child_that_cannot_understand_ends_with_an_error(
 
 
 class Stops(Dataset[int]):
-    """Stops its process in sample 2: there it hears neither the pipe nor SIGTERM."""
+    """Stops its process in sample 2: there it hears neither the socket nor SIGTERM."""
 
     def __getitem__(self, index: int) -> int:
         if index == 2:
@@ -489,7 +489,7 @@ def test_a_child_ends_with_its_parent_though_another_process_holds_the_pipe_open
 
 
 def test_a_child_has_no_end_and_no_handler_of_its_parent() -> None:
-    """It could not tell that the parent's end of the pipe was closed, nor be ended by SIGTERM."""
+    """It could not tell that the parent's end of the socket was closed, nor be ended by SIGTERM."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         pool = backend.ChildPool(Maker(Squares(), list, 2, True, 1), "fork")
@@ -499,11 +499,11 @@ def test_a_child_has_no_end_and_no_handler_of_its_parent() -> None:
         signal.signal(signal.SIGTERM, before)
     proc = Path(f"/proc/{pool._process.pid}")
     theirs = [os.readlink(fd) for fd in (proc / "fd").iterdir()]
-    ours = [os.readlink(f"/proc/self/fd/{end.fileno()}") for end in (pool._connection, pool._fds)]
+    ours = os.readlink(f"/proc/self/fd/{pool._channel.socket.fileno()}")
     status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
     pool.close()
 
-    assert set(ours).isdisjoint(theirs)
+    assert ours not in theirs
     assert int(status["SigIgn"], 16) >> (signal.SIGINT - 1) & 1
     assert not int(status["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1
 

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import weakref
-from collections import namedtuple
+from collections import deque, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,6 +25,13 @@ def pair() -> tuple[SharedSlots, Mapped]:
     return slots, Mapped(lambda: slots.fds.popleft())
 
 
+def sent(slots: SharedSlots, mapped: Mapped) -> tuple[int, torch.Tensor]:
+    """Send a tensor; return its address at this end, and what arrived."""
+    message = dump(tensor := in_slot(slots), slots)
+    slots.hold(message.leases)
+    return tensor.data_ptr(), mapped.load(message.data)
+
+
 def in_slot(slots: SharedSlots, nbytes: int = LARGE) -> torch.Tensor:
     flat = torch.from_numpy(slots.take("image", nbytes))
     flat.copy_(torch.arange(nbytes) % 251)
@@ -32,7 +41,7 @@ def in_slot(slots: SharedSlots, nbytes: int = LARGE) -> torch.Tensor:
 def test_a_tensor_in_a_slot_is_the_same_memory_at_the_other_end() -> None:
     slots, mapped = pair()
     image = in_slot(slots).view(4, 100, 100, 1).permute(0, 3, 1, 2)
-    (fd,) = slots.fds
+    _ledger, fd = slots.fds
 
     message = dump(image, slots)
     arrived = mapped.load(message.data)
@@ -59,17 +68,55 @@ def test_several_tensors_may_share_a_slot() -> None:
 
 def test_a_slot_is_free_when_the_last_tensor_over_it_dies() -> None:
     slots, mapped = pair()
-    message = dump(in_slot(slots), slots)
-    arrived = mapped.load(message.data)
+    address, arrived = sent(slots, mapped)
     part = arrived[3:5]
 
     del arrived
-    gc.collect()
-    assert not mapped.free
+    assert in_slot(slots).data_ptr() != address
     del part
-    gc.collect()
 
-    assert list(mapped.free) == list(message.leases) == [0]
+    assert in_slot(slots).data_ptr() == address
+
+
+def test_a_slot_stays_taken_when_a_fork_drops_its_copy_of_the_tensor() -> None:
+    """The ledger is shared with the fork, too."""
+    slots, mapped = pair()
+    address, arrived = sent(slots, mapped)
+
+    if not (pid := os.fork()):
+        del arrived
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+    assert in_slot(slots).data_ptr() != address
+    assert torch.equal(arrived, torch.arange(LARGE) % 251)
+
+
+def test_slots_are_never_two_batches_at_once_whoever_takes_and_frees_them() -> None:
+    """Workers take while others send and the other end frees: each tensor keeps its number until it is dropped."""
+    slots, mapped = pair()
+    barrier, lock = threading.Barrier(4), threading.Lock()
+
+    def work(number: int) -> int:
+        barrier.wait(10)
+        wrong, kept = 0, deque[tuple[int, torch.Tensor]]()
+        for i in range(200):
+            value = (4 * i + number) % 251
+            tensor = torch.from_numpy(slots.take("image", LARGE)).fill_(value)
+            with lock:  # as the one who sends has it
+                message = dump(tensor, slots)
+                del tensor
+                slots.hold(message.leases)
+                kept.append((value, mapped.load(message.data)))
+                del message
+            if len(kept) > number:
+                value, arrived = kept.popleft()
+                wrong += int((arrived != value).sum())
+        return wrong
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(work, range(4))) == 0
+    assert slots.nbytes <= 16 * LARGE
 
 
 def test_the_sender_does_not_use_a_slot_again_while_it_holds_its_lease() -> None:

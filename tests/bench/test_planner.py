@@ -17,6 +17,9 @@ def test_batches_in_flight_are_counted_once_for_threads_and_per_worker_for_proce
     assert in_flight(Config(16, 8, "thread")) == 2
     assert in_flight(Config(16, 8, "thread", 4)) == 4
     assert in_flight(Config(16, 8, "process", 4)) == 64
+    assert in_flight(Config(1, 8, "thread"), group_size=4) == 2
+    assert in_flight(Config(2, 8, "thread"), group_size=4) == 3  # each makes its own
+    assert in_flight(Config(2, 8, "thread", 7), group_size=4) == 7
 
 
 def test_floats_take_four_times_the_bytes() -> None:
