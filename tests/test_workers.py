@@ -115,6 +115,26 @@ def test_results_come_in_the_order_of_jobs(
     assert found == [[(number, p) for p in range(n)] for number, n in enumerate(parts)]
 
 
+def test_the_thread_that_completes_a_job_may_take_it() -> None:
+    """Once for each job, by a worker, when the job is ready."""
+    taken: list[Any] = []
+
+    def take() -> None:
+        with lock:
+            while pool.is_ready:
+                taken.append((pool.take(timeout_s=0), threading.current_thread().name))
+
+    lock = threading.Lock()
+    pool = Workers(3, on_done=take, name="maker")
+    for number in range(50):
+        pool.put(Call(lambda part, number=number: number, 2))  # type: ignore[misc]
+    wait_until(lambda: len(taken) == 50)
+    pool.close()
+
+    assert [result for result, _ in taken] == [[number, number] for number in range(50)]
+    assert {name for _, name in taken} <= {"maker-0", "maker-1", "maker-2"}
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_order_does_not_depend_on_which_part_ends_when(seed: int) -> None:
     """Every part waits for its own event; the events come in random order."""

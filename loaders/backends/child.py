@@ -84,7 +84,7 @@ class _Child:
         """Send the groups that are done; if another thread is about it, leave it to that one."""
         while self._pool.is_ready and self._sending.acquire(blocking=False):
             try:
-                while self._pool.is_ready:
+                if self._pool.is_ready:
                     self._send(self._take())  # no name here: it would keep the slots of a group
             except OSError:
                 os._exit(0)  # the parent is gone

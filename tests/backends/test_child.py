@@ -1,0 +1,129 @@
+"""The child's side of ``backend="subprocess"``, here as threads of this process."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.utils.data import Dataset
+
+from loaders.backends import child as module
+from loaders.backends.channel import Channel
+from loaders.backends.maker import Maker
+from loaders.backends.wire import Mapped, SharedSlots
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TIMEOUT_S = 20.0
+
+
+class Watched(Dataset[int]):
+    """Tells which samples were read."""
+
+    def __init__(self) -> None:
+        self.read = [threading.Event() for _ in range(9)]
+
+    def __getitem__(self, index: int) -> int:
+        self.read[index].set()
+        return index
+
+
+class Held(Channel):
+    """Whose messages wait until they may go."""
+
+    def __init__(self, end: socket.socket) -> None:
+        super().__init__(end)
+        self.began, self.may_go = threading.Event(), threading.Event()
+
+    def send(self, data: bytes, fds: Any = ()) -> None:
+        self.began.set()
+        assert self.may_go.wait(TIMEOUT_S)
+        super().send(data, fds)
+
+
+class Side:
+    """A child and its parent's end."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.parent, self.held, self.data = Channel(ours), Held(theirs), Watched()
+        maker = Maker(self.data, list, 1, True, 2, slots=SharedSlots())
+        self.child = module._Child(maker, self.held)
+        self.listener = threading.Thread(target=self.child.listen)
+        self.listener.start()
+        self._mapped = Mapped(self.parent.fds.popleft)
+
+    def ask(self, *message: Any) -> None:
+        self.parent.send(pickle.dumps(message))
+
+    def received(self) -> Any:
+        data = self.parent.receive(TIMEOUT_S)
+        assert data is not None
+        message = self._mapped.load(data)
+        return message if isinstance(message, str) else message[0]
+
+    def close(self) -> None:
+        self.held.may_go.set()
+        self.ask("close")
+        self.listener.join(TIMEOUT_S)
+        self.child._pool.close()
+        self.parent.close()
+        self.held.close()
+
+
+@pytest.fixture
+def side(monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
+    monkeypatch.setattr(module, "dump_in_child", lambda _: None)  # a handler of this process
+    side = Side()
+    yield side
+    side.close()
+
+
+def test_what_is_completed_while_another_is_sent_is_sent_after_it(side: Side) -> None:
+    """The worker that finds another one sending goes on with its work."""
+    for i in range(5):
+        side.ask("make", [[i]])
+    assert side.held.began.wait(TIMEOUT_S)
+
+    assert all(event.wait(TIMEOUT_S) for event in side.data.read[:5])
+    side.held.may_go.set()
+
+    assert [side.received() for _ in range(5)] == [[[i]] for i in range(5)]
+
+
+def test_what_is_completed_while_the_parent_is_told_of_the_workers_is_sent_then(
+    side: Side,
+) -> None:
+    side.ask("describe")
+    assert side.held.began.wait(TIMEOUT_S)
+    side.child._pool.put([[7]])
+    assert side.data.read[7].wait(TIMEOUT_S)
+    while not side.child._pool.is_ready:
+        pass
+    side.held.may_go.set()
+
+    assert side.received() == "no worker is running"
+    assert side.received() == [[7]]
+
+
+def test_a_worker_that_comes_too_late_sends_nothing(side: Side) -> None:
+    """Another one sends what was ready between its look and its turn."""
+
+    class Taken:
+        def acquire(self, *, blocking: bool) -> bool:
+            side.child._send(side.child._take())
+            return True
+
+        def release(self) -> None:
+            pass
+
+    side.held.may_go.set()
+    side.child._sending = Taken()  # type: ignore[assignment]
+    side.ask("make", [[3]])
+
+    assert side.received() == [[3]]
+    assert not side.parent.is_ready(0.3)
