@@ -138,10 +138,11 @@ def choose_workers(num_workers: int | Literal["auto"], dataset: Any) -> int:
     nbytes = dataset.sample_nbytes
     if nbytes == 0:
         return 0  # nothing is copied on the host
+    most = dataset.max_workers or usable_cores()
     if nbytes is not None and nbytes < _SMALL_SAMPLE_BYTES:
         # Copying small rows takes less than handing them over: more threads only compete.
-        return 1 if nbytes < _TINY_SAMPLE_BYTES else min(2, usable_cores())
-    return min(usable_cores(), dataset.max_workers or usable_cores())
+        most = min(most, 1 if nbytes < _TINY_SAMPLE_BYTES else 2)
+    return min(usable_cores(), most)
 
 
 # -- the device's share ----------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def test_workers_are_as_many_as_the_samples_are_worth() -> None:
     assert choose_workers("auto", large) == usable_cores()
     assert choose_workers("auto", [1, 2, 3]) == 0  # torch's own default
     assert choose_workers("auto", RAMDataset(small, device="cpu")) == 0  # gathered by the device
-    large.max_workers = 1
+    large.max_workers = small.max_workers = 1
+    assert choose_workers("auto", small) == 1
     assert choose_workers("auto", large) == 1  # says that more would only compete
     assert choose_workers(3, large) == 3

@@ -47,7 +47,7 @@ class SampleIndex(int):
         return SampleIndex, (int(self), self.epoch, self.draw)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: it would take twice as long to make one
 class IndexBatch(Sequence[int]):
     """The indices of one batch: a sequence of ints to everyone, arrays to our datasets.
 
