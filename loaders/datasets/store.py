@@ -17,7 +17,8 @@ from loaders.columns import Column, VarColumn
 from loaders.datasets.finder import ShardFinder
 from loaders.datasets.gather import Gather
 from loaders.datasets.locks import ForkLock
-from loaders.errors import ChecksumError, SchemaError, ShardError
+from loaders.datasets.verifier import Verifier
+from loaders.errors import SchemaError, ShardError
 from loaders.formats import open_checksums, open_columns
 
 if TYPE_CHECKING:
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
 
 Check = Literal["first", "always", "never"]
 Indices = npt.NDArray[np.int64]
+_CACHE_BYTES = 1 << 20  # records are verified so many at a time, while they are in the cache
 UInt8Array = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
 class OpenShard:
-    """A shard in use: its columns, their checksums, and which blocks of rows were already found right."""
+    """A shard in use: its columns, and their checksums where they are to be verified."""
 
     path: Path
     columns: Mapping[str, Column]
     checksums: Mapping[str, Checksums]
-    verified: dict[str, npt.NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,7 @@ class FileShard:
         """Map the file; ShardError if it is not what the manifest says."""
         columns = open_columns(self.path, self.info)
         checksums = {} if check == "never" else open_checksums(self.path, self.info)
-        verified = {name: np.zeros(len(sums.hashes), bool) for name, sums in checksums.items()}
-        return OpenShard(self.path, columns, checksums, verified)
+        return OpenShard(self.path, columns, checksums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class MemoryShard:
 
     def open(self, check: Check) -> OpenShard:
         """Return the columns; what is in memory was checked on the way there."""
-        return OpenShard(self.path, self.columns, {}, {})
+        return OpenShard(self.path, self.columns, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Store:
     def _reset(self) -> None:
         self._lock = ForkLock()
         self._open: list[OpenShard | None] = [None] * len(self.shards)
-        self._unverified: dict[str, set[int]] = {}
+        self._verifiers: dict[str, Verifier] = {}
         self._gathers: dict[str, Gather] = {}
 
     def __reduce__(self) -> Any:
@@ -178,17 +178,26 @@ class Store:
         """
         if not len(rows):
             return
-        self.verify(field, rows)
+        gather, verifier = self._gather(field, out.shape[1]), self._verifier(field)
+        found = None if verifier is None else verifier.unknown(rows.indices, rows.shards)
+        if verifier is None or found is None:
+            gather(rows.indices, rows.shards, out)
+            return
+        verify = verifier.copied(found)
+        step = max(1, _CACHE_BYTES // out.shape[1])
+        for first, last in gather.in_steps(rows.indices, rows.shards, out, step):
+            verify(out, first, last)
+
+    def _gather(self, field: str, nbytes: int) -> Gather:
         gather = self._gathers.get(field)
         if gather is None:
-            # Not ``out`` and ``self``: the function would keep the one for good, and the other until
-            # garbage is collected, with all its memory.
-            nbytes, store = out.shape[1], weakref.proxy(self)
+            # Not ``self``: it would live on until garbage is collected, with all its memory.
+            store = weakref.proxy(self)
             gather = Gather(
                 nbytes, self.starts, lambda number: store._equal_rows(field, number, nbytes)
             )
             gather = self._gathers.setdefault(field, gather)
-        gather(rows.indices, rows.shards, out)
+        return gather
 
     def _equal_rows(self, field: str, number: int, nbytes: int) -> Column:
         shard = self.shard(number)
@@ -206,35 +215,19 @@ class Store:
         Raises:
             ChecksumError: One of them is damaged.
         """
-        if self.check == "never":
-            return
-        unverified = self._unverified.get(field)
-        if unverified is None:
-            unverified = self._unverified.setdefault(field, set(range(len(self.shards))))
-        if self.check == "first" and not unverified:
-            return
-        for number in np.unique(rows.shards).tolist():
-            if self.check == "always" or number in unverified:
-                here = rows.indices[rows.shards == number] - self.starts[number]
-                if self._verify_rows(self.shard(number), field, here):
-                    unverified.discard(number)
+        verifier = self._verifier(field)
+        found = None if verifier is None else verifier.unknown(rows.indices, rows.shards)
+        if verifier is not None and found is not None:
+            verifier.verify(found)
 
-    def _verify_rows(self, shard: OpenShard, field: str, rows: Indices) -> bool:
-        """Verify the blocks of some rows; return True if now all blocks of the column were."""
-        if field not in shard.checksums:
-            return True
-        sums, verified = shard.checksums[field], shard.verified[field]
-        blocks = rows // sums.rows_per_block
-        blocks = np.unique(blocks if self.check == "always" else blocks[~verified[blocks]])
-        bad = sums.first_mismatch(shard.columns[field], blocks)
-        if bad is not None:
-            first = bad * sums.rows_per_block
-            last = min(first + sums.rows_per_block, len(shard.columns[field])) - 1
-            what = "its checksum does not match" + (
-                "" if last == first else f" (one of rows {first} to {last})"
+    def _verifier(self, field: str) -> Verifier | None:
+        if self.check == "never":
+            return None
+        verifier = self._verifiers.get(field)
+        if verifier is None:
+            store = weakref.proxy(self)  # as above
+            verifier = Verifier(
+                field, self.starts, lambda n: store.shard(n), always=self.check == "always"
             )
-            raise ChecksumError(
-                what, shard.path, first, field, "Run 'packdata verify', and restore the shard"
-            )
-        verified[blocks] = True
-        return bool(verified.all())
+            verifier = self._verifiers.setdefault(field, verifier)
+        return verifier

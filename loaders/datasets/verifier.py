@@ -1,0 +1,165 @@
+"""Comparing records with their checksums, each block of rows when it is first read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from loaders.datasets.locks import ForkLock
+from loaders.errors import ChecksumError
+from loaders.formats.checksums import hash_block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loaders.datasets.store import OpenShard
+
+UInt8Array = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
+
+
+class Unknown(NamedTuple):
+    """Samples whose blocks are not known to be right.
+
+    Attributes:
+        blocks: The block of each, as the verifier numbers them; no block comes twice.
+        at: Their positions among the samples that were asked for, ascending.
+        shards: The shard of each.
+        local: The block's number there.
+        sizes: The rows of such a block.
+        hashes: What they should have.
+    """
+
+    blocks: Indices
+    at: Indices
+    shards: list[int]
+    local: list[int]
+    sizes: list[int]
+    hashes: list[int]
+
+
+class Verifier:
+    """Verifies the records of one field.
+
+    The blocks of all shards are numbered in the order in which shards are opened, so that one look at one array finds
+    what a batch has of new blocks, however many shards it is spread over.
+
+    Args:
+        field: Name of the field.
+        starts: The number of the first sample of each shard.
+        shard: Opens a shard, by number.
+        always: Verify what was found right before, too.
+
+    Thread-safe. In a forked child it goes on with what was known at the fork.
+    """
+
+    def __init__(
+        self, field: str, starts: Indices, shard: Callable[[int], OpenShard], *, always: bool
+    ) -> None:
+        self._field, self._starts, self._shard, self._always = field, starts, shard, always
+        self._rows_per_block = np.zeros(len(starts), np.int64)  # 0: the shard is not open yet
+        self._first_block = np.zeros(len(starts), np.int64)
+        self._num_blocks = 0
+        self._hashes = np.zeros(64, np.uint64)  # by block, and room for those of the next shards
+        self._known = np.zeros(64, bool)
+        self._num_unknown, self._num_closed = 0, len(starts)
+        self._lock = ForkLock()
+
+    def unknown(self, indices: Indices, shards: Indices) -> Unknown | None:
+        """Return which of some samples are still to be verified; None if none is."""
+        if not (self._num_unknown or self._num_closed or self._always) or not len(indices):
+            return None
+        sizes = self._rows_per_block.take(shards)
+        if not sizes.all():
+            self._open(np.unique(shards[sizes == 0]).tolist())
+            sizes = self._rows_per_block.take(shards)
+        local = (indices - self._starts.take(shards)) // sizes
+        blocks, at = np.unique(self._first_block.take(shards) + local, return_index=True)
+        if not self._always:
+            new = ~self._known.take(blocks)
+            blocks, at = blocks[new], at[new]
+        if not len(at):
+            return None
+        order = np.argsort(at)
+        blocks, at = blocks[order], at[order]
+        shards, local, sizes = shards.take(at), local.take(at), sizes.take(at)
+        hashes = self._hashes.take(blocks).tolist()
+        return Unknown(blocks, at, shards.tolist(), local.tolist(), sizes.tolist(), hashes)
+
+    def _open(self, numbers: list[int]) -> None:
+        for number in numbers:
+            shard = self._shard(number)
+            with self._lock:
+                if not self._rows_per_block[number]:
+                    self._add(number, shard)
+
+    def _add(self, number: int, shard: OpenShard) -> None:
+        sums, rows = shard.checksums.get(self._field), len(shard.columns[self._field])
+        # Without checksums: one block, which is known.
+        hashes = np.zeros(1, np.uint64) if sums is None else sums.hashes
+        size = max(1, rows) if sums is None else sums.rows_per_block
+        first, end = self._num_blocks, self._num_blocks + len(hashes)
+        if end > len(self._known):
+            room = max(end, len(self._known))
+            self._hashes = np.append(self._hashes, np.zeros(room, np.uint64))
+            self._known = np.append(self._known, np.zeros(room, bool))
+        self._hashes[first:end], self._known[first:end] = hashes, sums is None
+        self._num_unknown += 0 if sums is None else len(hashes)
+        self._num_closed -= 1
+        self._first_block[number], self._num_blocks = first, end
+        self._rows_per_block[number] = size  # last: who sees it takes the rest for granted
+
+    def verify(self, found: Unknown) -> None:
+        """Hash the blocks where they are stored.
+
+        Raises:
+            ChecksumError: One of them is damaged.
+        """
+        for i in range(len(found.hashes)):
+            self._verify_stored(found, i)
+        self._note(found)
+
+    def copied(self, found: Unknown) -> Callable[[UInt8Array, int, int], None]:
+        """Return what verifies a range of copied records, rather than those stored: they are in the cache.
+
+        It is called with the records of all samples, ``(N, nbytes)``, and a range of those, one after the other.
+
+        Raises:
+            ChecksumError: One of them is damaged, or shares a block with one that is.
+        """
+        at, done = found.at.tolist(), 0
+
+        def verify(records: UInt8Array, first: int, last: int) -> None:
+            nonlocal done
+            while done < len(at) and at[done] < last:
+                if found.sizes[done] > 1:
+                    self._verify_stored(found, done)
+                elif xxhash.xxh3_64_intdigest(records[at[done]].data) != found.hashes[done]:
+                    raise self._error(found, done)
+                done += 1
+            if last == len(records):
+                self._note(found)
+
+        return verify
+
+    def _verify_stored(self, found: Unknown, i: int) -> None:
+        column = self._shard(found.shards[i]).columns[self._field]
+        if hash_block(column, found.local[i], found.sizes[i]) != found.hashes[i]:
+            raise self._error(found, i)
+
+    def _error(self, found: Unknown, i: int) -> ChecksumError:
+        shard, size = self._shard(found.shards[i]), found.sizes[i]
+        first = found.local[i] * size
+        last = min(first + size, len(shard.columns[self._field])) - 1
+        what = "its checksum does not match"
+        what += "" if last == first else f" (one of rows {first} to {last})"
+        remedy = "Run 'packdata verify', and restore the shard"
+        return ChecksumError(what, shard.path, first, self._field, remedy)
+
+    def _note(self, found: Unknown) -> None:
+        with self._lock:
+            self._num_unknown -= int(np.count_nonzero(~self._known[found.blocks]))
+            self._known[found.blocks] = True

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaders.columns import FixedColumn
+from loaders.datasets import verifier as module
+from loaders.datasets.store import OpenShard
+from loaders.datasets.verifier import Verifier
+from loaders.errors import ChecksumError
+from loaders.formats.checksums import checksum_column, hash_block
+
+LARGE, SMALL = 20_000, 3_000  # bytes a row: hashed one by one, and 21 together
+
+
+class Shards:
+    """Shards in memory, of which some have no checksums."""
+
+    def __init__(self, sizes: list[int], nbytes: int, unchecked: tuple[int, ...] = ()) -> None:
+        rng = np.random.default_rng(0)
+        self.columns = [
+            FixedColumn(rng.integers(0, 256, (size, nbytes), np.uint8)) for size in sizes
+        ]
+        self.ends = np.cumsum(sizes, dtype=np.int64)
+        self.starts = self.ends - np.array(sizes, np.int64)
+        self.opened = Counter[int]()
+        self.open = [
+            OpenShard(Path(f"{i}"), {"x": c}, {} if i in unchecked else {"x": checksum_column(c)})
+            for i, c in enumerate(self.columns)
+        ]
+
+    def verifier(self, *, always: bool = False) -> Verifier:
+        return Verifier("x", self.starts, self.open.__getitem__, always=always)
+
+    def of(self, indices: Any) -> tuple[np.ndarray, np.ndarray]:
+        indices = np.asarray(indices, np.int64)
+        return indices, np.searchsorted(self.ends, indices, "right")
+
+    def records(self, indices: Any) -> np.ndarray:
+        rows: np.ndarray = np.concatenate([c.data for c in self.columns])[indices]
+        return rows
+
+
+def verify(shards: Shards, verifier: Verifier, indices: Any, way: str) -> None:
+    """Verify stored records, or copies in steps of three."""
+    found = verifier.unknown(*shards.of(indices))
+    if found is None:
+        return
+    if way == "stored":
+        verifier.verify(found)
+        return
+    records, check = shards.records(indices), verifier.copied(found)
+    for first in range(0, len(records), 3):
+        check(records, first, min(first + 3, len(records)))
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
+    """Count what is hashed, by its first bytes."""
+    counts, lock = Counter[bytes](), threading.Lock()
+
+    def count(data: Any) -> None:
+        with lock:
+            counts[bytes(memoryview(data).cast("B")[:16])] += 1
+
+    def block_of(column: FixedColumn, block: int, rows: int) -> int:
+        count(np.ascontiguousarray(column.data[block * rows]).data)
+        return hash_block(column, block, rows)
+
+    def digest(data: Any) -> int:
+        count(data)
+        return int(xxhash.xxh3_64_intdigest(data))
+
+    monkeypatch.setattr(module, "hash_block", block_of)
+    monkeypatch.setattr(module, "xxhash", SimpleNamespace(xxh3_64_intdigest=digest))
+    return counts
+
+
+@pytest.mark.parametrize("way", ["stored", "copies"])
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_every_block_is_verified_when_it_is_first_read_and_not_again(
+    way: str, sizes: list[int], data: st.DataObject
+) -> None:
+    shards = Shards(sizes, LARGE)
+    verifier, seen = shards.verifier(), set[int]()
+    for _ in range(4):
+        indices = data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=40))
+        found = verifier.unknown(*shards.of(indices))
+        new = sorted(set(indices) - seen)
+        at = [] if found is None else found.at.tolist()
+        assert sorted(indices[i] for i in at) == new
+        verify(shards, verifier, indices, way)
+        seen |= set(indices)
+    verify(shards, verifier, range(sum(sizes)), way)
+
+    assert verifier.unknown(*shards.of(range(sum(sizes)))) is None
+
+
+@pytest.mark.parametrize("way", ["stored", "copies"])
+@pytest.mark.parametrize("nbytes", [LARGE, SMALL])
+def test_an_epoch_hashes_every_block_once(hashed: Counter[bytes], nbytes: int, way: str) -> None:
+    shards = Shards([50, 7, 30], nbytes)
+    verifier = shards.verifier()
+    order = np.random.default_rng(1).permutation(87)
+
+    for _ in range(2):
+        for first in range(0, 87, 10):
+            verify(shards, verifier, order[first : first + 10], way)
+
+    rows = 1 if nbytes == LARGE else 21
+    blocks = [
+        c.data[first, :16].tobytes() for c in shards.columns for first in range(0, len(c), rows)
+    ]
+    assert hashed == Counter(blocks)
+
+
+def test_always_is_every_time(hashed: Counter[bytes]) -> None:
+    shards = Shards([4], LARGE)
+    verifier = shards.verifier(always=True)
+
+    for way in ("stored", "copies", "copies"):
+        verify(shards, verifier, [2, 2, 1], way)
+
+    assert sorted(hashed.values()) == [3, 3]
+
+
+@pytest.mark.parametrize("way", ["stored", "copies"])
+@pytest.mark.parametrize(
+    ("nbytes", "row", "said"), [(LARGE, 17, ""), (SMALL, 0, " (one of rows 0 to 20)")]
+)
+def test_damage_is_told_with_its_place_and_is_not_forgotten(
+    nbytes: int, row: int, said: str, way: str
+) -> None:
+    shards = Shards([9, 30, 9], nbytes)
+    shards.columns[1].data[17, 5] ^= 1
+    verifier = shards.verifier()
+
+    for _ in range(2):
+        with pytest.raises(ChecksumError, match="its checksum does not match") as caught:
+            verify(shards, verifier, [3, 26, 40], way)
+        assert (caught.value.path, caught.value.row, caught.value.field) == (Path("1"), row, "x")
+        assert said in str(caught.value)
+    verify(shards, verifier, [3, 40], way)
+
+
+def test_a_copy_is_verified_not_what_it_is_a_copy_of() -> None:
+    shards = Shards([5], LARGE)
+    records, verifier = shards.records(range(5)), shards.verifier()
+    records[3, 7] ^= 1
+    found = verifier.unknown(*shards.of(range(5)))
+    assert found is not None
+    check = verifier.copied(found)
+
+    check(records, 0, 3)
+    with pytest.raises(ChecksumError):
+        check(records, 3, 5)
+
+
+def test_shards_without_checksums_are_taken_as_they_are() -> None:
+    shards = Shards([5, 5], LARGE, unchecked=(0,))
+    shards.columns[0].data[:] = 0
+    verifier = shards.verifier()
+
+    assert verifier.unknown(*shards.of(range(5))) is None
+    verify(shards, verifier, range(10), "copies")
+    assert verifier.unknown(*shards.of(range(10))) is None
+
+
+def test_many_threads_leave_nothing_unverified() -> None:
+    """Shards are opened, and their blocks numbered, by whoever comes first."""
+    shards = Shards([6] * 30, SMALL)
+    shards.columns[23].data[5, 0] ^= 1
+    verifier, barrier = shards.verifier(), threading.Barrier(4)
+
+    def work(number: int) -> int:
+        barrier.wait(10)
+        failed = 0
+        for row in np.random.default_rng(number).permutation(180).tolist():
+            try:
+                verify(shards, verifier, [row], "copies" if number % 2 else "stored")
+            except ChecksumError:
+                failed += 1
+                assert row // 6 == 23
+        return failed
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(work, range(4))) == [6] * 4
+    found = verifier.unknown(*shards.of(range(180)))
+    assert found is not None
+    assert found.shards == [23]
