@@ -38,7 +38,7 @@ from loaders.schema import Image, Label
 ROOT = Path(__file__).resolve().parent.parent
 OPS = (augment.RandomResizedCrop(224), augment.RandomHorizontalFlip())
 WORKERS = 2
-RAW, SMALL = 8192, 307_200  # images: epochs of some 0.1 s; beginning one takes 2 to 3 ms
+RAW, SMALL = 8192, 307_200  # images: epochs of some 0.1 s, and beginning one takes 3 ms
 Run = Callable[[], float]  # does the work once; returns units per second
 
 

@@ -147,15 +147,15 @@ def workloads(data: Data) -> dict[str, tuple[Any, int]]:
 
 
 def backend_cases(data: Data, seconds: float) -> Iterator[Case]:
-    """Yield threads beside the same threads in a child process."""
+    """Yield threads beside the same threads in a child process, with a core left to the trainer and without."""
     for what, (dataset, batch) in workloads(data).items():
-        workers = min(WORKERS, DataLoader(dataset, batch).num_workers)  # one for small rows
-        runs = {
-            f"backend={name!r}": steady(dataset, Config(workers, batch, name), seconds)
-            for name in ("thread", "subprocess")
-        }
-        name = f"a child process: {what}, batch {batch:,}, num_workers={workers}"
-        yield Case(name, "images/s", runs, "goal: within 10 % of the first line")
+        for workers in (WORKERS - 1, WORKERS):
+            runs = {
+                f"backend={name!r}": steady(dataset, Config(workers, batch, name), seconds)
+                for name in ("thread", "subprocess")
+            }
+            name = f"a child process: {what}, batch {batch:,}, num_workers={workers}"
+            yield Case(name, "images/s", runs, "goal: within 10 % of the first line")
 
 
 # -- checksums -------------------------------------------------------------------------------------
