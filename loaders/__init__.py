@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from loaders.codecs import register_codec
     from loaders.datasets.compressed import InflateOnDevice
     from loaders.datasets.encoded import JpegOnDevice
+    from loaders.datasets.memory.ram import RAMDataset
     from loaders.datasets.mixture import Mixture
     from loaders.datasets.packed import concat
-    from loaders.datasets.ram import RAMDataset
-    from loaders.datasets.samples import collate
+    from loaders.datasets.reading.samples import collate
     from loaders.datasets.shard import ShardDataset
-    from loaders.datasets.windows import TokenWindows
+    from loaders.datasets.tokens.windows import TokenWindows
     from loaders.device.augment import BatchAugment
     from loaders.device.decode import DctFinish, Yuv420Finish
     from loaders.device.denormalize import Denormalize
@@ -50,14 +50,14 @@ _WHERE = {
     "LoadersError": "loaders.errors",
     "Mixture": "loaders.datasets.mixture",
     "Normalize": "loaders.device.normalize",
-    "RAMDataset": "loaders.datasets.ram",
+    "RAMDataset": "loaders.datasets.memory.ram",
     "ShardDataset": "loaders.datasets.shard",
-    "TokenWindows": "loaders.datasets.windows",
+    "TokenWindows": "loaders.datasets.tokens.windows",
     "Weighted": "loaders.sampling",
     "Yuv420Finish": "loaders.device.decode",
     "audit": "loaders.sampling",
     "augment": "",
-    "collate": "loaders.datasets.samples",
+    "collate": "loaders.datasets.reading.samples",
     "concat": "loaders.datasets.packed",
     "dump": "loaders.live",
     "dump_on": "loaders.live",

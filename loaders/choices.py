@@ -9,8 +9,8 @@ from torch.utils.data import IterableDataset
 
 from loaders.checks import one_of, shown, whole_number
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.moving import MovingHalf
 from loaders.datasets.packed import PackedDataset
+from loaders.datasets.reading.moving import MovingHalf
 from loaders.sampling.balanced import Balanced
 from loaders.sampling.blocks import BlockShuffled
 from loaders.sampling.order import Order, Sequential, Shuffled

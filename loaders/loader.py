@@ -35,7 +35,7 @@ from loaders.choices import (
     has_own_order,
 )
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.samples import collate, collate_dict
+from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.datasets.views import as_ours
 from loaders.delivery import Delivery, LoaderBatches, Position
 from loaders.device.accelerator import accelerator_for, as_device, pins

@@ -10,7 +10,7 @@ import torch
 
 from loaders import RAMDataset, ShardDataset, augment
 from loaders.choices import choose_halves, choose_order, choose_workers, has_own_order
-from loaders.datasets.moving import MovingHalf
+from loaders.datasets.reading.moving import MovingHalf
 from loaders.sampling import BlockShuffled
 from loaders.sampling.order import Sequential, Shuffled
 from loaders.schema import Image

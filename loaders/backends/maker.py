@@ -10,8 +10,8 @@ import torch
 
 from loaders.buffers import Slots
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.job import CallJob, OneSample
-from loaders.datasets.samples import collate
+from loaders.datasets.reading.job import CallJob, OneSample
+from loaders.datasets.reading.samples import collate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

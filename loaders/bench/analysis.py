@@ -13,7 +13,7 @@ from loaders.bench import stages as alone
 from loaders.bench.measure import end, num_samples
 from loaders.bench.sweep import make_loader
 from loaders.bench.verdict import Facts
-from loaders.datasets.samples import collate
+from loaders.datasets.reading.samples import collate
 from loaders.workers import usable_cores
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from loaders.backends.maker import Maker, num_in_flight
 from loaders.bench.measure import batch_nbytes
 from loaders.bench.report import in_bytes
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.samples import collate
+from loaders.datasets.reading.samples import collate
 
 if TYPE_CHECKING:
     from loaders.bench.measure import Config

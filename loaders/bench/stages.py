@@ -26,7 +26,7 @@ from loaders.bench.targets import ImageFiles
 from loaders.buffers import Slots
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.samples import collate
+from loaders.datasets.reading.samples import collate
 from loaders.device.nested import map_tensors, tensors_of
 from loaders.device.normalize import Normalize
 

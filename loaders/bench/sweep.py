@@ -15,7 +15,7 @@ from loaders.bench import pagecache
 from loaders.bench.measure import Config, Result, Run, interleave, time_loader
 from loaders.bench.targets import Endless, Target
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.samples import collate
+from loaders.datasets.reading.samples import collate
 from loaders.loader import DataLoader
 from loaders.workers import usable_cores
 

@@ -15,7 +15,7 @@ import torch
 
 from loaders import augment
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.ram import RAMDataset
+from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.errors import LoadersError
 from loaders.manifest import read_manifest

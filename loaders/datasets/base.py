@@ -13,7 +13,7 @@ from loaders.checks import shown, whole_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from loaders.datasets.request import Memory
+    from loaders.datasets.reading.request import Memory
     from loaders.sampling.order import Order
     from loaders.workers import Job
 

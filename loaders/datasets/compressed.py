@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from loaders.codecs.dct import DctCodec
-from loaders.datasets.coefficients import (
+from loaders.datasets.on_device import OnDevice
+from loaders.datasets.reading.coefficients import (
     CoefficientReader,
     Finisher,
     MovingReader,
     join_escapes,
     put_range,
 )
-from loaders.datasets.on_device import OnDevice
 from loaders.device.decode import DctFinish
 from loaders.device.inflate import Compressed, InflateFinish, places_of
 from loaders.errors import SchemaError
@@ -25,7 +25,7 @@ from loaders.schema import Image
 if TYPE_CHECKING:
     from loaders.codecs.dct import Escapes
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.request import Memory, Reader, Request
+    from loaders.datasets.reading.request import Memory, Reader, Request
     from loaders.device.inflate import Decompress
 
 

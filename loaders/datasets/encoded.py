@@ -12,9 +12,9 @@ import torch
 from loaders.augment import Views
 from loaders.codecs.picture import picture_size
 from loaders.datasets.base import SamplesOf
-from loaders.datasets.crops import spatial_axes
 from loaders.datasets.on_device import OnDevice
-from loaders.datasets.samples import SampleBatch
+from loaders.datasets.reading.crops import spatial_axes
+from loaders.datasets.reading.samples import SampleBatch
 from loaders.device.augment import Moves, draw_moves, move_images
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
@@ -23,9 +23,9 @@ from loaders.schema import Boxes, Bytes, Image, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loaders.datasets.job import BatchJob
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.request import Memory, Request
+    from loaders.datasets.reading.job import BatchJob
+    from loaders.datasets.reading.request import Memory, Request
     from loaders.device.jpeg import Decode
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaders.datasets.samples import (
+from loaders.datasets.reading.samples import (
     Padded,
     Ragged,
     SampleBatch,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.datasets.request import Memory
+    from loaders.datasets.reading.request import Memory
     from loaders.workers import Job
 
     Int64s = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.datasets.request import Memory
+    from loaders.datasets.reading.request import Memory
     from loaders.workers import Job
 
     Int64s = npt.NDArray[np.int64]

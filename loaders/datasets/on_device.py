@@ -10,7 +10,7 @@ from loaders.datasets.packed import PackedDataset
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaders.datasets.request import Memory
+    from loaders.datasets.reading.request import Memory
     from loaders.workers import Job
 
 

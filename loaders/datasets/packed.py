@@ -21,16 +21,16 @@ from loaders.buffers import FreshMemory
 from loaders.checks import as_list, did_you_mean, shares, shown, whole_number
 from loaders.columns import Column, FixedColumn
 from loaders.datasets import frame
+from loaders.datasets.access.store import Rows, Store
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.coefficients import Finisher, check_scale, make_finisher
-from loaders.datasets.crops import CropReader
-from loaders.datasets.fixed import FixedReader
-from loaders.datasets.job import BatchJob
-from loaders.datasets.readers import ObjectReader, SampleIdReader, make_readers
-from loaders.datasets.request import Memory, Reader, Request
-from loaders.datasets.samples import SampleBatch, split_batch
+from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
+from loaders.datasets.reading.crops import CropReader
+from loaders.datasets.reading.fixed import FixedReader
+from loaders.datasets.reading.job import BatchJob
+from loaders.datasets.reading.readers import ObjectReader, SampleIdReader, make_readers
+from loaders.datasets.reading.request import Memory, Reader, Request
+from loaders.datasets.reading.samples import SampleBatch, split_batch
 from loaders.datasets.settings import as_batching, as_fields, as_transform, check_augment
-from loaders.datasets.store import Rows, Store
 from loaders.errors import LoadersError, SampleError, SchemaError
 from loaders.rng import hash64, key64
 from loaders.sampling.batch import IndexBatch

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_list, shown
-from loaders.datasets.crops import spatial_axes
+from loaders.datasets.reading.crops import spatial_axes
 from loaders.errors import SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Image, Mask
 

@@ -17,7 +17,7 @@ from loaders.backends.auto import AutoPool, StepWatch, can_fork, waits_for_inter
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import ChildPool
-from loaders.datasets.samples import collate
+from loaders.datasets.reading.samples import collate
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:

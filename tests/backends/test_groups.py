@@ -10,7 +10,7 @@ import torch
 
 from loaders import DataLoader, RAMDataset, concat
 from loaders.buffers import FreshMemory
-from loaders.datasets.store import Store
+from loaders.datasets.access.store import Store
 from loaders.sampling.batch import IndexBatch, SampleIndex
 
 if TYPE_CHECKING:

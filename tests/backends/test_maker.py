@@ -8,7 +8,7 @@ import torch
 
 from loaders import RAMDataset
 from loaders.backends.maker import Group, Maker, Raised
-from loaders.datasets.samples import collate
+from loaders.datasets.reading.samples import collate
 
 
 def small() -> RAMDataset:

@@ -13,7 +13,7 @@ from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import ChildPool
 from loaders.backends.threads import ThreadPool
-from loaders.datasets.samples import collate
+from loaders.datasets.reading.samples import collate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

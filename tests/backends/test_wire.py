@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.backends.wire import Mapped, SharedSlots, dump
-from loaders.datasets.samples import Padded, batch_type
+from loaders.datasets.reading.samples import Padded, batch_type
 
 LARGE = 40_000
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders import DataLoader, RAMDataset
-from loaders.datasets import shared
+from loaders.datasets.memory import shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,8 +69,8 @@ def _be_rank(
     pipe: Connection, folder: Path, paused: bool, user: int | None, settings: dict[str, Any]
 ) -> None:
     torch.set_num_threads(1)
-    logging.getLogger("loaders.datasets.shared").addHandler(_Waiting(pipe))
-    logging.getLogger("loaders.datasets.shared").setLevel("INFO")
+    logging.getLogger("loaders.datasets.memory.shared").addHandler(_Waiting(pipe))
+    logging.getLogger("loaders.datasets.memory.shared").setLevel("INFO")
     if user is not None:
         os.setuid(user)
     if paused:

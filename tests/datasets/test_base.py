@@ -9,13 +9,13 @@ import torch
 
 from loaders import DataLoader, RAMDataset, augment
 from loaders.datasets.base import BatchDataset, SamplesOf
-from loaders.datasets.moving import MovingHalf
 from loaders.datasets.packed import PackedDataset
+from loaders.datasets.reading.moving import MovingHalf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaders.datasets.request import Memory
+    from loaders.datasets.reading.request import Memory
     from loaders.workers import Job
 
 

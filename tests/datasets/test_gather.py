@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from loaders import ShardDataset, concat
 from loaders.columns import Column, FixedColumn, VarColumn
-from loaders.datasets.gather import Gather
+from loaders.datasets.access.gather import Gather
 from tests.packdata.packing import pack_samples
 
 
@@ -89,7 +89,7 @@ def test_batches_of_packed_rows_equal_their_records(
 
 
 def test_records_of_another_size_are_refused(tmp_path: Path) -> None:
-    from loaders.datasets.store import MemoryShard, Store
+    from loaders.datasets.access.store import MemoryShard, Store
     from loaders.errors import SchemaError, ShardError
 
     column = VarColumn(np.zeros(9, np.uint8), np.array([0, 4]), np.array([4, 5]))

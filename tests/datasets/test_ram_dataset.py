@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
-from loaders.datasets import loading
+from loaders.datasets.memory import loading
 from loaders.errors import LoadersError, SampleError, SchemaError, SourceError
 from loaders.schema import Array, Image, Label
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample

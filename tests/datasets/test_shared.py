@@ -24,12 +24,12 @@ import torch
 import xxhash
 
 from loaders import RAMDataset, ShardDataset, augment
-from loaders.datasets import arena as arenas
-from loaders.datasets import keeper as keeping
-from loaders.datasets import loading, shared
-from loaders.datasets.arena import Arena, open_sealed
-from loaders.datasets.keeper import Keeper, Name
-from loaders.datasets.loading import ColumnPlan
+from loaders.datasets.memory import arena as arenas
+from loaders.datasets.memory import keeper as keeping
+from loaders.datasets.memory import loading, shared
+from loaders.datasets.memory.arena import Arena, open_sealed
+from loaders.datasets.memory.keeper import Keeper, Name
+from loaders.datasets.memory.loading import ColumnPlan
 from loaders.errors import ChecksumError, LoadersError
 from loaders.schema import Array, Label
 from tests.datasets.sharing import Rank, digest, keepers, names

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.columns import FixedColumn
-from loaders.datasets import verifier as module
-from loaders.datasets.store import OpenShard
-from loaders.datasets.verifier import Verifier
+from loaders.datasets.access import verifier as module
+from loaders.datasets.access.store import OpenShard
+from loaders.datasets.access.verifier import Verifier
 from loaders.errors import ChecksumError
 from loaders.formats.checksums import checksum_column, hash_block
 

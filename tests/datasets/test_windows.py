@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, TokenWindows, concat
-from loaders.datasets.binpack import fit_decreasing
+from loaders.datasets.tokens.binpack import fit_decreasing
 from loaders.errors import ChecksumError, SchemaError, ShardError, StateError
 from loaders.schema import Array, Tokens
 from packdata.tokens.plan import pack_tokens

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from loaders import BatchAugment, DataLoader, Normalize, ShardDataset, augment
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
-from loaders.datasets.coefficients import Moved
+from loaders.datasets.reading.coefficients import Moved
 from loaders.device.augment import Moves, draw_moves
 from loaders.device.blocks import Cut, cut_around
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, _in_two

@@ -13,7 +13,7 @@ import torch
 
 from loaders import DataLoader, InflateOnDevice, RAMDataset, ShardDataset, augment
 from loaders.codecs.dct import DctCodec
-from loaders.datasets.coefficients import Moved
+from loaders.datasets.reading.coefficients import Moved
 from loaders.device.decode import Coefficients, DctFinish
 from loaders.device.inflate import (
     Compressed,

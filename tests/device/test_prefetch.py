@@ -11,7 +11,7 @@ import torch
 
 from loaders import DataLoader, RAMDataset
 from loaders.buffers import SlotPool
-from loaders.datasets.samples import Padded, batch_type
+from loaders.datasets.reading.samples import Padded, batch_type
 from loaders.device.accelerator import PlainCopies, accelerator_for
 from loaders.device.nested import map_tensors, tensors_of
 from loaders.device.prefetch import Prefetcher

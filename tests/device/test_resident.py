@@ -8,7 +8,7 @@ import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment
 from loaders.buffers import FreshMemory
-from loaders.datasets.resident import Resident, _check_room
+from loaders.datasets.memory.resident import Resident, _check_room
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import page_lock
 from loaders.errors import LoadersError, SchemaError
@@ -112,7 +112,7 @@ def test_a_view_of_a_dataset_is_loaded_alone() -> None:
 def test_files_are_loaded_part_by_part_and_stay_for_lookups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loaders.datasets.resident._PART_BYTES", 100)
+    monkeypatch.setattr("loaders.datasets.memory.resident._PART_BYTES", 100)
     fields = {"tokens": Array(dtype="uint16", dims=(8,)), "label": Label(), "key": Text()}
     rows = [
         {"key": f"s{i}", "tokens": np.arange(i, i + 8, dtype=np.uint16), "label": i}

@@ -30,7 +30,7 @@ from loaders.errors import LoadersError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loaders.datasets.loading import ColumnPlan
+    from loaders.datasets.memory.loading import ColumnPlan
 
 UInt8Array = npt.NDArray[np.uint8]
 _MAGIC = b"loaders1"

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from loaders.codecs.dct import Escapes
     from loaders.codecs.yuv import Size
-    from loaders.datasets.request import Memory, Reader, Request
-    from loaders.datasets.store import Rows, Store
+    from loaders.datasets.access.store import Rows, Store
+    from loaders.datasets.reading.request import Memory, Reader, Request
 
     UInt8Array = npt.NDArray[np.uint8]
 

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.columns import Column, VarColumn
-from loaders.datasets.finder import ShardFinder
-from loaders.datasets.gather import Gather
-from loaders.datasets.locks import ForkLock
-from loaders.datasets.verifier import Verifier
+from loaders.datasets.access.finder import ShardFinder
+from loaders.datasets.access.gather import Gather
+from loaders.datasets.access.locks import ForkLock
+from loaders.datasets.access.verifier import Verifier
 from loaders.errors import SchemaError, ShardError
 from loaders.formats import open_checksums, open_columns
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from loaders.columns import FixedColumn, VarColumn
-from loaders.datasets.gather import rows_at
-from loaders.datasets.locks import ForkLock
+from loaders.datasets.access.gather import rows_at
+from loaders.datasets.access.locks import ForkLock
 from loaders.errors import SchemaError, ShardError
 from loaders.schema import Tokens
 

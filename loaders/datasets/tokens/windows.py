@@ -14,18 +14,18 @@ import xxhash
 from loaders.buffers import scratch
 from loaders.checks import as_list, shares, whole_number
 from loaders.datasets.base import BatchDataset, SamplesOf
-from loaders.datasets.binpack import Fit
-from loaders.datasets.documents import IGNORED, DocumentJob, DocumentPlan
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.samples import SampleBatch, batch_type, split_batch
+from loaders.datasets.reading.samples import SampleBatch, batch_type, split_batch
 from loaders.datasets.shard import ShardDataset
-from loaders.datasets.stream import TokenStream
+from loaders.datasets.tokens.binpack import Fit
+from loaders.datasets.tokens.documents import IGNORED, DocumentJob, DocumentPlan
+from loaders.datasets.tokens.stream import TokenStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from loaders.datasets.request import Memory
+    from loaders.datasets.reading.request import Memory
     from loaders.workers import Job
 
 Indices = npt.NDArray[np.int64]

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaders import __version__
-from loaders.datasets.arena import Arena, SealedColumns, open_sealed
-from loaders.datasets.keeper import Keeper, Name, Peer, receive
-from loaders.datasets.loading import Progress, check_fits, names_to_load, plan_columns
-from loaders.datasets.store import MemoryShard
+from loaders.datasets.access.store import MemoryShard
+from loaders.datasets.memory.arena import Arena, SealedColumns, open_sealed
+from loaders.datasets.memory.keeper import Keeper, Name, Peer, receive
+from loaders.datasets.memory.loading import Progress, check_fits, names_to_load, plan_columns
 from loaders.errors import LoadersError
 from loaders.schema import Field, field_from_json
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from loaders.datasets.loading import ColumnPlan
+    from loaders.datasets.memory.loading import ColumnPlan
     from loaders.datasets.packed import PackedDataset
 
     Plan = Callable[[], Mapping[str, ColumnPlan]]

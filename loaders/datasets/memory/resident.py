@@ -14,11 +14,11 @@ import torch
 
 from loaders.augment import Views
 from loaders.datasets.base import SamplesOf
-from loaders.datasets.crops import spatial_axes
-from loaders.datasets.fixed import served
-from loaders.datasets.moving import MovesBySize, draw_picture_moves, move_picture
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.samples import SampleBatch, batch_type
+from loaders.datasets.reading.crops import spatial_axes
+from loaders.datasets.reading.fixed import served
+from loaders.datasets.reading.moving import MovesBySize, draw_picture_moves, move_picture
+from loaders.datasets.reading.samples import SampleBatch, batch_type
 from loaders.device import fused
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import page_lock
@@ -28,7 +28,7 @@ from loaders.schema import VIRTUAL_FIELDS, Image, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loaders.datasets.request import Memory, Request
+    from loaders.datasets.reading.request import Memory, Request
     from loaders.workers import Job
 
 _PART_BYTES = 64 << 20  # of one copy to the device

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.datasets.samples import SampleBatch, TransformedSamples, batch_type, sample_type
+from loaders.datasets.reading.samples import (
+    SampleBatch,
+    TransformedSamples,
+    batch_type,
+    sample_type,
+)
 from loaders.errors import LoadersError
 from loaders.rng import hash64, key64
 
 if TYPE_CHECKING:
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.request import Memory, Request
+    from loaders.datasets.reading.request import Memory, Request
 
 logger = logging.getLogger(__name__)
 _MAX_REPLACEMENTS = 32

@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.datasets.locks import ForkLock
+from loaders.datasets.access.locks import ForkLock
 from loaders.errors import ChecksumError
 from loaders.formats.checksums import hash_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loaders.datasets.store import OpenShard
+    from loaders.datasets.access.store import OpenShard
 
 UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.datasets.binpack import Fit, fit_decreasing
-from loaders.datasets.samples import SampleBatch, batch_type, sample_type
+from loaders.datasets.reading.samples import SampleBatch, batch_type, sample_type
+from loaders.datasets.tokens.binpack import Fit, fit_decreasing
 
 if TYPE_CHECKING:
-    from loaders.datasets.request import Memory
-    from loaders.datasets.stream import TokenStream
+    from loaders.datasets.reading.request import Memory
+    from loaders.datasets.tokens.stream import TokenStream
 
 Indices = npt.NDArray[np.int64]
 IGNORED = -100  # torch's cross_entropy counts no such target

@@ -13,7 +13,7 @@ import torch
 from loaders import augment
 from loaders.buffers import scratch
 from loaders.codecs.picture import PictureHead, picture_head
-from loaders.datasets.fixed import Layout
+from loaders.datasets.reading.fixed import Layout
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.datasets.request import Memory, Request
-    from loaders.datasets.store import Store
+    from loaders.datasets.access.store import Store
+    from loaders.datasets.reading.request import Memory, Request
 
     UInt8Array = npt.NDArray[np.uint8]
 

@@ -19,15 +19,15 @@ from tqdm import tqdm
 from loaders.codecs import codec_for
 from loaders.codecs.picture import picture_size
 from loaders.columns import Column, FixedColumn, VarColumn, ends
-from loaders.datasets.coefficients import WholeImages, has_halves
+from loaders.datasets.reading.coefficients import WholeImages, has_halves
 from loaders.errors import CodecError, LoadersError
 from loaders.schema import Field, Image, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from loaders.datasets.access.store import Rows, Store
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.store import Rows, Store
 
     UInt8Array = npt.NDArray[np.uint8]
     Lengths = npt.NDArray[np.int64]

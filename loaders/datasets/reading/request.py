@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from loaders.datasets.store import Rows
+    from loaders.datasets.access.store import Rows
 
 
 class Memory(Protocol):

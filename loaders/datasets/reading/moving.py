@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.augment import Views
 from loaders.datasets.base import SamplesOf
-from loaders.datasets.crops import spatial_axes
-from loaders.datasets.samples import SampleBatch
+from loaders.datasets.reading.crops import spatial_axes
+from loaders.datasets.reading.samples import SampleBatch
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks
 from loaders.errors import SchemaError
 from loaders.schema import Boxes, Field, Image, Mask
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from loaders.datasets.job import BatchJob
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.request import Memory, Request
+    from loaders.datasets.reading.job import BatchJob
+    from loaders.datasets.reading.request import Memory, Request
 
 Size = tuple[int, int]
 MovesBySize = dict[Size, Moves]

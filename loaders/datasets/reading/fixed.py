@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from loaders.datasets.request import Memory, Request
-    from loaders.datasets.store import Store
+    from loaders.datasets.access.store import Store
+    from loaders.datasets.reading.request import Memory, Request
 
     UInt8Array = npt.NDArray[np.uint8]
 

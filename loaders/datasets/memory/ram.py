@@ -14,8 +14,8 @@ import xxhash
 from loaders.checks import as_list, as_path, one_of, shown
 from loaders.codecs.picture import picture_size
 from loaders.columns import Column, FixedColumn, var_column
-from loaders.datasets.coefficients import has_halves
-from loaders.datasets.loading import (
+from loaders.datasets.access.store import MemoryShard, Store
+from loaders.datasets.memory.loading import (
     ColumnPlan,
     Progress,
     check_fits,
@@ -24,18 +24,18 @@ from loaders.datasets.loading import (
     plan_columns,
     plan_pixels,
 )
+from loaders.datasets.memory.resident import ResidentDataset
+from loaders.datasets.memory.shared import share_columns
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.resident import ResidentDataset
+from loaders.datasets.reading.coefficients import has_halves
 from loaders.datasets.settings import check_augment
 from loaders.datasets.shard import ShardDataset
-from loaders.datasets.shared import share_columns
-from loaders.datasets.store import MemoryShard, Store
 from loaders.device.accelerator import as_device
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Field, Image, Label, Schema, Text
 
 if TYPE_CHECKING:
-    from loaders.datasets.loading import Report
+    from loaders.datasets.memory.loading import Report
     from loaders.datasets.packed import Transform
 
 _SOURCE = (

@@ -10,25 +10,25 @@ import torch
 
 from loaders import augment
 from loaders.codecs import codec_for
-from loaders.datasets.coefficients import (
+from loaders.datasets.reading.coefficients import (
     MovingReader,
     WholeImages,
     dct_reader,
     has_halves,
     records_at,
 )
-from loaders.datasets.crops import crop_readers
-from loaders.datasets.fixed import FixedReader, Layout, WideReader
-from loaders.datasets.pictures import PictureReader
-from loaders.datasets.samples import in_form
+from loaders.datasets.reading.crops import crop_readers
+from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
+from loaders.datasets.reading.pictures import PictureReader
+from loaders.datasets.reading.samples import in_form
 from loaders.errors import SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Mask
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from loaders.datasets.request import Memory, Reader, Request
-    from loaders.datasets.store import Store
+    from loaders.datasets.access.store import Store
+    from loaders.datasets.reading.request import Memory, Reader, Request
 
     UInt8Array = npt.NDArray[np.uint8]
 

@@ -1,0 +1,1 @@
+"""Datasets that are copied to memory: of a process, of a machine, of a device."""

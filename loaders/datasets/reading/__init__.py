@@ -1,0 +1,1 @@
+"""From the bytes of records to the tensors of a batch, a reader for each field."""

@@ -1,0 +1,1 @@
+"""Windows over a stream of tokens, and over its documents."""
