@@ -169,6 +169,48 @@ def test_a_copy_is_verified_not_what_it_is_a_copy_of() -> None:
         check(records, 3, 5)
 
 
+def test_copies_are_verified_as_they_come_and_known_when_all_are() -> None:
+    shards, order = Shards([5], LARGE), [4, 1, 3, 0, 2]
+    records, verifier = shards.records(order), shards.verifier()
+    found = verifier.unknown(*shards.of(order))
+    assert found is not None
+    check = verifier.copied(found)
+
+    check(records, 0, 2)
+    again = verifier.unknown(*shards.of(order))
+    assert again is not None
+    assert again.at.tolist() == list(range(5))
+    records[2] = 0
+    with pytest.raises(ChecksumError):
+        check(records, 2, 3)
+
+
+def test_what_two_found_at_once_counts_once() -> None:
+    shards = Shards([4], LARGE)
+    verifier = shards.verifier()
+    found = [verifier.unknown(*shards.of([0, 1])) for _ in range(2)]
+
+    for each in found:
+        assert each is not None
+        verifier.verify(each)
+
+    assert verifier.unknown(*shards.of([0, 1])) is None
+    left = verifier.unknown(*shards.of([1, 2, 3]))
+    assert left is not None
+    assert left.at.tolist() == [1, 2]
+
+
+def test_a_shard_that_two_open_at_once_is_counted_once() -> None:
+    shards = Shards([4], LARGE)
+    verifier = shards.verifier()
+
+    verifier._open([0])
+    verifier._open([0])
+    verify(shards, verifier, range(4), "stored")
+
+    assert (verifier._num_unknown, verifier._num_closed) == (0, 0)
+
+
 def test_shards_without_checksums_are_taken_as_they_are() -> None:
     shards = Shards([5, 5], LARGE, unchecked=(0,))
     shards.columns[0].data[:] = 0
