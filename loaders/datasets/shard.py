@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_path
-from loaders.datasets.access.store import Check, FileShard, Store
+from loaders.datasets.access.shards import Check, FileShard
+from loaders.datasets.access.store import Store
 from loaders.datasets.packed import OnError, PackedDataset, Transform
 from loaders.datasets.settings import check_augment
 from loaders.manifest import read_manifest

@@ -94,7 +94,8 @@ def test_batches_of_packed_rows_equal_their_records(
 
 
 def test_records_of_another_size_are_refused(tmp_path: Path) -> None:
-    from loaders.datasets.access.store import MemoryShard, Store
+    from loaders.datasets.access.shards import MemoryShard
+    from loaders.datasets.access.store import Store
     from loaders.errors import SchemaError, ShardError
 
     column = VarColumn(np.zeros(9, np.uint8), np.array([0, 4]), np.array([4, 5]))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from loaders.columns import FixedColumn
 from loaders.datasets.access import verifier as module
-from loaders.datasets.access.store import OpenShard
+from loaders.datasets.access.shards import OpenShard
 from loaders.datasets.access.verifier import Verifier
 from loaders.errors import ChecksumError
 from loaders.formats.checksums import checksum_column, hash_block

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from packdata.describe import describe_size
@@ -22,6 +22,7 @@ from packdata.journal import Reject
 from packdata.pool import OrderedPool, one_opencv_thread, usable_cores
 from packdata.progress import Progress, Quiet
 from packdata.recipe import Block
+from packdata.settings import OnError
 from packdata.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from packdata.recipe import Recipe, Records
     from packdata.settings import PackSettings
 
-OnError = Literal["fail", "skip"]
 _SHOWN_REJECTS = 10
 _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 if TYPE_CHECKING:
-    from packdata.engine import OnError
     from packdata.progress import Progress
 
+OnError = Literal["fail", "skip"]
 _T = TypeVar("_T")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
-from packdata.engine import OnError, Outcome, Summary, check_on_error, check_workers, summarize
+from packdata.engine import Outcome, Summary, check_on_error, check_workers, summarize
 from packdata.journal import Reject
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.progress import Progress, Quiet
@@ -35,6 +35,8 @@ from packdata.values import Encoded, Prepared, Preparer, Work, check_sizes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import TracebackType
+
+    from packdata.settings import OnError
 
 KEY = "key"
 

@@ -22,14 +22,16 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.datasets.access.store import FileShard, Rows
+from loaders.datasets.access.shards import FileShard
+from loaders.datasets.access.store import Rows
 from loaders.errors import ChecksumError, ShardError
 from loaders.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaders.datasets.access.store import OpenShard, Store
+    from loaders.datasets.access.shards import OpenShard
+    from loaders.datasets.access.store import Store
 
 UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]

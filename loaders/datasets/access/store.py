@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,70 +18,17 @@ from loaders.datasets.access.finder import ShardFinder
 from loaders.datasets.access.gather import Gather
 from loaders.datasets.access.locks import ForkLock
 from loaders.datasets.access.verifier import Verifier
-from loaders.errors import SchemaError, ShardError
-from loaders.formats import open_checksums, open_columns
+from loaders.errors import ShardError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from loaders.formats.checksums import Checksums
-    from loaders.manifest import ShardInfo
+    from loaders.datasets.access.shards import Check, FileShard, MemoryShard, OpenShard
 
-Check = Literal["first", "always", "never"]
 Indices = npt.NDArray[np.int64]
 _CACHE_BYTES = 1 << 20  # records are verified so many at a time, while they are in the cache
 UInt8Array = npt.NDArray[np.uint8]
-
-
-@dataclass(slots=True)
-class OpenShard:
-    """A shard in use: its columns, and their checksums where they are to be verified."""
-
-    path: Path
-    columns: Mapping[str, Column]
-    checksums: Mapping[str, Checksums]
-
-
-@dataclass(frozen=True, slots=True)
-class FileShard:
-    """A shard that is mapped when it is first touched."""
-
-    path: Path
-    info: ShardInfo
-
-    @property
-    def num_samples(self) -> int:
-        """Its rows."""
-        return self.info.num_samples
-
-    def open(self, check: Check) -> OpenShard:
-        """Map the file; ShardError if it is not what the manifest says."""
-        columns = open_columns(self.path, self.info)
-        checksums = {} if check == "never" else open_checksums(self.path, self.info)
-        return OpenShard(self.path, columns, checksums)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryShard:
-    """Columns that are in memory, and where they came from."""
-
-    path: Path
-    columns: Mapping[str, Column]
-
-    def __post_init__(self) -> None:
-        lengths = {name: len(column) for name, column in self.columns.items()}
-        if len(set(lengths.values())) != 1:  # a shorter one would be read beyond its end
-            raise SchemaError(f"all columns have one row per sample, got {lengths}")
-
-    @property
-    def num_samples(self) -> int:
-        """Its rows."""
-        return len(next(iter(self.columns.values())))
-
-    def open(self, check: Check) -> OpenShard:
-        """Return the columns; what is in memory was checked on the way there."""
-        return OpenShard(self.path, self.columns, {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from loaders.formats.checksums import hash_block
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loaders.datasets.access.store import OpenShard
+    from loaders.datasets.access.shards import OpenShard
 
 UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]

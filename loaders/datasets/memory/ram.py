@@ -14,7 +14,8 @@ import xxhash
 from loaders.checks import as_list, as_path, one_of, shown
 from loaders.codecs.picture import picture_size
 from loaders.columns import Column, FixedColumn, var_column
-from loaders.datasets.access.store import MemoryShard, Store
+from loaders.datasets.access.shards import MemoryShard
+from loaders.datasets.access.store import Store
 from loaders.datasets.memory.loading import (
     ColumnPlan,
     Progress,

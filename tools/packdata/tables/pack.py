@@ -25,7 +25,8 @@ from packdata.tables.values import in_words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from packdata.engine import OnError, Summary
+    from packdata.engine import Summary
+    from packdata.settings import OnError
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from packdata.tables.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from packdata.engine import OnError
     from packdata.progress import Progress
+    from packdata.settings import OnError
     from packdata.tables.files import Kind, Part, Rows, TableFile
 
 MAX_CATEGORIES = 1_000_000

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Unpack
 
-    from packdata.engine import OnError, Summary
-    from packdata.settings import PackSettings
+    from packdata.engine import Summary
+    from packdata.settings import OnError, PackSettings
     from packdata.shards import Format
 
 Eod = int | Literal["auto", "none"]
