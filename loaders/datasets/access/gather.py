@@ -38,13 +38,14 @@ class Gather:
         self._nbytes, self._starts, self._column = nbytes, starts, column
         self._columns: dict[int, Column] = {}
         self._biases = np.full(len(starts), _UNKNOWN, np.int64)
-        self._all_fixed = True
+        self._kinds = set[type[Column]]()
+        self._of_starts: Gather | None = None  # of columns whose rows may lie anywhere
         self._window = 0, torch.empty(0, nbytes, dtype=torch.uint8)
         self._lock = ForkLock()
 
     def __call__(self, indices: Indices, shards: Indices, out: npt.NDArray[np.uint8]) -> None:
         """Copy the records of some samples to the rows of ``out``: ``(N, nbytes)`` uint8, C-contiguous."""
-        for _ in self.in_steps(indices, shards, out, len(indices)):
+        for _ in self.in_steps(indices, shards, out, max(1, len(indices))):
             pass
 
     def in_steps(
@@ -64,16 +65,29 @@ class Gather:
 
     def _addresses(self, indices: Indices, shards: Indices) -> Indices:
         addresses = self._biases.take(shards)
-        addresses += indices * self._nbytes
-        if self._all_fixed:
-            return addresses
-        for number in np.unique(shards).tolist():
-            here = shards == number
-            column = self._columns[number]
-            if isinstance(column, VarColumn):
-                rows = indices[here] - self._starts[number]
-                addresses[here] = column.starts[rows] + self._biases[number]
+        if self._kinds == {FixedColumn}:
+            addresses += indices * self._nbytes
+        elif self._kinds == {VarColumn}:
+            addresses += self._starts_of(indices, shards)
+        else:  # shards of several formats can be concatenated
+            is_var = np.array([isinstance(self._columns[n], VarColumn) for n in shards.tolist()])
+            addresses[~is_var] += indices[~is_var] * self._nbytes
+            addresses[is_var] += self._starts_of(indices[is_var], shards[is_var])
         return addresses
+
+    def _starts_of(self, indices: Indices, shards: Indices) -> Indices:
+        """Return where rows begin in their buffers: numbers of 8 bytes, gathered from all shards in one call, too."""
+        if self._of_starts is None:
+            self._of_starts = Gather(8, self._starts, self._starts_column)
+        out = np.empty((len(indices), 8), np.uint8)
+        self._of_starts(indices, shards, out)
+        return out.view(np.int64).reshape(-1)
+
+    def _starts_column(self, number: int) -> FixedColumn:
+        column = self._columns[number]
+        assert isinstance(column, VarColumn)
+        starts = np.ascontiguousarray(column.starts, np.int64)
+        return FixedColumn(starts.view(np.uint8).reshape(-1, 8))
 
     def _open(self, shards: list[int]) -> None:
         with self._lock:
@@ -86,7 +100,7 @@ class Gather:
         address = int(data.ctypes.data)
         is_fixed = isinstance(column, FixedColumn)
         first = int(self._starts[number]) * self._nbytes if is_fixed else 0
-        self._all_fixed &= is_fixed  # shards of several formats can be concatenated
+        self._kinds.add(type(column))
         self._biases[number] = address - first
         self._widen(address, address + data.nbytes)
         self._columns[number] = column
