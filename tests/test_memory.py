@@ -16,9 +16,12 @@ from tests.packdata.packing import pack_samples
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/smaps_rollup").exists(), reason="PSS is read from /proc"
-)
+pytestmark = [
+    pytest.mark.memory,
+    pytest.mark.skipif(
+        not Path("/proc/self/smaps_rollup").exists(), reason="PSS is read from /proc"
+    ),
+]
 
 
 def pss_bytes(pid: int) -> int:

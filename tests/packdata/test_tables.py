@@ -497,6 +497,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 @pytest.mark.slow
+@pytest.mark.memory
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = 100_000
