@@ -390,11 +390,11 @@ def packing(data: Data) -> Case:
     """Packing at 256 pixels, beside its three steps on all cores without a packer."""
     source = (
         data.folder / "many"
-    )  # four times the files, so that the fixed costs are not all there is
+    )  # sixteen times the files, so that the fixed costs are not all there is
     source.mkdir()
-    for i, file in enumerate(data.original * 4):
+    for i, file in enumerate(data.original * 16):
         os.link(file, source / f"{i:05}.jpg")
-    records = [file.read_bytes() for file in data.original * 4]
+    records = [file.read_bytes() for file in data.original * 16]
 
     def by_hand(record: bytes, scratch: np.ndarray) -> None:
         image = simplejpeg.decode_jpeg(record, buffer=scratch)
