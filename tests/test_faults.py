@@ -378,7 +378,9 @@ if __name__ == "__main__":
 """
 
 
-def interrupt(folder: Path, tmp: Path, backend: str, num_workers: int, delay_s: float) -> None:
+def assert_interrupt_leaves_nothing(
+    folder: Path, tmp: Path, backend: str, num_workers: int, delay_s: float
+) -> None:
     """Start a run, interrupt it as a terminal does, and look for what is left of it."""
     shared_before = set(os.listdir("/dev/shm"))
     child = subprocess.Popen(
@@ -428,7 +430,7 @@ def is_alive(group: int) -> bool:
 def test_ctrl_c_leaves_no_process_and_no_file(
     folder: Path, tmp_path: Path, backend: str, num_workers: int
 ) -> None:
-    interrupt(folder, tmp_path, backend, num_workers, delay_s=0.3)
+    assert_interrupt_leaves_nothing(folder, tmp_path, backend, num_workers, delay_s=0.3)
 
 
 @pytest.mark.slow
@@ -440,7 +442,9 @@ def test_ctrl_c_at_any_moment_leaves_nothing(
     moments = random.Random(f"{backend} {num_workers}")
 
     for _ in range(10):
-        interrupt(folder, tmp_path, backend, num_workers, delay_s=moments.uniform(0, 0.5))
+        assert_interrupt_leaves_nothing(
+            folder, tmp_path, backend, num_workers, delay_s=moments.uniform(0, 0.5)
+        )
 
 
 # -- handles under fork, spawn, threads and pickle ---------------------------------------------------

@@ -284,8 +284,9 @@ def test_threads_begin_with_prepare_not_with_work() -> None:
 
     pool = Workers(3, prepare=prepare)
 
-    barrier.wait(TIMEOUT_S)
+    assert barrier.wait(TIMEOUT_S) in range(4)  # three threads and we
     pool.close()
+    assert not barrier.broken
 
 
 def test_an_idle_pool_keeps_no_job_alive(pool: Workers) -> None:

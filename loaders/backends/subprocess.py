@@ -127,8 +127,13 @@ class ChildPool:
             group, given_up, status = loaded
             self._mapped.forget(given_up)
             return group, status
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             raise self._death() from None
+        except (
+            OSError
+        ):  # no descriptor or no memory for a slot, say: what follows cannot be read any more
+            self.close()
+            raise
 
     def _death(self) -> RuntimeError:
         self._process.join(_END_TIMEOUT_S)

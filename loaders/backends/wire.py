@@ -84,9 +84,8 @@ class SharedSlots(Slots):
         """Let go of the slots that the other process has done with."""
         if not self._held:
             return
-        with (
-            self._held_lock
-        ):  # or a slot could be sent again between a look at the ledger and what follows
+        # Under the lock: or a slot could be sent again between a look at the ledger and what follows.
+        with self._held_lock:
             done = [number for number in self._held if self._ledger[number] == _FREE]
             leases = [self._held.pop(number) for number in done]
         del leases  # outside of the lock: a finalizer runs
@@ -269,7 +268,9 @@ def _set_free(ledger: UInt8Array, number: int, pid: int) -> None:
         ledger[number] = _FREE
 
 
-class _Unpickler(pickle.Unpickler):  # messages of our own child, over a pipe that nobody else has
+class _Unpickler(
+    pickle.Unpickler
+):  # messages of our own child, over a socket that nobody else has
     def __init__(self, data: io.BytesIO, mapped: Mapped) -> None:
         super().__init__(data)
         self._mapped = mapped

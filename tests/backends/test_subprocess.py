@@ -5,6 +5,7 @@ import logging
 import mmap
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -373,6 +374,30 @@ def test_a_child_that_cannot_understand_ends_with_an_error(
     assert "Traceback" in capfd.readouterr().err
 
 
+def test_a_slot_for_which_there_is_no_descriptor_is_told_and_ends_the_child() -> None:
+    pool = backend.ChildPool(Maker(Squares(), list, 2, True, 1), "fork")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
+    taken = []
+    try:
+        while True:  # what is free below the limit
+            try:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                break
+        pool.put([[1, 2]])
+        with pytest.raises(OSError, match="ulimit -n"):
+            pool.take(20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
+
+    with pytest.raises(RuntimeError, match="was closed"):
+        pool.take(20)
+    assert not children()
+
+
 class Stops(Dataset[int]):
     """Stops its process in sample 2: there it hears neither the socket nor SIGTERM."""
 
@@ -398,7 +423,7 @@ def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) ->
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_closing_does_not_wait_though_another_process_holds_the_pipe_open() -> None:
+def test_closing_does_not_wait_though_another_process_holds_the_socket_open() -> None:
     iterator: Any = iter(child_loader(Squares(), 2))
     next(iterator)
     ours, theirs = os.pipe()
@@ -461,7 +486,7 @@ def test_the_child_ends_with_its_parent(folder: Path, end: signal.Signals) -> No
     assert not [name for name in os.listdir("/dev/shm") if "loaders" in name]
 
 
-def test_a_child_ends_with_its_parent_though_another_process_holds_the_pipe_open(
+def test_a_child_ends_with_its_parent_though_another_process_holds_the_socket_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(in_child, "_PARENT_POLL_S", 0.05)
@@ -482,6 +507,7 @@ def test_a_child_ends_with_its_parent_though_another_process_holds_the_pipe_open
 
     try:
         wait_until(lambda: not Path(f"/proc/{child}").exists())
+        assert Path(f"/proc/{holder}").exists()  # it was not that which ended the child
     finally:
         os.kill(holder, signal.SIGKILL)
         os.close(ours)
