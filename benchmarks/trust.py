@@ -127,8 +127,9 @@ def step_cases(data: Data, seconds: float) -> Iterator[Case]:
 
 
 def steady(dataset: Any, config: Config, seconds: float) -> Run:
-    """Return samples/s between the first batch and the end, in an epoch that does not end."""
-    loader, together = make_loader(dataset, config), round_size(dataset, config)
+    """Return samples/s between the first batch and the end, in an epoch that does not end; a child process is kept."""
+    loader = make_loader(dataset, config, persistent_workers=True)
+    together = round_size(dataset, config)
 
     def run() -> float:
         timed = time_loader(loader, seconds=seconds, round_size=together, watch=False)
@@ -388,12 +389,12 @@ def memory_part(data: Data, epochs: int) -> tuple[dict[str, Any], str]:
         for workers in (0, 2, 4):
             if backend == "subprocess" and not workers:
                 continue  # inline, as with threads
-            keep = {"persistent_workers": True} if backend == "process" and workers else {}
             with warnings.catch_warnings():  # more worker processes than cores, on purpose
                 warnings.filterwarnings("ignore", "This DataLoader will create")
                 loader = DataLoader(
-                    dataset, 16, shuffle=True, num_workers=workers, backend=backend, **keep
-                )
+                    dataset, 16, shuffle=True, num_workers=workers, backend=backend,
+                    persistent_workers=workers > 0,
+                )  # fmt: skip
                 found = memory_by_epoch(loader, epochs)
             del loader
             gc.collect()

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.random  # noqa: F401  # torch seeds it in each worker process: imported here, once, and not there
@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker, num_in_flight
 from loaders.backends.ordered import OrderedBatches
-from loaders.backends.subprocess import ChildPool
+from loaders.backends.subprocess import Child, ChildPool
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
 from loaders.checks import one_of, real_number, shown, whole_number
@@ -56,7 +56,16 @@ if TYPE_CHECKING:
 
 _STATE_VERSION = 1
 _NOT_PICKLED = frozenset(
-    ["_accelerator", "_batches", "_delivery", "_iterator", "_served", "_slots", "finisher"]
+    [
+        "_accelerator",
+        "_batches",
+        "_child",
+        "_delivery",
+        "_iterator",
+        "_served",
+        "_slots",
+        "finisher",
+    ]
 )
 
 
@@ -99,6 +108,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         sampler: Any sampler; ours (``loaders.sampling``) are sliced by rank and can be resumed.
         num_workers: Threads (or processes, see ``backend``). ``"auto"``: for our datasets what
             ``python -m loaders.bench recommend`` measured, else the cores that this process may use; 0 for others.
+        persistent_workers: Keep worker processes, and the child of ``backend="subprocess"``, from epoch to epoch; what
+            changes in the dataset meanwhile does not reach them.
         prefetch_factor: Batches in flight: with threads, of all of them together (default 2, or of small
             batches, which are made in groups, a group for each thread and one more); with processes, of each.
         backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, for a
@@ -170,7 +181,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         process_only = {
             "worker_init_fn": worker_init_fn,
             "multiprocessing_context": multiprocessing_context,
-            "persistent_workers": persistent_workers or None,
         }
         self.backend = choose_backend(backend, dataset, process_only)
         self._may_fork = backend == "auto" and getattr(dataset, "device", None) is None
@@ -205,7 +215,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             multiprocessing_context=multiprocessing_context,
             generator=generator,
             prefetch_factor=prefetch_factor if num_workers or is_strict else None,
-            persistent_workers=persistent_workers,
+            persistent_workers=persistent_workers and (num_workers > 0 or is_strict),
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
@@ -268,6 +278,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._slots = Slots(pinned_buffer if self._pins else None)
         self._batches: Callable[[], Any] = _nobody  # those being served, while they are
         self._delivery: Callable[[], Any] = _nobody
+        self._child: Child | None = None  # with persistent_workers
 
     def _halves(self) -> Halves:
         """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
@@ -334,13 +345,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if not self.num_workers:
             return InlinePool(maker)
         if self.backend == "subprocess":
-            return ChildPool(maker, self.multiprocessing_context)
+            return self._child_pool(maker)
         if self._may_fork and can_fork():
-            return AutoPool(maker, self._changed_over, self._watch)
+            return AutoPool(maker, partial(self._go_over, maker), self._watch)
         return ThreadPool(maker)
 
-    def _changed_over(self) -> None:
+    def _go_over(self, maker: Maker) -> ChildPool:
         self.backend = "subprocess"  # for the next epochs, too
+        return self._child_pool(maker)
+
+    def _child_pool(self, maker: Maker) -> ChildPool:
+        """Return the pool of a child process: of its own, or of the one that is kept from epoch to epoch."""
+        context = self.multiprocessing_context
+        if not self.persistent_workers:
+            return ChildPool(maker, Child(maker, context))
+        if self._child is None or not self._child.is_free:
+            self._child = Child(maker, context)
+        return ChildPool(maker, self._child, keep=True)
 
     def _maker(self) -> Maker:
         return Maker(

@@ -29,7 +29,7 @@ CASES = [
     ("tokens", ["--tokens", "100000", "--workers", "1"], 4),
     ("arrays", ["--side", "80", "--volumes", "2", "--crops", "16"], 4),
     ("tables", ["--rows", "20000", "--csv-rows", "2000"], 2),
-    ("trust", ["--scale", "0.06", "--seconds", "0.05", "--epochs", "21"], 16),
+    ("trust", ["--scale", "0.06", "--seconds", "0.05", "--epochs", "21"], 19),
 ]
 
 

@@ -672,19 +672,30 @@ def test_workers_are_initialized_as_in_torch(one: Path) -> None:
 
 def test_persistent_workers_go_through_epochs(one: Path) -> None:
     settings: dict[str, Any] = {"batch_size": 8, "shuffle": True}
-    loader = DataLoader(only_ids(one), num_workers=1, persistent_workers=True, **settings)
     plain = DataLoader(only_ids(one), num_workers=0, **settings)
+    expected = [ids(plain) for _ in range(2)]
 
-    assert [ids(loader) for _ in range(2)] == [ids(plain) for _ in range(2)]
+    for backend in ("thread", "subprocess", "process"):
+        keep: dict[str, Any] = {"persistent_workers": True, "backend": backend}
+        loader = DataLoader(only_ids(one), num_workers=1, **keep, **settings)
+        assert [ids(loader) for _ in range(2)] == expected
+
+
+def test_threads_serve_who_wants_persistent_workers(one: Path) -> None:
+    """What such workers keep, the dataset and its caches, threads share with the trainer."""
+    assert DataLoader(only_ids(one), num_workers=2, persistent_workers=True).backend == "thread"
+    assert not DataLoader(only_ids(one), num_workers=0, persistent_workers=True).persistent_workers
 
 
 def test_a_pickled_loader_starts_workers_of_its_own(one: Path) -> None:
-    settings: dict[str, Any] = {"num_workers": 1, "persistent_workers": True, "seed": 3}
-    loader = DataLoader(only_ids(one), 6, shuffle=True, **settings)
+    for backend in ("subprocess", "process"):
+        settings: dict[str, Any] = {"persistent_workers": True, "seed": 3, "backend": backend}
+        loader = DataLoader(only_ids(one), 6, shuffle=True, num_workers=1, **settings)
+        first = ids(loader)
 
-    copied = pickle.loads(pickle.dumps(loader))
+        copied = pickle.loads(pickle.dumps(loader))
 
-    assert ids(copied) == ids(loader)
+        assert ids(copied) == ids(loader) != first
 
 
 @pytest.mark.parametrize("form", ["list", "pad", "offsets"])

@@ -13,7 +13,6 @@ import resource
 import time
 from typing import TYPE_CHECKING, Any
 
-from loaders.backends.subprocess import ChildPool
 from loaders.backends.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -94,14 +93,14 @@ class AutoPool:
 
     Args:
         maker: Makes the batches.
-        changed: Called once when it happens.
+        to_child: Returns the pool of a child process; called once, when it happens.
         watch: What was seen in the epochs before: each may be shorter than it takes to decide.
     """
 
     def __init__(
-        self, maker: Maker, changed: Callable[[], None], watch: StepWatch | None = None
+        self, maker: Maker, to_child: Callable[[], Pool], watch: StepWatch | None = None
     ) -> None:
-        self._maker, self._changed = maker, changed
+        self._to_child = to_child
         self._pool: Pool = ThreadPool(maker)
         self._watch = StepWatch() if watch is None else watch
         self._watch.begin()
@@ -144,8 +143,7 @@ class AutoPool:
         logger.info(
             "the training step waits for the interpreter: batches now come from a child process"
         )
-        self._pool = ChildPool(self._maker, "fork")
-        self._changed()
+        self._pool = self._to_child()
         while self._waiting:
             self._pool.put(self._waiting.pop(0))
 

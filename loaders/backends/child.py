@@ -57,6 +57,7 @@ class _Child:
         self._maker, self._channel = maker, channel
         self._slots: SharedSlots = maker.slots  # type: ignore[assignment]
         self._sending = threading.Lock()
+        self._num_told = maker.num_replaced  # of replaced samples
         self._pool = ThreadPool(maker, on_done=self._send_ready)
         dump_in_child(self._pool.describe)
 
@@ -103,7 +104,9 @@ class _Child:
     def _send(self, group: list[Any]) -> None:
         group = [Raised(_portable(b.error)) if isinstance(b, Raised) else b for b in group]
         given_up = [self._slots.given_up.popleft() for _ in range(len(self._slots.given_up))]
-        status = self._maker.num_replaced, self._pool.num_ready, self._slots.nbytes
+        num_replaced = self._maker.num_replaced
+        status = num_replaced - self._num_told, self._pool.num_ready, self._slots.nbytes
+        self._num_told = num_replaced
         try:
             message = dump((group, given_up, status), self._slots)
         except Exception as error:  # something in a batch does not pickle

@@ -6,8 +6,9 @@ Contract:
    under way as the owner put in. A slot is used again after the parent's last tensor on it has died.
 2. *Failure.* An error of a batch comes back in its place and with its type. A child that dies is an
    error at once, also while the parent waits.
-3. *Early close.* ``close`` ends the child: by closing the socket, and after 5 s by a signal. A child whose
-   parent died ends itself. Slots are anonymous memory: nothing is left behind by any death.
+3. *Early close.* ``close`` ends the child: by closing the socket, and after 5 s by a signal; or leaves it to the
+   next pool, which drops what it still owes to this one. A child whose parent died ends itself. Slots are anonymous
+   memory: nothing is left behind by any death.
 """
 
 from __future__ import annotations
@@ -30,29 +31,32 @@ from loaders.backends.wire import Mapped
 from loaders.device.pinned import page_lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from loaders.backends.maker import Maker
 
 _END_TIMEOUT_S = 5.0
 
 
-class ChildPool:
-    """Makes batches in a child process, on as many threads as the maker says.
+class Child:
+    """A process that makes batches on as many threads as the maker says; for one pool after another.
 
     Args:
-        maker: Makes them; it goes to the child.
-        context: How the child is started: a ``multiprocessing`` context or method; None is Python's default.
+        maker: Makes them; it goes to the process.
+        context: How the process is started: a ``multiprocessing`` context or method; None is Python's default.
+
+    Attributes:
+        num_owed: Groups that were asked for and did not come yet.
+        is_up: Whether its handlers are set.
+        pool: Returns the pool that it works for, or None.
     """
 
     def __init__(self, maker: Maker, context: Any = None) -> None:
         if context is None or isinstance(context, str):
             context = get_context(context)
-        self.num_ready = self.slot_bytes = 0
-        self._count_replaced, self._num_replaced = maker.count_replaced, maker.num_replaced
-        self._under_way = 0
-        self._is_up = False  # its handlers are set
-        self._came: deque[Any] = deque()  # while something else was waited for
+        self.num_owed = 0
+        self.is_up = False
+        self.pool: Callable[[], ChildPool | None] = _nobody
         lock = partial(page_lock, what="a batch slot") if maker.pin else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._channel = Channel(ours)
@@ -70,7 +74,95 @@ class ChildPool:
                 self._process.start()
         finally:
             theirs.close()
-        self._close = weakref.finalize(self, _close, self._process, self._channel, self._pid)
+        self.pid: int = self._process.pid
+        self.end = weakref.finalize(self, _end, self._process, self._channel, self._pid)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can be given to another pool."""
+        pool = self.pool()
+        is_idle = pool is None or pool.is_closed
+        return is_idle and os.getpid() == self._pid and self.end.alive and self._process.is_alive()
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a message is here."""
+        return self.end.alive and self._channel.is_ready()
+
+    def check(self) -> None:
+        """RuntimeError if it is another process's, or was ended."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("this child process belongs to the parent of this forked process")
+        if not self.end.alive:
+            raise RuntimeError("the loader's child process was closed")
+
+    def send(self, *message: Any) -> None:
+        """Ask it for something; RuntimeError if it died."""
+        try:
+            self._channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            raise self._death() from None
+
+    def receive(self, timeout_s: float | None) -> Any:
+        """Return its next message, or None if none came in time: text, or a group and how the process is doing.
+
+        Raises:
+            RuntimeError: It died.
+        """
+        try:
+            message = self._channel.receive(timeout_s)
+            if message is None:
+                return None
+            self.is_up = True
+            loaded = self._mapped.load(message)
+            if isinstance(loaded, str):
+                return loaded
+            group, given_up, status = loaded
+            self._mapped.forget(given_up)
+            self.num_owed -= 1
+            return group, status
+        except (EOFError, ConnectionError):
+            raise self._death() from None
+        except (
+            OSError
+        ):  # no descriptor or no memory for a slot, say: what follows cannot be read any more
+            self.end()
+            raise
+
+    def _death(self) -> RuntimeError:
+        self._process.join(_END_TIMEOUT_S)
+        code = self._process.exitcode
+        self.end()
+        how = (
+            f"was killed by signal {-code}" if code is not None and code < 0 else f"ended ({code})"
+        )
+        return RuntimeError(
+            f"the loader's child process (pid {self.pid}) {how}: if the machine ran out of "
+            "memory, lower num_workers, prefetch_factor or batch_size"
+        )
+
+
+class ChildPool:
+    """Batches made by a child process, for the time of one epoch.
+
+    Args:
+        maker: What the child makes them by; it is told here how many samples were replaced.
+        child: What it still owes to a pool before this one is dropped.
+        keep: Leave it to a later pool.
+
+    Attributes:
+        is_closed: Whether the process may work for another pool.
+    """
+
+    def __init__(self, maker: Maker, child: Child, *, keep: bool = False) -> None:
+        self.num_ready = self.slot_bytes = 0
+        self.is_closed = False
+        self._child, self._keep = child, keep
+        self._count_replaced = maker.count_replaced
+        self._under_way = 0
+        self._num_stale = child.num_owed
+        self._came: deque[Any] = deque()  # while something else was waited for
+        child.pool = weakref.ref(self)
 
     def __len__(self) -> int:
         return self._under_way
@@ -78,19 +170,14 @@ class ChildPool:
     @property
     def is_ready(self) -> bool:
         """Whether the next message of the child is here."""
-        return bool(self._came) or (self._close.alive and self._channel.is_ready())
+        return bool(self._came) or (not self.is_closed and self._child.has_message)
 
     def put(self, group: list[Any]) -> None:
         """Ask for a group of batches."""
         self._check_open()
-        self._send("make", group)
+        self._child.send("make", group)
+        self._child.num_owed += 1
         self._under_way += 1
-
-    def _send(self, *message: Any) -> None:
-        try:
-            self._channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-        except OSError:
-            raise self._death() from None
 
     def take(self, timeout_s: float | None = None) -> list[Any]:
         """Return the oldest group, or raise its error.
@@ -103,77 +190,54 @@ class ChildPool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._came:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            message = self._receive(left)
+            message = self._child.receive(left)
             if message is None:
                 raise TimeoutError(self.describe())
             if not isinstance(message, str):  # an answer that came too late
-                self._came.append(message)
+                self._keep_group(message)
         group, (num_replaced, self.num_ready, self.slot_bytes) = self._came.popleft()
-        self._count_replaced(num_replaced - self._num_replaced)
-        self._num_replaced = num_replaced
+        self._count_replaced(num_replaced)
         self._under_way -= 1
         return group  # type: ignore[no-any-return]
 
-    def _receive(self, timeout_s: float | None) -> Any:
-        """Return the child's next message, or None if none came in time."""
-        try:
-            message = self._channel.receive(timeout_s)
-            if message is None:
-                return None
-            self._is_up = True
-            loaded = self._mapped.load(message)
-            if isinstance(loaded, str):
-                return loaded
-            group, given_up, status = loaded
-            self._mapped.forget(given_up)
-            return group, status
-        except (EOFError, ConnectionError):
-            raise self._death() from None
-        except (
-            OSError
-        ):  # no descriptor or no memory for a slot, say: what follows cannot be read any more
-            self.close()
-            raise
-
-    def _death(self) -> RuntimeError:
-        self._process.join(_END_TIMEOUT_S)
-        code, pid = self._process.exitcode, self._process.pid
-        self.close()
-        how = (
-            f"was killed by signal {-code}" if code is not None and code < 0 else f"ended ({code})"
-        )
-        return RuntimeError(
-            f"the loader's child process (pid {pid}) {how}: if the machine ran out of "
-            "memory, lower num_workers, prefetch_factor or batch_size"
-        )
+    def _keep_group(self, message: Any) -> None:
+        if self._num_stale:
+            self._num_stale -= 1
+        else:
+            self._came.append(message)
 
     def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError("this child process belongs to the parent of this forked process")
-        if not self._close.alive:
-            raise RuntimeError("the loader's child process was closed")
+        self._child.check()
+        if self.is_closed:
+            raise RuntimeError("this pool was closed; its child process may work for another")
 
     def describe(self) -> str:
         """Say what each worker is doing and for how long."""
         self._check_open()
-        self._send("describe")
-        while (message := self._receive(_END_TIMEOUT_S)) is not None:
+        self._child.send("describe")
+        while (message := self._child.receive(_END_TIMEOUT_S)) is not None:
             if isinstance(message, str):
                 return message
-            self._came.append(message)
-        return f"the loader's child process (pid {self._process.pid}) does not answer"
+            self._keep_group(message)
+        return f"the loader's child process (pid {self._child.pid}) does not answer"
 
     def describe_aside(self) -> str:
         """Make the child write to stderr what each worker is doing: the pipe may be in use."""
-        pid = self._process.pid
-        if self._is_up and pid is not None and self._close.alive:
+        pid = self._child.pid
+        if self._child.is_up and self._child.end.alive:
             os.kill(pid, signal.SIGUSR1)
             return f"child process {pid} says for itself"
         return f"child process {pid} has not begun, or ended"
 
     def close(self) -> None:
-        """End the child."""
-        self._close()
+        """End the child, unless it is kept."""
+        self.is_closed = True
+        if not self._keep:
+            self._child.end()
+
+
+def _nobody() -> None:
+    """Stand for a weak reference to nothing."""
 
 
 @contextmanager
@@ -186,7 +250,7 @@ def _no_interrupt() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _close(process: Any, channel: Channel, pid: int) -> None:
+def _end(process: Any, channel: Channel, pid: int) -> None:
     if os.getpid() != pid:  # in a fork: neither the child nor the socket is ours to end
         return
     with suppress(OSError):  # a process that was forked since may hold the socket open

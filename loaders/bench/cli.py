@@ -245,6 +245,8 @@ def recommended_line(target: Target, config: Config) -> str:
     ]
     if config.backend != target.backend:
         words.append(f"backend={config.backend!r}")
+    if config.num_workers and config.backend in ("subprocess", "process"):
+        words.append("persistent_workers=True")
     if config.prefetch is not None:
         words.append(f"prefetch_factor={config.prefetch}")
     if torch.cuda.is_available():

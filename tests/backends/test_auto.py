@@ -16,7 +16,7 @@ from loaders.backends import auto
 from loaders.backends.auto import AutoPool, StepWatch, can_fork, waits_for_interpreter
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
-from loaders.backends.subprocess import ChildPool
+from loaders.backends.subprocess import Child, ChildPool
 from loaders.datasets.reading.samples import collate
 from tests.packdata.packing import pack_samples
 
@@ -93,11 +93,20 @@ class Numbers(Dataset[int]):
         return 40
 
 
+def child_pool(maker: Maker) -> ChildPool:
+    return ChildPool(maker, Child(maker))
+
+
 def served(change_at: int) -> tuple[list[Any], list[str]]:
     """Take every batch from a pool that is told to change over when ``change_at`` batches were put in."""
     maker = Maker(Numbers(), torch.utils.data.default_collate, 1, True, 2)
     told: list[str] = []
-    pool = AutoPool(maker, lambda: told.append("changed"))
+
+    def to_child() -> ChildPool:
+        told.append("changed")
+        return child_pool(maker)
+
+    pool = AutoPool(maker, to_child)
     put, num_put = pool.put, 0
 
     def counted(group: list[Any]) -> None:
@@ -135,11 +144,11 @@ def test_threads_have_ended_before_it_forks(
     """A lock that one of them held would stay locked in the child."""
     alive: list[str] = []
 
-    def fork(*args: Any) -> ChildPool:
+    def pool(maker: Maker) -> ChildPool:
         alive.extend(thread.name for thread in threading.enumerate())
-        return ChildPool(*args)
+        return ChildPool(maker, Child(maker))
 
-    monkeypatch.setattr(auto, "ChildPool", fork)
+    monkeypatch.setitem(globals(), "child_pool", pool)
     served(change_at)
 
     assert alive
@@ -148,7 +157,8 @@ def test_threads_have_ended_before_it_forks(
 
 def test_slots_of_the_child_are_counted_once_there_is_one() -> None:
     dataset = RAMDataset.from_arrays(x=torch.zeros(4, 100_000, dtype=torch.uint8))
-    pool = AutoPool(Maker(dataset, collate, 1, True, 1), lambda: None)
+    maker = Maker(dataset, collate, 1, True, 1)
+    pool = AutoPool(maker, lambda: child_pool(maker))
     pool._watch.is_waiting = True
 
     pool.put([[0]])
@@ -240,7 +250,7 @@ class Slow(Dataset[int]):
 
 def test_while_it_changes_over_the_trainer_still_waits_no_longer_than_it_said() -> None:
     maker = Maker(Slow(), torch.utils.data.default_collate, 1, True, 1)
-    pool = AutoPool(maker, lambda: None)
+    pool = AutoPool(maker, lambda: child_pool(maker))
     batches = OrderedBatches(
         pool, iter([[i] for i in range(8)]), prefetch_batches=2, timeout_s=0.2
     )

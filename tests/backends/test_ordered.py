@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from loaders import RAMDataset
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
-from loaders.backends.subprocess import ChildPool
+from loaders.backends.subprocess import Child, ChildPool
 from loaders.backends.threads import ThreadPool
 from loaders.datasets.reading.samples import collate
 
@@ -78,7 +78,7 @@ def test_a_batch_that_takes_longer_keeps_its_place() -> None:
     assert [batch.item() for batch in batches] == list(range(12))
 
 
-@pytest.mark.parametrize("kind", [ThreadPool, ChildPool])
+@pytest.mark.parametrize("kind", [ThreadPool, lambda work: ChildPool(work, Child(work))])
 def test_small_batches_come_in_order_in_groups_that_grow_up_to_a_limit(kind: Any) -> None:
     """The first groups are small: the first batch shall not wait for many others."""
     work, indices = maker(numbers()), Counted()
@@ -95,7 +95,7 @@ def test_small_batches_come_in_order_in_groups_that_grow_up_to_a_limit(kind: Any
     assert steps == {0, 16, NUM - 8 - 24 * 16}
 
 
-@pytest.mark.parametrize("kind", [ThreadPool, ChildPool])
+@pytest.mark.parametrize("kind", [ThreadPool, lambda work: ChildPool(work, Child(work))])
 def test_at_the_end_the_pool_is_closed(kind: Any) -> None:
     pool = kind(maker(numbers()))
     batches = OrderedBatches(pool, iter(Counted(9)), prefetch_batches=2, group_size=4)

@@ -50,6 +50,10 @@ def child_loader(data: Any, *args: Any, **settings: Any) -> DataLoader:
     return DataLoader(data, *args, **given)
 
 
+def pool_of(maker: Maker) -> backend.ChildPool:
+    return backend.ChildPool(maker, backend.Child(maker, "fork"))
+
+
 def children() -> list[int]:
     gc.collect()
     return [child.pid or 0 for child in multiprocessing.active_children()]
@@ -324,7 +328,7 @@ def test_batches_and_descriptions_do_not_get_in_each_others_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     work = Maker(Squares(), torch.utils.data.default_collate, 2, True, 1)
-    pool = backend.ChildPool(work, "fork")
+    pool = pool_of(work)
     with monkeypatch.context() as patch:
         patch.setattr(backend, "_END_TIMEOUT_S", 0.0)
         assert "does not answer" in pool.describe()  # the child has only just begun
@@ -363,9 +367,9 @@ def test_a_child_that_cannot_understand_ends_with_an_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Or its parent would wait for it."""
-    pool = backend.ChildPool(Maker(Squares(), list, 2, True, 1), "fork")
+    pool = pool_of(Maker(Squares(), list, 2, True, 1))
     pool.put([[1, 2]])
-    pool._send("make")
+    pool._child.send("make")
     pool.put([[3, 4]])
 
     with pytest.raises(RuntimeError, match=r"ended \(1\)"):
@@ -375,7 +379,7 @@ def test_a_child_that_cannot_understand_ends_with_an_error(
 
 
 def test_a_slot_for_which_there_is_no_descriptor_is_told_and_ends_the_child() -> None:
-    pool = backend.ChildPool(Maker(Squares(), list, 2, True, 1), "fork")
+    pool = pool_of(Maker(Squares(), list, 2, True, 1))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
     taken = []
@@ -452,6 +456,167 @@ def test_two_iterators_run_side_by_side(folder: Path) -> None:
     assert all(a.sample_id.tolist() == b.sample_id.tolist() for a, b in pairs)
 
 
+# -- a child that is kept ---------------------------------------------------------------------------
+
+
+def kept_loader(data: Any, *args: Any, **settings: Any) -> DataLoader:
+    return child_loader(data, *args, persistent_workers=True, **settings)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_one_child_serves_all_epochs_as_threads_would(folder: Path, method: str) -> None:
+    data = dataset(folder, augment=[augment.RandomResizedCrop(12)])
+    settings: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3}
+    plain = DataLoader(data, num_workers=0, **settings)
+    loader = kept_loader(data, multiprocessing_context=method, **settings)
+    pids = []
+
+    for _ in range(3):
+        for one, other in zip(plain, loader, strict=True):
+            assert_same(one, other)
+        pids += children()
+
+    assert len(pids) == 3
+    assert len(set(pids)) == 1
+    del loader
+    assert not children()
+
+
+class Slow(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.05)
+        return index
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize("num_taken", [0, 1, 2])
+def test_what_a_kept_child_owes_to_an_epoch_that_was_left_is_dropped(num_taken: int) -> None:
+    loader = kept_loader(Slow(), 2, prefetch_factor=3)
+
+    pids = []
+    for _ in range(4):
+        left: Any = iter(loader)
+        taken = [next(left).tolist() for _ in range(num_taken)]
+        assert taken == [[0, 1], [2, 3]][:num_taken]
+        pids += children()
+        del left
+    whole = [batch.tolist() for batch in loader]
+
+    assert whole == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert set(pids) == set(children())
+
+
+def test_slots_of_an_epoch_that_was_left_are_used_again(folder: Path) -> None:
+    loader = kept_loader(ShardDataset(folder, fields=["pixels"]), 5, prefetch_factor=2)
+    for _ in loader:
+        pass
+    most = 5 * loader._maker().group_size * 40 * 48 * 3 * 5
+
+    for _ in range(20):
+        for _ in loader:
+            break
+
+    assert loader.stats().slot_bytes <= most
+
+
+def test_who_asks_an_iterator_that_ended_takes_nothing_from_the_next_epoch(folder: Path) -> None:
+    loader = kept_loader(dataset(folder), 5)
+    ended, closed = iter(loader), iter(loader)
+    for _ in ended:
+        pass
+    closed.close()
+    count = 0
+
+    for _ in loader:
+        count += 1
+        assert next(ended, None) is None
+        with pytest.raises((RuntimeError, StopIteration)):
+            next(closed)
+
+    assert count == len(loader)
+
+
+def test_two_epochs_at_once_have_a_child_each(folder: Path) -> None:
+    loader = kept_loader(dataset(folder), 5, shuffle=True)
+
+    pairs = list(zip(iter(loader), iter(loader), strict=True))
+
+    assert all(a.sample_id.tolist() == b.sample_id.tolist() for a, b in pairs)
+    assert len(children()) == 1  # one of them is kept
+
+
+def test_after_the_death_of_a_kept_child_the_next_epoch_has_another(folder: Path) -> None:
+    loader = kept_loader(dataset(folder), 5)
+    expected = list(loader)
+    (pid,) = children()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not children())
+
+    assert_same(list(loader), expected)
+    (pid,) = children()
+    iterator = iter(loader)
+    next(iterator)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="was killed by signal 9"):
+        list(iterator)
+
+    assert_same(list(loader), expected)
+
+
+def test_a_kept_child_is_not_used_by_a_fork_of_its_parent(folder: Path) -> None:
+    loader = kept_loader(dataset(folder), 5)
+    expected = [batch.sample_id.tolist() for batch in loader]
+    ours, theirs = os.pipe()
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            same = [batch.sample_id.tolist() for batch in loader] == expected
+            os.write(theirs, b"1" if same else b"0")
+        finally:
+            os._exit(0)
+    os.close(theirs)
+
+    assert os.read(ours, 1) == b"1"
+    os.waitpid(pid, 0)
+    os.close(ours)
+    assert [batch.sample_id.tolist() for batch in loader] == expected
+
+
+def test_samples_are_replaced_and_counted_in_every_epoch(tmp_path: Path) -> None:
+    path = damaged(tmp_path / "d", 7)
+    data = ShardDataset(path, fields=["image"], check="never", on_error="replace")
+    loader = kept_loader(data, 3)
+
+    for num_epochs in (1, 2, 3):
+        list(loader)
+        assert loader.stats().num_replaced == num_epochs
+
+
+def test_a_kept_child_verifies_in_its_first_epoch_only(tmp_path: Path) -> None:
+    """What is damaged later goes unseen, as beside threads; a new child looks again."""
+    path = pack_samples(tmp_path / "d", 12, format="parquet", per_shard=12)
+    data = ShardDataset(path, fields=["pixels"])
+    kept, other = kept_loader(data, 3), child_loader(data, 3)
+    list(kept), list(other)
+
+    again = ShardDataset(
+        path, fields=["pixels"]
+    )  # not the one of the loaders: it would know the sample
+    shard, _ = again.place(7)
+    record = again[7].pixels.permute(1, 2, 0).numpy().tobytes()
+    at = shard.read_bytes().index(record)
+    with shard.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([record[0] ^ 1]))
+
+    list(kept)
+    with pytest.raises(SampleError, match="checksum"):
+        list(other)
+
+
 _ENDLESS = """
 import sys, multiprocessing
 from loaders import DataLoader, ShardDataset
@@ -493,14 +658,14 @@ def test_a_child_ends_with_its_parent_though_another_process_holds_the_socket_op
     ours, theirs = os.pipe()
     parent = os.fork()
     if parent == 0:
-        pool = backend.ChildPool(Maker(Squares(), list, 2, True, 1), "fork")
+        pool = pool_of(Maker(Squares(), list, 2, True, 1))
         pool.put([[1, 2]])
         pool.take(30)
         holder = os.fork()
         if holder == 0:
             time.sleep(60)
             os._exit(0)
-        os.write(theirs, f"{pool._process.pid} {holder}".encode())
+        os.write(theirs, f"{pool._child.pid} {holder}".encode())
         os.kill(os.getpid(), signal.SIGKILL)
     child, holder = map(int, os.read(ours, 100).split())
     os.waitpid(parent, 0)
@@ -518,14 +683,14 @@ def test_a_child_has_no_end_and_no_handler_of_its_parent() -> None:
     """It could not tell that the parent's end of the socket was closed, nor be ended by SIGTERM."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        pool = backend.ChildPool(Maker(Squares(), list, 2, True, 1), "fork")
+        pool = pool_of(Maker(Squares(), list, 2, True, 1))
         pool.put([[1, 2]])
         pool.take(30)
     finally:
         signal.signal(signal.SIGTERM, before)
-    proc = Path(f"/proc/{pool._process.pid}")
+    proc = Path(f"/proc/{pool._child.pid}")
     theirs = [os.readlink(fd) for fd in (proc / "fd").iterdir()]
-    ours = os.readlink(f"/proc/self/fd/{pool._channel.socket.fileno()}")
+    ours = os.readlink(f"/proc/self/fd/{pool._child._channel.socket.fileno()}")
     status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
     pool.close()
 
@@ -548,7 +713,7 @@ def test_ctrl_c_is_held_back_until_the_child_can_ignore_it(
         main(*args)
 
     monkeypatch.setattr(in_child, "main", spy)
-    pool = backend.ChildPool(Maker(Squares(), list, 2, True, 1), "fork")
+    pool = pool_of(Maker(Squares(), list, 2, True, 1))
 
     assert os.read(ours, 1) == b"\1"
     assert signal.SIGINT not in blocked()  # here it interrupts again
