@@ -46,9 +46,7 @@ class Position:
         return {"epoch": self.epoch, "delivered": self.plan.delivered(self.num_steps)}
 
     def valid(self) -> torch.Tensor | None:
-        """Tell which rows of the next batch are real, if that was asked for."""
-        if self.plan.pad != "mark":
-            return None
+        """Tell which rows of the next batch are real; None if all are."""
         valid = self.plan.positions(self.num_steps)[1]
         return None if valid is None else torch.from_numpy(valid)
 
@@ -72,6 +70,7 @@ class Delivery:
     ) -> None:
         self._loader, self._batches, self._position = loader, batches, position
         self._num_failed = self._num_delivered = 0
+        self._is_resume_used = False
         self._waiting_since: float | None = None
         self.pid = os.getpid()
         pin = accelerator is not None and accelerator.is_ahead
@@ -118,9 +117,15 @@ class Delivery:
         """
         position.num_steps += 1 + self._num_failed
         self._num_failed = 0
+        if not self._is_resume_used:
+            self._use_resume(position)
+
+    def _use_resume(self, position: Position) -> None:
+        """Let the next iteration begin at the start, unless told otherwise: something was taken from this one."""
         sampler = self._loader._own_sampler()
         if self._loader._position is position and sampler.epoch == position.epoch:
-            sampler.start = 0  # of the next iteration, unless told otherwise
+            sampler.start = 0
+            self._is_resume_used = True
 
     def _end(self) -> None:
         """A full pass advances the epoch, unless someone chose another one or began anew meanwhile."""
@@ -165,7 +170,9 @@ class _Marked:
 
     def __init__(self, batches: Iterator[Any], position: Position | None, *, pin: bool) -> None:
         self._batches, self._pin = batches, pin
-        self._fetched = None if position is None else replace(position)  # counts on by itself
+        self._fetched: Position | None = None  # counts on by itself
+        if position is not None and position.plan.pad == "mark":
+            self._fetched = replace(position)
 
     def __iter__(self) -> _Marked:
         return self
