@@ -52,16 +52,10 @@ class Shards:
 
 
 def verify(shards: Shards, verifier: Verifier, indices: Any, way: str) -> None:
-    """Verify stored records, or copies in steps of three."""
+    """Verify stored records, or copies."""
     found = verifier.unknown(*shards.of(indices))
-    if found is None:
-        return
-    if way == "stored":
-        verifier.verify(found)
-        return
-    records, check = shards.records(indices), verifier.copied(found)
-    for first in range(0, len(records), 3):
-        check(records, first, min(first + 3, len(records)))
+    if found is not None:
+        verifier.verify(found, shards.records(indices) if way == "copies" else None)
 
 
 @pytest.fixture
@@ -162,27 +156,26 @@ def test_a_copy_is_verified_not_what_it_is_a_copy_of() -> None:
     records[3, 7] ^= 1
     found = verifier.unknown(*shards.of(range(5)))
     assert found is not None
-    check = verifier.copied(found)
 
-    check(records, 0, 3)
-    with pytest.raises(ChecksumError):
-        check(records, 3, 5)
+    with pytest.raises(ChecksumError) as caught:
+        verifier.verify(found, records)
+
+    assert caught.value.row == 3
+    verifier.verify(found)
 
 
-def test_copies_are_verified_as_they_come_and_known_when_all_are() -> None:
-    shards, order = Shards([5], LARGE), [4, 1, 3, 0, 2]
+def test_copies_are_those_of_their_samples_in_any_order_and_repeated() -> None:
+    shards, order = Shards([5, 4], LARGE), [4, 1, 8, 1, 0, 2]
     records, verifier = shards.records(order), shards.verifier()
     found = verifier.unknown(*shards.of(order))
     assert found is not None
-    check = verifier.copied(found)
+    assert found.at.tolist() == [0, 1, 2, 4, 5]
+    verifier.verify(found, records)
 
-    check(records, 0, 2)
-    again = verifier.unknown(*shards.of(order))
-    assert again is not None
-    assert again.at.tolist() == list(range(5))
-    records[2] = 0
-    with pytest.raises(ChecksumError):
-        check(records, 2, 3)
+    assert verifier.unknown(*shards.of(order)) is None
+    rest = verifier.unknown(*shards.of(range(9)))
+    assert rest is not None
+    assert rest.at.tolist() == [3, 5, 6, 7]
 
 
 def test_what_two_found_at_once_counts_once() -> None:

@@ -19,7 +19,7 @@ from loaders.columns import Column, FixedColumn, VarColumn
 from loaders.datasets.access.locks import ForkLock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 Indices = npt.NDArray[np.int64]
 _UNKNOWN = -(1 << 62)
@@ -45,23 +45,12 @@ class Gather:
 
     def __call__(self, indices: Indices, shards: Indices, out: npt.NDArray[np.uint8]) -> None:
         """Copy the records of some samples to the rows of ``out``: ``(N, nbytes)`` uint8, C-contiguous."""
-        for _ in self.in_steps(indices, shards, out, max(1, len(indices))):
-            pass
-
-    def in_steps(
-        self, indices: Indices, shards: Indices, out: npt.NDArray[np.uint8], step: int
-    ) -> Iterator[tuple[int, int]]:
-        """Do the same some rows at a time: yield the range of rows that was copied last."""
         if len(self._columns) < len(self._starts):
             self._open(np.unique(shards).tolist())
         low, rows = self._window
         addresses = self._addresses(indices, shards)
         addresses -= low
-        chosen, to = torch.from_numpy(addresses), torch.from_numpy(out)
-        for first in range(0, len(indices), step):
-            last = min(first + step, len(indices))
-            torch.index_select(rows, 0, chosen[first:last], out=to[first:last])
-            yield first, last
+        torch.index_select(rows, 0, torch.from_numpy(addresses), out=torch.from_numpy(out))
 
     def _addresses(self, indices: Indices, shards: Indices) -> Indices:
         addresses = self._biases.take(shards)

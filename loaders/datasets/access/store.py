@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from loaders.datasets.access.shards import Check, FileShard, MemoryShard, OpenShard
 
 Indices = npt.NDArray[np.int64]
-_CACHE_BYTES = 1 << 20  # records are verified so many at a time, while they are in the cache
 UInt8Array = npt.NDArray[np.uint8]
 
 
@@ -127,13 +126,9 @@ class Store:
             return
         gather, verifier = self._gather(field, out.shape[1]), self._verifier(field)
         found = None if verifier is None else verifier.unknown(rows.indices, rows.shards)
-        if verifier is None or found is None:
-            gather(rows.indices, rows.shards, out)
-            return
-        verify = verifier.copied(found)
-        step = max(1, _CACHE_BYTES // out.shape[1])
-        for first, last in gather.in_steps(rows.indices, rows.shards, out, step):
-            verify(out, first, last)
+        gather(rows.indices, rows.shards, out)
+        if verifier is not None and found is not None:
+            verifier.verify(found, out)
 
     def _gather(self, field: str, nbytes: int) -> Gather:
         gather = self._gathers.get(field)

@@ -112,43 +112,25 @@ class Verifier:
         self._first_block[number], self._num_blocks = first, end
         self._rows_per_block[number] = size  # last: who sees it takes the rest for granted
 
-    def verify(self, found: Unknown) -> None:
-        """Hash the blocks where they are stored.
+    def verify(self, found: Unknown, copies: UInt8Array | None = None) -> None:
+        """Hash the blocks; those of one row where they were copied to, if they were: there they are in the cache.
+
+        Args:
+            found: Which blocks.
+            copies: The records of all samples that were asked for, ``(N, nbytes)``.
 
         Raises:
             ChecksumError: One of them is damaged.
         """
-        for i in range(len(found.hashes)):
-            self._verify_stored(found, i)
+        for i, wanted in enumerate(found.hashes):
+            if copies is not None and found.sizes[i] == 1:
+                is_right = xxhash.xxh3_64_intdigest(copies[found.at[i]].data) == wanted
+            else:
+                column = self._shard(found.shards[i]).columns[self._field]
+                is_right = hash_block(column, found.local[i], found.sizes[i]) == wanted
+            if not is_right:
+                raise self._error(found, i)
         self._note(found)
-
-    def copied(self, found: Unknown) -> Callable[[UInt8Array, int, int], None]:
-        """Return what verifies a range of copied records, rather than those stored: they are in the cache.
-
-        It is called with the records of all samples, ``(N, nbytes)``, and a range of those, one after the other.
-
-        Raises:
-            ChecksumError: One of them is damaged, or shares a block with one that is.
-        """
-        at, done = found.at.tolist(), 0
-
-        def verify(records: UInt8Array, first: int, last: int) -> None:
-            nonlocal done
-            while done < len(at) and at[done] < last:
-                if found.sizes[done] > 1:
-                    self._verify_stored(found, done)
-                elif xxhash.xxh3_64_intdigest(records[at[done]].data) != found.hashes[done]:
-                    raise self._error(found, done)
-                done += 1
-            if last == len(records):
-                self._note(found)
-
-        return verify
-
-    def _verify_stored(self, found: Unknown, i: int) -> None:
-        column = self._shard(found.shards[i]).columns[self._field]
-        if hash_block(column, found.local[i], found.sizes[i]) != found.hashes[i]:
-            raise self._error(found, i)
 
     def _error(self, found: Unknown, i: int) -> ChecksumError:
         shard, size = self._shard(found.shards[i]), found.sizes[i]
