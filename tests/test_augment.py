@@ -26,7 +26,7 @@ from loaders.augment import (
     move_boxes,
     output_size,
     plan,
-    reduction,
+    reductions,
 )
 from loaders.augment import geometry as geometry_module
 from loaders.errors import BatchError
@@ -811,7 +811,10 @@ def test_a_crop_is_read_in_place(
 def test_reduction_keeps_the_crop_at_least_as_large_as_the_result(
     height: int, width: int, out_height: int, out_width: int
 ) -> None:
-    factor = reduction(height, width, out_height, out_width)
+    boxes = np.array([[0, 0, height, width], [3, 5, 8 * out_height, 8 * out_width]])
+    factor, most = reductions(boxes, np.array([[out_height, out_width]])).tolist()
+
+    assert most == 8
 
     assert factor in (1, 2, 4, 8)
     if factor > 1:

@@ -32,7 +32,7 @@ from loaders.augment.ops import (
     Views,
     as_augment,
 )
-from loaders.augment.pixels import apply, move_boxes, reduction
+from loaders.augment.pixels import apply, move_boxes, reductions
 from loaders.checks import did_you_mean
 
 __all__ = [
@@ -55,7 +55,7 @@ __all__ = [
     "output_lengths",
     "output_size",
     "plan",
-    "reduction",
+    "reductions",
 ]
 
 

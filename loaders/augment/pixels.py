@@ -30,6 +30,7 @@ _STAND_INS: dict[np.dtype[Any], np.dtype[Any]] = {
     **dict.fromkeys(map(np.dtype, ("int32", "uint32")), np.dtype("int32")),
     **dict.fromkeys(map(np.dtype, ("int64", "uint64")), np.dtype("float64")),
 }
+_POWERS = np.array([1, 2, 4, 8])  # by which libjpeg reduces
 _MAX_CHANNELS = 128  # CV_CN_MAX of OpenCV 5; 512 before
 _MAX_AREA_CHANNELS = 4  # INTER_AREA asserts it
 _MAX_NEAREST_SIDE = 32767  # INTER_NEAREST_EXACT of OpenCV 4 overflows its 16.16 steps beyond
@@ -186,20 +187,26 @@ def _flip(source: Array, target: Array, vertical: bool, horizontal: bool) -> Non
         cv2.flip(source, (-1 if vertical else 1) if horizontal else 0, target)
 
 
-def reduction(box_height: int, box_width: int, out_height: int, out_width: int) -> int:
-    """Tell by how much a decoder may shrink an image so that the crop stays at least its size.
+def reductions(
+    boxes: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Tell by how much a decoder may shrink each image so that its crop stays at least the result's size.
+
+    Args:
+        boxes: ``(N, 4)``, as in ``Geometry``.
+        sizes: ``(N, 2)``.
 
     Returns:
-        1, 2, 4 or 8.
+        ``(N,)``: 1, 2, 4 or 8.
 
     Example:
-        >>> reduction(900, 1000, 224, 224), reduction(900, 400, 224, 224)
-        (4, 1)
+        >>> boxes = np.array([[0, 0, 900, 1000], [0, 0, 900, 400]])
+        >>> reductions(boxes, np.array([[224, 224]])).tolist()
+        [4, 1]
     """
-    for factor in (8, 4, 2):
-        if box_height >= factor * out_height and box_width >= factor * out_width:
-            return factor
-    return 1
+    times = (boxes[:, 2:] // sizes).min(axis=1)
+    reductions: npt.NDArray[np.int64] = _POWERS[np.searchsorted(_POWERS[1:], times, "right")]
+    return reductions
 
 
 def _reduced_box(

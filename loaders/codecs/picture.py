@@ -26,6 +26,7 @@ MAX_PIXELS = 1 << 28
 _HEAD_BYTES = 4096  # a longer header (a large EXIF thumbnail) is decoded whole
 # Chroma upsampling looks at rows below: up to 4, found by trying every subsampling and reduction.
 _MARGIN_ROWS = 8
+_SIDES = struct.Struct(">HH")
 _NO_BASELINE = frozenset(
     {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB), 0xFF}
 )  # other frames, what has no business before a frame, and fill bytes
@@ -51,15 +52,15 @@ def picture_head(record: Any) -> PictureHead:
     Raises:
         CodecError: The bytes are not JPEG, PNG or WebP, or cut within the header.
     """
-    start = bytes(record[:_HEAD_BYTES])
+    start = memoryview(record)[:_HEAD_BYTES]  # not bytes: few of them are looked at
     try:
-        if start[:2] == b"\xff\xd8":
+        if start[0] == 0xFF and start[1] == 0xD8:
             head = _jpeg_head(start) or PictureHead(*simplejpeg.decode_jpeg_header(record)[:2])
-        elif start[:8] == b"\x89PNG\r\n\x1a\n":
+        elif bytes(start[:8]) == b"\x89PNG\r\n\x1a\n":
             width, height = struct.unpack_from(">II", start, 16)
             head = PictureHead(height, width)
         else:
-            head = PictureHead(*_webp_size(start))
+            head = PictureHead(*_webp_size(bytes(start)))
     except (ValueError, struct.error, IndexError) as error:
         raise CodecError(f"the header of the picture cannot be read ({error})") from error
     if not 0 < head.height * head.width <= MAX_PIXELS:
@@ -72,7 +73,7 @@ def picture_size(record: Any) -> tuple[int, int]:
     return picture_head(record)[:2]
 
 
-def _jpeg_head(start: bytes) -> PictureHead | None:
+def _jpeg_head(start: memoryview) -> PictureHead | None:
     """Read the frame header of a sequential Huffman JPEG; None for any other.
 
     Source: ITU-T T.81, annex B.
@@ -81,7 +82,7 @@ def _jpeg_head(start: bytes) -> PictureHead | None:
     while at + 9 < len(start) and start[at] == 0xFF:
         marker = start[at + 1]
         if marker in (0xC0, 0xC1):
-            height, width = start[at + 5] << 8 | start[at + 6], start[at + 7] << 8 | start[at + 8]
+            height, width = _SIDES.unpack_from(start, at + 5)
             return PictureHead(height, width, at + 5)
         if marker in _NO_BASELINE:
             return None
@@ -135,6 +136,7 @@ class PictureCodec:
                 f"codec {field.codec!r} does not keep masks exactly: take 'png' or 'raw'"
             )
         self.colorspace = {1: "GRAY", 3: "RGB", 4: "RGBA"}.get(self.channels)
+        self._keeps_jpeg = self.colorspace is not None and self.dtype == np.uint8
 
     def encode(self, value: Any, quality: int = DEFAULT_QUALITY) -> bytes:
         """Return the encoded file of an H x W x C (or H x W) array.
@@ -184,25 +186,21 @@ class PictureCodec:
         """
         if not len(record):
             raise CodecError("the record is empty")
-        if self.colorspace is None or record[0] != 0xFF or self.dtype != np.uint8:
+        if not self._keeps_jpeg or record[0] != 0xFF:
             return self._decode_cv2(record)
         if out is None:  # else the buffer bounds what a header can ask for
             picture_size(record)
-        options: dict[str, Any] = {}
         is_cut = False
         if rows is not None:
             record, is_cut = first_rows(record, rows, head)
-            options[
-                "strict"
-            ] = not is_cut  # what is cut off is data that the decoder did not expect
+        height = width = 0  # at least: of any size
         if reduction > 1:
             height, width = picture_size(record) if is_cut or head is None else head[:2]
-            options["min_height"] = -(-height // reduction)
-            options["min_width"] = -(-width // reduction)
-            options["min_factor"] = reduction
+            height, width = -(-height // reduction), -(-width // reduction)
         try:
+            # Not strict where rows were cut off: their data is what the decoder did not expect.
             return simplejpeg.decode_jpeg(  # type: ignore[no-any-return]
-                record, self.colorspace, buffer=out, **options
+                record, self.colorspace, False, False, height, width, reduction, out, not is_cut
             )
         except ValueError as error:
             raise CodecError(f"the JPEG cannot be decoded ({error})") from error
@@ -248,7 +246,7 @@ def first_rows(
         progressive or cut file) or not worth it, the record as it is, and False. The first
         ``rows`` rows decode to the same pixels either way.
     """
-    head = head or _jpeg_head(bytes(record[:_HEAD_BYTES]))
+    head = head or _jpeg_head(record.data[:_HEAD_BYTES])
     if head is None or head.height_at is None:
         return record, False
     rows += _MARGIN_ROWS

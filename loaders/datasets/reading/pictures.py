@@ -18,7 +18,7 @@ from loaders.errors import CodecError
 from loaders.schema import Image, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -73,24 +73,25 @@ class PictureReader:
                 self._read_plain(values, i, record)
             return
         heads = [self._head(record) for record in records]
-        moves = [self._moves(view, request, heads, first, last) for view in range(len(self.views))]
+        shapes = [head[:2] for head in heads]
+        plans = [self.geometry(v, request, shapes, first, last) for v in range(len(self.views))]
+        needed = zip(*_needed(plans), zip(*map(_moves, plans), strict=True), strict=True)
         nearest = isinstance(self.field, Mask)
-        for i, (record, head, *of_views) in enumerate(zip(records, heads, *moves, strict=True)):
-            image, source_size = self._decode(record, head, of_views)
-            for (box, size, flip), value, fixed in zip(of_views, values, self.sizes, strict=True):
-                out = value[1][first + i] if fixed else None
+        places = zip(*self._places(values, first, last), strict=True)
+        pictures = zip(records, heads, needed, places, strict=True)
+        for i, (record, head, (reduction, rows, moves), outs) in enumerate(pictures, first):
+            image, source_size = self._decode(record, head, reduction, rows)
+            for view, (out, (box, size, flip)) in enumerate(zip(outs, moves, strict=True)):
                 done = augment.apply(
                     image, box, size, flip, out=out, nearest=nearest, source_size=source_size
                 )
-                if not fixed:
-                    value[first + i] = _channels_first(done)
+                if out is None:
+                    values[view][i] = _channels_first(done)
 
-    def _moves(
-        self, view: int, request: Request, heads: Sequence[PictureHead], first: int, last: int
-    ) -> Iterable[Any]:
-        """Return the box, size and flip of each picture in a view, as plain numbers."""
-        plan = self.geometry(view, request, [head[:2] for head in heads], first, last)
-        return zip(plan.boxes.tolist(), plan.sizes.tolist(), plan.flips.tolist(), strict=True)
+    def _places(self, values: list[Any], first: int, last: int) -> Iterator[Sequence[Any]]:
+        """Yield for each view where its pictures go; None where their sizes differ."""
+        for value, size in zip(values, self.sizes, strict=True):
+            yield [None] * (last - first) if size is None else tuple(value[1][first:last])
 
     @cached_property
     def _channels(self) -> int:
@@ -144,15 +145,11 @@ class PictureReader:
         )
 
     def _decode(
-        self, record: UInt8Array, head: PictureHead, moves: list[Any]
+        self, record: UInt8Array, head: PictureHead, reduction: int, rows: int
     ) -> tuple[npt.NDArray[Any], tuple[int, int] | None]:
         """Decode as much of a picture as its crops need; return it and, if it was reduced, its size at full scale."""
         if self.field.codec == "raw":
             return self.codec.decode(record), None
-        reduction, rows = 8, 0
-        for (y, _, height, width), (out_height, out_width), _ in moves:
-            reduction = min(reduction, augment.reduction(height, width, out_height, out_width))
-            rows = max(rows, y + height)
         buffer = scratch(head.height * head.width * self._channels)
         image = self.codec.decode(record, reduction, rows, buffer, head)
         if reduction == 1:
@@ -161,6 +158,18 @@ class PictureReader:
 
     def finish(self, values: list[Any]) -> list[Any]:
         return [v if size is None else v[0] for v, size in zip(values, self.sizes, strict=True)]
+
+
+def _needed(plans: Sequence[augment.Geometry]) -> tuple[list[int], list[int]]:
+    """Return by how much each picture may be reduced, and how many of its rows are needed, for all of its views."""
+    reductions = [augment.reductions(plan.boxes, plan.sizes) for plan in plans]
+    rows = [plan.boxes[:, 0] + plan.boxes[:, 2] for plan in plans]
+    return np.minimum.reduce(reductions).tolist(), np.maximum.reduce(rows).tolist()
+
+
+def _moves(plan: augment.Geometry) -> Iterable[tuple[list[int], list[int], list[bool]]]:
+    """Return the box, size and flips of each picture, as plain numbers."""
+    return zip(plan.boxes.tolist(), plan.sizes.tolist(), plan.flips.tolist(), strict=True)
 
 
 def _channels_first(array: npt.NDArray[Any]) -> torch.Tensor:
