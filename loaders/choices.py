@@ -11,13 +11,13 @@ from loaders.checks import one_of, shown, whole_number
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.moving import MovingHalf
+from loaders.limits import usable_cores
 from loaders.sampling.balanced import Balanced
 from loaders.sampling.blocks import BlockShuffled
 from loaders.sampling.order import Order, Sequential, Shuffled
 from loaders.sampling.sampler import EpochSampler
 from loaders.sampling.weighted import Weighted
 from loaders.tuning import read_workers
-from loaders.workers import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable

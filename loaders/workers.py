@@ -282,10 +282,3 @@ def _close(
     stuck = [thread.name for thread in threads if thread.is_alive() and thread.ident in running]
     if stuck and time.monotonic() >= deadline:
         logger.warning("%s did not end within %.0f s", ", ".join(stuck), _JOIN_TIMEOUT_S)
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )

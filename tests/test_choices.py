@@ -11,10 +11,10 @@ import torch
 from loaders import RAMDataset, ShardDataset, augment
 from loaders.choices import choose_halves, choose_order, choose_workers, has_own_order
 from loaders.datasets.reading.moving import MovingHalf
+from loaders.limits import usable_cores
 from loaders.sampling import BlockShuffled
 from loaders.sampling.order import Sequential, Shuffled
 from loaders.schema import Image
-from loaders.workers import usable_cores
 from tests.packdata.packing import pack
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def test_nothing_is_left_beside_the_file() -> None:
 
 
 def test_auto_takes_the_measured_count() -> None:
-    from loaders.workers import usable_cores
+    from loaders.limits import usable_cores
 
     write_workers(dataset(), usable_cores(), 2)
 

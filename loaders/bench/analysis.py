@@ -14,7 +14,7 @@ from loaders.bench.measure import end, num_samples
 from loaders.bench.sweep import make_loader
 from loaders.bench.verdict import Facts
 from loaders.datasets.reading.samples import collate
-from loaders.workers import usable_cores
+from loaders.limits import usable_cores
 
 if TYPE_CHECKING:
     from loaders.bench.measure import Clock, Config

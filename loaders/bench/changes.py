@@ -21,8 +21,8 @@ from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.errors import LoadersError
+from loaders.limits import usable_cores
 from loaders.schema import Image
-from loaders.workers import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,9 +22,9 @@ from loaders.bench.verdict import BUSY, Verdict, judge
 from loaders.datasets.base import BatchDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import LoadersError
+from loaders.limits import usable_cores
 from loaders.loader import DataLoader
 from loaders.tuning import write_workers
-from loaders.workers import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

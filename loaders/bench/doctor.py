@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from loaders import limits
 from loaders.bench import machine, probes
 from loaders.bench.report import in_bytes, number
 
@@ -116,22 +118,22 @@ def _bounded(check: Callable[[Place], Finding], place: Place, timeout_s: float) 
 def cores(place: Place) -> Finding:
     """Compare the cores that the process may use with those that libraries count."""
     counted, usable = os.cpu_count() or 1, machine.usable(place.proc)
-    quota = machine.cpu_quota(place.sys)
+    quota = limits.cpu_quota(place.proc, place.sys)
     really = min([usable, *([quota] if quota is not None else [])])
     found = f"{number(really)} of {counted} (affinity {usable}, quota {'none' if quota is None else number(quota)})"
     if quota is not None and quota < usable:
         return Finding(
             "cores", "cost", found,
             "thread pools sized by os.cpu_count() are throttled together when the quota is used up",
-            f"num_workers={max(1, int(quota))}, OMP_NUM_THREADS={max(1, int(quota))}",
+            f"num_workers={ceil(quota)} (as num_workers='auto' has it), OMP_NUM_THREADS={ceil(quota)}",
         )  # fmt: skip
     return Finding("cores", "ok", found)
 
 
 def memory(place: Place) -> Finding:
     """Compare the memory of the machine with the limit of the container."""
-    meminfo = machine.meminfo(place.proc)
-    available, limit = meminfo.get("MemAvailable"), machine.memory_limit(place.sys)
+    meminfo = limits.meminfo(place.proc)
+    available, limit = meminfo.get("MemAvailable"), limits.memory_limit(place.proc, place.sys)
     if available is None:
         return Finding("memory", "unknown", f"{place.proc / 'meminfo'} does not say")
     total = meminfo.get("MemTotal", available)

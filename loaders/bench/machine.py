@@ -51,35 +51,6 @@ def _count(listed: str) -> int:
     return max(1, total)
 
 
-def cpu_quota(sys: Path = Path("/sys")) -> float | None:
-    """Return the cores' worth of time that a container may use, or None."""
-    group = sys / "fs/cgroup"
-    words = (text(group / "cpu.max") or "").split()
-    if len(words) == 2 and words[0].isdigit():
-        return int(words[0]) / int(words[1])
-    quota, period = (text(group / "cpu" / f"cpu.cfs_{n}_us") for n in ("quota", "period"))
-    if quota and period and quota.isdigit() and int(period):
-        return int(quota) / int(period)
-    return None
-
-
-def memory_limit(sys: Path = Path("/sys")) -> int | None:
-    """Return the bytes that a container may use, or None."""
-    group = sys / "fs/cgroup"
-    for file in (group / "memory.max", group / "memory/memory.limit_in_bytes"):
-        found = text(file)
-        if found and found.isdigit() and int(found) < 1 << 60:
-            return int(found)
-    return None
-
-
-def meminfo(proc: Path = Path("/proc")) -> dict[str, int]:
-    """Return the machine's memory, in bytes by name."""
-    lines = (text(proc / "meminfo") or "").splitlines()
-    pairs = (line.split(":", 1) for line in lines if ":" in line)
-    return {name: int(value.split()[0]) << 10 for name, value in pairs if value.split()}
-
-
 def limit(proc: Path, name: str) -> tuple[int | None, int | None]:
     """Return the soft and hard limit of this process; None where unlimited, or not listed."""
     for line in (text(proc / "self/limits") or "").splitlines():

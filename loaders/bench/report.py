@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.workers import usable_cores
+from loaders.limits import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

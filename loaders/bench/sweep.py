@@ -16,8 +16,8 @@ from loaders.bench.measure import Config, Result, Run, interleave, time_loader
 from loaders.bench.targets import Endless, Target
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.samples import collate
+from loaders.limits import usable_cores
 from loaders.loader import DataLoader
-from loaders.workers import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from loaders.bench.cli import build_parser, main
 from loaders.bench.measure import Config, Result, Run
 from loaders.bench.plot import MissingExtra, plot
 from loaders.bench.sweep import Sweep
+from loaders.limits import usable_cores
 from loaders.tuning import cache_file, read_workers
-from loaders.workers import usable_cores
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import SchemaError, SourceError
+from loaders.limits import usable_cores
 from loaders.schema import Field, Image, Schema
-from packdata.pool import OrderedPool, one_opencv_thread, usable_cores
+from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
 from packdata.shards import DEFAULT_SHARD_BYTES

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
+from loaders.limits import usable_cores
 from packdata.describe import describe_size
 from packdata.journal import Reject
-from packdata.pool import OrderedPool, one_opencv_thread, usable_cores
+from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.progress import Progress, Quiet
 from packdata.recipe import Block
 from packdata.settings import OnError

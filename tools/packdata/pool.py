@@ -14,7 +14,6 @@ where results are large.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -35,13 +34,6 @@ _MAX_CHUNK = 256
 # time, 16 for 71 %, 4 for 39 %.
 _CHUNKS_PER_WORKER = 64
 _MAX_RESULT_BYTES = 256 << 20
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use (containers and taskset count)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class one_opencv_thread:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.columns import FixedColumn
+from loaders.limits import usable_cores
 from loaders.schema import (
     Array,
     Boxes,
@@ -29,7 +30,7 @@ from loaders.schema import (
     Text,
     Tokens,
 )
-from packdata.pool import OrderedPool, one_opencv_thread, usable_cores
+from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.reader import PackedReader
 from packdata.rows import blocks, categories_stats, features_stats, is_row
 from packdata.tokens.rows import DOCUMENT_ENDS

@@ -22,9 +22,9 @@ import xxhash
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, ManifestError, ShardError
 from loaders.formats import hash_file, open_checksums, open_columns
+from loaders.limits import usable_cores
 from loaders.manifest import MANIFEST_NAME, Manifest, ShardInfo, read_manifest
 from loaders.schema import Label, MultiLabel, Text, Tokens
-from packdata.pool import usable_cores
 from packdata.readback import ReadBack
 from packdata.reader import KEY_FIELD
 

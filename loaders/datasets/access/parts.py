@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from loaders.datasets.access.shards import FileShard
 from loaders.datasets.access.store import Rows
 from loaders.errors import ChecksumError, ShardError
 from loaders.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
+from loaders.limits import memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +89,7 @@ class PartialRecords:
     def __init__(self, store: Store, field: str) -> None:
         self._store, self._field = store, field
         self._chunks: dict[int, _Chunks | None] = {}
-        self._fits_memory = _size_bytes(store) < _MEMORY_SHARE * _memory_bytes()
+        self._fits_memory = _size_bytes(store) < _MEMORY_SHARE * memory_bytes()
 
     def __reduce__(self) -> Any:
         return PartialRecords, (self._store, self._field)
@@ -239,17 +238,6 @@ class Spans:
 
 def _size_bytes(store: Store) -> int:
     return sum(shard.info.size_bytes for shard in store.shards if isinstance(shard, FileShard))
-
-
-def _memory_bytes() -> int:
-    """Return the memory of this machine, or of the container if that is less; 0 if nobody says."""
-    if not hasattr(os, "sysconf"):
-        return 0
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no limit is set
-        return memory
 
 
 def _find_madvise() -> Any:

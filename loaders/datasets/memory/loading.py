@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -21,6 +20,7 @@ from loaders.codecs.picture import picture_size
 from loaders.columns import Column, FixedColumn, VarColumn, ends
 from loaders.datasets.reading.coefficients import WholeImages, has_halves
 from loaders.errors import CodecError, LoadersError
+from loaders.limits import available_memory
 from loaders.schema import Field, Image, Mask
 
 if TYPE_CHECKING:
@@ -229,19 +229,6 @@ def on_threads(
 def parts(length: int, size: int) -> Iterator[slice]:
     """Cut a range into slices of one size, but for the last."""
     return (slice(first, min(first + size, length)) for first in range(0, length, size))
-
-
-def available_memory() -> int:
-    """Return the bytes that this process can still take: of the machine, or of its container if that is less."""
-    with open("/proc/meminfo") as file:
-        fields = dict(line.split(":") for line in file)
-    available = int(fields["MemAvailable"].split()[0]) << 10
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):  # no limit is set
-        return available
-    return min(available, limit - used)
 
 
 def check_fits(nbytes: int) -> int:

@@ -1,0 +1,118 @@
+"""What this process may use of the machine: cores and memory, by its affinity and by the container that it runs in.
+
+A container is a control group, of either version; the groups above it limit it, too. Sources: the kernel's
+Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, and the CFS bandwidth text of its scheduler.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PROC, _SYS = Path("/proc"), Path("/sys")
+_NO_LIMIT = 1 << 60  # version 1 writes its largest number
+
+
+def usable_cores(proc: Path = _PROC, sys: Path = _SYS) -> int:
+    """Return how many cores to use: those of the affinity, or as many as the quota of time keeps busy, rounded up."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    quota = cpu_quota(proc, sys)
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def cpu_quota(proc: Path = _PROC, sys: Path = _SYS) -> float | None:
+    """Return the cores' worth of time that a container may use, or None."""
+    quotas = (_quota(group) for group in _groups("cpu", proc, sys))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota(group: Path) -> float | None:
+    words = (_text(group / "cpu.max") or "").split()
+    if not words:
+        words = [_text(group / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
+    if len(words) != 2 or not all(word.isdigit() and int(word) for word in words):
+        return None  # "max", or -1
+    return int(words[0]) / int(words[1])
+
+
+def memory_limit(proc: Path = _PROC, sys: Path = _SYS) -> int | None:
+    """Return the bytes that a container may use, or None."""
+    limits = (_limit(group) for group in _groups("memory", proc, sys))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _limit(group: Path) -> int | None:
+    words = [_text(group / name) or "" for name in ("memory.max", "memory.limit_in_bytes")]
+    found = [int(word) for word in words if word.isdigit()]
+    return found[0] if found and found[0] < _NO_LIMIT else None
+
+
+def memory_bytes(proc: Path = _PROC, sys: Path = _SYS) -> int:
+    """Return the memory of this machine, or of the container if that is less; 0 if nobody says."""
+    total, limit = meminfo(proc).get("MemTotal") or _physical_bytes(), memory_limit(proc, sys)
+    return total if limit is None else min(total or limit, limit)
+
+
+def _physical_bytes() -> int:
+    """Ask the C library, where there is no /proc."""
+    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+    if not all(name in getattr(os, "sysconf_names", ()) for name in names):
+        return 0
+    return os.sysconf(names[0]) * os.sysconf(names[1])
+
+
+def available_memory(proc: Path = _PROC, sys: Path = _SYS) -> int:
+    """Return the bytes that can still be taken: what is used for files only can be had back."""
+    left = [meminfo(proc).get("MemAvailable") or _physical_bytes()]
+    for group in _groups("memory", proc, sys):
+        limit = _limit(group)
+        if limit is not None:
+            left.append(limit - _used(group))
+    return max(0, min(left))
+
+
+def _used(group: Path) -> int:
+    words = [_text(group / name) or "" for name in ("memory.current", "memory.usage_in_bytes")]
+    used = next((int(word) for word in words if word.isdigit()), 0)
+    lines = (line.split() for line in (_text(group / "memory.stat") or "").splitlines())
+    stat = {words[0]: int(words[1]) for words in lines if len(words) == 2}
+    # Version 1 has both: of the group alone, and with those below it ("total"), as its usage counts.
+    prefix = "total_" if "total_inactive_file" in stat else ""
+    return used - sum(stat.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
+
+
+def meminfo(proc: Path = _PROC) -> dict[str, int]:
+    """Return the machine's memory, in bytes by name."""
+    lines = (_text(proc / "meminfo") or "").splitlines()
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    return {name: int(value.split()[0]) << 10 for name, value in pairs if value.split()}
+
+
+def _groups(controller: str, proc: Path, sys: Path) -> Iterator[Path]:
+    """Yield the folders of this process's control group and of those above it, in both versions."""
+    root = sys / "fs/cgroup"
+    paths = {root: "/", root / controller: "/"}
+    for line in (_text(proc / "self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            paths[root] = path
+        elif controller in controllers.split(","):
+            paths[root / controller] = path
+    for base, path in paths.items():
+        # In a container the path may be the host's: what is not there says nothing, and the base is its own.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        yield from (base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
