@@ -22,7 +22,7 @@ import weakref
 from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,15 +39,11 @@ _MAX_SLOTS = 1 << 16  # that a child ever has: sizes grow by a quarter at least
 _HELD, _FREE = 0, 1  # in the ledger
 
 
-class Place(NamedTuple):
-    """Where a tensor lies: in a slot (``data`` is None), or in the message itself."""
-
-    slot: int
-    data: bytes | None
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+# Where a tensor lies: the slot; or its bytes, in the message itself; the number of its dtype, shape, stride and offset.
+# Plain values, which a pickle does not have to look up by name.
+Place = tuple[int, bytes | None, int, tuple[int, ...], tuple[int, ...], int]
+_DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
+_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
 
 
 class SharedSlots(Slots):
@@ -152,14 +148,7 @@ class _Pickler(pickle.Pickler):
         if number is None:
             return self._outside(value)
         self.leases.setdefault(number, value.untyped_storage())
-        return Place(
-            number,
-            None,
-            value.dtype,
-            tuple(value.shape),
-            value.stride(),
-            int(value.storage_offset()),
-        )
+        return _place(value, number, None, value.stride(), int(value.storage_offset()))
 
     def _outside(self, value: torch.Tensor) -> Place:
         """Pack a tensor of ordinary memory: keep the order of its axes in memory if it is dense."""
@@ -169,17 +158,23 @@ class _Pickler(pickle.Pickler):
             value = value.contiguous()
             stride, extent = value.stride(), value.numel()
         if not extent:
-            return Place(-1, b"", value.dtype, shape, stride, 0)
+            return _place(value, -1, b"", stride)
         flat = value.as_strided((extent,), (1,), value.storage_offset()).view(torch.uint8).numpy()
         if flat.nbytes < _INLINE_BYTES:
-            return Place(-1, flat.tobytes(), value.dtype, shape, stride, 0)
+            return _place(value, -1, flat.tobytes(), stride)
         lease = self._slots.take("outside", flat.nbytes)
         lease[:] = flat
         storage = torch.from_numpy(lease)
         number = self._slots.number_of(storage)
         assert number is not None
         self.leases[number] = storage.untyped_storage()
-        return Place(number, None, value.dtype, shape, stride, 0)
+        return _place(value, number, None, stride)
+
+
+def _place(
+    value: torch.Tensor, slot: int, data: bytes | None, stride: tuple[int, ...], offset: int = 0
+) -> Place:
+    return slot, data, _NUMBERS[value.dtype], tuple(value.shape), stride, offset
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -277,7 +272,8 @@ class _Unpickler(
         self._leases: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, place: Any) -> torch.Tensor:
-        number, data, dtype, shape, stride, offset = place
+        number, data, kind, shape, stride, offset = place
+        dtype = _DTYPES[kind]
         if data is None:
             flat = self._leases.get(number)
             if flat is None:
