@@ -156,7 +156,7 @@ class Delivery:
         return getattr(self._source, "device_bytes", 0)
 
     def close(self) -> None:
-        """End the workers now; otherwise they end when this iterator is dropped."""
+        """End the workers now, or let go of those that persist; otherwise it happens when this iterator is dropped."""
         if isinstance(self._source, Prefetcher):
             self._source.close()
         if hasattr(self._batches, "close"):

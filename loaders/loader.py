@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker, num_in_flight
 from loaders.backends.ordered import OrderedBatches
-from loaders.backends.subprocess import Child, ChildPool
+from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
 from loaders.checks import one_of, real_number, shown, whole_number
@@ -59,9 +59,9 @@ _NOT_PICKLED = frozenset(
     [
         "_accelerator",
         "_batches",
-        "_child",
         "_delivery",
         "_iterator",
+        "_kept",
         "_served",
         "_slots",
         "finisher",
@@ -225,6 +225,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())
         self._stats = LoaderStats()
         self._is_warned_of_no_batch = False
+        self._num_restarts = 0
+        self._set_to: int | None = None  # the epoch that someone chose
         self._num_replaced = 0  # by copies of the dataset in child processes
         self._position: Position | None = None
         self._make_parts()
@@ -278,7 +280,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._slots = Slots(pinned_buffer if self._pins else None)
         self._batches: Callable[[], Any] = _nobody  # those being served, while they are
         self._delivery: Callable[[], Any] = _nobody
-        self._child: Child | None = None  # with persistent_workers
+        self._kept = KeptChildren()  # with persistent_workers
 
     def _halves(self) -> Halves:
         """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
@@ -351,17 +353,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return ThreadPool(maker)
 
     def _go_over(self, maker: Maker) -> ChildPool:
+        pool = self._child_pool(maker)
         self.backend = "subprocess"  # for the next epochs, too
-        return self._child_pool(maker)
+        return pool
 
     def _child_pool(self, maker: Maker) -> ChildPool:
-        """Return the pool of a child process: of its own, or of the one that is kept from epoch to epoch."""
-        context = self.multiprocessing_context
-        if not self.persistent_workers:
-            return ChildPool(maker, Child(maker, context))
-        if self._child is None or not self._child.is_free:
-            self._child = Child(maker, context)
-        return ChildPool(maker, self._child, keep=True)
+        """Return the pool of a child process: of its own, or of one that is kept from epoch to epoch."""
+        if self.persistent_workers:
+            return self._kept.pool(maker, self.multiprocessing_context, self._set_to)
+        return ChildPool(maker, Child(maker, self.multiprocessing_context))
 
     def _maker(self) -> Maker:
         return Maker(
@@ -388,7 +388,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             what = f"{plan.length} samples, batch_size={plan.batch_size}, world_size={plan.world_size}"
             remedy = "give a smaller batch_size, or leave out drop_last"
             warnings.warn(f"drop_last=True leaves no batch ({what}): {remedy}", stacklevel=3)
+        self._note_restart(batches.sampler)
         return Position(batches.sampler.epoch, plan)
+
+    def _note_restart(self, sampler: EpochSampler) -> None:
+        """Warn, once, of a shuffled epoch that is left early and begun anew twice: torch would shuffle again."""
+        left = self._position
+        if left is None or not left.num_steps or left.epoch != sampler.epoch or sampler.start:
+            return
+        self._num_restarts += sampler.shuffle
+        if self._num_restarts == 2:
+            what = f"epoch {left.epoch} was left early, and begins anew with the same batches"
+            remedy = "loader.set_epoch(n) chooses another, a full pass goes on to the next"
+            warnings.warn(f"{what}: {remedy}", stacklevel=4)
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than cores; threads are cheap, and cannot freeze a machine."""
@@ -397,6 +409,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration serves; the current one keeps its position."""
+        self._set_to = epoch
         for part in (self.sampler, self.dataset, self._served):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
@@ -406,7 +419,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def stats(self) -> LoaderStats:
         """Return the counters as they are now."""
         batches = self._batches()
-        self._stats.slot_bytes = self._slots.nbytes + getattr(batches, "slot_bytes", 0)
+        slot_bytes = getattr(batches, "slot_bytes", 0) + self._kept.slot_bytes
+        self._stats.slot_bytes = self._slots.nbytes + slot_bytes
         self._stats.num_ready = getattr(batches, "num_ready", 0)
         here = getattr(self._served, "num_replaced", 0)
         self._stats.num_replaced = here + self._num_replaced

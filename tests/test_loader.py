@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,12 +147,58 @@ def test_a_full_pass_advances_the_epoch_and_a_break_does_not(one: Path) -> None:
 
     for _ in loader:
         break
-    broken_off, whole, following = next(iter(loader)), ids(loader), ids(loader)
+    broken_off = next(iter(loader))
+    with pytest.warns(UserWarning, match="epoch 0 was left early, and begins anew with the same"):
+        whole = ids(loader)
+    following = ids(loader)
 
     assert broken_off.sample_id.tolist() == whole[0]
     assert whole != following
     assert sorted(flat(whole)) == sorted(flat(following)) == list(range(NUM))
     assert num_threads() == 0
+
+
+def test_epochs_that_begin_anew_are_told_of_once_and_only_where_torch_would_shuffle(
+    one: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    def leave_early(loader: DataLoader, times: int) -> None:
+        for _ in range(times):
+            next(iter(loader))
+
+    leave_early(DataLoader(only_ids(one), 5), 4)  # in order: as torch
+    shuffled = DataLoader(only_ids(one), 5, shuffle=True)
+    for epoch in range(4):
+        shuffled.set_epoch(epoch)
+        leave_early(shuffled, 1)
+    state = shuffled.state_dict()
+    for _ in range(4):
+        shuffled.load_state_dict(state)
+        leave_early(shuffled, 1)
+    for _ in range(4):
+        iter(shuffled)  # nothing was taken
+    assert not recwarn.list
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        leave_early(shuffled, 6)
+    assert len(told) == 1
+
+
+def test_a_batch_shows_its_shapes_and_says_what_its_fields_are_called(one: Path) -> None:
+    dataset = ShardDataset(one, fields=["label", "key", "sample_id"])
+    (batch, *_) = DataLoader(dataset, 4)
+
+    assert repr(batch).startswith("Batch(label=int64 (4,), key=[")
+    assert repr(dataset[0]).startswith("Sample(label=")
+    assert batch[0] is batch.label
+    with pytest.raises(
+        TypeError, match=r"named tuple of label, key, sample_id: write \.label, or.*as_dict=True"
+    ):
+        batch["label"]
+    with pytest.raises(AttributeError, match="label, key, sample_id; there is no 'labels'"):
+        _ = batch.labels
+    assert not hasattr(batch, "labels")
+    assert repr(dataset.schema).startswith("Schema(image=Image(")
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])

@@ -49,7 +49,11 @@ class StepWatch:
         self._left: tuple[float, float, int] | None = None
         self._wall_s = self._cpu_s = 0.0
         self._num_waits = self._num_steps = 0
-        self.is_waiting = False
+        self.is_waiting = self._is_over = False
+
+    def give_up(self) -> None:
+        """Decide nothing any more."""
+        self.is_waiting, self._is_over = False, True
 
     def begin(self) -> None:
         """An epoch begins: what came since the last one was no step."""
@@ -62,7 +66,7 @@ class StepWatch:
 
     def enter(self) -> None:
         """The step is over; decide, if a second of steps was seen."""
-        if self._left is None:
+        if self._left is None or self._is_over:
             return
         wall_s, cpu_s, num_waits = _usage()
         self._wall_s += wall_s - self._left[0]
@@ -100,7 +104,7 @@ class AutoPool:
     def __init__(
         self, maker: Maker, to_child: Callable[[], Pool], watch: StepWatch | None = None
     ) -> None:
-        self._to_child = to_child
+        self._maker, self._to_child = maker, to_child
         self._pool: Pool = ThreadPool(maker)
         self._watch = StepWatch() if watch is None else watch
         self._watch.begin()
@@ -143,7 +147,14 @@ class AutoPool:
         logger.info(
             "the training step waits for the interpreter: batches now come from a child process"
         )
-        self._pool = self._to_child()
+        try:
+            self._pool = self._to_child()
+        except (
+            OSError
+        ) as error:  # no process or no memory is left for it: nothing is lost, but time
+            logger.warning("no child process can be started (%s): threads go on", error)
+            self._watch.give_up()
+            self._pool = ThreadPool(self._maker)
         while self._waiting:
             self._pool.put(self._waiting.pop(0))
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct("<II")
 _MAX_FDS = 250  # that one call may send
+_LONG_S = 1e6  # the kernel takes no more than 24 days
 _REST_TIMEOUT_S = 60.0  # for the rest of a message that has begun to come
 
 
@@ -58,7 +59,9 @@ class Channel:
         """Wait until something came, or the other end was closed; None waits for ever."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(None if timeout_s is None else math.ceil(1000 * timeout_s)))
+        return bool(
+            poll.poll(None if timeout_s is None else math.ceil(1000 * min(timeout_s, _LONG_S)))
+        )
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
         """Return the next message, or None if none came in time.

@@ -4,7 +4,8 @@ The worker that completes a batch sends it, and those behind it that are done: a
 would have to fetch its code and data into a cache that the copying of the batch has filled. The main thread listens
 to the parent:
 
-- ``("make", indices of each batch of a group)``: begin a group.
+- ``("make", pass, indices of each batch of a group)``: begin a group; it is sent with the number of its pass.
+- ``("epoch", number)``: set the epoch of the dataset.
 - ``("describe",)``: say what each worker is doing.
 - ``("close",)``, the other end is closed, or the parent is gone: exit at once.
 """
@@ -16,6 +17,7 @@ import pickle
 import signal
 import threading
 import traceback
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from loaders.backends.channel import Channel
@@ -57,6 +59,9 @@ class _Child:
         self._maker, self._channel = maker, channel
         self._slots: SharedSlots = maker.slots  # type: ignore[assignment]
         self._sending = threading.Lock()
+        self._passes: deque[int] = (
+            deque()
+        )  # of the groups that were asked for and are not sent yet
         self._num_told = maker.num_replaced  # of replaced samples
         self._pool = ThreadPool(maker, on_done=self._send_ready)
         dump_in_child(self._pool.describe)
@@ -73,8 +78,18 @@ class _Child:
                 return
             if kind == "describe":
                 self._describe()
+            elif kind == "epoch":
+                self._set_epoch(*values)
             else:
-                self._pool.put(*values)
+                self._make(*values)
+
+    def _make(self, number: int, group: list[Any]) -> None:
+        self._passes.append(number)
+        self._pool.put(group)
+
+    def _set_epoch(self, epoch: int) -> None:
+        if hasattr(self._maker.dataset, "set_epoch"):
+            self._maker.dataset.set_epoch(epoch)
 
     def _describe(self) -> None:
         with self._sending:
@@ -105,13 +120,13 @@ class _Child:
         group = [Raised(_portable(b.error)) if isinstance(b, Raised) else b for b in group]
         given_up = [self._slots.given_up.popleft() for _ in range(len(self._slots.given_up))]
         num_replaced = self._maker.num_replaced
-        status = num_replaced - self._num_told, self._pool.num_ready, self._slots.nbytes
-        self._num_told = num_replaced
+        status = num_replaced - self._num_told, self._pool.num_ready
+        self._num_told, number = num_replaced, self._passes.popleft()
         try:
-            message = dump((group, given_up, status), self._slots)
+            message = dump((number, group, given_up, status), self._slots)
         except Exception as error:  # something in a batch does not pickle
             group = [Raised(_portable(error))] * len(group)
-            message = dump((group, given_up, status), self._slots)
+            message = dump((number, group, given_up, status), self._slots)
         self._slots.hold(message.leases)
         fds = [self._slots.fds.popleft() for _ in range(len(self._slots.fds))]
         self._channel.send(message.data, fds)

@@ -90,14 +90,22 @@ class OrderedBatches:
             self._ready = self._take()[::-1]
             self._fill(self._prefetch_batches)
         batch = self._ready.pop()
-        if isinstance(batch, Raised):
+        if not isinstance(batch, Raised):
+            return batch
+        try:
             raise batch.error
-        return batch
+        finally:
+            del batch  # its traceback holds this frame: the two would keep the loader alive
 
     def _end(self) -> None:
         self.close()
         failed, self._failed = self._failed, None
-        raise StopIteration if failed is None else failed
+        if failed is None:
+            raise StopIteration
+        try:
+            raise failed
+        finally:
+            del failed  # as above
 
     @property
     def num_ready(self) -> int:

@@ -5,7 +5,8 @@ Contract:
 1. *Normal end.* The parent sends the indices of a batch and gets the batch back, in order; at most as many are
    under way as the owner put in. A slot is used again after the parent's last tensor on it has died.
 2. *Failure.* An error of a batch comes back in its place and with its type. A child that dies is an
-   error at once, also while the parent waits.
+   error at once, also while the parent waits. Who was interrupted in the middle of a message has no use for its child
+   any more.
 3. *Early close.* ``close`` ends the child: by closing the socket, and after 5 s by a signal; or leaves it to the
    next pool, which drops what it still owes to this one. A child whose parent died ends itself. Slots are anonymous
    memory: nothing is left behind by any death.
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.backends import child
 from loaders.backends.channel import Channel
-from loaders.backends.wire import Mapped
+from loaders.backends.wire import Mapped, not_inherited
 from loaders.device.pinned import page_lock
 
 if TYPE_CHECKING:
@@ -46,17 +47,16 @@ class Child:
         context: How the process is started: a ``multiprocessing`` context or method; None is Python's default.
 
     Attributes:
-        num_owed: Groups that were asked for and did not come yet.
+        pid: Of the process.
         is_up: Whether its handlers are set.
-        pool: Returns the pool that it works for, or None.
+        num_passes: How many pools it worked for; each group is asked for, and comes, with the number of its pass.
     """
 
     def __init__(self, maker: Maker, context: Any = None) -> None:
         if context is None or isinstance(context, str):
             context = get_context(context)
-        self.num_owed = 0
-        self.is_up = False
-        self.pool: Callable[[], ChildPool | None] = _nobody
+        self.is_up, self.num_passes = False, 0
+        self._is_whole = True  # not in the middle of a message, where Ctrl-C may have left it
         lock = partial(page_lock, what="a batch slot") if maker.pin else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._channel = Channel(ours)
@@ -70,7 +70,7 @@ class Child:
         )
         self._pid = os.getpid()
         try:
-            with nullcontext() if method == "forkserver" else _no_interrupt():
+            with nullcontext() if method == "forkserver" else _no_interrupt(), not_inherited():
                 self._process.start()
         finally:
             theirs.close()
@@ -78,56 +78,76 @@ class Child:
         self.end = weakref.finalize(self, _end, self._process, self._channel, self._pid)
 
     @property
-    def is_free(self) -> bool:
-        """Whether it can be given to another pool."""
-        pool = self.pool()
-        is_idle = pool is None or pool.is_closed
-        return is_idle and os.getpid() == self._pid and self.end.alive and self._process.is_alive()
+    def is_usable(self) -> bool:
+        """Whether another pool can have it."""
+        is_ours = os.getpid() == self._pid and self.end.alive
+        return is_ours and self._is_whole and self._process.is_alive()
 
     @property
     def has_message(self) -> bool:
         """Whether a message is here."""
         return self.end.alive and self._channel.is_ready()
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of its batch slots."""
+        return self._mapped.nbytes
+
     def check(self) -> None:
-        """RuntimeError if it is another process's, or was ended."""
+        """RuntimeError if it is another process's, or was ended, or left in the middle of a message."""
         if os.getpid() != self._pid:
             raise RuntimeError("this child process belongs to the parent of this forked process")
+        if self.end.alive and not self._is_whole:
+            self.end()
+            what = "a message to or from the loader's child process was interrupted"
+            raise RuntimeError(f"{what}: begin a new iteration")
         if not self.end.alive:
             raise RuntimeError("the loader's child process was closed")
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Do what must be done whole; what ends in between leaves it unusable."""
+        before, self._is_whole = self._is_whole, False
+        yield
+        self._is_whole = before
 
     def send(self, *message: Any) -> None:
         """Ask it for something; RuntimeError if it died."""
         try:
-            self._channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            with self.whole():
+                self._channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         except OSError:
             raise self._death() from None
 
-    def receive(self, timeout_s: float | None) -> Any:
-        """Return its next message, or None if none came in time: text, or a group and how the process is doing.
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for a message; False if none came in time."""
+        return self._channel.is_ready(timeout_s)
+
+    def receive(self) -> Any:
+        """Return its next message: text; or a pass, a group of it, and two numbers.
+
+        The numbers are of samples that were replaced since the last message, and of groups that are ready.
 
         Raises:
             RuntimeError: It died.
         """
         try:
-            message = self._channel.receive(timeout_s)
-            if message is None:
-                return None
-            self.is_up = True
+            message = self._channel.receive()
+            assert message is not None  # it waits
             loaded = self._mapped.load(message)
-            if isinstance(loaded, str):
-                return loaded
-            group, given_up, status = loaded
-            self._mapped.forget(given_up)
-            self.num_owed -= 1
-            return group, status
         except (EOFError, ConnectionError):
             raise self._death() from None
         except (
-            OSError
-        ):  # no descriptor or no memory for a slot, say: what follows cannot be read any more
+            Exception
+        ):  # no descriptor or no memory for a slot, say: what follows cannot be read
             self.end()
             raise
+        self.is_up = True
+        if isinstance(loaded, str):
+            return loaded
+        number, group, given_up, status = loaded
+        self._mapped.forget(given_up)
+        return number, group, *status
 
     def _death(self) -> RuntimeError:
         self._process.join(_END_TIMEOUT_S)
@@ -147,37 +167,41 @@ class ChildPool:
 
     Args:
         maker: What the child makes them by; it is told here how many samples were replaced.
-        child: What it still owes to a pool before this one is dropped.
-        keep: Leave it to a later pool.
-
-    Attributes:
-        is_closed: Whether the process may work for another pool.
+        child: What it still owes to an earlier pool is dropped.
+        leave: What becomes of the child when this pool is closed or dropped; None ends it.
     """
 
-    def __init__(self, maker: Maker, child: Child, *, keep: bool = False) -> None:
-        self.num_ready = self.slot_bytes = 0
-        self.is_closed = False
-        self._child, self._keep = child, keep
-        self._count_replaced = maker.count_replaced
+    def __init__(
+        self, maker: Maker, child: Child, leave: Callable[[Child], None] | None = None
+    ) -> None:
+        self.num_ready = 0
+        self._child, self._count_replaced = child, maker.count_replaced
+        self._close = weakref.finalize(self, leave or _end_child, child)
+        self._close.atexit = False  # then the child ends itself
+        child.num_passes += 1
+        self._pass = child.num_passes
         self._under_way = 0
-        self._num_stale = child.num_owed
         self._came: deque[Any] = deque()  # while something else was waited for
-        child.pool = weakref.ref(self)
 
     def __len__(self) -> int:
         return self._under_way
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next message of the child is here."""
-        return bool(self._came) or (not self.is_closed and self._child.has_message)
+        """Whether a message of the child is here."""
+        return bool(self._came) or (self._close.alive and self._child.has_message)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the child's slots."""
+        return self._child.slot_bytes
 
     def put(self, group: list[Any]) -> None:
         """Ask for a group of batches."""
         self._check_open()
-        self._child.send("make", group)
-        self._child.num_owed += 1
-        self._under_way += 1
+        with self._child.whole():
+            self._child.send("make", self._pass, group)
+            self._under_way += 1
 
     def take(self, timeout_s: float | None = None) -> list[Any]:
         """Return the oldest group, or raise its error.
@@ -190,54 +214,106 @@ class ChildPool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._came:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            message = self._child.receive(left)
-            if message is None:
+            if self._receive(left) is None:
                 raise TimeoutError(self.describe())
-            if not isinstance(message, str):  # an answer that came too late
-                self._keep_group(message)
-        group, (num_replaced, self.num_ready, self.slot_bytes) = self._came.popleft()
-        self._count_replaced(num_replaced)
-        self._under_way -= 1
+        with self._child.whole():
+            group = self._came.popleft()
+            self._under_way -= 1
         return group  # type: ignore[no-any-return]
 
-    def _keep_group(self, message: Any) -> None:
-        if self._num_stale:
-            self._num_stale -= 1
-        else:
-            self._came.append(message)
+    def _receive(self, timeout_s: float | None) -> Any:
+        """Return the next message, or None if none came in time; keep it if it is a group of this pass."""
+        if not self._child.wait(timeout_s):
+            return None
+        try:
+            with self._child.whole():
+                message = self._child.receive()
+                if isinstance(message, tuple):
+                    self._keep(*message)
+        except BaseException:
+            if not self._child.end.alive:
+                self._under_way = 0  # nothing will come any more
+            raise
+        return message
+
+    def _keep(self, number: int, group: list[Any], num_replaced: int, num_ready: int) -> None:
+        self.num_ready = num_ready
+        self._count_replaced(num_replaced)
+        if number == self._pass:
+            self._came.append(group)
 
     def _check_open(self) -> None:
         self._child.check()
-        if self.is_closed:
+        if not self._close.alive:
             raise RuntimeError("this pool was closed; its child process may work for another")
 
     def describe(self) -> str:
         """Say what each worker is doing and for how long."""
         self._check_open()
         self._child.send("describe")
-        while (message := self._child.receive(_END_TIMEOUT_S)) is not None:
+        while (message := self._receive(_END_TIMEOUT_S)) is not None:
             if isinstance(message, str):
                 return message
-            self._keep_group(message)
         return f"the loader's child process (pid {self._child.pid}) does not answer"
 
     def describe_aside(self) -> str:
         """Make the child write to stderr what each worker is doing: the pipe may be in use."""
         pid = self._child.pid
+        if not self._close.alive:
+            return "this epoch has ended"
         if self._child.is_up and self._child.end.alive:
             os.kill(pid, signal.SIGUSR1)
             return f"child process {pid} says for itself"
         return f"child process {pid} has not begun, or ended"
 
     def close(self) -> None:
-        """End the child, unless it is kept."""
-        self.is_closed = True
-        if not self._keep:
-            self._child.end()
+        """Leave the child: end it, or let another pool have it."""
+        self._close()
 
 
-def _nobody() -> None:
-    """Stand for a weak reference to nothing."""
+def _end_child(child: Child) -> None:
+    child.end()
+
+
+class KeptChildren:
+    """The child process that a loader keeps between epochs; two iterations at once have one each."""
+
+    def __init__(self) -> None:
+        self._idle: deque[Child] = deque()
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the slots of who waits."""
+        return sum(child.slot_bytes for child in tuple(self._idle))
+
+    def pool(self, maker: Maker, context: Any, epoch: int | None) -> ChildPool:
+        """Return a pool of the child that waits, or of a new one.
+
+        Args:
+            maker: As for ``Child``, the same each time.
+            context: As for ``Child``.
+            epoch: What the dataset's epoch was set to since a child may have begun, if it was.
+        """
+        return ChildPool(maker, self._take(epoch) or Child(maker, context), self._leave)
+
+    def _take(self, epoch: int | None) -> Child | None:
+        try:
+            child = self._idle.pop()  # whoever else asks at the same time does not get it
+        except IndexError:
+            return None
+        if not child.is_usable:
+            child.end()
+            return None
+        if epoch is not None:
+            child.send("epoch", epoch)
+        return child
+
+    def _leave(self, child: Child) -> None:
+        """Keep one, if it can be used again."""
+        if self._idle or not child.is_usable:
+            child.end()
+        else:
+            self._idle.append(child)
 
 
 @contextmanager

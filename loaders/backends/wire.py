@@ -20,6 +20,7 @@ import pickle
 import threading
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ import torch
 from loaders.buffers import Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 UInt8Array = npt.NDArray[np.uint8]
 _INLINE_BYTES = 32 << 10  # a smaller tensor travels in the message: a lease would cost more
@@ -103,8 +104,9 @@ class SharedSlots(Slots):
         self.given_up.append(number)
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
-        """Return the slot that a tensor lies in, or None."""
-        return self._numbers.get(tensor.untyped_storage().data_ptr())
+        """Return the slot that a tensor lies in, or None; a slot can be in one message only at a time."""
+        number = self._numbers.get(tensor.untyped_storage().data_ptr())
+        return None if number in self._held else number
 
 
 def _anonymous(name: str, nbytes: int) -> tuple[int, UInt8Array]:
@@ -196,6 +198,25 @@ def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
 
 
+_mapped: weakref.WeakSet[Mapped] = weakref.WeakSet()
+
+
+@contextmanager
+def not_inherited() -> Iterator[None]:
+    """Let a process that is forked meanwhile not have the slots of others: it would keep their memory."""
+    if not hasattr(mmap, "MADV_DONTFORK"):
+        yield
+        return
+    mapped = tuple(_mapped)
+    for each in mapped:
+        each.advise(mmap.MADV_DONTFORK)
+    try:
+        yield
+    finally:
+        for each in mapped:
+            each.advise(mmap.MADV_DOFORK)
+
+
 class Mapped:
     """The parent's view of the slots.
 
@@ -215,6 +236,7 @@ class Mapped:
         self._pid = os.getpid()
         self._num_mapped = 0
         self._buffers: dict[int, UInt8Array] = {}
+        _mapped.add(self)
 
     def _map_next(self) -> UInt8Array:
         fd = self._next_fd()
@@ -222,6 +244,12 @@ class Mapped:
             return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)
         finally:
             os.close(fd)
+
+    def advise(self, advice: int) -> None:
+        """Tell the kernel something about all slots."""
+        for buffer in tuple(self._buffers.values()):
+            memory: Any = buffer.base
+            memory.obj.madvise(advice)
 
     @cached_property
     def _ledger(self) -> UInt8Array:

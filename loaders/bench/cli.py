@@ -362,28 +362,30 @@ def _say(text: str) -> None:
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    """Print what a configuration will need, with uint8 and with float32 batches."""
+    """Print what a configuration will need, with batches as they are served, and with float32 made of uint8."""
     target = load(args.dataset, size=args.size)
     dataset = target.dataset
     config = Config(args.workers, args.batch_size, args.backend or target.backend, args.prefetch)
-    sample_bytes = planner.sample_bytes_of(dataset)
+    sample_bytes = {"as served": planner.sample_bytes_of(dataset)}
+    as_float = planner.sample_bytes_of(dataset, as_float=True)
+    if as_float > sample_bytes["as served"]:
+        sample_bytes["with float32 for uint8"] = as_float
     cached = {
         "no": 0,
         "encoded": target.stored_bytes,
-        "decoded": int(sample_bytes * len(dataset)),
+        "decoded": int(sample_bytes["as served"] * len(dataset)),
     }[args.ram]
     plans = {
-        dtype: planner.plan(
-            sample_bytes,
+        what: planner.plan(
+            nbytes,
             config,
-            dtype=dtype,
             group_size=planner.group_size_of(dataset, config),
             pinned=args.pinned,
             cache_bytes=cached,
             shared=args.shared,
             ranks=args.ranks,
         )
-        for dtype in ("uint8", "float32")
+        for what, nbytes in sample_bytes.items()
     }
     if args.json:
         figures = {

@@ -184,6 +184,7 @@ def iter_of(loader: Iterable[Any]) -> Callable[[], Iterator[Any]]:
     def begin() -> Iterator[Any]:
         with warnings.catch_warnings():  # more workers than cores are tried on purpose
             warnings.filterwarnings("ignore", "This DataLoader will create")
+            warnings.filterwarnings("ignore", "epoch .* was left early")
             return iter(loader)
 
     return begin

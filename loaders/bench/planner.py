@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from loaders.backends.maker import Maker, num_in_flight
 from loaders.bench.measure import batch_nbytes
 from loaders.bench.report import in_bytes
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.samples import collate
+from loaders.device.nested import tensors_of
 
 if TYPE_CHECKING:
     from loaders.bench.measure import Config
@@ -61,7 +63,6 @@ def plan(
     sample_bytes: float,
     config: Config,
     *,
-    dtype: Literal["uint8", "float32"] = "uint8",
     group_size: int = 1,
     pinned: bool = False,
     cache_bytes: int = 0,
@@ -71,17 +72,15 @@ def plan(
     """Return what a configuration will need.
 
     Args:
-        sample_bytes: Of one sample in a uint8 batch.
+        sample_bytes: Of one sample in a batch, see ``sample_bytes_of``.
         config: The loader's settings.
-        dtype: What batches hold: as they come, or floats made on the host.
         group_size: Batches that are handed over together.
         pinned: Batches pass through page-locked memory.
         cache_bytes: Of a ``RAMDataset``.
         shared: One copy of it per node, instead of one per rank.
         ranks: Training processes on the node.
     """
-    width = _FLOAT_BYTES if dtype == "float32" else 1
-    batch_bytes = int(sample_bytes * config.batch_size * width)
+    batch_bytes = int(sample_bytes * config.batch_size)
     ahead = in_flight(config, group_size)
     batches = ahead * group_size + _HELD
     is_process = config.backend == "process"
@@ -114,12 +113,14 @@ def group_size_of(dataset: Any, config: Config) -> int:
     return Maker(dataset, collate, config.batch_size, True, config.num_workers).group_size
 
 
-def sample_bytes_of(dataset: Any, count: int = 8) -> float:
-    """Return the bytes of a sample in a batch, by making a small one."""
+def sample_bytes_of(dataset: Any, *, as_float: bool = False, count: int = 8) -> float:
+    """Return the bytes of a sample in a batch, by making a small one; with its uint8 values as float32, if asked."""
     chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64).tolist()
     fetch = getattr(dataset, "__getitems__", None)
     samples = fetch(chosen) if fetch else [dataset[i] for i in chosen]
-    return batch_nbytes(collate(samples)) / len(chosen)
+    batch = collate(samples)
+    pixels = [t.nbytes for t in tensors_of(batch) if t.dtype is torch.uint8] if as_float else []
+    return (batch_nbytes(batch) + (_FLOAT_BYTES - 1) * sum(pixels)) / len(chosen)
 
 
 def table(plans: dict[str, Plan]) -> list[tuple[str, ...]]:

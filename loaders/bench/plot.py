@@ -42,9 +42,7 @@ def _matplotlib() -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra(
-            "--plot needs matplotlib: pip install 'loaders[bench]', or pip install matplotlib"
-        ) from error
+        raise MissingExtra("--plot needs matplotlib: pip install matplotlib") from error
     return FigureCanvasAgg, Figure
 
 

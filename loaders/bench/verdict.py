@@ -110,7 +110,7 @@ def judge(facts: Facts, changes: Sequence[Change] = ()) -> Verdict:
 
 
 def limits_of(facts: Facts) -> dict[str, float]:
-    """Return the samples/s that each part would allow if it were the only one."""
+    """Return the samples/s that each part would allow if it were the only one: no less than what was seen."""
     workers = max(1, facts.num_workers)
     cores = min(workers, facts.cores) if facts.num_workers else 1
     limits: dict[str, float] = {}
@@ -123,6 +123,7 @@ def limits_of(facts: Facts) -> dict[str, float]:
         limits["gil"] = 1 / facts.gil_s
     if facts.sample_bytes and facts.copy_bytes_per_s:
         limits["memory"] = facts.copy_bytes_per_s / facts.sample_bytes
+    limits = {name: max(limit, facts.rate) for name, limit in limits.items()}
     if facts.transfer_s > 0:
         limits["transfer"] = 1 / facts.transfer_s
     if facts.step_s > 0:
@@ -278,7 +279,8 @@ _NAMES = {
 }  # fmt: skip
 _ELSE = {
     "storage": "Try more workers, shuffle='block', or RAMDataset, which reads once.",
-    "cpu": "Nothing that was tried is faster: fewer or smaller pixels, or more cores, would be.",
+    "cpu": "Nothing that was tried is faster: less work for a sample (smaller images, a cheaper transform), "
+    "or more cores, would be.",
     "memory": "Nothing that was tried is faster: smaller samples would be (crop at packing, narrower dtypes).",
     "gil": "backend='process' runs it in processes; or call what releases the GIL (cv2, numpy on whole batches).",
     "transfer": "Send fewer bytes: uint8 instead of float, a crop before the copy, pin_memory=True.",

@@ -249,7 +249,7 @@ def first_rows(
     head = head or _jpeg_head(record.data[:_HEAD_BYTES])
     if head is None or head.height_at is None:
         return record, False
-    rows += _MARGIN_ROWS
+    rows = max(0, rows) + _MARGIN_ROWS
     # A file without an end is decoded whole: only then does the decoder notice what is missing.
     if rows * 16 > head.height * 15 or record[-2] != 0xFF or record[-1] != 0xD9:
         return record, False

@@ -29,10 +29,18 @@ def find_column(schema: Schema, name: str) -> tuple[str, int] | None:
     return None
 
 
+def column_names(schema: Schema) -> list[str]:
+    """Return the names of all columns of tables."""
+    tables = (f for f in schema.fields.values() if isinstance(f, Features | Categories))
+    return [name for field in tables for name in field.columns]
+
+
 def to_pandas(dataset: PackedDataset, fields: Sequence[str] | None) -> Any:
     """Return a DataFrame; see ``PackedDataset.to_pandas``."""
-    import pandas as pd
-
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("to_pandas() needs pandas: pip install pandas") from error
     known = dataset.schema.fields
     if fields is not None:
         fields = as_list("fields", fields, "names, such as ['label', 'key']")
@@ -73,7 +81,9 @@ def _columns(dataset: PackedDataset, name: str, field: Field | None) -> Iterator
 
 
 def _categorical(codes: npt.NDArray[np.int64], names: Sequence[str]) -> Any:
-    import pandas as pd
-
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("to_pandas() needs pandas: pip install pandas") from error
     known = (codes >= 0) & (codes < len(names))
     return pd.Categorical.from_codes(np.where(known, codes, -1), categories=list(names))

@@ -319,7 +319,7 @@ class PackedDataset(BatchDataset):
             raise TypeError(f"column() takes the name of a field, got {shown(name)}")
         if (place := frame.find_column(self.schema, name)) is not None:
             return _read_only(self.column(place[0])[:, place[1]])
-        self.schema.check_names([name])
+        self.schema.check_names([name], also=frame.column_names(self.schema))
         if name == "sample_id":
             return _read_only(np.arange(len(self)))
         field = self.schema.fields[name]

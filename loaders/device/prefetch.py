@@ -67,7 +67,10 @@ class Prefetcher:
             self._queue.append(self._fetch())
         first = self._queue.popleft()
         if isinstance(first, _Failed):
-            raise first.error
+            try:
+                raise first.error
+            finally:
+                del first  # its traceback holds this frame: the two would keep the workers alive
         self._fetch_ready()
         if first.event is not None:
             self._accelerator.wait(first.event, list(tensors_of(first.batch)))

@@ -6,6 +6,7 @@ import keyword
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,9 @@ class Schema:
             _check_field(name, field)
         self.check_names(self.defaults)
 
+    def __repr__(self) -> str:
+        return f"Schema({', '.join(f'{name}={field!r}' for name, field in self.fields.items())})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema, (dict(self.fields), self.defaults)
 
@@ -51,12 +55,14 @@ class Schema:
         """Files beside the manifest that the fields need: xxh3-128 by name."""
         return {k: v for field in self.fields.values() for k, v in field.files.items()}
 
-    def check_names(self, names: Sequence[str]) -> None:
-        """Raise SchemaError if a name is not a field, or stands twice."""
-        known = [*self.fields, *sorted(VIRTUAL_FIELDS)]
+    def check_names(self, names: Sequence[str], also: Sequence[str] = ()) -> None:
+        """Raise SchemaError if a name is not a field (or one of ``also``), or stands twice."""
+        known = [*self.fields, *sorted(VIRTUAL_FIELDS), *also]
         for name in names:
             if name not in known:
-                raise SchemaError(f"there is no field {name!r}; there are {known}")
+                near = get_close_matches(str(name), known, 1)
+                guess = f": is it {near[0]!r}?" if near else ""
+                raise SchemaError(f"there is no field {name!r}; there are {known}{guess}")
         if len(set(names)) != len(names):
             raise SchemaError(f"each field can be asked for once, got {list(names)}")
 

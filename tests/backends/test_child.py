@@ -64,7 +64,7 @@ class Side:
         data = self.parent.receive(TIMEOUT_S)
         assert data is not None
         message = self._mapped.load(data)
-        return message if isinstance(message, str) else message[0]
+        return message if isinstance(message, str) else message[1]
 
     def close(self) -> None:
         self.held.may_go.set()
@@ -86,7 +86,7 @@ def side(monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
 def test_what_is_completed_while_another_is_sent_is_sent_after_it(side: Side) -> None:
     """The worker that finds another one sending goes on with its work."""
     for i in range(5):
-        side.ask("make", [[i]])
+        side.ask("make", 1, [[i]])
     assert side.held.began.wait(TIMEOUT_S)
 
     assert all(event.wait(TIMEOUT_S) for event in side.data.read[:5])
@@ -100,7 +100,7 @@ def test_what_is_completed_while_the_parent_is_told_of_the_workers_is_sent_then(
 ) -> None:
     side.ask("describe")
     assert side.held.began.wait(TIMEOUT_S)
-    side.child._pool.put([[7]])
+    side.child._make(1, [[7]])
     assert side.data.read[7].wait(TIMEOUT_S)
     while not side.child._pool.is_ready:
         pass
@@ -123,7 +123,7 @@ def test_a_worker_that_comes_too_late_sends_nothing(side: Side) -> None:
 
     side.held.may_go.set()
     side.child._sending = Taken()  # type: ignore[assignment]
-    side.ask("make", [[3]])
+    side.ask("make", 1, [[3]])
 
     assert side.received() == [[3]]
     assert not side.parent.is_ready(0.3)

@@ -247,3 +247,18 @@ def test_a_slot_that_is_given_up_leaves_no_trace() -> None:
         del arrived, message, first, second
         mapped.forget([slots.given_up.popleft() for _ in range(len(slots.given_up))])
         assert mapped.nbytes == slots.nbytes <= 4 * 1.25 * 400_000
+
+
+def test_what_is_sent_again_while_the_other_end_has_it_lies_in_another_slot() -> None:
+    """Or the first tensor to die there would give away the memory of the second."""
+    slots, mapped = pair()
+    kept = in_slot(slots)  # by whoever makes batches
+    arrived = []
+    for _ in range(2):
+        message = dump(kept, slots)
+        slots.hold(message.leases)
+        arrived.append(mapped.load(message.data))
+    first, second = arrived
+
+    assert torch.equal(first, second)
+    assert first.data_ptr() != second.data_ptr()

@@ -152,14 +152,16 @@ def test_recommend_prints_a_line_that_auto_then_uses(
     assert DataLoader(dataset).num_workers == loader.num_workers
 
 
-def test_plan_prints_uint8_and_float32(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_what_is_served_and_floats(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["plan", str(packed), "--size", "32", "--batch-size", "100", "--workers", "4"]
 
     assert main([*arguments, "--ranks", "2", "--ram", "decoded", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert figures["float32"]["slots_bytes"] == 4 * figures["uint8"]["slots_bytes"]
-    assert figures["uint8"]["cache_copies"] == 2
-    assert figures["uint8"]["batch_bytes"] == 100 * (3 * 32 * 32 + 8)
+    assert figures["as served"]["cache_copies"] == 2
+    assert figures["as served"]["batch_bytes"] == 100 * (3 * 32 * 32 + 8)
+    assert figures["with float32 for uint8"]["batch_bytes"] == 100 * (4 * 3 * 32 * 32 + 8)
     assert main(arguments) == 0
     assert "one batch" in capsys.readouterr().out
 
@@ -215,7 +217,7 @@ def test_without_matplotlib_the_message_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtra, match=r"loaders\[bench\]"):
+    with pytest.raises(MissingExtra, match=r"pip install matplotlib"):
         plot(a_sweep(), tmp_path / "sweep.png")
 
 

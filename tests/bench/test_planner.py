@@ -22,13 +22,15 @@ def test_batches_in_flight_are_counted_once_for_threads_and_per_worker_for_proce
     assert in_flight(Config(2, 8, "thread", 7), group_size=4) == 7
 
 
-def test_floats_take_four_times_the_bytes() -> None:
+def test_floats_take_four_times_the_bytes_of_uint8_and_no_more_of_others() -> None:
+    images = np.zeros((20, 3, 32, 32), np.uint8)
+    dataset = RAMDataset.from_arrays(image=images, x=np.zeros((20, 5), np.float32))
     config = Config(4, 256, "thread")
 
-    small, large = (plan(150_528, config, dtype=dtype) for dtype in ("uint8", "float32"))
+    small, large = (plan(sample_bytes_of(dataset, as_float=f), config) for f in (False, True))
 
-    assert small.batch_bytes == 256 * 150_528
-    assert large.slots_bytes == 4 * small.slots_bytes
+    assert small.batch_bytes == 256 * (3072 + 20)
+    assert large.batch_bytes == 256 * (4 * 3072 + 20)
 
 
 def test_a_cache_counts_once_per_rank_unless_it_is_shared() -> None:
@@ -48,9 +50,9 @@ def test_pinned_memory_comes_on_top() -> None:
 
 
 def test_the_table_has_a_column_per_plan() -> None:
-    rows = table({d: plan(100, Config(2, 8), dtype=d) for d in ("uint8", "float32")})
+    rows = table({name: plan(100, Config(2, 8)) for name in ("one", "other")})
 
-    assert rows[0] == ("", "uint8", "float32")
+    assert rows[0] == ("", "one", "other")
     assert all(len(row) == 3 for row in rows)
 
 

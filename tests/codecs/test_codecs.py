@@ -913,3 +913,15 @@ def test_the_limit_of_pixels_is_what_the_message_says() -> None:
 def test_jpeg_holds_one_or_three_channels() -> None:
     with pytest.raises(CodecError, match="1 or 3"):
         encode_jpeg(photo(8, 8, 2))
+
+
+@pytest.mark.parametrize("rows", [0, -1, -300])
+def test_no_rows_at_all_are_a_few(rows: int) -> None:
+    """A crop may lie in the border above a picture."""
+    data = jpeg(photo(128, 64))
+
+    found, cut = first_rows(data, rows)
+
+    assert cut
+    assert assert_first_rows(data, 3, 1, max(0, rows))
+    assert np.array_equal(found, first_rows(data, 0)[0])

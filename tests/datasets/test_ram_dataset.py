@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
+from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.memory import loading
 from loaders.errors import LoadersError, SampleError, SchemaError, SourceError
 from loaders.schema import Array, Image, Label
@@ -270,3 +271,19 @@ def test_arrays_that_do_not_go_together_are_refused() -> None:
         RAMDataset.from_arrays(a=np.float32(3))
     with pytest.raises(SchemaError, match=r"no array for \['b'\]"):
         RAMDataset.from_arrays(schema={"b": Label()}, a=np.arange(2))
+
+
+def test_a_crop_may_lie_outside_of_the_picture(tmp_path: Path) -> None:
+    """Then nothing of a JPEG is needed, and the batch has zeros, whether pixels or files are kept."""
+    rng = np.random.default_rng(0)
+    files = [tmp_path / f"{i}.jpg" for i in range(20)]
+    for file in files:
+        file.write_bytes(encode_jpeg(rng.integers(0, 256, (32, 32, 3), np.uint8)))
+    crop = [augment.RandomCrop(8, padding=40)]
+
+    encoded = RAMDataset.from_files(files, progress=False, augment=crop)
+    decoded = RAMDataset.from_files(files, progress=False, augment=crop, decode=True)
+
+    pairs = [(encoded[i].image, decoded[i].image) for i in range(len(files))]
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert any(not a.any() for a, _ in pairs)

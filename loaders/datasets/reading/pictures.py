@@ -164,7 +164,9 @@ def _needed(plans: Sequence[augment.Geometry]) -> tuple[list[int], list[int]]:
     """Return by how much each picture may be reduced, and how many of its rows are needed, for all of its views."""
     reductions = [augment.reductions(plan.boxes, plan.sizes) for plan in plans]
     rows = [plan.boxes[:, 0] + plan.boxes[:, 2] for plan in plans]
-    return np.minimum.reduce(reductions).tolist(), np.maximum.reduce(rows).tolist()
+    return np.minimum.reduce(reductions).tolist(), np.maximum.reduce(
+        [*rows, np.zeros_like(rows[0])]
+    ).tolist()
 
 
 def _moves(plan: augment.Geometry) -> Iterable[tuple[list[int], list[int], list[bool]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -49,10 +50,34 @@ def batch_type(names: tuple[str, ...]) -> Any:
 class _Record:
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        values = zip(self._fields, self, strict=True)
+        return f"{type(self).__name__}({', '.join(f'{n}={_brief(v)}' for n, v in values)})"
+
+    def __getitem__(self, at: Any) -> Any:
+        if not isinstance(at, str):
+            return super().__getitem__(at)  # type: ignore[misc]
+        what = f"{self._what()}: write .{at}"
+        raise TypeError(f"{what}, or give the DataLoader as_dict=True for [{at!r}]")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self._what()}; there is no {name!r}")
+
+    def _what(self) -> str:
+        fields = ", ".join(self._fields)
+        return f"a {type(self).__name__} is a named tuple of {fields}"
+
     def __reduce__(self) -> Any:
-        names = self._fields  # type: ignore[attr-defined]
+        names = self._fields
         state = getattr(self, "__dict__", {})
-        return _rebuild, (type(self)._kind, names, tuple(self), state)  # type: ignore[attr-defined, arg-type]
+        return _rebuild, (type(self)._kind, names, tuple(self), state)  # type: ignore[attr-defined]
+
+
+def _brief(value: Any) -> str:
+    """Show a tensor by its type and shape, and anything else in short."""
+    if isinstance(value, torch.Tensor) and value.dim():
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return reprlib.repr(value)
 
 
 def _rebuild(

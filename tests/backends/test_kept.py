@@ -1,0 +1,333 @@
+"""A child process that is kept from epoch to epoch, and what may come between."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, SequentialSampler
+
+from loaders import DataLoader, RAMDataset, augment
+from loaders.backends.auto import AutoPool
+from loaders.backends.maker import Maker
+from loaders.backends.ordered import OrderedBatches
+from tests.backends.test_subprocess import child_loader, children, kept_loader, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from loaders.backends.subprocess import ChildPool
+
+WHOLE = [[i, i + 1] for i in range(0, 12, 2)]
+_SOURCES = ("backends/subprocess.py", "backends/channel.py", "backends/wire.py")
+_NOT_THERE = ("__init__", "_end", "_death", "close", "_set_free", "_no_interrupt", "not_inherited")
+
+
+class Numbers(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 12
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """A hang is an error."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(100)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+# -- interruptions ----------------------------------------------------------------------------------
+
+
+def interrupted(work: Callable[[], Any], number: int) -> bool:
+    """Raise at one of the lines that talk to the child; False if there are fewer."""
+    seen = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal seen
+        code = frame.f_code
+        if not code.co_filename.endswith(_SOURCES) or code.co_name in _NOT_THERE:
+            return None
+        if event == "line":
+            seen += 1
+            if seen == number:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize(
+    "step", [9, pytest.param(1, marks=pytest.mark.slow)], ids=["some lines", "every line"]
+)
+def test_after_ctrl_c_at_any_line_the_next_epochs_are_right(alarm: None, step: int) -> None:
+    num = 0
+    for number in itertools.count(1, step):
+        loader = kept_loader(Numbers(), 2, num_workers=1)
+        assert [batch.tolist() for batch in loader] == WHOLE
+        loader.set_epoch(0)
+        if not interrupted(partial(list, loader), number):
+            break
+        num += 1
+        for _ in range(2):
+            loader.set_epoch(0)
+            assert [batch.tolist() for batch in loader] == WHOLE, number
+        del loader
+    assert num > 200 // step
+
+
+def test_who_goes_on_after_ctrl_c_in_a_message_is_told(alarm: None) -> None:
+    """What comes next could not be read."""
+    told = Counter[str]()
+    for number in range(20, 120, 4):
+        loader = kept_loader(Numbers(), 2, num_workers=1)
+        iterator = iter(loader)
+        got = [next(iterator).tolist() for _ in range(3)]
+        if interrupted(partial(next, iterator), number):
+            try:
+                got += [batch.tolist() for batch in iterator]
+            except RuntimeError as error:
+                told[str(error).split(":")[0]] += 1
+        assert got == WHOLE[: len(got)] or len(got) == len(WHOLE) - 1
+        del iterator, loader
+    assert "a message to or from the loader's child process was interrupted" in told
+
+
+# -- errors -----------------------------------------------------------------------------------------
+
+
+class Box:
+    """A batch that can be sent, and, of samples 4 and 5, not be received, unless ``is_fine``."""
+
+    home, is_fine = os.getpid(), False
+
+    def __init__(self, samples: list[int]) -> None:
+        self.samples = samples
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if os.getpid() == Box.home and state["samples"] == [4, 5] and not Box.is_fine:
+            raise ValueError("cannot be received")
+        self.__dict__.update(state)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_batch_that_cannot_be_received_is_an_error_and_the_next_epoch_is_whole(
+    alarm: None, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    monkeypatch.setattr(Box, "home", os.getpid())
+    settings: dict[str, Any] = {"collate_fn": Box, "persistent_workers": keep}
+    loader = child_loader(Numbers(), 2, num_workers=1, **settings)
+
+    iterator = iter(loader)
+    assert [next(iterator).samples for _ in range(2)] == WHOLE[:2]
+    with pytest.raises(ValueError, match="cannot be received"):
+        next(iterator)
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(iterator)
+    assert next(iterator, None) is None
+
+    monkeypatch.setattr(Box, "is_fine", True)
+    loader.set_epoch(0)
+    assert [batch.samples for batch in loader] == WHOLE
+
+
+class Third(Numbers):
+    def __getitem__(self, index: int) -> int:
+        if index == 6:
+            raise ValueError("six")
+        return index
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_after_an_error_nothing_waits_for_the_garbage_collector(
+    device: str | None, keep: bool
+) -> None:
+    settings: dict[str, Any] = {"device": device, "persistent_workers": keep}
+    loader = child_loader(Third(), 2, num_workers=1, **settings)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            with pytest.raises(ValueError, match="six"):
+                list(loader)
+            loader.set_epoch(0)
+            assert len(multiprocessing.active_children()) == keep
+    finally:
+        gc.enable()
+
+
+def test_a_child_that_cannot_be_started_costs_no_batch(caplog: pytest.LogCaptureFixture) -> None:
+    maker = Maker(Numbers(), list, 1, True, 1)
+
+    def none_left() -> ChildPool:
+        raise BlockingIOError(errno.EAGAIN, "fork: Resource temporarily unavailable")
+
+    pool = AutoPool(maker, none_left)
+    batches = OrderedBatches(pool, iter([[i] for i in range(12)]), prefetch_batches=2)
+    got = [next(batches), next(batches)]
+    pool._watch.is_waiting = True
+    got += list(batches)
+
+    assert got == [[i] for i in range(12)]
+    assert "no child process can be started" in caplog.text
+    assert not pool._watch.is_waiting
+
+
+# -- one epoch beside another -----------------------------------------------------------------------
+
+
+def test_threads_that_begin_at_once_do_not_share_a_child() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    loader = kept_loader(Numbers(), 2, num_workers=1)
+    results: list[Any] = []
+
+    def go(together: threading.Barrier) -> None:
+        together.wait(20)
+        iterator: Any = iter(loader)
+        child = iterator._batches._pool._child
+        together.wait(20)
+        results.append((child, [batch.tolist() for batch in iterator]))
+
+    try:
+        for _ in range(15):
+            loader.set_epoch(0)
+            together = threading.Barrier(2)
+            threads = [threading.Thread(target=go, args=(together,)) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+            (one, first), (other, second) = results
+            assert one is not other
+            assert first == second == WHOLE
+            results.clear()
+            del one, other
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(children()) == 1
+
+
+def test_a_chosen_epoch_reaches_a_kept_child_under_a_foreign_sampler() -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (12, 3, 40, 40), np.uint8)
+    data = RAMDataset.from_arrays(image=images).replace(augment=[augment.RandomResizedCrop(12)])
+
+    def epochs(loader: DataLoader) -> list[torch.Tensor]:
+        served = []
+        for epoch in (0, 1, 5):
+            loader.set_epoch(epoch)
+            served.append(torch.cat([batch.image.clone() for batch in loader]))
+        return served
+
+    sampler = SequentialSampler(range(12))
+    kept = epochs(kept_loader(data, 4, sampler=sampler))
+    plain = epochs(DataLoader(data, 4, sampler=sampler, num_workers=0))
+
+    assert all(torch.equal(a, b) for a, b in zip(kept, plain, strict=True))
+    assert not torch.equal(kept[0], kept[1])
+
+
+class Replaces(Numbers):
+    num_replaced = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.num_replaced += 1
+        return self.num_replaced
+
+
+def test_what_was_replaced_for_an_epoch_that_was_left_is_counted() -> None:
+    loader = kept_loader(Replaces(), 1, num_workers=1, prefetch_factor=4)
+    left = iter(loader)
+    next(left)
+    wait_until(lambda: loader.stats().num_ready >= 0)
+    time.sleep(0.3)
+    del left
+
+    last = max(int(number) for number in loader)
+
+    assert loader.stats().num_replaced == last
+
+
+def test_the_slots_of_a_child_that_waits_are_counted() -> None:
+    loader = kept_loader(RAMDataset.from_arrays(x=torch.zeros(8, 100_000)), 4)
+
+    for _ in loader:
+        pass
+    between = loader.stats().slot_bytes
+    iterator = iter(loader)
+
+    assert between >= 1_600_000
+    assert loader.stats().slot_bytes == between
+    del iterator
+
+
+def slots_of(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sum("loaders-slot" in line for line in lines)
+
+
+def test_a_child_does_not_inherit_the_slots_of_other_loaders() -> None:
+    """It would keep their memory for as long as it lives."""
+    large = RAMDataset.from_arrays(x=torch.zeros(8, 100_000))
+    one, other = kept_loader(large, 4), kept_loader(Numbers(), 2)
+    held = [batch.x for batch in one]
+    (first,) = children()
+    list(other)
+    (second,) = set(children()) - {first}
+
+    assert slots_of(first) == slots_of(os.getpid()) > 0
+    assert slots_of(second) == 0
+    assert held[0].sum() == 0  # and here they are as before
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(held[0].numpy().sum()))  # torch's threads are not in a fork
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_who_ended_does_not_ask_the_child_of_another_epoch() -> None:
+    loader = kept_loader(Numbers(), 2)
+    ended: Any = iter(loader)
+    list(ended)
+    running: Any = iter(loader)
+    next(running)
+
+    assert ended._batches.describe_aside() == "this epoch has ended"
+    assert "says for itself" in running._batches.describe_aside()
+
+
+@pytest.mark.parametrize("settings", [{"timeout": 1e7}, {"stall_warning_s": 1e7}])
+def test_a_wait_may_be_long(settings: dict[str, Any]) -> None:
+    assert [b.tolist() for b in kept_loader(Numbers(), 2, **settings)] == WHOLE
