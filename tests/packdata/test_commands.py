@@ -24,6 +24,7 @@ from loaders.errors import (
     ShardError,
     SourceError,
 )
+from loaders.formats import open_columns
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Boxes, Field, Image, Json, Label, MultiLabel, Text
 from packdata import combine, rewrite
@@ -738,6 +739,41 @@ def test_diff_without_keys_goes_by_position(tmp_path: Path) -> None:
     assert not found.by_key
     assert (found.only_a, found.only_b, found.num_same) == (2, 0, 2)
     assert found.examples == {"only_a": ["sample 3", "sample 4"], "label": ["sample 1"]}
+
+
+def damage(folder: Path, field: str, row: int, shard: int = 1) -> Path:
+    """Change the middle byte of a record where it lies in its file; return the file."""
+    info = read_manifest(folder).shards[shard]
+    path = folder / info.file
+    record = open_columns(path, info)[field].row(row).tobytes()
+    data = bytearray(path.read_bytes())
+    data[data.index(record) + len(record) // 2] ^= 0x04
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("side", ["a", "b"])
+@pytest.mark.parametrize("num", [10, 9])
+def test_diff_notices_damage_and_names_its_place(
+    tmp_path: Path, format: str, side: str, num: int
+) -> None:
+    """Also where both manifests say the same: the files need not."""
+    folders = pack_samples(tmp_path / "a", 10, format=format), tmp_path / "b"
+    pack_samples(folders[1], num, format=format)
+    path = damage(tmp_path / side, "pixels", 2)
+
+    with pytest.raises(ChecksumError, match=rf"{path}, field pixels, row (0|2): .* (of rows|Run)"):
+        diff(*folders)
+
+
+def test_diff_notices_damage_between_rows(tmp_path: Path) -> None:
+    folders = [pack_samples(tmp_path / name, 4, format="parquet") for name in "ab"]
+    path = folders[1] / "shard-00000.parquet"
+    path.write_bytes(b"Q" + path.read_bytes()[1:])
+
+    with pytest.raises(ShardError, match="between rows"):
+        diff(*folders)
 
 
 def test_samples_without_a_common_field_are_not_the_same(tmp_path: Path) -> None:

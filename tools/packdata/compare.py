@@ -78,10 +78,14 @@ def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
         a: The one dataset's folder.
         b: The other's.
         limit: How many samples to name of each kind.
+
+    Raises:
+        ShardError: What is compared is damaged, in A or in B.
     """
-    first, second = PackedReader(a), PackedReader(b)
+    first, second = PackedReader(a, check=True), PackedReader(b, check=True)
     found = Difference(schema_differences(first.schema, second.schema))
     if first.manifest.fingerprint == second.manifest.fingerprint:
+        _check_files(first, second)
         found.num_same = len(first)
         return found
     found.by_key = first.has_keys and second.has_keys
@@ -102,6 +106,13 @@ def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
     return found
 
 
+def _check_files(*readers: PackedReader) -> None:
+    """Raise ShardError where a file is not what its manifest says: manifests may agree without it."""
+    for reader in readers:
+        for number in range(len(reader.manifest.shards)):
+            reader.check_shard(number)
+
+
 def _matches(
     a: PackedReader, b: PackedReader, *, by_key: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -118,8 +129,7 @@ def _matches(
 def key_hashes(reader: PackedReader) -> npt.NDArray[np.uint64]:
     """Return the xxh3-64 of every sample's key: equal for equal keys, and small."""
     parts = [np.empty(0, np.uint64)]
-    for _, columns in reader.shards():
-        column = columns[KEY_FIELD]
+    for column in reader.column_parts(KEY_FIELD):
         rows = (xxhash.xxh3_64_intdigest(column.row(i).tobytes()) for i in range(len(column)))
         parts.append(np.fromiter(rows, np.uint64, len(column)))
     return np.concatenate(parts)

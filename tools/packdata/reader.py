@@ -17,7 +17,7 @@ from loaders.codecs import Codec, codec_for
 from loaders.codecs.raw import RawCodec
 from loaders.columns import Column, FixedColumn
 from loaders.errors import ChecksumError, CodecError, SampleError, SchemaError, ShardError
-from loaders.formats import open_checksums, open_columns
+from loaders.formats import hash_file, open_checksums, open_columns
 from loaders.manifest import Manifest, ShardInfo, read_manifest
 from loaders.schema import Schema, Text
 
@@ -99,6 +99,31 @@ class PackedReader:
         for number, shard in enumerate(self.manifest.shards):
             yield shard, self.columns(number)
 
+    def column_parts(self, field: str) -> Iterator[Column]:
+        """Yield the column of a field, shard by shard.
+
+        Raises:
+            ShardError: A shard is damaged; with ``check``, ChecksumError if a row of the field is.
+        """
+        for number in range(len(self.manifest.shards)):
+            yield self._shard(number).column(field)
+
+    def check_shard(self, number: int) -> None:
+        """Compare the whole file of a shard with its hash in the manifest, whatever ``check`` is.
+
+        Raises:
+            ShardError: It differs; with row and field where the damage lies in a row.
+        """
+        info = self.manifest.shards[number]
+        shard = _Shard(self.path / info.file, info, check=True)
+        digest = hash_file(shard.path)
+        if digest == info.xxh3_128:
+            return
+        for field in info.places:
+            shard.column(field)
+        what = f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}"
+        raise ShardError(f"{what}; the damage lies between rows", shard.path, hint=_VERIFY)
+
     def record(self, i: int, field: str) -> UInt8Array:
         """Return the stored bytes of one field of sample ``i``: a read-only view of the shard.
 
@@ -158,8 +183,7 @@ class PackedReader:
         if not self.has_keys:
             raise SchemaError(f"{self.path} has no field 'key': its samples have no names")
         keys: list[str] = []
-        for _, columns in self.shards():
-            column = columns[KEY_FIELD]
+        for column in self.column_parts(KEY_FIELD):
             rows = (column.row(row).tobytes() for row in range(len(column)))
             keys += [row.decode(errors="backslashreplace") for row in rows]
         return keys
@@ -212,15 +236,24 @@ class _Shard:
     def _check(self, field: str, block: int) -> None:
         checksums = self._checksums[field]
         if checksums.first_mismatch(self.columns[field], np.array([block])) is not None:
-            row = block * checksums.rows_per_block
-            raise ChecksumError("its checksum differs", self.path, row, field, _VERIFY)
+            first = block * checksums.rows_per_block
+            last = min(first + checksums.rows_per_block, self.num_samples) - 1
+            # Small rows are hashed together: which of them is damaged, nobody knows.
+            what = "its checksum differs" + (
+                "" if first == last else f", of rows {first} to {last}"
+            )
+            raise ChecksumError(what, self.path, first, field, _VERIFY)
         self._checked[field][block] = True
+
+    def column(self, field: str) -> Column:
+        """Return a column, checked if that is asked for."""
+        for block in np.flatnonzero(~self._checked.get(field, np.ones(0, bool))).tolist():
+            self._check(field, block)
+        return self.columns[field]
 
     def copy_rows(self, field: str, out: UInt8Array) -> None:
         """Copy a column of records of one size, checked if that is asked for."""
-        column = self.columns[field]
-        for block in np.flatnonzero(~self._checked.get(field, np.ones(0, bool))).tolist():
-            self._check(field, block)
+        column = self.column(field)
         if isinstance(column, FixedColumn):
             out[...] = column.data
             return

@@ -11,7 +11,10 @@ from packdata.compare import Difference, diff
 if TYPE_CHECKING:
     import argparse
 
-_DETAILS = "The exit status is 1 if they differ. Records are compared as they are stored."
+_DETAILS = (
+    "The exit status is 1 if they differ, or if one of them is damaged.\n"
+    "Records are compared as they are stored, and with their checksums."
+)
 
 
 def add_parser(subparsers: Any) -> None:
