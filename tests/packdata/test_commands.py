@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pictures
 
+from loaders.columns import VarColumn
 from loaders.errors import (
     ChecksumError,
     LoadersError,
@@ -26,7 +27,18 @@ from loaders.errors import (
 )
 from loaders.formats import open_columns
 from loaders.manifest import read_manifest
-from loaders.schema import Array, Boxes, Field, Image, Json, Label, MultiLabel, Text
+from loaders.schema import (
+    Array,
+    Boxes,
+    Categories,
+    Features,
+    Field,
+    Image,
+    Json,
+    Label,
+    MultiLabel,
+    Text,
+)
 from packdata import combine, rewrite
 from packdata.commands import COMMANDS
 from packdata.commands.common import parse_size, progress
@@ -76,6 +88,20 @@ def samples_of(folder: Path) -> list[dict[str, bytes]]:
 
 def entries(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def damage(folder: Path, field: str, row: int, shard: int = 1) -> Path:
+    """Change the middle byte of a record where it lies in its file; return the file."""
+    info = read_manifest(folder).shards[shard]
+    path = folder / info.file
+    column, place = open_columns(path, info)[field], info.places[field]
+    start = place.offset + row * (place.row_nbytes or 0)
+    if isinstance(column, VarColumn):
+        start = int(column.starts[row])
+    data = bytearray(path.read_bytes())
+    data[start + len(column.row(row)) // 2] ^= 0x04
+    path.write_bytes(data)
+    return path
 
 
 # Writing
@@ -440,6 +466,48 @@ def test_stats_of_some_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "10 samples, 2 decoded" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("field", ["image", "label", "key", "pixels", "score", "mask"])
+def test_stats_and_preview_refuse_damaged_records(tmp_path: Path, format: str, field: str) -> None:
+    folder = pack_samples(tmp_path / "a", 10, format=format)
+    path = damage(folder, field, 1)
+    place = rf"{path}, field {field}, row (0|1): its checksum differs"
+
+    with pytest.raises(ChecksumError, match=place):
+        run("stats", folder)
+    with pytest.raises(ChecksumError, match=place):
+        run("preview", folder, "--out", tmp_path / "sheet.png")
+    with pytest.raises(ChecksumError, match=place):
+        run("preview", folder, "--text")
+
+    assert entries(tmp_path) == ["a"]
+
+
+def test_preview_checks_only_what_it_shows(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 10)
+    shown = choose(10, 1, seed=0)[0]
+    damage(folder, "pixels", 1, shard=0 if shown >= 4 else 1)
+
+    assert run("preview", folder, "--num", 1, "--out", tmp_path / "sheet.png") == 0
+
+
+def test_stats_of_a_table_refuse_damaged_rows(tmp_path: Path) -> None:
+    features = Features(columns=("x", "y"))
+    fields = {
+        "features": features,
+        "categories": Categories(columns=("c",), vocabularies=(("a",),)),
+    }
+    rows = [
+        {"features": np.arange(2, dtype=np.float32) + i + 100, "categories": np.ones(1, np.uint8)}
+        for i in range(8)
+    ]
+    for field in fields:
+        folder = pack(tmp_path / field, fields, rows, format="parquet")
+        path = damage(folder, field, 1)
+        with pytest.raises(ChecksumError, match=f"{path}, field {field}, row 0"):
+            run("stats", folder)
+
+
 # append and merge
 
 
@@ -739,17 +807,6 @@ def test_diff_without_keys_goes_by_position(tmp_path: Path) -> None:
     assert not found.by_key
     assert (found.only_a, found.only_b, found.num_same) == (2, 0, 2)
     assert found.examples == {"only_a": ["sample 3", "sample 4"], "label": ["sample 1"]}
-
-
-def damage(folder: Path, field: str, row: int, shard: int = 1) -> Path:
-    """Change the middle byte of a record where it lies in its file; return the file."""
-    info = read_manifest(folder).shards[shard]
-    path = folder / info.file
-    record = open_columns(path, info)[field].row(row).tobytes()
-    data = bytearray(path.read_bytes())
-    data[data.index(record) + len(record) // 2] ^= 0x04
-    path.write_bytes(data)
-    return path
 
 
 @pytest.mark.parametrize("format", FORMATS)

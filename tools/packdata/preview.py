@@ -1,7 +1,7 @@
 """A contact sheet of a packed dataset: what the samples look like, with class, size and key.
 
 Masks lie over their picture in colours, boxes are drawn; in place of a picture that cannot be
-decoded stands why.
+decoded stands why. A shard that is damaged is an error: of a checked reader, also in a single record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image as Pictures
 from PIL import ImageDraw, ImageFont
 
-from loaders.errors import LoadersError, PackError
+from loaders.errors import LoadersError, PackError, ShardError
 from loaders.rng import hash64, key64, uniform
 from loaders.schema import (
     Array,
@@ -104,6 +104,9 @@ def contact_sheet(
 
     Returns:
         An RGB picture.
+
+    Raises:
+        ShardError: What it would show is damaged, or missing.
     """
     tiles = [_tile(reader, i) for i in indices]
     side_by_side = max((len(tile.pictures) for tile in tiles), default=1) or 1
@@ -241,6 +244,8 @@ def _tile(reader: PackedReader, i: int) -> _Tile:
     for name in fields:
         try:
             values[name] = reader.sample(i, [name])[name]
+        except ShardError:  # it is not what was packed: nothing to show
+            raise
         except LoadersError as error:
             tile.error = tile.error or f"{name}: {error.__cause__ or error}"
     _add_pictures(tile, fields, values)
@@ -374,7 +379,7 @@ def save_sheet(sheet: Pictures.Image, path: Path) -> None:
 
 
 def as_text(reader: PackedReader, i: int, width: int = 100) -> str:
-    """Return a sample as lines of text, one for each field."""
+    """Return a sample as lines of text, one for each field; ShardError where it is damaged."""
     lines = [f"sample {i}"]
     for name, kind in reader.schema.fields.items():
         most = width
@@ -383,6 +388,8 @@ def as_text(reader: PackedReader, i: int, width: int = 100) -> str:
                 value, most = token_text(reader, i), _TOKENS_SHOWN
             else:
                 value = _short(kind, reader.sample(i, [name])[name])
+        except ShardError:
+            raise
         except LoadersError as error:
             value = f"({error.__cause__ or error})"
         value = " ".join(value.split())

@@ -30,8 +30,7 @@ def is_row(kind: Field) -> bool:
 def blocks(reader: PackedReader, name: str) -> Iterator[npt.NDArray[Any]]:
     """Yield the rows of a field, shard by shard: ``(N, numbers)``."""
     field = reader.schema.fields[name]
-    for _, columns in reader.shards():
-        column = columns[name]
+    for column in reader.column_parts(name):
         assert isinstance(column, FixedColumn)
         yield np.ascontiguousarray(column.data).view(np.dtype(field.dtype).newbyteorder("<"))
 

@@ -38,9 +38,10 @@ from packdata.tokens.show import token_stats
 from packdata.tokens.split import has_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from loaders.columns import Column
     from loaders.schema import Field
 
 PERCENTILES = (0, 5, 50, 95, 100)
@@ -153,9 +154,9 @@ def stats(
 
     Raises:
         SampleError: A record cannot be decoded.
-        ShardError: A shard is missing or damaged.
+        ShardError: A shard is missing, or what is read of it is damaged.
     """
-    reader = PackedReader(path)
+    reader = PackedReader(path, check=True)
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     num = len(reader) if limit is None else min(limit, len(reader))
@@ -352,7 +353,7 @@ def _of_all(reader: PackedReader, name: str, kind: Field) -> dict[str, Any]:
             moments.add(_sums_of_numbers(rows))
         found |= _numbers(moments)
     elif isinstance(kind, Text):
-        found["nbytes"] = _percentiles(_nbytes(reader, name))
+        found["nbytes"] = _percentiles(_lengths(reader.column_parts(name)))
     return found
 
 
@@ -361,10 +362,9 @@ def _class_name(kind: Label, number: int) -> str:
     return kind.classes[number] if known and kind.classes is not None else str(number)
 
 
-def _nbytes(reader: PackedReader, name: str) -> npt.NDArray[np.int64]:
+def _lengths(columns: Iterable[Column]) -> npt.NDArray[np.int64]:
     parts = [np.empty(0, np.int64)]
-    for _, columns in reader.shards():
-        column = columns[name]
+    for column in columns:
         if isinstance(column, FixedColumn):
             parts.append(np.full(len(column), column.data.shape[1], np.int64))
         else:
@@ -375,7 +375,8 @@ def _nbytes(reader: PackedReader, name: str) -> npt.NDArray[np.int64]:
 def _bytes_per_sample(reader: PackedReader) -> npt.NDArray[np.int64]:
     total = np.zeros(len(reader), np.int64)
     for name in reader.schema.fields:
-        total += _nbytes(reader, name)
+        # Only sizes are read here: checking the rows would read what --limit leaves out.
+        total += _lengths(columns[name] for _, columns in reader.shards())
     return total
 
 

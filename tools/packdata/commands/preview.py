@@ -44,7 +44,7 @@ def _png(text: str) -> Path:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    reader = PackedReader(args.dataset)
+    reader = PackedReader(args.dataset, check=True)
     indices = choose(len(reader), args.num, args.seed)
     if args.text or not has_pictures(reader):
         for i in indices:
