@@ -17,9 +17,11 @@ import pytest
 
 import loaders
 import packdata.cli
+from loaders.errors import PackError
 from loaders.manifest import read_manifest
 from loaders.schema import Image, Label
 from packdata.cli import build_parser, main
+from packdata.images_plan import pack_images
 from packdata.reader import PackedReader
 from packdata.target import PACKING_NAME
 from tests.packdata.recipes import contents
@@ -212,6 +214,67 @@ def test_a_folder_has_no_column_to_choose(
     assert run("images", photos, tmp_path / "out", "--label-column", "species") == 1
 
     assert "it has no columns" in capsys.readouterr().err
+
+
+@pytest.fixture
+def sources(photos: Path, tmp_path: Path) -> dict[str, Path]:
+    """Return a folder for each command that packs, and one of splits."""
+    for name, file, content in (("texts", "a.txt", "a"), ("tables", "a.csv", "x,y\n1,2\n")):
+        (tmp_path / name / "below").mkdir(parents=True)
+        (tmp_path / name / file).write_text(content)
+    for i in range(2):
+        (tmp_path / f"scans/{i}").mkdir(parents=True)
+        np.save(tmp_path / f"scans/{i}/a.npy", np.zeros((2, 2)))
+        picture(tmp_path / "splits" / ("train", "val")[i] / "cat" / f"{i}.jpg", i)
+    commands = {"images": photos, "tokens": tmp_path / "texts", "tables": tmp_path / "tables"}
+    return commands | {"arrays": tmp_path / "scans", "splits": tmp_path / "splits"}
+
+
+@pytest.mark.parametrize("command", ["images", "tokens", "tables", "arrays", "splits"])
+@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--overwrite"]])
+def test_a_target_inside_of_its_source_is_refused(
+    sources: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    options: list[str],
+) -> None:
+    """It would be a class, a split or a document the next time."""
+    source = sources[command]
+    (tmp_path / "link").symlink_to(source)
+    before = sorted(source.rglob("*"))
+    packs = "images" if command == "splits" else command
+    inner = next(path for path in before if path.is_dir())
+    inside = (source / "out", source / "a/b/out", inner / "out", tmp_path / "link/out")
+    for place in (*inside, tmp_path / "beside/.." / source.name / "out"):
+        assert run(packs, source, place, *options) == 1
+        assert run(packs, tmp_path / "link", place, *options) == 1
+        error = f"{place}: it lies inside of the source "
+        assert capsys.readouterr().err.count(error) == 2
+    assert run(packs, source, source, *options) == 1
+    assert f"{source}: it is the source. Choose" in capsys.readouterr().err
+
+    assert sorted(source.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["images", "tokens", "tables", "arrays", "splits"])
+def test_a_target_beside_its_source_is_not_inside(
+    sources: dict[str, Path], tmp_path: Path, command: str
+) -> None:
+    packs, source = "images" if command == "splits" else command, sources[command]
+    alone = tmp_path / "alone" / source.name
+    alone.parent.mkdir()
+    source.rename(alone)
+
+    assert run(packs, alone, tmp_path / f"alone/{source.name}-packed") == 0
+    assert run(packs, alone, alone.parent, "--dry-run") == 0
+
+
+def test_functions_refuse_a_target_inside_of_its_source(photos: Path) -> None:
+    with pytest.raises(PackError, match="it lies inside of the source"):
+        pack_images(photos, photos / "cat" / "out")
+
+    assert sorted(path.name for path in photos.iterdir()) == ["cat", "dog"]
 
 
 def test_an_error_of_the_system_is_1_without_a_traceback(

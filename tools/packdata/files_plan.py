@@ -41,6 +41,11 @@ class FilesPlan(Generic[_R]):
     list_again: Callable[[], Sequence[tuple[str, _R]]]
 
     @property
+    def sources(self) -> list[Path | str]:
+        """The source alone."""
+        return [self.src]
+
+    @property
     def recipes(self) -> list[_R]:
         """The recipes."""
         return [recipe for _, recipe in self.parts]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from loaders.errors import PackError
 from packdata.engine import Summary, pack_recipes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
     from typing import Unpack
 
     from packdata.recipe import Recipe
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 
 class Plan(Protocol):
     """A source that was listed, with what would become of it; ``str`` says it in words."""
+
+    @property
+    def sources(self) -> Sequence[Path | str]:
+        """Files, folders and patterns, as they were given."""
 
     @property
     def parts(self) -> Sequence[tuple[str, Recipe]]:
@@ -39,8 +45,30 @@ class Plan(Protocol):
 
 
 def pack_plan(plan: Plan, dst: Path | str, **settings: Unpack[PackSettings]) -> Summary:
-    """Pack what was planned; see ``pack_recipes``."""
+    """Pack what was planned; see ``pack_recipes``.
+
+    Raises:
+        PackError: What ``pack_recipes`` raises, or the destination lies inside of a source.
+    """
+    check_outside(dst, plan.sources)
     summary = pack_recipes(
         plan.parts, dst, format=plan.format, is_unchanged=plan.is_unchanged, **settings
     )
     return replace(summary, notes=(*summary.notes, *plan.notes(summary)))
+
+
+def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
+    """Raise PackError for a destination inside of a folder to pack: it would become part of it.
+
+    The folder would change while it is packed, and hold a class or a split too many ever after.
+    """
+    target = os.path.realpath(dst)  # unlike Path.resolve(), at peace with links to themselves
+    for source in filter(os.path.isdir, sources):
+        folder = os.path.realpath(source)
+        if Path(target).is_relative_to(folder):
+            where = (
+                "it is the source"
+                if target == folder
+                else f"it lies inside of the source {source}"
+            )
+            raise PackError(where, dst, "Choose a folder beside it; nothing was written")

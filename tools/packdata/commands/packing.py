@@ -101,9 +101,10 @@ def run_packing(
     args: argparse.Namespace, make_plan: Callable[[], Plan], *, unit: str = "images"
 ) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
-    from packdata.plan import pack_plan
+    from packdata.plan import check_outside, pack_plan
     from packdata.progress import progress_on
 
+    check_outside(args.dst, [args.src] if isinstance(args.src, str) else args.src)
     with usage_errors(args):
         if args.format is not None:  # before a source is read for long
             check_shard_options(args.format, args.shard_size)

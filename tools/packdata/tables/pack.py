@@ -38,12 +38,14 @@ class TablesJob:
         plan: What becomes of their columns.
         recipe: What packs them.
         format: Of the shards.
+        sources: Paths as they were given.
     """
 
     files: Sequence[TableFile]
     plan: TablePlan
     recipe: TablesRecipe
     format: Format = "parquet"
+    sources: Sequence[Path | str] = ()
 
     @property
     def parts(self) -> list[tuple[str, TablesRecipe]]:
@@ -125,7 +127,7 @@ def plan_tables(
         TARGETS: [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets],
     }
     recipe = TablesRecipe(files, parts, plan, rows, identity, provenance)
-    return TablesJob(files, plan, recipe, format)
+    return TablesJob(files, plan, recipe, format, tuple(sources))
 
 
 def _scanned(
