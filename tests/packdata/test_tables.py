@@ -21,6 +21,8 @@ from loaders.manifest import read_manifest
 from loaders.schema import Array, Categories, Features, Label
 from packdata.cli import main
 from packdata.combine import append, merge
+from packdata.edit import CopyOptions, copy_dataset
+from packdata.partition import split_indices
 from packdata.reader import PackedReader
 from packdata.stats import stats
 from packdata.tables import files, pack_tables, plan_tables
@@ -94,6 +96,90 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make even small files of several parts."""
     for module in ("delimited", "jsonl"):
         monkeypatch.setattr(f"packdata.tables.{module}.PART_BYTES", 4000)
+
+
+@pytest.fixture
+def diamonds(tmp_path: Path) -> tuple[Path, pd.DataFrame]:
+    """Return a packed table and what it was made of; in two rows the cut is missing."""
+    table = frame().drop(columns=["when"])
+    table.loc[[3, 200], "cut"] = None
+    pack(table, tmp_path, target=("price",), categorical=("kind",))
+    return tmp_path / "t.csv-packed", table
+
+
+@pytest.mark.parametrize(
+    ("where", "query"),
+    [
+        ("cut == 'Ideal'", "cut == 'Ideal'"),
+        ("cut != 'Ideal' and carat > 1.5", "cut != 'Ideal' and carat > 1.5"),
+        ("cut in ('Good', 'Very, very good')", "cut in ('Good', 'Very, very good')"),
+        ("depth == 61 or carat <= 0.3", "depth == 61 or carat <= 0.3"),
+        ("cut == ''", "cut.isna()"),
+        ("not cut == 'Good' and price >= 5000", "cut != 'Good' and price >= 5000"),
+    ],
+)
+def test_conditions_name_the_columns_of_a_table(
+    diamonds: tuple[Path, pd.DataFrame], tmp_path: Path, where: str, query: str
+) -> None:
+    packed, table = diamonds
+
+    copy_dataset(packed, tmp_path / "b", CopyOptions(where=where))
+
+    kept = PackedReader(tmp_path / "b")
+    assert kept.column("price").tolist() == table.query(query).price.tolist()
+    assert kept.schema == PackedReader(packed).schema
+
+
+def test_a_float32_equals_the_number_that_was_packed(
+    diamonds: tuple[Path, pd.DataFrame], tmp_path: Path
+) -> None:
+    packed, table = diamonds
+    carat = table.carat[17]
+
+    copy_dataset(packed, tmp_path / "b", CopyOptions(where=f"carat == {carat}"))
+
+    expected = table.price[table.carat == carat].tolist()
+    assert PackedReader(tmp_path / "b").column("price").tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("cut == 'Idael'", "there is no category 'Idael'; there is 'Ideal'"),
+        ("cut == 1", "categories of 'cut' are texts: write '1'"),
+        ("cuts == 'Ideal'", "there is no field 'cuts'; a condition can name .*cut"),
+        ("categories == 'Ideal'", "'categories' has no single value"),
+    ],
+)
+def test_conditions_on_columns_that_are_none_are_refused(
+    diamonds: tuple[Path, pd.DataFrame], tmp_path: Path, where: str, what: str
+) -> None:
+    with pytest.raises(SchemaError, match=what):
+        copy_dataset(diamonds[0], tmp_path / "b", CopyOptions(where=where))
+
+
+def test_a_table_is_divided_by_a_column(diamonds: tuple[Path, pd.DataFrame]) -> None:
+    packed, table = diamonds
+    reader = PackedReader(packed)
+
+    for name in ("cut", "kind", "depth"):
+        parts = split_indices(reader, [0.75, 0.25], stratify=name)
+        assert sorted(np.concatenate(parts).tolist()) == list(range(ROWS))
+        for _, rows in table.groupby(name, dropna=False):
+            assert abs(np.isin(rows.index, parts[1]).sum() - len(rows) / 4) < 1.01
+
+
+def test_a_column_of_many_numbers_cannot_stratify(
+    diamonds: tuple[Path, pd.DataFrame], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    args = ("split", str(diamonds[0]), str(tmp_path / "s"), "--parts", "a=0.5", "--stratify")
+
+    assert main([*args, "carat"]) == 1
+    assert "column 'carat' has 3" in (error := capsys.readouterr().err)
+    assert "different numbers in 400 samples: it cannot stratify" in error
+    assert main([*args, "features"]) == 1
+    assert not (tmp_path / "s").exists()
+    assert main([*args, "cut"]) == 0
 
 
 # ------------------------------------------------------------------------------ what is stored

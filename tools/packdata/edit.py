@@ -20,13 +20,14 @@ from loaders.schema import Field, Image, Schema
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
+from packdata.rows import column_fields, find_column, read_column
 from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.table import Table, read_table
 from packdata.tokens.split import check_no_stream
 from packdata.where import Where, scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from loaders.manifest import Manifest
     from packdata.recipe import Records
@@ -158,6 +159,7 @@ class _Plan:
         self.recoders = dict(self._recoders())
         self.schema = self._schema()
         self.keys = self._keys() if table is not None else []
+        self._columns: dict[str, tuple[Field, Any]] = {}  # of tables, that the condition names
         self.indices = self._select()
 
     def _schema(self) -> Schema:
@@ -201,10 +203,21 @@ class _Plan:
                 hint = "Add them, or leave these samples out with '--missing skip'"
                 raise SourceError(what, self.options.add or "", hint)
         if self.options.where is not None:
-            where = Where(self.options.where, dict(self.reader.schema.fields) | self.added)
+            columns = column_fields(self.reader.schema)
+            known = columns | dict(self.reader.schema.fields) | self.added
+            where = Where(self.options.where, known)
+            self._columns |= self._read_columns(where.names & columns.keys())
             for i in np.flatnonzero(keep).tolist():
                 keep[i] = where(self._values(i, where.names))
         return np.flatnonzero(keep)
+
+    def _read_columns(self, names: Iterable[str]) -> Iterator[tuple[str, tuple[Field, Any]]]:
+        """Yield columns of tables whole, with what they are: row by row would take long."""
+        schema = self.reader.schema
+        for name in names:
+            place = find_column(schema, name)
+            if place is not None and name not in self.added:
+                yield name, (column_fields(schema)[name], read_column(self.reader, *place))
 
     def _values(self, i: int, names: set[str]) -> dict[str, Any]:
         values = {}
@@ -212,6 +225,9 @@ class _Plan:
             if name in self.added and self.table is not None:
                 field, record = self.added[name], self.table.records[self.keys[i]][name]
                 value = codec_for(field).decode(np.frombuffer(record, np.uint8))
+            elif name in self._columns:
+                field, column = self._columns[name]
+                value = column[i : i + 1]
             else:
                 field = self.reader.schema.fields[name]
                 value = self.reader.sample(i, [name])[name]

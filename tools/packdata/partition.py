@@ -16,6 +16,7 @@ from loaders.errors import PackError, SchemaError
 from loaders.rng import hash64, key64
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
+from packdata.rows import find_column, read_column
 from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.tokens.split import has_tokens, num_documents, rows_of_documents
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 By = Literal["shuffle", "key-hash"]
 _PURPOSE = 0x5B117  # so that no other use of the same seed draws the same numbers
+_FEW_NUMBERS, _MANY_NUMBERS = 10, 100  # different ones of a column to stratify by: always, never
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -55,8 +57,8 @@ def split(
             out.
         by: ``shuffle`` meets the fractions exactly; ``key-hash`` only nearly, but a key stays in
             its part when samples are added or removed.
-        stratify: A label field, or other whole number, of which each part gets its share of every
-            value.
+        stratify: A label field, other whole number, or column of a packed table, of which each
+            part gets its share of every value.
         seed: Another seed, another division.
         format: Format of the parts; by default that of the original.
         shard_bytes: A shard ends with the sample that reaches this size.
@@ -130,11 +132,30 @@ def split_indices(
     order = np.argsort(hash64(key64(seed, _PURPOSE), np.arange(len(reader))), kind="stable")
     if stratify is None:
         return _cut(order, fractions)
-    values = reader.column(stratify)
-    if values.ndim != 1 or values.dtype.kind not in "iub":
-        raise SchemaError(f"field {stratify!r} is no label or whole number: it cannot stratify")
+    values = _strata(reader, stratify)
     order = order[np.argsort(values[order], kind="stable")]
     return _deal(order, fractions, seed)
+
+
+def _strata(reader: PackedReader, name: str) -> npt.NDArray[Any]:
+    """Return the value of each sample that a division goes by: of a field, or a table's column."""
+    place = find_column(reader.schema, name)
+    if place is not None:
+        values = read_column(reader, *place)
+        _check_few(values, name)
+        return values
+    values = reader.column(name)
+    if values.ndim != 1 or values.dtype.kind not in "iub":
+        raise SchemaError(f"field {name!r} is no label or whole number: it cannot stratify")
+    return values
+
+
+def _check_few(values: npt.NDArray[Any], name: str) -> None:
+    """Raise SchemaError for a column of measurements: hardly any value has samples to share out."""
+    num = len(np.unique(values))
+    if values.dtype.kind == "f" and num > max(_FEW_NUMBERS, min(_MANY_NUMBERS, len(values) // 2)):
+        what = f"column {name!r} has {num:,} different numbers in {len(values):,} samples"
+        raise SchemaError(f"{what}: it cannot stratify. Take a column of categories, or a label")
 
 
 def split_documents(

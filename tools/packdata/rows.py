@@ -13,7 +13,7 @@ from loaders.schema import Array, Categories, Features
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loaders.schema import Field
+    from loaders.schema import Field, Schema
     from packdata.reader import PackedReader
 
 _MAX_NUMBERS = 4096
@@ -33,6 +33,44 @@ def blocks(reader: PackedReader, name: str) -> Iterator[npt.NDArray[Any]]:
     for column in reader.column_parts(name):
         assert isinstance(column, FixedColumn)
         yield np.ascontiguousarray(column.data).view(np.dtype(field.dtype).newbyteorder("<"))
+
+
+def find_column(schema: Schema, name: str) -> tuple[str, int] | None:
+    """Return field and position of a table's column, as ``ShardDataset.column`` finds it, or None.
+
+    A field of that name comes first.
+    """
+    if name in schema.fields:
+        return None
+    for field, kind in schema.fields.items():
+        if isinstance(kind, Features | Categories) and name in kind.columns:
+            return field, kind.columns.index(name)
+    return None
+
+
+def read_column(reader: PackedReader, field: str, position: int) -> npt.NDArray[Any]:
+    """Return one column of a table, as stored: ``(N,)``, a copy."""
+    parts = [rows[:, position] for rows in blocks(reader, field)]
+    return np.concatenate([*parts, np.empty(0, reader.schema.fields[field].dtype)])
+
+
+def column_fields(schema: Schema) -> dict[str, Field]:
+    """Return each column of tables as a field of its own, with one column."""
+    found: dict[str, Field] = {}
+    for kind in schema.fields.values():
+        if not isinstance(kind, Features | Categories):
+            continue
+        for i, name in enumerate(kind.columns):
+            if name not in schema.fields:
+                found.setdefault(name, _column_field(kind, i))
+    return found
+
+
+def _column_field(kind: Features | Categories, i: int) -> Field:
+    if isinstance(kind, Features):
+        return Features(dtype=kind.dtype, columns=kind.columns[i : i + 1])
+    words = kind.vocabularies[i : i + 1]
+    return Categories(dtype=kind.dtype, columns=kind.columns[i : i + 1], vocabularies=words)
 
 
 def features_stats(reader: PackedReader, name: str, kind: Features) -> dict[str, Any]:

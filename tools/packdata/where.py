@@ -11,11 +11,11 @@ import ast
 import difflib
 import itertools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SchemaError
-from loaders.schema import Array, Label, MultiLabel, Text
+from loaders.schema import Array, Categories, Features, Label, MultiLabel, Text
 
 if TYPE_CHECKING:
     from loaders.schema import Field
@@ -63,8 +63,10 @@ class Where:
     Args:
         expression: For example ``key in ("a", "b") or not label < 3``. A label compares with
             numbers and with class names; a multi-label is the tuple of its class names (``"cat"
-            in tags``); ``x in text`` finds a part.
-        fields: The fields that may be named; of these only scalars, labels and texts have a value.
+            in tags``); ``x in text`` finds a part. A category of a table is its text, ``""``
+            where it is missing or unknown.
+        fields: The fields that may be named; of these only scalars, labels, texts and rows of one
+            column have a value.
 
     Attributes:
         names: The fields that the expression names.
@@ -159,22 +161,28 @@ class Where:
     def _check_class_names(self, name: ast.expr, literal: ast.expr) -> None:
         """Refuse names of no class: they are typing errors, and would select nothing."""
         field = self._fields.get(name.id) if isinstance(name, ast.Name) else None
-        classes = field.classes if isinstance(field, Label | MultiLabel) else None
         elements = (
             literal.elts if isinstance(literal, ast.Tuple | ast.List | ast.Set) else [literal]
         )
         for element in elements:
-            if (
-                classes is not None
-                and isinstance(element, ast.Constant)
-                and isinstance(element.value, str)
-            ):
-                if element.value in classes:
-                    continue
-                near = difflib.get_close_matches(element.value, classes, 3) or list(classes[:5])
-                raise SchemaError(
-                    f"there is no class {element.value!r}; there is {', '.join(map(repr, near))}"
-                )
+            if isinstance(element, ast.Constant):
+                if isinstance(field, Label | MultiLabel) and field.classes is not None:
+                    _check_word("class", element.value, field.classes)
+                elif isinstance(field, Categories):
+                    _check_category(element.value, field)
+
+
+def _check_word(what: str, value: Any, known: Sequence[str]) -> None:
+    if isinstance(value, str) and value not in known:
+        near = difflib.get_close_matches(value, known, 3) or list(known[:5])
+        raise SchemaError(f"there is no {what} {value!r}; there is {', '.join(map(repr, near))}")
+
+
+def _check_category(value: Any, field: Categories) -> None:
+    if not isinstance(value, str):  # it would equal none of them
+        raise SchemaError(f"categories of {field.columns[0]!r} are texts: write {str(value)!r}")
+    if value:  # none where it is missing
+        _check_word("category", value, field.vocabularies[0])
 
 
 def _all_or_any(op: ast.boolop, parts: list[_Part]) -> _Part:
@@ -185,6 +193,8 @@ def _all_or_any(op: ast.boolop, parts: list[_Part]) -> _Part:
 
 def has_scalar(field: Field) -> bool:
     """Return whether a condition can name this field."""
+    if isinstance(field, Features | Categories):
+        return len(field.columns) == 1
     return isinstance(field, Label | MultiLabel | Text) or (
         isinstance(field, Array) and field.dims == ()
     )
@@ -196,4 +206,9 @@ def scalar(field: Field, value: Any) -> Any:
         return ClassNumber(int(value), field.classes)
     if isinstance(field, MultiLabel):
         return tuple(name for name, on in zip(field.classes, value, strict=True) if on)
+    if isinstance(field, Categories):
+        number, words = int(value[0]), field.vocabularies[0]
+        return words[number - 1] if 0 < number <= len(words) else ""
+    if isinstance(field, Features):
+        return float(str(value[0]))  # 0.3 as a float32 is 0.30000001: it shall equal 0.3
     return value.item() if isinstance(field, Array) else value

@@ -36,7 +36,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("dst", type=Path, help="folder of the parts' folders")
     parser.add_argument("--parts", nargs="+", required=True, metavar="NAME=FRACTION")
     parser.add_argument(
-        "--stratify", metavar="FIELD", help="give each part its share of each label"
+        "--stratify",
+        metavar="FIELD",
+        help="give each part its share of each label, or value of a table's column",
     )
     parser.add_argument(
         "--by",
