@@ -449,6 +449,30 @@ def test_splits_share_their_classes_and_one_command(tmp_path: Path) -> None:
     assert PackedReader(tmp_path / "out" / "val").sample(0)["label"] == 1
 
 
+def test_classes_that_are_empty_in_every_split_are_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A class that one split has keeps its number in all; so does one that --classes names."""
+    src = tmp_path / "src"
+    for i, split in enumerate(("train", "train", "val")):
+        picture(src / split / ("cat", "dog", "dog")[i] / f"{i}.jpg", i)
+    for folder in ("train/ant", "val/ant", "val/bee", "val/cat"):
+        (src / folder).mkdir()
+    (tmp_path / "classes").write_text("bee\ncat\ndog\n")
+
+    assert run("images", src, tmp_path / "a") == 0
+    text = capsys.readouterr().out
+    assert run("images", src, tmp_path / "b", "--classes", tmp_path / "classes", "--dry-run") == 0
+    fixed = capsys.readouterr().out
+
+    assert "no class, for nothing is in it: ant, bee; --classes can name it" in text
+    for split in ("train", "val"):
+        label = read_manifest(tmp_path / "a" / split).schema.fields["label"]
+        assert label == Label(classes=("cat", "dog"))
+    assert "3 classes: bee, cat, dog" in fixed
+    assert "nothing is in it: ant;" in fixed
+
+
 def test_columns_of_a_list_can_be_chosen(tmp_path: Path) -> None:
     picture(tmp_path / "a.jpg", 0)
     picture(tmp_path / "b.png", 1)

@@ -71,12 +71,13 @@ class TestFolders:
         assert source.ignored == {".txt": 2, "no suffix": 1}
         assert source.labels["label"].classes == ("a",)
 
-    def test_a_class_without_pictures_keeps_its_number(self, tmp_path: Path) -> None:
-        (tmp_path / "ant").mkdir()
+    def test_a_folder_without_pictures_is_no_class(self, tmp_path: Path) -> None:
+        (tmp_path / "ant" / "below").mkdir(parents=True)
 
-        source = open_source(touch(tmp_path, "bee/1.jpg"))
+        source = open_source(touch(tmp_path, "bee/1.jpg", "cow/1.txt"))
 
-        assert source.labels["label"].classes == ("ant", "bee")
+        assert source.labels["label"].classes == ("bee",)
+        assert source.empty_classes == ("ant", "cow")  # type: ignore[attr-defined]
 
     def test_pictures_beside_class_folders_are_named(self, tmp_path: Path) -> None:
         touch(tmp_path, "cat/1.jpg", "stray.jpg")

@@ -93,7 +93,7 @@ class FilesPlan(Generic[_R]):
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is passed over, and what may not be meant."""
-        return source_notes(recipe.source for recipe in self.recipes)
+        return source_notes([recipe.part for recipe in self.recipes])
 
     def is_unchanged(self) -> bool:
         """Tell whether the source is still as it was listed."""

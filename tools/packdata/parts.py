@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from loaders.schema import Label
 from packdata.labels import LABEL, LabelField, label_fields
 from packdata.sources import MaskFolder, Source, find_splits, open_source
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-_SHOWN_COLUMNS = 5
+_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +88,11 @@ def _masks_of(masks: Path | str | None, split: str, kind: FileKind) -> MaskFolde
     return MaskFolder(inside if inside.is_dir() else Path(masks), kind)
 
 
-def source_notes(sources: Iterable[Source]) -> list[str]:
-    """Say which files are passed over, and where no column is the label."""
+def source_notes(parts: Sequence[Part]) -> list[str]:
+    """Say which files and classes are passed over, and where no column is the label."""
     ignored: Counter[str] = Counter()
     unlabelled: dict[str, None] = {}
-    for source in sources:
+    for source in (part.source for part in parts):
         ignored.update(source.ignored)
         if source.kind in ("list", "parquet") and LABEL not in source.labels:
             unlabelled |= dict.fromkeys(source.labels)
@@ -99,11 +100,23 @@ def source_notes(sources: Iterable[Source]) -> list[str]:
     if ignored:
         counts = (f"{count:,} {suffix or 'without suffix'}" for suffix, count in ignored.items())
         notes.append(f"passed over: {', '.join(counts)}")
+    if empty := _empty_classes(parts):
+        notes.append(f"no class, for nothing is in it: {_some(empty)}; --classes can name it")
     if unlabelled:
-        names = [*unlabelled][:_SHOWN_COLUMNS]
-        listed = ", ".join(names) + (", ..." if len(unlabelled) > len(names) else "")
         notes.append(
             f"no label: no column is called {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
-            f"--label-column NAME takes another ({listed})"
+            f"--label-column NAME takes another ({_some([*unlabelled])})"
         )
     return notes
+
+
+def _empty_classes(parts: Sequence[Part]) -> list[str]:
+    """Return the folders that would be classes, but are empty in every split."""
+    fields = [label.field for part in parts for label in part.labels if label.name == LABEL]
+    known = {name for field in fields if isinstance(field, Label) for name in field.classes or ()}
+    empty = {name for part in parts for name in getattr(part.source, "empty_classes", ())}
+    return sorted(empty - known)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

@@ -127,6 +127,9 @@ class FolderSource:
     Args:
         root: The folder.
         kind: Which files.
+
+    Attributes:
+        empty_classes: Folders that would be classes, but hold no file.
     """
 
     has_masks = False
@@ -138,16 +141,17 @@ class FolderSource:
         listing = Listing(root, kind)
         folders = listing.add_top()
         num_top = len(listing.files)
-        for folder in folders:
-            listing.add_below(folder)
+        classes = [folder for folder in folders if _adds_files(listing, folder)]
         if num_top and len(listing.files) > num_top:
             raise _mixed(root, kind, listing.files[:num_top], listing.files[num_top:])
         if not listing.files:
             raise _empty(root, kind, listing.ignored)
         self.kind = "folder" if num_top else "classes"
         self.labels: Mapping[str, Column] = {}
+        self.empty_classes: tuple[str, ...] = ()
         if not num_top:
-            self.labels = {"label": Column("class", tuple(folders))}
+            self.labels = {"label": Column("class", tuple(classes))}
+            self.empty_classes = tuple(name for name in folders if name not in classes)
         self.ignored: Mapping[str, int] = dict(listing.ignored)
         self._files = listing.files
         self.identity: Mapping[str, Any] = {
@@ -169,6 +173,12 @@ class FolderSource:
             path = os.path.join(self.root, file)
             labels = {"label": file.split("/", 1)[0]} if labelled else {}
             yield Item(key_of(file), path, partial(read_file, path, path), labels, path=path)
+
+
+def _adds_files(listing: Listing, folder: str) -> bool:
+    before = len(listing.files)
+    listing.add_below(folder)
+    return len(listing.files) > before
 
 
 def _mixed(root: Path, kind: FileKind, top: list[str], below: list[str]) -> SourceError:
