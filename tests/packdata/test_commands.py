@@ -536,6 +536,36 @@ def test_append_adds_shards_after_its_own(
     assert entries(dst) == ["manifest.json", *names]
 
 
+@pytest.mark.parametrize("command", ["merge", "append"])
+def test_linked_shards_are_said_to_be_unverified(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dst, damaged = tmp_path / "a b", pack_samples(tmp_path / "c", 6, fields=SMALL)
+    other = pack_samples(tmp_path / "d", 2, first=20, fields=SMALL)
+    damage(damaged, "score", 0, shard=0)
+    if command == "append":
+        pack_samples(dst, 2, first=10, fields=SMALL)
+
+    with pytest.raises(ShardError, match="xxh3-128"):
+        run(command, dst, damaged, "--no-link")
+    assert run(command, dst, damaged) == 0
+    text = capsys.readouterr().out
+    replaces = ["--overwrite"] if command == "merge" else []
+    assert run_json(capsys, command, dst, other, *replaces)["num_linked"] == 1
+
+    assert f"2 shards are hard links and were not verified: packdata verify '{dst}'\n" in text
+
+
+@pytest.mark.parametrize("command", ["merge", "append"])
+def test_help_says_that_shards_are_links(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        run(command, "--help")
+
+    text = capsys.readouterr().out
+    assert "Shards are hard links by default" in text
+    assert "A link is no independent copy to repair from" in text
+
+
 def test_append_to_what_is_no_dataset_says_what_is_there_and_touches_nothing(
     tmp_path: Path,
 ) -> None:

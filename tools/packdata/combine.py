@@ -19,13 +19,20 @@ from packdata.rewrite import Staging, check_target, origin
 from packdata.verify import size_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from loaders.manifest import Manifest, ShardInfo
 
+    OnLink = Callable[[Path], object]
+
 
 def merge(
-    dst: Path | str, sources: Sequence[Path | str], *, link: bool = True, overwrite: bool = False
+    dst: Path | str,
+    sources: Sequence[Path | str],
+    *,
+    link: bool = True,
+    overwrite: bool = False,
+    on_link: OnLink = str,
 ) -> Manifest:
     """Make one dataset of several with the same fields and classes; the sources stay as they are.
 
@@ -33,8 +40,10 @@ def merge(
         dst: Folder of the new dataset.
         sources: Folders of the datasets, in the order in which their samples follow.
         link: Use hard links where the file system has them: no byte is copied. Shards are never
-            changed once published, so sharing them is safe.
+            changed once published, so sharing them is safe; but what damages one damages the
+            other, and what is linked is not read. Copies are verified.
         overwrite: Replace a dataset at ``dst``.
+        on_link: Called with each shard that was linked.
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
@@ -44,19 +53,26 @@ def merge(
     readers = [PackedReader(path) for path in sources]
     _check_alike(readers)
     with Staging(dst, overwrite=overwrite) as staging:
-        staged = _stage(staging, readers, link=link)
+        staged = _stage(staging, readers, link=link, on_link=on_link)
         made_from = [origin(reader.path, reader.manifest) for reader in readers]
         provenance = {"command": "merge", "sources": made_from}
         return staging.publish(staged, readers[0].schema, provenance, readers[0].path)
 
 
-def append(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True) -> Manifest:
+def append(
+    dst: Path | str,
+    sources: Sequence[Path | str],
+    *,
+    link: bool = True,
+    on_link: OnLink = str,
+) -> Manifest:
     """Add the samples of other datasets to one; readers see the old one or the new one whole.
 
     Args:
         dst: Folder of the dataset that grows.
         sources: Folders of the datasets to add; they stay as they are.
         link: As for ``merge``.
+        on_link: As for ``merge``.
 
     Raises:
         SchemaError: They differ in fields or classes, or share a key.
@@ -67,7 +83,7 @@ def append(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True)
         grown = PackedReader(dst)
         added = [PackedReader(path) for path in sources]
         _check_alike([grown, *added])
-        staged = _stage(staging, added, link=link)
+        staged = _stage(staging, added, link=link, on_link=on_link)
         before = dict(grown.manifest.provenance)
         made_from = [origin(reader.path, reader.manifest) for reader in added]
         provenance: dict[str, Any] = before | {
@@ -110,18 +126,23 @@ def _check_keys(readers: Sequence[PackedReader]) -> None:
         )
 
 
-def _stage(staging: Staging, readers: Sequence[PackedReader], *, link: bool) -> list[ShardInfo]:
+def _stage(
+    staging: Staging, readers: Sequence[PackedReader], *, link: bool, on_link: OnLink
+) -> list[ShardInfo]:
     staged: list[ShardInfo] = []
     for reader in readers:
         for info in reader.manifest.shards:
             suffix = Path(info.file).suffix
             new = replace(info, file=f"staged-{len(staged):05d}{suffix}")
-            _link_or_copy(reader.path / info.file, staging.path / new.file, info, link=link)
+            source = reader.path / info.file
+            if _link_or_copy(source, staging.path / new.file, info, link=link):
+                on_link(source)
             staged.append(new)
     return staged
 
 
-def _link_or_copy(source: Path, target: Path, info: ShardInfo, *, link: bool) -> None:
+def _link_or_copy(source: Path, target: Path, info: ShardInfo, *, link: bool) -> bool:
+    """Return whether it is linked: then nobody has read it."""
     what = size_fault(source, info)
     if what is not None:
         raise ShardError(what, source, hint="Run 'packdata verify'; 'packdata repair' restores it")
@@ -131,8 +152,9 @@ def _link_or_copy(source: Path, target: Path, info: ShardInfo, *, link: bool) ->
         except OSError:  # another file system, or one without links
             pass
         else:
-            return
+            return True
     copy_shard(source, target, info)
+    return False
 
 
 def copy_shard(source: Path, target: Path, info: ShardInfo) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 import threading
 import time
@@ -137,6 +138,31 @@ def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest) -> Non
     shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
     size = describe_size(manifest.size_bytes)
     show(f"{folder}: {manifest.num_samples:,} samples, {shards}, {size}")
+
+
+LINKS = (
+    "Shards are hard links by default, where the file system has them: nothing is copied, and\n"
+    "nothing verified. A link is no independent copy to repair from: damage to a shard is damage\n"
+    "to both. --no-link copies the shards, and verifies what it copies."
+)
+
+
+def show_combined(
+    args: argparse.Namespace, folder: Path, manifest: Manifest, num_linked: int
+) -> None:
+    """Say what was put together of shards, of which some are links."""
+    if args.json:
+        show_json(made(folder, manifest) | {"num_linked": num_linked})
+        return
+    show_made(args, folder, manifest)
+    if num_linked:
+        one = num_linked == 1
+        what = (
+            "1 shard is a hard link and was"
+            if one
+            else f"{num_linked:,} shards are hard links and were"
+        )
+        show(f"{what} not verified: packdata verify {shlex.quote(str(folder))}")
 
 
 def made(folder: Path, manifest: Manifest) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packdata.combine import merge
-from packdata.commands.common import add_json, add_writing, new_parser, show_made
+from packdata.commands.common import LINKS, add_json, add_writing, new_parser, show_combined
 
 if TYPE_CHECKING:
     import argparse
@@ -16,10 +16,12 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     summary = "make one dataset of several with the same fields and classes"
     example = "packdata merge packed/all packed/train packed/val"
-    parser = new_parser(subparsers, "merge", summary, example)
+    parser = new_parser(subparsers, "merge", summary, example, f"\n{LINKS}")
     parser.add_argument("dst", type=Path, help="folder of the new dataset")
     parser.add_argument("sources", type=Path, nargs="+", metavar="src", help="datasets, in order")
-    parser.add_argument("--no-link", action="store_true", help="copy shards even where links work")
+    parser.add_argument(
+        "--no-link", action="store_true", help="copy and verify shards, though links work"
+    )
     add_writing(parser, shards=False)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -27,6 +29,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    made = merge(args.dst, args.sources, link=not args.no_link, overwrite=args.overwrite)
-    show_made(args, args.dst, made)
+    linked: list[Path] = []
+    options = {"link": not args.no_link, "overwrite": args.overwrite}
+    made = merge(args.dst, args.sources, **options, on_link=linked.append)
+    show_combined(args, args.dst, made, len(linked))
     return 0
