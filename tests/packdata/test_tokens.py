@@ -45,6 +45,10 @@ WORDS = [
 ]
 
 
+NO_END = "documents are separated in the dataset only, nothing in the ids ends them; --eod ID puts an id behind each"
+BYTES_END = " (of bytes 256, which is none, or 10, the line break)"
+
+
 def write(path: Path, data: bytes | str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data.encode() if isinstance(data, str) else data)
@@ -126,7 +130,7 @@ def test_a_folder_is_read_in_order_of_names_and_tells_what_it_passed_over(tmp_pa
     plan = make_plan(tmp_path / "src")
 
     assert texts(pack(tmp_path / "src", tmp_path / "p")) == ["a/b.txt.gz", "a/z.md", "b.txt"]
-    assert plan.notes() == ["passed over: 1 .png"]
+    assert plan.notes() == ["passed over: 1 .png", NO_END + BYTES_END]
 
 
 def compress(data: bytes, how: str) -> bytes:
@@ -862,7 +866,55 @@ def test_the_summary_counts_both_parts_of_a_division_with_tokens_and_documents(
     assert list(summary.notes) == [
         f"{name}: {sum(map(len, part)):,} tokens in {len(part)} documents"
         for name, part in parts.items()
-    ]
+    ] + [NO_END + BYTES_END]
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "said"),
+    [
+        (["a.txt"], {"documents": "\n\n"}, True),
+        (["a.txt"], {"documents": "line"}, True),
+        (["a.txt", "b.txt"], {}, True),
+        (["a.txt"], {}, False),
+        (["a.txt", "empty.txt"], {}, False),
+        (["a.txt"], {"documents": "line", "eod": 256}, False),
+        (["a.txt"], {"documents": "line", "eod": 10}, False),
+    ],
+)
+def test_documents_that_end_nowhere_in_the_ids_are_noted(
+    tmp_path: Path, names: list[str], options: dict[str, Any], said: bool
+) -> None:
+    sources = [write(tmp_path / name, "" if name == "empty.txt" else TEXT) for name in names]
+
+    plan = make_plan(sources, TokenOptions(**options))
+
+    assert (NO_END + BYTES_END in plan.notes()) is said
+    assert (NO_END in str(plan)) is said
+
+
+def test_what_the_help_says_of_ends_in_bytes_is_so(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", "one\ntwo")
+
+    broken = pack(source, tmp_path / "p", documents="line", eod=10)
+    own = pack(source, tmp_path / "q", documents="line", eod=256)
+
+    assert texts(broken) == ["one\n", "two\n"]
+    assert documents(own) == [[*b"one", 256], [*b"two", 256]]
+    tokens = [read_manifest(folder).schema.fields["tokens"].dtype for folder in (broken, own)]
+    assert tokens == ["uint8", "uint16"]
+
+
+def test_a_tokenizer_without_an_end_is_noted_too(tmp_path: Path, bpe: bytes) -> None:
+    data = json.loads(bpe)
+    data["added_tokens"] = []
+    data["model"]["vocab"] = {
+        name.replace("<|endoftext|>", "<|x|>"): i for name, i in data["model"]["vocab"].items()
+    }
+    sources = [write(tmp_path / name, "text") for name in ("a.txt", "b.txt")]
+
+    plan = make_plan(sources, TokenOptions(tokenizer=write(tmp_path / "t.json", json.dumps(data))))
+
+    assert plan.notes() == [NO_END]
 
 
 def test_a_document_of_ids_that_nothing_ends_is_counted(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def _add_text_options(group: Any) -> None:
         "--documents",
         default="file",
         metavar="file|line|SEPARATOR",
-        help=r"what is a document of a text file (default: the file); '\n\n' is a blank line",
+        help=r"what is a document of a text file (default: the file); '\n\n' is a blank line. "
+        "What parts them, line breaks too, is left out: see --eod",
     )
     add(
         "--text-column",
@@ -70,7 +71,8 @@ def _add_token_options(group: Any) -> None:
         type=_eod,
         default="auto",
         metavar="ID|auto|none",
-        help="id to put behind each document (default: the tokenizer's own, none for bytes); "
+        help="id to put behind each document (default: the tokenizer's own, none for bytes: there "
+        "256 is an id of its own, for which ids become two bytes wide, and 10 the line break); "
         "of ids: the one behind which documents end",
     )
     add("--vocab-size", type=parse_count, metavar="N", help="of ids: all are below it")

@@ -149,7 +149,20 @@ class TokensPlan:
             notes.append(f"passed over: {ignored}")
         if empty:
             notes.append(f"empty: {', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}")
-        return notes
+        return [*notes, *self._end_notes()]
+
+    def _end_notes(self) -> Iterator[str]:
+        """Say where nothing in the ids of several texts tells that a document ends."""
+        recipe, files = self.recipe, self.listing.files
+        whole = recipe.identity["documents"] == "file" and {file.kind for file in files} == {
+            "text"
+        }
+        one = whole and len(files) - len(recipe.source.empty_files) == 1
+        if recipe.source.kind == "text" and recipe.vocabulary.eod is None and not one:
+            is_bytes = isinstance(recipe.tokenizer, BytesTokenizer)
+            what = " (of bytes 256, which is none, or 10, the line break)" if is_bytes else ""
+            note = "documents are separated in the dataset only, nothing in the ids ends them"
+            yield f"{note}; --eod ID puts an id behind each{what}"
 
     def is_unchanged(self) -> bool:
         """Tell whether the files are still as they were listed."""
