@@ -40,6 +40,7 @@ from loaders.schema import (
     Text,
 )
 from packdata import combine, rewrite
+from packdata.cli import main
 from packdata.commands import COMMANDS
 from packdata.commands.common import parse_size, progress
 from packdata.compare import diff
@@ -265,8 +266,26 @@ def test_verify_exits_1_and_names_the_place(
 
     assert "shard-00001.lmdb: it has 10 bytes, the manifest says" in text
     assert report["faults"][0]["file"] == "shard-00001.lmdb"
-    assert run("verify", tmp_path / "none") == 1
     assert run("verify", folder, "--quick") == 1
+
+
+@pytest.mark.parametrize("options", [[], ["--quick"], ["--json"]])
+def test_verify_of_what_is_not_there_is_one_error(
+    tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    assert main(["verify", str(tmp_path / "nothere"), *options]) == 1
+    assert main(["verify", str(tmp_path / "file"), *options]) == 1
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        f"packdata: {tmp_path}/nothere: there is no such folder. "
+        "Check the path, or pack a dataset there with 'packdata'.",
+        f"packdata: {tmp_path}/file: it is a file, not a packed dataset. "
+        "Give the folder that holds manifest.json.",
+    ]
 
 
 def test_repair_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

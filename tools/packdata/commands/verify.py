@@ -44,6 +44,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    if not args.dataset.is_dir():
+        read_manifest(args.dataset)  # says what is there instead: a wrong path is no fault
     folders = datasets_at(args.dataset)
     reports = [_verify(folder, args) for folder in folders]
     if args.json:
