@@ -917,6 +917,25 @@ def test_a_tokenizer_without_an_end_is_noted_too(tmp_path: Path, bpe: bytes) -> 
     assert plan.notes() == [NO_END]
 
 
+@pytest.mark.parametrize("val_share", [0.0, 0.5])
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_summary_says_where_the_tokenizer_is(
+    tmp_path: Path, bpe: bytes, val_share: float, trained: bool
+) -> None:
+    source = write(tmp_path / "a.txt", "\n".join(WORDS))
+    given: dict[str, Any] = (
+        {"train_bpe": 300} if trained else {"tokenizer": write(tmp_path / "t.json", bpe)}
+    )
+    options = TokenOptions(documents="line", val_share=val_share, **given)
+
+    summary = pack_tokens(source, tmp_path / "p", options)
+
+    (note,) = [note for note in summary.notes if note.startswith("the tokenizer is kept as ")]
+    kept = note.removeprefix("the tokenizer is kept as ").split(", ")
+    assert kept == sorted(map(str, (tmp_path / "p").rglob("tokenizer-*.json")))
+    assert len(kept) == (2 if val_share else 1)
+
+
 def test_a_document_of_ids_that_nothing_ends_is_counted(tmp_path: Path) -> None:
     source = write(tmp_path / "a.bin", np.array([1, 2, 0, 3, 4, 5], "<u2").tobytes())
 

@@ -144,12 +144,22 @@ class TokensPlan:
             f"{n:,} {s or 'without suffix'}" for s, n in self.listing.ignored.items()
         )
         empty = self.recipe.source.empty_files
-        notes = [] if packed is None else list(_counts(packed))
+        notes = [] if packed is None else [*_counts(packed), *self._kept_tokenizers(packed)]
         if ignored:
             notes.append(f"passed over: {ignored}")
         if empty:
             notes.append(f"empty: {', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}")
         return [*notes, *self._end_notes()]
+
+    def _kept_tokenizers(self, packed: Summary) -> Iterator[str]:
+        """Say where the tokenizer is: whoever generates text needs it."""
+        names = [name for target in self.recipe.targets for name in target.files]
+        folders = [Path(packed.dst) / dataset.folder for dataset in packed.datasets]
+        if names:
+            files = ", ".join(
+                str(folder / name) for folder, name in zip(folders, names, strict=True)
+            )
+            yield f"the tokenizer is kept as {files}"
 
     def _end_notes(self) -> Iterator[str]:
         """Say where nothing in the ids of several texts tells that a document ends."""
