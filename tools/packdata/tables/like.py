@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 TARGETS = "targets"  # in the provenance: field, column and how
 
 
-def plan_like(like: Path | str, columns: Sequence[str] | None, drop: Sequence[str]) -> TablePlan:
+def plan_like(
+    like: Path | str,
+    columns: Sequence[str] | None,
+    drop: Sequence[str],
+    path: Path | str = "",
+) -> TablePlan:
     """Return the plan of another packing for files with these columns.
 
     Args:
         like: Folder of a packed table.
         columns: Columns of the files; None where rows name their own.
         drop: Targets that the files do not have.
+        path: The first of the files, for messages.
 
     Raises:
         SourceError: It is no packed table, or a column is missing.
@@ -51,7 +57,7 @@ def plan_like(like: Path | str, columns: Sequence[str] | None, drop: Sequence[st
         if name not in drop and target.column not in drop:
             targets.append(target)
     plan = TablePlan(features, categories, tuple(targets), mask)
-    _check_columns(plan, columns, like)
+    _check_columns(plan, columns, like, path)
     return plan
 
 
@@ -71,9 +77,12 @@ def _column_of(field: str, columns: Sequence[str] | None) -> str:
     return next((name for name in columns or () if field_name(name) == field), field)
 
 
-def _check_columns(plan: TablePlan, columns: Sequence[str] | None, like: Path | str) -> None:
+def _check_columns(
+    plan: TablePlan, columns: Sequence[str] | None, like: Path | str, path: Path | str
+) -> None:
     absent = [name for name in plan.kinds if columns is not None and name not in columns]
     targets = [target.column for target in plan.targets if target.column in absent]
     if absent:
         hint = f"--drop {','.join(targets)} packs without it" if targets == absent else ""
-        raise SourceError(f"the files have no column {absent[0]!r}, {like} has it", like, hint)
+        what = f"it has no column {absent[0]!r}, which {like} (--like) was packed with"
+        raise SourceError(what, path or "the table", hint)

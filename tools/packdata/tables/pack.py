@@ -113,7 +113,8 @@ def plan_tables(
     else:
         _check_like(chosen)
         columns = _common_columns(files, None)
-        plan = plan_like(like, columns, chosen.drop)
+        named = next((file for file in files if file.columns is not None), files[0])
+        plan = plan_like(like, columns, chosen.drop, named.path)
         _common_columns(files, list(plan.kinds))
         parts, rows = [part for i, file in enumerate(files) for part in file.parts(i)], None
     told = {"options": chosen.to_json(), "delimiter": delimiter}
@@ -194,7 +195,8 @@ def _check_like(options: TableOptions) -> None:
     plain = TableOptions(drop=options.drop)
     given = [name for name, value in options.to_json().items() if value != plain.to_json()[name]]
     if given:
-        raise SchemaError(f"{', '.join(given)} follow from the dataset of --like")
+        verb = "follows" if len(given) == 1 else "follow"
+        raise SchemaError(f"{', '.join(given)} {verb} from the dataset of --like")
 
 
 def pack_tables(
