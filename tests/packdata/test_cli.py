@@ -91,6 +91,21 @@ def test_bad_data_is_1_and_the_file_is_named(
     assert "there is no such file or folder" in err
 
 
+def test_the_hint_follows_the_error(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "cat" / "bad.jpg").write_bytes(b"\xff\xd8 no")
+
+    assert run("images", photos, tmp_path / "out") == 1
+
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"packdata: {photos}/cat/bad.jpg: ")
+    assert hint == (
+        "packdata: stopped at the first file that cannot be packed; "
+        "--on-error skip continues and lists such files"
+    )
+
+
 def test_done_with_rejects_is_3(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

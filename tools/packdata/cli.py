@@ -68,5 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("packdata: interrupted", file=sys.stderr)
         return _INTERRUPTED
     except (LoadersError, OSError) as error:
-        print(f"packdata: {error}", file=sys.stderr)
+        for line in (error, *getattr(error, "__notes__", ())):
+            print(f"packdata: {line}", file=sys.stderr)
         return _BAD_DATA

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
@@ -122,11 +121,10 @@ def run_packing(
             overwrite=args.overwrite,
             progress=progress_on(unit=unit),
         )
-    except SourceError:
-        sys.stderr.write(
-            f"packdata: stopped at the first {args.item} that cannot be packed; "
-            f"--on-error skip continues and lists such {args.item}s\n"
-        )
+    except SourceError as error:
+        if args.on_error == "fail":
+            what = f"stopped at the first {args.item} that cannot be packed"
+            error.add_note(f"{what}; --on-error skip continues and lists such {args.item}s")
         raise
     return _show(args, summary) or (3 if summary.rejected else 0)
 
