@@ -146,8 +146,20 @@ def test_wrong_usage_is_2_and_makes_nothing(
         run("images", photos, tmp_path / "out", *options)
 
     assert caught.value.code == 2
-    assert "usage: packdata" in capsys.readouterr().err
+    error, *where = capsys.readouterr().err.splitlines()
+    assert error.startswith("packdata images: error: ")
+    assert where == ["'packdata images --help' lists what it takes."]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_command_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run("image", "photos", "packed")
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("packdata: error: argument COMMAND: invalid choice: 'image'")
+    assert err.endswith("'packdata --help' lists what it takes.\n")
 
 
 def test_no_command_is_wrong_usage_and_prints_the_help(

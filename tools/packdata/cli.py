@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from loaders import __version__
 from loaders.errors import LoadersError
 from packdata.commands import COMMANDS, arrays, images, tables, tokens
+from packdata.commands.common import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,7 @@ Exit status: 0 done, 1 bad data or target, 2 wrong usage, 3 done but some items 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="packdata",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,

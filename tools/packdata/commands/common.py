@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaders.errors import LoadersError, SchemaError
 from loaders.manifest import MANIFEST_NAME
@@ -25,6 +25,22 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 5.0
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in a line, and where to read on: usage is longer than most mistakes."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the mistake, and exit with status 2."""
+        self.exit(2, f"{self.prog}: error: {message}\n'{self.prog} --help' lists what it takes.\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as ever, but let the command itself name the arguments that it does not know."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parser: argparse.ArgumentParser = getattr(found, "parser", self)
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found
 
 
 def new_parser(
@@ -100,7 +116,7 @@ def parse_names(text: str) -> list[str]:
 
 @contextmanager
 def usage_errors(args: argparse.Namespace) -> Iterator[None]:
-    """Let options that contradict each other end as argparse ends: usage, message, status 2."""
+    """Let options that contradict each other end as argparse ends: message, status 2."""
     try:
         yield
     except (SchemaError, ValueError) as error:
