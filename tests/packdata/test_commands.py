@@ -968,6 +968,22 @@ def test_conditions_that_are_none_are_refused(tmp_path: Path, where: str) -> Non
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("label = 'cat'", "'==' to compare"),
+        ("score >= 1 and label='cat'", "'==' to compare"),
+        ("key == 'a=b' label", r"cannot be read \(invalid syntax\)$"),
+        ("score >= 1 <", r"cannot be read \(invalid syntax\)$"),
+    ],
+)
+def test_a_single_equals_sign_is_told_what_to_be(tmp_path: Path, where: str, what: str) -> None:
+    folder = pack_samples(tmp_path / "a", 2, fields=SMALL)
+
+    with pytest.raises(SchemaError, match=what):
+        copy_dataset(folder, tmp_path / "b", CopyOptions(where=where))
+
+
 _NAMES = {"x": Array(dtype="int64"), "y": Array(dtype="float64"), "s": Text()}
 _NUMBER = st.one_of(st.sampled_from(["x", "y"]), st.integers(-3, 3).map(repr))
 _COMPARISON = st.builds(

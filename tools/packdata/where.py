@@ -11,6 +11,7 @@ import ast
 import difflib
 import itertools
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Values = Mapping[str, Any]
 _Part = Callable[[Values], Any]
 _MAX_CHARS = 10_000
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_LONE_EQUALS = re.compile(r"(?<![=<>!:])=(?!=)")
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -92,7 +95,9 @@ class Where:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             if isinstance(error, SchemaError):
                 raise
-            raise SchemaError(f"the condition {expression!r} cannot be read ({error})") from error
+            raise SchemaError(
+                f"the condition {expression!r} {_why_not(expression, error)}"
+            ) from error
 
     def __call__(self, values: Values) -> bool:
         """Return whether a sample with these values (of ``names``) fulfils the condition."""
@@ -170,6 +175,13 @@ class Where:
                     _check_word("class", element.value, field.classes)
                 elif isinstance(field, Categories):
                     _check_category(element.value, field)
+
+
+def _why_not(expression: str, error: Exception) -> str:
+    """Say why a condition is none; Python's place, line 1 of no file, helps nobody."""
+    if _LONE_EQUALS.search(_QUOTED.sub("", expression)):
+        return "has a single '=': write '==' to compare"
+    return f"cannot be read ({error.msg if isinstance(error, SyntaxError) else error})"
 
 
 def _check_word(what: str, value: Any, known: Sequence[str]) -> None:
