@@ -227,8 +227,11 @@ def test_a_list_without_a_label_says_so_and_label_column_names_one(
     assert run("images", source, tmp_path / "label", "--label-column", "species") == 0
     assert "--label-column" not in capsys.readouterr().out
     assert run("images", source, tmp_path / "no", "--label-column", "kind") == 1
+    assert run("images", source, tmp_path / "no", "--label-column", "path") == 1
 
-    assert "it has no column 'kind' for labels" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "it has no column 'kind' for labels, but ['path', 'species']" in err
+    assert "column 'path' holds paths or keys: it cannot be the label" in err
     assert "label" not in PackedReader(tmp_path / "text").schema.fields
     labelled = PackedReader(tmp_path / "label")
     assert labelled.schema.fields["label"] == Label(classes=("a", "b"))

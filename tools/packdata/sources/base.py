@@ -212,20 +212,23 @@ def check_unique(keys: Iterable[tuple[str, str]], path: Path | str) -> None:
 
 
 def field_names(
-    columns: Sequence[str], path: Path | str, label: str | None = None
+    columns: Sequence[str],
+    path: Path | str,
+    label: str | None = None,
+    known: Sequence[str] | None = None,
 ) -> dict[str, str]:
     """Return the field name of each column: an identifier that no other field has.
 
     The column ``label``, by default the first called ``label``, ``class`` or ``target``, becomes
     ``label``; other characters than
     letters, digits and underscores become underscores; a name that is taken (``image``, ``key``,
-    ``class``) gets one behind it.
+    ``class``) gets one behind it. ``known`` are all columns there are, for messages.
     """
     if label is None:
         by_lower = {name.strip().lower(): name for name in reversed(columns)}
         label = next((by_lower[name] for name in LABEL_NAMES if name in by_lower), None)
     elif label not in columns:
-        raise SourceError(f"it has no column {label!r} for labels, but {list(columns)}", path)
+        raise _no_label(label, columns if known is None else known, path)
     fields: dict[str, str] = {}
     for column in columns:
         name = "label" if column == label else _identifier(column)
@@ -235,6 +238,12 @@ def field_names(
             raise SourceError(what, path, "Rename one of them")
         fields[column] = name
     return fields
+
+
+def _no_label(label: str, known: Sequence[str], path: Path | str) -> SourceError:
+    if label in known:
+        return SourceError(f"column {label!r} holds paths or keys: it cannot be the label", path)
+    return SourceError(f"it has no column {label!r} for labels, but {list(known)}", path)
 
 
 def _identifier(column: str) -> str:

@@ -74,7 +74,7 @@ class ListSource:
         plain = [name for name in columns if name not in (self._image, self._mask, "key")]
         if path.suffix.lower() in TABLE_SUFFIXES:
             _convert_numbers(plain, self._rows)
-        self._fields = field_names(plain, path, label_column)
+        self._fields = field_names(plain, path, label_column, columns)
         self.labels: Mapping[str, Column] = {
             field: column_of(field, (row.get(name) for _, row in self._rows))
             for name, field in self._fields.items()

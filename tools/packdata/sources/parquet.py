@@ -74,7 +74,7 @@ class ParquetSource:
         self._has_keys = "key" in schema.names and _is_text(schema.field("key").type)
         taken = [self._image, self._mask, "key" if self._has_keys else None]
         plain = [column for column in schema.names if column not in taken]
-        self._fields = field_names(plain, self.paths[0], label_column)
+        self._fields = field_names(plain, self.paths[0], label_column, schema.names)
         self.labels: Mapping[str, Column] = self._find_labels(schema)
         if self._has_keys:
             check_unique(self._read_keys(), self.paths[0])
