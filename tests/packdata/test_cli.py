@@ -468,6 +468,30 @@ def test_masks_and_classes_reach_the_recipe(photos: Path, tmp_path: Path) -> Non
     assert read_manifest(tmp_path / "two").schema.fields["label"] == label
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_masks_of_no_picture_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: bool
+) -> None:
+    """Also where splits share a folder of masks: what one of them uses is used."""
+    src, masks = tmp_path / "src", tmp_path / "masks"
+    for i in range(4):
+        picture(src / (("train", "val")[i % 2] if split else "") / f"{i}.png", i)
+        masks.mkdir(exist_ok=True)
+        cv2.imwrite(str(masks / f"{i}.png"), np.ones((40, 50), np.uint8))
+
+    assert run("images", src, tmp_path / "a", "--masks", masks) == 0
+    assert "used by nothing" not in capsys.readouterr().out
+    for name in ("x", "y"):
+        (masks / f"{name}.png").write_bytes((masks / "0.png").read_bytes())
+    assert run("images", src, tmp_path / "b", "--masks", masks) == 0
+    text = capsys.readouterr().out
+    assert run("images", src, tmp_path / "c", "--masks", masks, "--dry-run") == 0
+
+    note = f"2 masks used by nothing in the source: {masks}/x.png, {masks}/y.png"
+    assert note in text
+    assert note in capsys.readouterr().out
+
+
 def test_splits_share_their_classes_and_one_command(tmp_path: Path) -> None:
     for i, split in enumerate(("train", "train", "val")):
         picture(tmp_path / "src" / split / ("cat", "dog", "dog")[i] / f"{i}.jpg", i)

@@ -102,3 +102,14 @@ def describe_size(num_bytes: float) -> str:
         if num_bytes < 1024:
             return f"{num_bytes:.1f} {unit}"
     return f"{num_bytes / 1024:.1f} TiB"
+
+
+def counted(n: int, what: str) -> str:
+    """Return a number and what it counts, in the plural where it is not 1.
+
+    Example:
+        >>> counted(1, "shard"), counted(1200, "shard"), counted(0, "class")
+        ('1 shard', '1,200 shards', '0 classes')
+    """
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{n:,} {what if n == 1 else plural}"

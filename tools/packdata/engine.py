@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.limits import usable_cores
-from packdata.describe import describe_size
+from packdata.describe import counted, describe_size
 from packdata.journal import Reject
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.progress import Progress, Quiet
@@ -111,11 +111,6 @@ class Summary:
             yield f"  {error}" if item in error else f"  {item}: {error}"
         if len(self.rejected) > _SHOWN_REJECTS:
             yield f"  and {len(self.rejected) - _SHOWN_REJECTS:,} more"
-
-
-def counted(n: int, what: str) -> str:
-    """Return a number and what it counts, in the plural where it is not 1."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 class Outcome(NamedTuple):

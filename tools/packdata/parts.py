@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.schema import Label
+from packdata.describe import counted
 from packdata.labels import LABEL, LabelField, label_fields
 from packdata.sources import MaskFolder, Source, find_splits, open_source
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _SHOWN = 5
 
@@ -102,6 +103,7 @@ def source_notes(parts: Sequence[Part]) -> list[str]:
         notes.append(f"passed over: {', '.join(counts)}")
     if empty := _empty_classes(parts):
         notes.append(f"no class, for nothing is in it: {_some(empty)}; --classes can name it")
+    notes += _unused_masks(parts)
     if unlabelled:
         notes.append(
             f"no label: no column is called {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
@@ -116,6 +118,22 @@ def _empty_classes(parts: Sequence[Part]) -> list[str]:
     known = {name for field in fields if isinstance(field, Label) for name in field.classes or ()}
     empty = {name for part in parts for name in getattr(part.source, "empty_classes", ())}
     return sorted(empty - known)
+
+
+def _unused_masks(parts: Sequence[Part]) -> Iterator[str]:
+    """Count the masks that no file asks for: a name that differs is easily overlooked."""
+    left: dict[Path, dict[str, str]] = {}
+    for part in parts:
+        if (
+            part.masks is None or part.source.kind == "parquet"
+        ):  # whose keys lie among its pictures
+            return
+        unused = left.setdefault(part.masks.root, dict(part.masks.files))
+        for item in part.source.items():
+            unused.pop(item.key, None)
+    names = [str(root / file) for root, files in left.items() for file in files.values()]
+    if names:
+        yield f"{counted(len(names), 'mask')} used by nothing in the source: {_some(names)}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -204,6 +204,9 @@ class MaskFolder:
     Args:
         root: The folder.
         kind: Which files are masks.
+
+    Attributes:
+        files: Their relative paths by key.
     """
 
     def __init__(self, root: Path, kind: FileKind = PICTURES) -> None:
@@ -215,11 +218,11 @@ class MaskFolder:
         check_unique(((key_of(file), file) for file in listing.files), root)
         self.root, self._kind = root, kind
         self.identity = {"num_files": len(listing.files), "files": listing.digest}
-        self._files = {key_of(file): file for file in listing.files}
+        self.files = {key_of(file): file for file in listing.files}
 
     def find(self, key: str, where: str) -> str:
         """Return the path of the mask for a picture; SourceError if there is none."""
-        file = self._files.get(key)
+        file = self.files.get(key)
         if file is None:
             suffix = ".png" if self._kind is PICTURES else min(self._kind.suffixes)
             place = f"{os.path.join(self.root, key)}{suffix}"

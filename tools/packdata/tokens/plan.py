@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaders.errors import SourceError
-from packdata.describe import describe_field
-from packdata.engine import counted
+from packdata.describe import counted, describe_field
 from packdata.plan import pack_plan
 from packdata.reader import PackedReader
 from packdata.tokens.files import Listing, identity_of, list_files
