@@ -199,7 +199,7 @@ def test_a_run_goes_on_inside_a_block(tmp_path: Path) -> None:
 
     summary = pack(tmp_path / "a", (100,), progress=counting)
 
-    assert "of 100 samples were packed earlier" in summary.notes[0]
+    assert "of 100 samples packed earlier" in summary.notes[0]
     assert counting.total == 100
     assert labels(tmp_path / "a") == list(range(100))
     assert (tmp_path / "a" / "shard-00000.lmdb").stat().st_ino == first.st_ino

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -582,6 +583,43 @@ def test_the_result_says_nothing_of_time_host_or_place(photos: Path, tmp_path: P
 
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert str(tmp_path) not in (tmp_path / "a" / "manifest.json").read_text()
+
+
+def test_one_of_a_thing_is_said_in_the_singular(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src, packed, other = tmp_path / "src", tmp_path / "packed", tmp_path / "other"
+    picture(src / "cat" / "0.jpg", 0)
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+
+    assert run("images", src, packed, "--dry-run") == 0
+    for folder in (packed, other):
+        assert run("images", src, folder) == 0
+    for name, *args in (
+        ("info", packed),
+        ("verify", packed),
+        ("stats", packed),
+        ("diff", packed, other),
+        ("preview", packed, "--out", tmp_path / "a.png"),
+        ("repair", packed, "--from", other),
+        ("copy", packed, tmp_path / "c"),
+        ("tokens", tmp_path / "a.txt", tmp_path / "t", "--dry-run"),
+        ("tables", tmp_path / "a.csv", tmp_path / "u", "--dry-run"),
+    ):
+        assert run(name, *args) == 0
+    (packed / "shard-00000.lmdb").unlink()
+    assert run("repair", packed, "--from", other) == 0
+    text = capsys.readouterr().out
+
+    assert not re.search(r"(?<![\d.,])1 (?!class\b)\w+s\b", text), text
+    for said in (
+        "1 item of kind", "1 file kept verbatim", "1 class (cat)", "1 class: cat",
+        "1 sample in 1 shard", "1 sample is the same", "1 of 1 sample\n",
+        "1 shard was whole, 0 files restored", "0 shards were whole, 1 file restored",
+        "1 file (text), 1 byte, in 1 piece\n", "1 row in 1 file:",
+    ):  # fmt: skip
+        assert said in text, said
 
 
 # ------------------------------------------------------------------------------ help

@@ -185,12 +185,12 @@ def test_failing_after_skipping_is_refused(tmp_path: Path) -> None:
         kill=("append to the journal", 2, "after"),
     ).run_in_child()
 
-    with pytest.raises(PackError, match=r"left 1 items out, such as number 5.*on-error skip"):
+    with pytest.raises(PackError, match=r"left 1 item out, such as number 5.*on-error skip"):
         pack(tmp_path, bad=[5])
 
 
 def test_nothing_but_bad_items_is_an_error_that_says_why(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match="3 items were rejected, the first: number 0"):
+    with pytest.raises(PackError, match="it rejected 3 items, the first: number 0"):
         pack(tmp_path / "out", 3, bad=[0, 1, 2], on_error="skip")
     with pytest.raises(PackError, match="nothing to pack"):
         pack(tmp_path / "out", 0)

@@ -378,7 +378,7 @@ def test_sources_that_are_missing_or_mixed_or_given_twice_are_refused(tmp_path: 
 
     with pytest.raises(SourceError, match="no such file"):
         make_plan(tmp_path / "c.txt")
-    with pytest.raises(SourceError, match="1 files of text and 1 of ids"):
+    with pytest.raises(SourceError, match="1 file of text and 1 of ids"):
         make_plan([text, ids])
     with pytest.raises(SourceError, match="more than once"):
         make_plan([text, text])

@@ -14,6 +14,7 @@ from loaders.errors import PackError, SchemaError, ShardError
 from loaders.formats import hash_file
 from loaders.manifest import read_manifest
 from packdata.compare import key_hashes, schema_differences
+from packdata.describe import counted
 from packdata.reader import PackedReader
 from packdata.rewrite import Staging, check_target, origin
 from packdata.verify import size_fault
@@ -121,7 +122,7 @@ def _check_keys(readers: Sequence[PackedReader]) -> None:
         key = readers[source[other]].key(other - start)
         where = f"{readers[source[one]].path} and {readers[source[other]].path}"
         raise SchemaError(
-            f"{len(twice)} keys would stand twice: {key!r} is in {where}. "
+            f"{counted(len(twice), 'key')} would stand twice: {key!r} is in {where}. "
             "'packdata copy --where' leaves samples out"
         )
 

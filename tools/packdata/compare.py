@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from packdata.describe import counted
 from packdata.reader import KEY_FIELD, PackedReader
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def _option_differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
 
 def _class_difference(a: Sequence[str], b: Sequence[str]) -> str:
     only_a, only_b = sorted(set(a) - set(b)), sorted(set(b) - set(a))
-    sizes = f"{len(a)} classes in A, {len(b)} in B"
+    sizes = f"{counted(len(a), 'class')} in A, {len(b)} in B"
     parts = [
         f"{who} only: {_short(names)}" for who, names in (("A", only_a), ("B", only_b)) if names
     ]

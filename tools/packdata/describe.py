@@ -55,7 +55,7 @@ def describe_field(field: Field) -> str:
         if field.classes is None:
             return f"{field.kind}, a number"
         few = ", ".join(field.classes[:4]) + (", ..." if len(field.classes) > 4 else "")
-        return f"{field.kind} of {len(field.classes)} classes ({few})"
+        return f"{field.kind} of {counted(len(field.classes), 'class')} ({few})"
     if isinstance(field, Features | Categories):
         return describe_rows(field)
     if isinstance(field, Tokens):

@@ -267,8 +267,9 @@ class _Run:
         total = None if None in totals else sum(n for n in totals if n is not None)
         earlier = sum(p.num_earlier for p in packers)
         if earlier:
-            of_all = "" if total is None else f" of {total:,}"
-            notes.append(f"continued: {earlier:,}{of_all} samples were packed earlier")
+            some = counted(earlier, "sample")
+            some = some if total is None else f"{earlier:,} of {counted(total, 'sample')}"
+            notes.append(f"continued: {some} packed earlier")
         self.num_rejected = sum(len(r) for r in packing.state.rejects.values())
         is_unchanged = False
         try:
@@ -290,7 +291,8 @@ class _Run:
     def _check_earlier_rejects(self, packing: Packing) -> None:
         earlier = [r for rejects in packing.state.rejects.values() for r in rejects]
         if earlier and self.on_error == "fail":
-            what = f"the run to continue left {len(earlier)} items out, such as {earlier[0].item}"
+            some = counted(len(earlier), "item")
+            what = f"the run to continue left {some} out, such as {earlier[0].item}"
             raise PackError(
                 what, self.dst, "Continue with --on-error skip, or start anew with --overwrite"
             )
@@ -373,7 +375,7 @@ class _PartPacker:
     def _why_none(self) -> str:
         rejects = self.packing.state.rejects.get(self.part, [])
         if rejects:
-            return f"{len(rejects)} items were rejected, the first: {rejects[0].error}"
+            return f"it rejected {counted(len(rejects), 'item')}, the first: {rejects[0].error}"
         return str(getattr(self.recipe, "why_empty", ""))
 
     def _encode_all(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from loaders.errors import SourceError
-from packdata.describe import describe_field
+from packdata.describe import counted, describe_field
 from packdata.engine import target_folders
 from packdata.parts import source_notes
 from packdata.sources.base import files_identity
@@ -79,7 +79,7 @@ class FilesPlan(Generic[_R]):
     def _lines(self) -> Iterator[str]:
         for split, recipe in self.parts:
             name = f"{split}: " if split else ""
-            yield f"{name}{len(recipe):,} items of kind {recipe.source.kind!r} in {self.src}"
+            yield f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {self.src}"
             for folder, target in zip(target_folders(split, recipe), recipe.targets, strict=True):
                 yield f"  to {folder or 'the destination itself'}, as {self.format}:"
                 for field_name, field in target.schema.fields.items():

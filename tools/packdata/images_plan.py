@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import Field, Image, Label
-from packdata.describe import codec_text
+from packdata.describe import codec_text, counted
 from packdata.files_plan import FilesPlan
 from packdata.fit import Resize
 from packdata.images import ImageOptions, ImagesRecipe, plan_images
@@ -41,7 +41,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         if isinstance(field, Label) and field.classes is not None:
             names = ", ".join(field.classes[:_SHOWN_CLASSES])
             more = ", ..." if len(field.classes) > _SHOWN_CLASSES else ""
-            text += f", {len(field.classes)} classes: {names}{more}"
+            text += f", {counted(len(field.classes), 'class')}: {names}{more}"
         return text
 
     def notes(self, packed: Summary | None = None) -> list[str]:
@@ -57,7 +57,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         encoded = counts["re-encoded"]
         causes = [f"{n:,} {c}" for c, n in counts.items() if c not in ("kept", "re-encoded")]
         listed = f" ({', '.join(causes)})" if causes else ""
-        kept = f"{counts['kept']:,} files kept verbatim"
+        kept = f"{counted(counts['kept'], 'file')} kept verbatim"
         return [f"{kept}, {encoded:,} encoded anew{listed}" if encoded else kept]
 
 

@@ -32,7 +32,7 @@ from loaders.schema import (
     Text,
     Tokens,
 )
-from packdata.describe import describe_size
+from packdata.describe import counted, describe_size
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rows import row_text
 from packdata.slices import is_array_mask, is_plane, middle_slice
@@ -140,10 +140,10 @@ def contact_sheet(
 
 def _head(reader: PackedReader, num: int) -> tuple[str, str]:
     manifest = reader.manifest
-    parts = [f"{num:,} of {len(reader):,} samples", describe_size(manifest.size_bytes)]
+    parts = [f"{num:,} of {counted(len(reader), 'sample')}", describe_size(manifest.size_bytes)]
     for name, kind in reader.schema.fields.items():
         if isinstance(kind, Label | MultiLabel) and kind.classes is not None:
-            parts.append(f"{name}: {len(kind.classes)} classes")
+            parts.append(f"{name}: {counted(len(kind.classes), 'class')}")
     parts.append(f"fingerprint {manifest.fingerprint[:8]}")
     return reader.path.absolute().name, "  ·  ".join(parts)
 

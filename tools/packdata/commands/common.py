@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaders.errors import LoadersError, SchemaError
 from loaders.manifest import MANIFEST_NAME
-from packdata.describe import describe_size
+from packdata.describe import counted, describe_size
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
 
 if TYPE_CHECKING:
@@ -151,9 +151,11 @@ def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest) -> Non
     if args.json:
         show_json(made(folder, manifest))
         return
-    shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
-    size = describe_size(manifest.size_bytes)
-    show(f"{folder}: {manifest.num_samples:,} samples, {shards}, {size}")
+    samples, shards = (
+        counted(manifest.num_samples, "sample"),
+        counted(len(manifest.shards), "shard"),
+    )
+    show(f"{folder}: {samples}, {shards}, {describe_size(manifest.size_bytes)}")
 
 
 LINKS = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from packdata.commands.common import add_json, new_parser, parse_count, show, show_json
 from packdata.compare import Difference, diff
+from packdata.describe import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -46,12 +47,15 @@ def _show(found: Difference) -> None:
         show(what)
     for kind, num in (("only_a", found.only_a), ("only_b", found.only_b)):
         if num:
-            show(f"only {kind[-1].upper()} has {num:,} samples: {_examples(found, kind, num)}")
+            show(
+                f"only {kind[-1].upper()} has {counted(num, 'sample')}: {_examples(found, kind, num)}"
+            )
     for name, num in found.changed.items():
-        show(f"{name} differs in {num:,} samples: {_examples(found, name, num)}")
+        show(f"{name} differs in {counted(num, 'sample')}: {_examples(found, name, num)}")
     matched = "key" if found.by_key else "position"
     where = " in the fields that both have" if found.schema else ""
-    show(f"{found.num_same:,} samples are the same{where} (matched by {matched})")
+    verb = "is" if found.num_same == 1 else "are"
+    show(f"{counted(found.num_same, 'sample')} {verb} the same{where} (matched by {matched})")
 
 
 def _examples(found: Difference, kind: str, num: int) -> str:

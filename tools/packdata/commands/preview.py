@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from packdata.commands.common import new_parser, parse_count, show
+from packdata.describe import counted
 from packdata.preview import as_text, choose, contact_sheet, has_pictures, save_sheet
 from packdata.reader import PackedReader
 
@@ -52,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
         return 0
     out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
     save_sheet(contact_sheet(reader, indices, columns=args.columns), out)
-    show(f"{out}: {len(indices)} of {len(reader):,} samples")
+    show(f"{out}: {len(indices)} of {counted(len(reader), 'sample')}")
     return 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packdata.commands.common import add_json, new_parser, progress, show, show_json
+from packdata.describe import counted
 from packdata.repair import repair
 
 if TYPE_CHECKING:
@@ -41,5 +42,7 @@ def run(args: argparse.Namespace) -> int:
             show(f"{file}: restored")
         for file, what in done.failed.items():
             show(f"{file}: not restored: {what}")
-        show(f"{done.num_whole} shards were whole, {len(done.restored)} files restored")
+        verb = "was" if done.num_whole == 1 else "were"
+        whole = f"{counted(done.num_whole, 'shard')} {verb} whole"
+        show(f"{whole}, {counted(len(done.restored), 'file')} restored")
     return 1 if done.failed else 0

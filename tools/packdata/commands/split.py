@@ -15,6 +15,7 @@ from packdata.commands.common import (
     show_json,
     show_made,
 )
+from packdata.describe import counted
 from packdata.partition import parse_parts, split
 from packdata.reader import PackedReader
 from packdata.tokens.split import has_tokens
@@ -84,4 +85,5 @@ def show_left(num: int) -> None:
     """Say how many samples are in no part."""
     from packdata.commands.common import show
 
-    show(f"{num:,} samples are in no part: the fractions add up to less than 1")
+    verb = "is" if num == 1 else "are"
+    show(f"{counted(num, 'sample')} {verb} in no part: the fractions add up to less than 1")

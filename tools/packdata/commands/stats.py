@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packdata.commands.common import add_json, new_parser, parse_count, progress, show, show_json
+from packdata.describe import counted
 from packdata.reader import PackedReader
 from packdata.stats import Stats, stats
 
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(found: Stats) -> None:
     some = "" if found.num_decoded == found.num_samples else f", {found.num_decoded:,} decoded"
-    show(f"{found.num_samples:,} samples{some}")
+    show(f"{counted(found.num_samples, 'sample')}{some}")
     show(f"bytes per sample: {_row(found.bytes_per_sample)}")
     for name, about in found.fields.items():
         rest = {key: value for key, value in about.items() if key != "kind"}

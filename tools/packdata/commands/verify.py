@@ -16,7 +16,7 @@ from packdata.commands.common import (
     show,
     show_json,
 )
-from packdata.describe import describe_size
+from packdata.describe import counted, describe_size
 from packdata.verify import Report, verify
 
 if TYPE_CHECKING:
@@ -73,10 +73,9 @@ def _show(report: Report) -> None:
     for note in report.notes:
         show(f"note: {note}")
     if not report.ok:
-        num = len(report.faults)
-        show(f"{report.path}: {num} fault{'' if num == 1 else 's'}")
+        show(f"{report.path}: {counted(len(report.faults), 'fault')}")
     elif report.manifest is not None:
-        num, size = report.manifest.num_samples, describe_size(report.manifest.size_bytes)
-        shards = len(report.manifest.shards)
-        plural = "" if shards == 1 else "s"
-        show(f"{report.path}: {num:,} samples in {shards} shard{plural}, {size}: all is well")
+        known = report.manifest
+        samples, shards = counted(known.num_samples, "sample"), counted(len(known.shards), "shard")
+        size = describe_size(known.size_bytes)
+        show(f"{report.path}: {samples} in {shards}, {size}: all is well")

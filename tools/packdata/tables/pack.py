@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SchemaError, SourceError
 from loaders.manifest import read_manifest
+from packdata.describe import counted
 from packdata.engine import check_on_error, check_workers
 from packdata.plan import pack_plan
 from packdata.progress import Progress, Quiet
@@ -64,8 +65,8 @@ class TablesJob:
 
     def __str__(self) -> str:
         rows = self.recipe.num_samples
-        count = "rows" if rows is None else f"{rows:,} rows"
-        files = f"{len(self.files):,} file{'' if len(self.files) == 1 else 's'}"
+        count = "rows" if rows is None else counted(rows, "row")
+        files = counted(len(self.files), "file")
         return "\n".join([f"{count} in {files}:", *self.plan.lines()])
 
     def notes(self, packed: Summary | None = None) -> list[str]:

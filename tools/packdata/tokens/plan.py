@@ -125,7 +125,8 @@ class TokensPlan:
         files, recipe = self.listing.files, self.recipe
         size = sum(file.size for file in files)
         kinds = ", ".join(sorted({file.kind for file in files}))
-        yield f"{len(files):,} files ({kinds}), {size:,} bytes, in {len(recipe):,} pieces"
+        much = f"{counted(len(files), 'file')} ({kinds}), {counted(size, 'byte')}"
+        yield f"{much}, in {counted(len(recipe), 'piece')}"
         yield from self.notes()
         for target in recipe.targets:
             yield f"  to {target.folder or 'the destination itself'}, as {self.format}:"
@@ -212,7 +213,7 @@ def make_plan(
     listing = list_files(sources)
     kinds = Counter("ids" if f.kind in ("npy", "bin") else "text" for f in listing.files)
     if len(kinds) > 1:
-        what = f"{kinds['text']} files of text and {kinds['ids']} of ids lie there"
+        what = f"{counted(kinds['text'], 'file')} of text and {kinds['ids']} of ids lie there"
         raise SourceError(what, str(sources[0]), "Pack them one after the other")
     make = _plan_ids if "ids" in kinds else _plan_text
     recipe = make(listing, options, may_cut=on_error == "fail" and not options.val_share)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SourceError
+from packdata.describe import counted
 from packdata.tokens.documents import Documents, Piece, not_utf8, texts_of
 from packdata.tokens.files import Reader, SourceFile, count_lines
 from packdata.tokens.jsonl import parse_jsonl
@@ -224,7 +225,7 @@ class TextPiece:
     def where(self) -> str:
         """The first part, and how many follow."""
         more = len(self.parts) - 1
-        return self.parts[0].where + (f" and {more} more files" if more else "")
+        return self.parts[0].where + (f" and {counted(more, 'more file')}" if more else "")
 
     def read(self) -> Documents:
         """Return the documents of all parts."""
