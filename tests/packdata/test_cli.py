@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import os
 import re
@@ -21,10 +23,17 @@ import packdata.cli
 from loaders.errors import PackError
 from loaders.manifest import read_manifest
 from loaders.schema import Image, Label
+from packdata import partition
 from packdata.cli import build_parser, main
+from packdata.edit import CopyOptions
+from packdata.fit import Resize
+from packdata.images import ImageOptions
 from packdata.images_plan import pack_images
+from packdata.provenance import USUAL, describe_origin
 from packdata.reader import PackedReader
+from packdata.tables.options import TableOptions
 from packdata.target import PACKING_NAME
+from packdata.tokens.plan import TokenOptions
 from tests.packdata.recipes import contents
 
 if TYPE_CHECKING:
@@ -620,6 +629,77 @@ def test_one_of_a_thing_is_said_in_the_singular(
         "1 file (text), 1 byte, in 1 piece\n", "1 row in 1 file:",
     ):  # fmt: skip
         assert said in text, said
+
+
+def made_from(capsys: pytest.CaptureFixture[str], *folders: Path) -> list[str]:
+    """Return what ``info`` says of the origin of datasets."""
+    capsys.readouterr()
+    for folder in folders:
+        assert run("info", folder) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return [line.removeprefix("  made from    ") for line in lines if "made from" in line]
+
+
+def test_info_says_in_short_what_a_dataset_was_made_from(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")
+    (tmp_path / "a.csv").write_text("x,y\n1,a\n2,b\n")
+    plain, small, cats = (tmp_path / name for name in ("plain", "small", "cats"))
+    halves = tmp_path / "halves"
+    assert run("images", photos, plain) == 0
+    assert run("images", photos, small, "--size", 32, "--quality", 80, "--gray") == 0
+    assert run("copy", plain, cats, "--where", "label == 'cat'") == 0
+    assert run("split", plain, halves, "--parts", "a=0.5", "b=0.5") == 0
+    assert run("merge", tmp_path / "m", halves / "a", halves / "b") == 0
+    assert run("append", cats, halves / "b") == 1  # keys stand twice
+    assert run("tokens", tmp_path / "a.txt", tmp_path / "t", "--documents", "\\n\\n") == 0
+    assert run("tables", tmp_path / "a.csv", tmp_path / "u", "--target", "y") == 0
+
+    names = ("t", "u", "m")
+    found = made_from(capsys, plain, small, cats, halves / "b", *(tmp_path / n for n in names))
+
+    assert found == [
+        "images: photos (classes)",
+        "images: photos (classes), sizes=32, quality=80, gray=True",
+        "copy: plain, where=label == 'cat'",
+        "split: plain, parts=a:0.5 b:0.5, part=b",
+        r"tokens: 1 file (a.txt), documents='\n\n'",
+        "tables: 1 file (a.csv), target=y",
+        "merge: 2 datasets (a, b)",
+    ]
+
+
+def test_what_info_takes_for_usual_are_the_defaults() -> None:
+    tokens = {field.name: field.default for field in dataclasses.fields(TokenOptions)}
+    sized = ImageOptions(sizes=(Resize.parse(8, "shorter"),))
+    defaults = {
+        "images": sized.to_json(),
+        "tokens": tokens,
+        "tables": TableOptions().to_json(),
+        "split": {"by": inspect.signature(partition.split).parameters["by"].default},
+        "copy": {"on": CopyOptions().on},
+    }
+
+    for command, usual in USUAL.items():
+        assert usual.items() <= {**defaults[command]}.items(), command
+
+
+@pytest.mark.parametrize(
+    ("provenance", "said"),
+    [
+        ({}, ""),
+        ({"source": {"kind": "python"}, "packer": "loaders 0.1.0"}, "python"),
+        ({"from": "a survey", "year": 2024, "none": None}, "from=a survey, year=2024"),
+        ({"recipe": "images", "source": "p\udcffq"}, r"images: 'p\udcffq'"),
+        ({"recipe": "tokens", "source": list("abcdefghijklmnop")}, "tokens: 16 files or more (a, b, c, ...)"),
+        ({"command": "x", "appended": [{"name": "a"}, 3]}, "x, appended: 2 datasets (a, 3)"),
+        ({"command": ["odd"], "source": 7, "sources": 8, "options": 9}, "['odd']: 7"),
+        ({"note": "n" * 500}, f"note={'n' * 59}…"),
+    ],
+)  # fmt: skip
+def test_any_origin_is_a_line(provenance: dict[str, Any], said: str) -> None:
+    assert describe_origin(provenance) == said
 
 
 # ------------------------------------------------------------------------------ help

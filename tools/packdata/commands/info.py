@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import field_from_json
 from packdata.commands.common import add_json, datasets_at, new_parser, show, show_json
 from packdata.describe import describe, describe_field, describe_size
+from packdata.provenance import describe_origin
 
 if TYPE_CHECKING:
     import argparse
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
     summary = "show fields, samples, shards and origin of a packed dataset"
-    parser = new_parser(subparsers, "info", summary, "packdata info packed/train")
+    details = (
+        "Of the origin it shows what differs from the defaults; --json has all that is recorded."
+    )
+    parser = new_parser(subparsers, "info", summary, "packdata info packed/train", details)
     parser.add_argument("dataset", type=Path, help="folder of the dataset, or of several")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -47,5 +50,4 @@ def _show(about: dict[str, Any]) -> None:
         head = "fields" if n == 0 else ""
         field = describe_field(field_from_json(described))
         show(f"  {head:<12} {name:<{width}}  {field}{default}")
-    origin = json.dumps(about["provenance"], ensure_ascii=False)
-    show(f"  made from    {origin if len(origin) <= 400 else origin[:399] + '…'}")
+    show(f"  made from    {describe_origin(about['provenance']) or '(not recorded)'}")

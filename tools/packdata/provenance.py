@@ -1,0 +1,95 @@
+"""What a dataset was made from, in a line for people: the manifest has all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from packdata.describe import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_MAX_CHARS, _MAX_VALUE_CHARS, _MAX_NAMES = 300, 60, 3
+_KEPT_FILE_NAMES = 16  # of the files that were packed as tokens the manifest has no more
+# What is told elsewhere: in the head of the line, or of the fields (what tokens are).
+_ELSEWHERE = frozenset({"command", "recipe", "source", "sources", "kind", "packer", "targets"}) | {
+    *("options", "appended", "tokenizer", "vocab_size", "eod", "row_tokens")
+}
+# The defaults of options that are recorded though nobody gave them.
+USUAL: dict[str, dict[str, Any]] = {
+    "images": {"fit": "shorter", "quality": 90},
+    "tokens": {"documents": "file", "text_column": "text", "bin_dtype": "uint16"},
+    "tables": {"missing": "error", "dtype": "float32"},
+    "split": {"by": "shuffle"},
+    "copy": {"on": "key"},
+}
+
+
+def describe_origin(provenance: Mapping[str, Any]) -> str:
+    """Return what made a dataset, of what, and the options that are not the usual ones.
+
+    Example:
+        >>> describe_origin({"recipe": "images", "source": "photos", "quality": 80, "gray": False})
+        'images: photos, quality=80'
+        >>> describe_origin({"command": "merge", "sources": [{"name": "a"}, {"name": "b"}]})
+        'merge: 2 datasets (a, b)'
+    """
+    command = str(provenance.get("command") or provenance.get("recipe") or "")
+    made_of = _made_of(provenance)
+    head = ": ".join(filter(None, [command, made_of]))
+    appended = provenance.get("appended")
+    more = [f"appended: {_named(appended)}"] if isinstance(appended, list) and appended else []
+    return _cut(", ".join(filter(None, [head, *_options(provenance, command), *more])), _MAX_CHARS)
+
+
+def _made_of(provenance: Mapping[str, Any]) -> str:
+    source, sources = provenance.get("source"), provenance.get("sources")
+    if isinstance(sources, list):
+        return _named(sources)
+    if isinstance(source, list):  # files of text or ids
+        return _files(source, len(source), at_least=len(source) == _KEPT_FILE_NAMES)
+    if isinstance(source, Mapping):
+        if isinstance(files := source.get("files"), list):
+            return _files(files, source.get("num_files", len(files)))
+        return _word(source.get("name", source.get("kind", "")))
+    kind = provenance.get("kind")
+    return f"{_word(source)} ({kind})" if source and kind else _word(source or "")
+
+
+def _named(sources: Sequence[Any]) -> str:
+    names = [each.get("name", "?") if isinstance(each, Mapping) else each for each in sources]
+    return f"{counted(len(names), 'dataset')} ({_some(names)})"
+
+
+def _files(names: Sequence[Any], num: int, *, at_least: bool = False) -> str:
+    return f"{counted(num, 'file')}{' or more' if at_least else ''} ({_some(names)})"
+
+
+def _some(names: Sequence[Any]) -> str:
+    few = ", ".join(_word(name) for name in names[:_MAX_NAMES])
+    return few + (", ..." if len(names) > _MAX_NAMES else "")
+
+
+def _options(provenance: Mapping[str, Any], command: str) -> Iterator[str]:
+    inner, usual = provenance.get("options"), USUAL.get(command, {})
+    options = {**provenance, **(inner if isinstance(inner, Mapping) else {})}
+    for name, value in options.items():
+        if name not in _ELSEWHERE and value and value != usual.get(name):
+            yield f"{name}={_cut(_value(value), _MAX_VALUE_CHARS)}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{_word(name)}:{_word(each)}" for name, each in value.items())
+    return "+".join(map(_word, value)) if isinstance(value, list) else _word(value)
+
+
+def _word(value: Any) -> str:
+    """Return a value as it is where it can be printed, and is plainly one."""
+    text = str(value)
+    return text if text.isprintable() and text == text.strip() else ascii(text)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
