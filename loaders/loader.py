@@ -130,7 +130,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             have equal steps, False serves each sample exactly once, ``"mark"`` wraps and tells
             real rows by ``batch.valid``.
         as_dict: Hand over ``{field: values}`` instead of named tuples.
-        stall_warning_s: Log what every worker is doing when a batch takes longer than this.
+        stall_warning_s: Log what every worker is doing when a batch takes longer than this: threads, here or in a
+            child process (without workers nobody is there to tell, and torch's processes do not).
 
     Iterating begins the current epoch anew, or where ``load_state_dict`` says; a full pass
     advances the epoch.

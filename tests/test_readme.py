@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+import torch
 
+from loaders import DataLoader, RAMDataset
 from loaders.codecs.picture import picture_size
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,15 +45,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         scan = np.arange(24 * 40 * 48).reshape(24, 40, 48) % 1000 - 100 * i
         np.save(tmp_path / f"scans/{i}.npy", scan.astype(np.int16))
         np.save(tmp_path / f"scan-masks/{i}.npy", scan > 0)
+    real = ROOT / "tests/data/real"
     (tmp_path / "plays").mkdir()
-    for name, first in (("diamonds", 0), ("diamonds-test", 100)):
-        cuts = ("Ideal", "Fair", "Ideal")
-        rows = [
-            f"{0.2 + i % 17 / 10:.1f},{cuts[i % 3]},{7 * i}" for i in range(first, first + 100)
-        ]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["carat,cut,price", *rows]))
-    lines = "\n\n".join(f"HAMLET:\nTo be, or not to be, {i} times." for i in range(99))
-    (tmp_path / "plays/hamlet.txt").write_text(lines)
+    shutil.copy(real / "shakespeare.txt", tmp_path / "plays")
+    shutil.copy(real / "taxis.csv", tmp_path)
+    head, *rows = (real / "diamonds.csv").read_text().splitlines()
+    for name, part in (("diamonds", rows[:2000]), ("diamonds-test", rows[2000:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *part]))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -78,6 +79,23 @@ def test_blocks_run(folder: Path) -> None:
 
     assert (folder / "sheet.png").stat().st_size > 1000
     assert len(BLOCKS) > 12
+
+
+def test_the_trainer_of_the_page_gives_our_loader(folder: Path) -> None:
+    """The block that needs a framework."""
+    transformers = pytest.importorskip("transformers")
+    (block,) = re.findall(r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    names = {
+        "transformers": transformers,
+        "DataLoader": DataLoader,
+        "dataset": RAMDataset.from_arrays(x=torch.zeros(9)),
+    }
+
+    exec(compile(block, "README.md", "exec"), names)
+    trainer = object.__new__(names["MyTrainer"])
+    trainer.args = SimpleNamespace(per_device_train_batch_size=4)
+
+    assert [batch["x"].shape for batch in trainer.get_train_dataloader()] == [(4,), (4,)]
 
 
 def test_quickstart_runs_on_a_folder(folder: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -287,3 +288,27 @@ def test_a_crop_may_lie_outside_of_the_picture(tmp_path: Path) -> None:
     pairs = [(encoded[i].image, decoded[i].image) for i in range(len(files))]
     assert all(torch.equal(a, b) for a, b in pairs)
     assert any(not a.any() for a, _ in pairs)
+
+
+@pytest.mark.parametrize("way", ["folder", "files", "pixels"])
+def test_the_memory_that_it_takes_is_shown_before_loading_or_refused(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loading, "_MUCH", 1000)
+    files = [tmp_path / f"{i}.jpg" for i in range(4)]
+    for file in files:
+        file.write_bytes(encode_jpeg(np.zeros((32, 32, 3), np.uint8)))
+    folder = pack_samples(tmp_path / "p", 12)
+
+    def load(**settings: Any) -> RAMDataset:
+        if way == "folder":
+            return RAMDataset(folder, **settings)
+        return RAMDataset.from_files(files, decode=way == "pixels", **settings)
+
+    load(progress=False)
+    assert "RAMDataset" not in capsys.readouterr().err
+    load(progress=True)
+    assert re.search(r"RAMDataset: \S+ GB; \S+ GB are available", capsys.readouterr().err)
+    monkeypatch.setattr(loading, "available_memory", lambda: 100)
+    with pytest.raises(LoadersError, match="of memory are available"):
+        load()

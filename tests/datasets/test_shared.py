@@ -605,7 +605,7 @@ def test_the_plan_is_logged_and_what_does_not_fit_is_refused(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     with caplog.at_level("INFO", logger="loaders"):
         dataset = RAMDataset(folder, shared=True, progress=False)
-    assert "GB for this machine's 8 ranks and their workers; " in caplog.text
+    assert "GB in one copy for this machine's 8 ranks and their workers; " in caplog.text
     del dataset
     monkeypatch.setattr(loading, "available_memory", lambda: 1000)
 

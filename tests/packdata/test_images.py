@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[Any]
 
 
+@cache  # packing switches off a part of OpenCV, which then resizes another way
 def photo(height: int = 40, width: int = 60, seed: int = 0) -> Pixels:
     small = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     return cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)

@@ -6,7 +6,9 @@ the memory (this process, or an arena that processes share) allocates it by the 
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
     Blame = Callable[[int, str], LoadersError]  # a row and what is wrong with it, as an error
     Records = Callable[[slice], Sequence[UInt8Array]]
 
+logger = logging.getLogger(__name__)
 _PART_BYTES, _PART_ROWS = 16 << 20, 4096  # between two steps of the progress bar
 _PICTURES = 64  # that one thread decodes at a time
+_MUCH = 64 << 20  # bytes: what takes time to load, and is worth a line
 _SPARE_SHARE = 0.9  # of the memory that is available: the rest of the machine needs some
 
 
@@ -231,8 +235,17 @@ def parts(length: int, size: int) -> Iterator[slice]:
     return (slice(first, min(first + size, length)) for first in range(0, length, size))
 
 
-def check_fits(nbytes: int) -> int:
-    """Return the available memory; LoadersError with the figures if so many bytes do not fit."""
+def check_fits(nbytes: int, progress: bool, what: str = "") -> None:
+    """Say what so many bytes take of the available memory, or refuse them with the figures.
+
+    Args:
+        nbytes: What will be loaded.
+        progress: Show it on stderr, if it is much.
+        what: More to say about it.
+
+    Raises:
+        LoadersError: It does not fit.
+    """
     available = available_memory()
     if nbytes > _SPARE_SHARE * available:
         need, have = nbytes / 1e9, available / 1e9
@@ -240,7 +253,10 @@ def check_fits(nbytes: int) -> int:
             f"RAMDataset needs {need:.3g} GB, and {have:.3g} GB of memory are available. "
             "Use ShardDataset, which maps the files, or pack smaller (packdata images --size)"
         )
-    return available
+    said = f"RAMDataset: {nbytes / 1e9:.3g} GB{what}; {available / 1e9:.3g} GB are available"
+    logger.info(said)
+    if progress and nbytes >= _MUCH:
+        tqdm.write(said, file=sys.stderr)
 
 
 class _Bar(tqdm):  # type: ignore[misc]  # it has no types

@@ -99,7 +99,7 @@ class RAMDataset(ResidentDataset):
             shard, fields = share_columns(dataset, origin, decode, progress, shared == "all_users")
         else:
             plans = plan_columns(dataset, decode=decode, progress=progress)
-            check_fits(sum(plan.nbytes for plan in plans.values()))
+            check_fits(sum(plan.nbytes for plan in plans.values()), progress)
             shard = MemoryShard(origin, _fill(plans, progress))
             fields = {name: plan.field for name, plan in plans.items()}
         self._init_from(shard, fields, dataset, dataset.fingerprint)
@@ -178,7 +178,7 @@ class RAMDataset(ResidentDataset):
                 lambda i, what: SourceError(what, files[i]),
                 progress,
             )
-            check_fits(plan.nbytes)
+            check_fits(plan.nbytes, progress)
             fields["image"], columns["image"] = plan.field, _fill({"": plan}, progress)[""]
         dataset, shard = cls.__new__(cls), MemoryShard(Path("files"), columns)
         dataset._init_from(shard, fields, None, _fingerprint(columns), **settings)
@@ -255,7 +255,7 @@ def _read_files(files: Sequence[Path], progress: bool) -> Column:
         on_threads(read, parts(len(files), 64), 8, report)
 
     plan = ColumnPlan(Image(), lengths, fill)
-    check_fits(plan.nbytes)
+    check_fits(plan.nbytes, progress)
     return _fill({"": plan}, progress)[""]
 
 

@@ -67,14 +67,7 @@ def share_columns(
     def plan() -> dict[str, ColumnPlan]:
         plans = plan_columns(dataset, decode=decode, progress=progress)
         nbytes = sum(plan.nbytes for plan in plans.values())
-        available = check_fits(nbytes)
-        logger.info(
-            "%s: one copy of %.3g GB for this machine's %s; %.3g GB are available",
-            origin,
-            nbytes / 1e9,
-            _processes(),
-            available / 1e9,
-        )
+        check_fits(nbytes, progress, f" in one copy for this machine's {_processes()}")
         return plans
 
     shared = load(Name(_identity(dataset, decode), all_users), plan, progress)
