@@ -34,7 +34,7 @@ class ShardDataset(PackedDataset):
             threads.
         batching: ``{field: "list" | "pad" | "offsets"}`` for arrays and boxes of varying length.
         check: When records are compared with their checksums: ``"first"`` time they are read,
-            ``"always"``, ``"never"``.
+            ``"always"`` (then also each file with the manifest, when it is opened), ``"never"``.
         on_error: ``"raise"``, or ``"replace"`` a bad sample by another, chosen by the seed,
             counted and logged.
         scale: 1/2, 1/4 or 1/8 serves ``dct`` images smaller (sides rounded up), and reads no more

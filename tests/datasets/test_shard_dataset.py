@@ -10,8 +10,16 @@ import torch
 
 from loaders import DataLoader, ShardDataset, augment, concat
 from loaders.datasets import packed
-from loaders.errors import ChecksumError, LoadersError, ManifestError, SampleError, SchemaError
-from loaders.schema import Boxes, Image, Label, Mask
+from loaders.errors import (
+    ChecksumError,
+    LoadersError,
+    ManifestError,
+    SampleError,
+    SchemaError,
+    ShardError,
+)
+from loaders.manifest import read_manifest
+from loaders.schema import Array, Boxes, Field, Image, Label, Mask
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 
 if TYPE_CHECKING:
@@ -520,3 +528,31 @@ def test_a_dataset_of_nothing_but_bad_samples_ends(tmp_path: Path) -> None:
 
     with pytest.raises(LoadersError, match="bad too"):
         dataset[0]
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "parquet"])
+def test_shards_that_were_swapped_are_noticed_by_who_always_checks(
+    tmp_path: Path, kind: str
+) -> None:
+    """Their records are whole, and their sizes the same; a damaged one is told with its row instead."""
+    rows = [{"x": np.full(5000, i, np.uint8)} for i in range(8)]
+    fields: dict[str, Field] = {"x": Array(dtype="uint8", dims=(5000,))}
+    folder = pack(tmp_path / "a", fields, rows, format=kind, per_shard=2)
+    one, other = (folder / shard.file for shard in read_manifest(folder).shards[1:3])
+    assert one.stat().st_size == other.stat().st_size
+    first = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(first)
+
+    dataset = ShardDataset(folder, check="always")
+    assert dataset[0].x[0] == 0
+    with pytest.raises(SampleError, match="though its records are whole: was it swapped"):
+        dataset[2]
+
+    damaged = bytearray(one.read_bytes())
+    damaged[damaged.index(np.full(5000, 5, np.uint8).tobytes()) + 9] ^= 1
+    one.write_bytes(damaged)
+    dataset = ShardDataset(folder, check="always")
+    assert dataset[2].x[0] == 4
+    with pytest.raises(LoadersError, match="row 1"):
+        dataset[3]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from loaders.errors import SchemaError
-from loaders.formats import open_checksums, open_columns
+from loaders.errors import SchemaError, ShardError
+from loaders.formats import hash_file, open_checksums, open_columns
+from loaders.formats.checksums import hash_block
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,24 @@ class FileShard:
         """Map the file; ShardError if it is not what the manifest says."""
         columns = open_columns(self.path, self.info)
         checksums = {} if check == "never" else open_checksums(self.path, self.info)
+        if check == "always" and hash_file(self.path) != self.info.xxh3_128:
+            self._check_damage(columns, checksums)
         return OpenShard(self.path, columns, checksums)
+
+    def _check_damage(
+        self, columns: Mapping[str, Column], checksums: Mapping[str, Checksums]
+    ) -> None:
+        """Refuse a file that is not the one of the manifest, unless records of it will tell where it is damaged.
+
+        They hold their checksums themselves: two shards that were swapped have nothing wrong in them.
+        """
+        for name, sums in checksums.items():
+            for block, wanted in enumerate(sums.hashes.tolist()):
+                if hash_block(columns[name], block, sums.rows_per_block) != wanted:
+                    return
+        what = "its xxh3-128 is not that of the manifest, though its records are whole: was it swapped?"
+        hint = "Run 'packdata verify', and restore the shard"
+        raise ShardError(what, self.path, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
