@@ -49,14 +49,14 @@ class Child:
     Attributes:
         pid: Of the process.
         is_up: Whether its handlers are set.
+        is_whole: False in the middle of a message or of its count: there Ctrl-C leaves it, and it is of no more use.
         num_passes: How many pools it worked for; each group is asked for, and comes, with the number of its pass.
     """
 
     def __init__(self, maker: Maker, context: Any = None) -> None:
         if context is None or isinstance(context, str):
             context = get_context(context)
-        self.is_up, self.num_passes = False, 0
-        self._is_whole = True  # not in the middle of a message, where Ctrl-C may have left it
+        self.is_up, self.num_passes, self.is_whole = False, 0, True
         lock = partial(page_lock, what="a batch slot") if maker.pin else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._channel = Channel(ours)
@@ -81,7 +81,7 @@ class Child:
     def is_usable(self) -> bool:
         """Whether another pool can have it."""
         is_ours = os.getpid() == self._pid and self.end.alive
-        return is_ours and self._is_whole and self._process.is_alive()
+        return is_ours and self.is_whole and self._process.is_alive()
 
     @property
     def has_message(self) -> bool:
@@ -97,27 +97,21 @@ class Child:
         """RuntimeError if it is another process's, or was ended, or left in the middle of a message."""
         if os.getpid() != self._pid:
             raise RuntimeError("this child process belongs to the parent of this forked process")
-        if self.end.alive and not self._is_whole:
+        if self.end.alive and not self.is_whole:
             self.end()
             what = "a message to or from the loader's child process was interrupted"
             raise RuntimeError(f"{what}: begin a new iteration")
         if not self.end.alive:
             raise RuntimeError("the loader's child process was closed")
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Do what must be done whole; what ends in between leaves it unusable."""
-        before, self._is_whole = self._is_whole, False
-        yield
-        self._is_whole = before
-
     def send(self, *message: Any) -> None:
         """Ask it for something; RuntimeError if it died."""
+        before, self.is_whole = self.is_whole, False
         try:
-            with self.whole():
-                self._channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            self._channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         except OSError:
             raise self._death() from None
+        self.is_whole = before
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for a message; False if none came in time."""
@@ -199,9 +193,10 @@ class ChildPool:
     def put(self, group: list[Any]) -> None:
         """Ask for a group of batches."""
         self._check_open()
-        with self._child.whole():
-            self._child.send("make", self._pass, group)
-            self._under_way += 1
+        self._child.is_whole = False
+        self._child.send("make", self._pass, group)
+        self._under_way += 1
+        self._child.is_whole = True
 
     def take(self, timeout_s: float | None = None) -> list[Any]:
         """Return the oldest group, or raise its error.
@@ -216,9 +211,10 @@ class ChildPool:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if self._receive(left) is None:
                 raise TimeoutError(self.describe())
-        with self._child.whole():
-            group = self._came.popleft()
-            self._under_way -= 1
+        self._child.is_whole = False
+        group = self._came.popleft()
+        self._under_way -= 1
+        self._child.is_whole = True
         return group  # type: ignore[no-any-return]
 
     def _receive(self, timeout_s: float | None) -> Any:
@@ -226,10 +222,11 @@ class ChildPool:
         if not self._child.wait(timeout_s):
             return None
         try:
-            with self._child.whole():
-                message = self._child.receive()
-                if isinstance(message, tuple):
-                    self._keep(*message)
+            self._child.is_whole = False
+            message = self._child.receive()
+            if isinstance(message, tuple):
+                self._keep(*message)
+            self._child.is_whole = True
         except BaseException:
             if not self._child.end.alive:
                 self._under_way = 0  # nothing will come any more
