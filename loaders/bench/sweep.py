@@ -159,7 +159,9 @@ def run_sweep(
     if not cold:
         _warm_up(target, configs, seconds)
     total = len(configs) * limits.repeats
-    with tqdm(total=total, desc="measuring", unit="run", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=total, desc="measuring", unit="run", disable=None if progress else True, leave=False
+    ) as bar:
         sweep.results = interleave(
             configs, measure, repeats=limits.repeats, told=lambda config: bar.update()
         )

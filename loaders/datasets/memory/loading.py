@@ -278,7 +278,7 @@ class Progress:
             unit=self._unit,
             unit_scale=True,
             desc=self._what,
-            disable=not self._show,
+            disable=None if self._show else True,  # None: not where nobody watches
             delay=1.0,
         )
         return self
