@@ -253,13 +253,18 @@ def read_rate(place: Place) -> Finding:
 
 
 def thread_pools(place: Place) -> Finding:
-    """Count the threads that OpenCV and torch would start in each worker."""
+    """Count the threads that OpenCV, torch and OpenMP would start in all workers together."""
     opencv, torch_threads = probes.pool_sizes()
     usable = machine.usable(place.proc)
-    omp = place.environ.get("OMP_NUM_THREADS")
-    found = f"OpenCV {opencv}, torch {torch_threads}, OMP_NUM_THREADS={omp or 'unset'}"
-    found += f"; {usable} workers are {opencv * usable} threads that decode"
-    if usable > 1 and opencv > 1:
+    omp = place.environ.get("OMP_NUM_THREADS", "")
+    sizes = {
+        "OpenCV": opencv,
+        "torch": torch_threads,
+        "OpenMP": int(omp) if omp.isdigit() else usable,
+    }
+    listed = ", ".join(f"{name} {size} ({size * usable})" for name, size in sizes.items())
+    found = f"in each worker, and in {usable}: {listed}; OMP_NUM_THREADS={omp or 'unset'}"
+    if usable > 1 and max(sizes.values()) > 1:
         return Finding(
             "thread pools", "cost", found,
             "threads take turns on the cores (this loader sets OpenCV and torch to 1 in its own threads)",

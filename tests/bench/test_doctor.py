@@ -211,3 +211,31 @@ def test_probes_in_processes_of_their_own() -> None:
     assert (
         probes.allocator_gain(Path("/nonexistent.so"), 20) is not None
     )  # ld.so warns and goes on
+
+
+@pytest.mark.parametrize(
+    ("opencv", "torch_threads", "omp", "level"),
+    [
+        (1, 1, "1", "ok"), (4, 1, "1", "cost"), (1, 4, "1", "cost"), (1, 1, "4", "cost"), (1, 1, "", "cost"),
+    ],
+)  # fmt: skip
+def test_threads_of_every_library_are_counted_times_workers(
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    opencv: int,
+    torch_threads: int,
+    omp: str,
+    level: str,
+) -> None:
+    write(place.proc, {"self/status": "Cpus_allowed_list:\t0-3\n"})
+    monkeypatch.setattr(probes, "pool_sizes", lambda: (opencv, torch_threads))
+    environ = {"OMP_NUM_THREADS": omp} if omp else {}
+
+    finding = doctor.thread_pools(Place(place.path, place.proc, place.sys, place.shm, environ))
+
+    assert finding.level == level
+    assert (
+        f"OpenCV {opencv} ({4 * opencv}), torch {torch_threads} ({4 * torch_threads})"
+        in finding.found
+    )
+    assert f"OpenMP {omp or 4} ({4 * int(omp or 4)})" in finding.found
