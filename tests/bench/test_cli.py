@@ -152,6 +152,18 @@ def test_recommend_prints_a_line_that_auto_then_uses(
     assert DataLoader(dataset).num_workers == loader.num_workers
 
 
+@pytest.mark.parametrize(("available", "is_kept"), [(1.0, True), (0.3, False)])
+def test_what_is_recommended_is_kept_on_a_quiet_machine_only(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, available: float, is_kept: bool
+) -> None:
+    cache_file().unlink(missing_ok=True)
+    monkeypatch.setattr("loaders.bench.stages.available_share", lambda *_: available)
+
+    assert main(["recommend", str(packed), *QUICK, "--size", "0"]) == 0
+
+    assert cache_file().exists() is is_kept
+
+
 def test_plan_prints_what_is_served_and_floats(
     packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

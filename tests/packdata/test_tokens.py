@@ -19,6 +19,7 @@ from loaders.schema import Tokens
 from packdata.cli import main
 from packdata.combine import append, merge
 from packdata.edit import CopyOptions, copy_dataset
+from packdata.journal import Journal
 from packdata.partition import split
 from packdata.preview import as_text
 from packdata.reader import PackedReader
@@ -998,3 +999,61 @@ def test_the_command_refuses_bad_text_and_bad_options(
         with pytest.raises(SystemExit) as exit:
             main(["tokens", str(source), str(tmp_path / "p"), *bad])
         assert exit.value.code == 2
+
+
+@pytest.mark.parametrize("format", ["parquet", "lmdb"])
+def test_an_interrupted_packing_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
+) -> None:
+    text = "\n\n".join(f"document {i} " + "la " * (i % 50) for i in range(900))
+    for i in range(6):
+        write(tmp_path / f"in/{i}.txt", f"{i}: {text}")
+    options: dict[str, Any] = {"format": format, "shard_bytes": 20_000, "workers": 1}
+    given = TokenOptions(documents="\n\n", row_tokens=512)
+    pack_tokens(tmp_path / "in", tmp_path / "whole", given, **options)
+    append_line, calls = Journal.append, iter(range(1000))
+
+    def dying(self: Journal, line: Any) -> None:
+        append_line(self, line)
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", dying)
+        with pytest.raises(KeyboardInterrupt):
+            pack_tokens(tmp_path / "in", tmp_path / "a", given, **options)
+
+    summary = pack_tokens(tmp_path / "in", tmp_path / "a", given, **options)
+
+    assert any("packed earlier" in note for note in summary.notes)
+    whole, again = (
+        {file.name: file.read_bytes() for file in (tmp_path / name).glob("shard-*")}
+        for name in ("whole", "a")
+    )
+    assert len(whole) > 3
+    assert again == whole
+
+
+def test_options_of_the_command_reach_the_packing(tmp_path: Path) -> None:
+    """What each of them does is tested above; here, that the words arrive."""
+    line = json.dumps({"body": "to be or not to be. " * 30})
+    write(tmp_path / "a.jsonl", f"{line}\n{line}\n")
+    np.arange(300, dtype=np.uint32).tofile(tmp_path / "ids.bin")
+
+    assert main(["tokens", str(tmp_path / "a.jsonl"), str(tmp_path / "bpe"), "--text-column", "body",
+                 "--train-bpe", "270", "--row-tokens", "256"]) == 0  # fmt: skip
+    assert main(["tokens", str(tmp_path / "ids.bin"), str(tmp_path / "ids"), "--bin-dtype", "uint32",
+                 "--vocab-size", "300", "--eod", "99", "--format", "lmdb"]) == 0  # fmt: skip
+    (tokenizer,) = (tmp_path / "bpe").glob("tokenizer-*.json")
+    assert main(["tokens", str(tmp_path / "a.jsonl"), str(tmp_path / "like"), "--text-column", "body",
+                 "--tokenizer", str(tokenizer), "--eod", "none"]) == 0  # fmt: skip
+
+    assert 5 < len(documents(tmp_path / "bpe")[0]) < 600
+    assert documents(tmp_path / "ids") == [list(range(100)), list(range(100, 300))]
+    assert documents(tmp_path / "like") != documents(tmp_path / "bpe")  # no end behind each
+    for name, seed in (("s0", "0"), ("s1", "1")):
+        lines = "\n".join(f"line {i}" for i in range(60))
+        write(tmp_path / "lines.txt", lines)
+        assert main(["tokens", str(tmp_path / "lines.txt"), str(tmp_path / name), "--documents", "line",
+                     "--val-share", "0.5", "--seed", seed]) == 0  # fmt: skip
+    assert texts(tmp_path / "s0/val") != texts(tmp_path / "s1/val")
