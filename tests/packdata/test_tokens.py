@@ -1005,6 +1005,7 @@ def test_the_command_refuses_bad_text_and_bad_options(
 def test_an_interrupted_packing_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
 ) -> None:
+    monkeypatch.setattr("packdata.tokens.plan.PIECE_BYTES", 10_000)  # or all were one piece
     text = "\n\n".join(f"document {i} " + "la " * (i % 50) for i in range(900))
     for i in range(6):
         write(tmp_path / f"in/{i}.txt", f"{i}: {text}")
