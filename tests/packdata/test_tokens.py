@@ -1035,6 +1035,13 @@ def test_an_interrupted_packing_goes_on_to_the_same_bytes(
     assert again == whole
 
 
+def test_packing_tokens_is_public(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", TEXT)
+    packdata.pack_tokens(tmp_path / "a.txt", tmp_path / "p", packdata.TokenOptions())
+
+    assert texts(tmp_path / "p") == [TEXT]
+
+
 def test_options_of_the_command_reach_the_packing(tmp_path: Path) -> None:
     """What each of them does is tested above; here, that the words arrive."""
     line = json.dumps({"body": "to be or not to be. " * 30})

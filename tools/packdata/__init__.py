@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from packdata.images_plan import pack_images
     from packdata.recipe import Block, Recipe, Records, Target
     from packdata.tables import pack_tables
+    from packdata.tokens.plan import TokenOptions, pack_tokens
     from packdata.writer import Writer, pack
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Records",
     "Summary",
     "Target",
+    "TokenOptions",
     "Writer",
     "pack",
     "pack_arrays",
@@ -30,6 +32,7 @@ __all__ = [
     "pack_recipe",
     "pack_recipes",
     "pack_tables",
+    "pack_tokens",
 ]
 
 _HOMES = {
@@ -38,6 +41,7 @@ _HOMES = {
     "Records": "recipe",
     "Summary": "engine",
     "Target": "recipe",
+    "TokenOptions": "tokens.plan",
     "Writer": "writer",
     "pack": "writer",
     "pack_arrays": "arrays_plan",
@@ -45,6 +49,7 @@ _HOMES = {
     "pack_recipe": "engine",
     "pack_recipes": "engine",
     "pack_tables": "tables",
+    "pack_tokens": "tokens.plan",
 }
 
 
