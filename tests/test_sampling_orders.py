@@ -434,6 +434,15 @@ def test_a_sorted_class_is_not_served_in_its_order() -> None:
     assert abs(np.corrcoef(np.arange(5000), first)[0, 1]) < 0.06
 
 
+def test_classes_come_equally_often_with_replacement_too() -> None:
+    """As the docstring of ``Balanced`` says it: by weights."""
+    labels = np.repeat([0, 1, 2], [900, 90, 10])
+    order = Weighted(1 / np.bincount(labels)[labels], 600, seed=1)
+
+    counts = [np.bincount(labels[whole(order, epoch)], minlength=3) for epoch in range(5)]
+    assert all(np.abs(each - 200).max() <= 2 for each in counts)
+
+
 def test_any_epoch_of_a_balanced_order_is_at_hand_at_once() -> None:
     order = Balanced(LABELS, 9)
 

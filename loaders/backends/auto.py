@@ -149,9 +149,8 @@ class AutoPool:
         )
         try:
             self._pool = self._to_child()
-        except (
-            OSError
-        ) as error:  # no process or no memory is left for it: nothing is lost, but time
+        except OSError as error:
+            # No process or no memory is left for it: nothing is lost, but time.
             logger.warning("no child process can be started (%s): threads go on", error)
             self._watch.give_up()
             self._pool = ThreadPool(self._maker)

@@ -59,9 +59,7 @@ class _Child:
         self._maker, self._channel = maker, channel
         self._slots: SharedSlots = maker.slots  # type: ignore[assignment]
         self._sending = threading.Lock()
-        self._passes: deque[int] = (
-            deque()
-        )  # of the groups that were asked for and are not sent yet
+        self._passes: deque[int] = deque()  # of the groups that are not sent yet
         self._num_told = maker.num_replaced  # of replaced samples
         self._pool = ThreadPool(maker, on_done=self._send_ready)
         dump_in_child(self._pool.describe)

@@ -131,9 +131,8 @@ class Child:
             loaded = self._mapped.load(message)
         except (EOFError, ConnectionError):
             raise self._death() from None
-        except (
-            Exception
-        ):  # no descriptor or no memory for a slot, say: what follows cannot be read
+        except Exception:
+            # No descriptor or no memory for a slot, say: what follows cannot be read.
             self.end()
             raise
         self.is_up = True

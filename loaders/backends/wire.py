@@ -208,9 +208,9 @@ def not_inherited() -> Iterator[None]:
         yield
         return
     mapped = tuple(_mapped)
-    for each in mapped:
-        each.advise(mmap.MADV_DONTFORK)
     try:
+        for each in mapped:
+            each.advise(mmap.MADV_DONTFORK)
         yield
     finally:
         for each in mapped:
@@ -246,7 +246,9 @@ class Mapped:
             os.close(fd)
 
     def advise(self, advice: int) -> None:
-        """Tell the kernel something about all slots."""
+        """Tell the kernel something about all slots; not where a driver has locked them, and its own advice stands."""
+        if self._lock is not None:
+            return
         for buffer in tuple(self._buffers.values()):
             memory: Any = buffer.base
             memory.obj.madvise(advice)
@@ -291,9 +293,9 @@ def _set_free(ledger: UInt8Array, number: int, pid: int) -> None:
         ledger[number] = _FREE
 
 
-class _Unpickler(
-    pickle.Unpickler
-):  # messages of our own child, over a socket that nobody else has
+class _Unpickler(pickle.Unpickler):
+    """Reads messages of our own child, over a socket that nobody else has."""
+
     def __init__(self, data: io.BytesIO, mapped: Mapped) -> None:
         super().__init__(data)
         self._mapped = mapped

@@ -9,7 +9,7 @@ import numpy as np
 from loaders.checks import as_list
 from loaders.codecs import codec_for
 from loaders.errors import SchemaError
-from loaders.schema import Array, Categories, Features, Field, Json, Label, Schema, Text
+from loaders.schema import Array, Categories, Features, Field, Json, Label, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,22 +17,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.datasets.packed import PackedDataset
-
-
-def find_column(schema: Schema, name: str) -> tuple[str, int] | None:
-    """Return field and position of a column of a table; None if there is no such column, or a field has its name."""
-    if name in schema.fields:
-        return None
-    for field_name, field in schema.fields.items():
-        if isinstance(field, Features | Categories) and name in field.columns:
-            return field_name, field.columns.index(name)
-    return None
-
-
-def column_names(schema: Schema) -> list[str]:
-    """Return the names of all columns of tables."""
-    tables = (f for f in schema.fields.values() if isinstance(f, Features | Categories))
-    return [name for field in tables for name in field.columns]
 
 
 def to_pandas(dataset: PackedDataset, fields: Sequence[str] | None) -> Any:

@@ -35,6 +35,7 @@ from loaders.errors import LoadersError, SampleError, SchemaError
 from loaders.rng import hash64, key64
 from loaders.sampling.batch import IndexBatch
 from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Field, Image, Label, MultiLabel, Schema
+from loaders.schema.tables import column_names, find_column
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -317,9 +318,9 @@ class PackedDataset(BatchDataset):
         """
         if not isinstance(name, str):
             raise TypeError(f"column() takes the name of a field, got {shown(name)}")
-        if (place := frame.find_column(self.schema, name)) is not None:
+        if (place := find_column(self.schema, name)) is not None:
             return _read_only(self.column(place[0])[:, place[1]])
-        self.schema.check_names([name], also=frame.column_names(self.schema))
+        self.schema.check_names([name], also=column_names(self.schema))
         if name == "sample_id":
             return _read_only(np.arange(len(self)))
         field = self.schema.fields[name]

@@ -26,7 +26,8 @@ class Balanced(Derived):
 
     Both are exact, to within one sample, for each epoch and for all epochs so far together: a
     class is gone through in a shuffled cycle, and every epoch goes on where the one before
-    stopped. The classes are mixed by an exact shuffle of the epoch.
+    stopped. The classes are mixed by an exact shuffle of the epoch. So no sample comes again before its
+    class was gone through; with replacement, that is ``Weighted(1 / np.bincount(labels)[labels], num_samples)``.
 
     Args:
         labels: The class of each sample, of any type that sorts.

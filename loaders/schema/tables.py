@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from loaders.errors import SchemaError
 from loaders.schema.arrays import Array
 from loaders.schema.field import Field, check_dtype, register
 from loaders.schema.labels import check_classes
+
+if TYPE_CHECKING:
+    from loaders.schema.schema import Schema
 
 
 @register
@@ -143,3 +146,19 @@ def _check_numbers(name: str, numbers: Any, length: int) -> tuple[float, ...]:
     if not is_list or not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
         raise SchemaError(f"{name} must be {length} finite numbers, or none, got {numbers!r}")
     return tuple(map(float, numbers))
+
+
+def find_column(schema: Schema, name: str) -> tuple[str, int] | None:
+    """Return field and position of a column of a table; None if there is no such column, or a field has its name."""
+    if name in schema.fields:
+        return None
+    for field_name, field in schema.fields.items():
+        if isinstance(field, Features | Categories) and name in field.columns:
+            return field_name, field.columns.index(name)
+    return None
+
+
+def column_names(schema: Schema) -> list[str]:
+    """Return the names of all columns of tables."""
+    tables = (f for f in schema.fields.values() if isinstance(f, Features | Categories))
+    return [name for field in tables for name in field.columns]

@@ -17,10 +17,11 @@ from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import SchemaError, SourceError
 from loaders.limits import usable_cores
 from loaders.schema import Field, Image, Schema
+from loaders.schema.tables import find_column
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
-from packdata.rows import column_fields, find_column, read_column
+from packdata.rows import column_fields, read_column
 from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.table import Table, read_table
 from packdata.tokens.split import check_no_stream

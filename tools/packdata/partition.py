@@ -14,9 +14,10 @@ import xxhash
 
 from loaders.errors import PackError, SchemaError
 from loaders.rng import hash64, key64
+from loaders.schema.tables import find_column
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
-from packdata.rows import find_column, read_column
+from packdata.rows import read_column
 from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.tokens.split import has_tokens, num_documents, rows_of_documents
 

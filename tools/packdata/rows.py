@@ -35,19 +35,6 @@ def blocks(reader: PackedReader, name: str) -> Iterator[npt.NDArray[Any]]:
         yield np.ascontiguousarray(column.data).view(np.dtype(field.dtype).newbyteorder("<"))
 
 
-def find_column(schema: Schema, name: str) -> tuple[str, int] | None:
-    """Return field and position of a table's column, as ``ShardDataset.column`` finds it, or None.
-
-    A field of that name comes first.
-    """
-    if name in schema.fields:
-        return None
-    for field, kind in schema.fields.items():
-        if isinstance(kind, Features | Categories) and name in kind.columns:
-            return field, kind.columns.index(name)
-    return None
-
-
 def read_column(reader: PackedReader, field: str, position: int) -> npt.NDArray[Any]:
     """Return one column of a table, as stored: ``(N,)``, a copy."""
     parts = [rows[:, position] for rows in blocks(reader, field)]

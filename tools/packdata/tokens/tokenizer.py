@@ -1,7 +1,7 @@
 """Tokenizers: documents of UTF-8 to documents of ids, and ids to text.
 
 ``bytes`` needs nothing. A ``tokenizer.json`` of Hugging Face's format needs the package
-``tokenizers`` (``pip install loaders[text]``); it is data: reading it executes nothing.
+``tokenizers`` (``pip install tokenizers``); it is data: reading it executes nothing.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _import_tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        what = "a tokenizer.json needs the package 'tokenizers': pip install 'loaders[text]'"
+        what = "a tokenizer.json needs the package 'tokenizers': pip install tokenizers"
         raise LoadersError(what) from error
     return tokenizers
 
