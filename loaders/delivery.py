@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,73 +13,79 @@ from loaders.device.nested import map_tensors
 from loaders.device.prefetch import Prefetcher
 from loaders.errors import BatchError
 from loaders.live import since
-from loaders.sampling.batch import IndexBatch, index_batches
-from loaders.sampling.sampler import EpochBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from loaders.device.accelerator import Accelerator
-    from loaders.loader import DataLoader
     from loaders.sampling.plan import Plan
-
-
-class LoaderBatches(EpochBatches):
-    """Batches for a loader, which itself counts what was delivered: prefetching takes more than that."""
-
-    seed = 0
-
-    def __iter__(self) -> Iterator[IndexBatch]:  # type: ignore[override]  # sequences, not lists
-        return index_batches(self.sampler.order, self.plan(), self.sampler.epoch, self.seed)
+    from loaders.sampling.sampler import Pass
 
 
 @dataclass(slots=True)
-class Position:
-    """How far the trainer has come in an epoch."""
+class LoaderStats:
+    """Counters of a loader since it was made.
 
-    epoch: int
-    plan: Plan
-    num_steps: int = 0
+    Attributes:
+        num_batches: Batches handed to the trainer.
+        wait_s: Seconds that the trainer waited for them.
+        num_replaced: Samples that ``on_error="replace"`` replaced; with ``backend="process"`` the workers
+            log them, but count for themselves.
+        num_ready: Batches (or groups of small ones) that are ready now.
+        slot_bytes: Memory of all batch slots; page-locked where batches go to a device.
+        device_bytes: Device memory of the batches that were copied ahead and not handed over yet.
+        backend: Who makes the batches now: ``"inline"`` (there are no workers), ``"thread"``,
+            ``"subprocess"`` or ``"process"``.
+    """
 
-    def state_dict(self) -> dict[str, int]:
-        """Return what changes a sampler's state while its epoch is served."""
-        return {"epoch": self.epoch, "delivered": self.plan.delivered(self.num_steps)}
-
-    def valid(self) -> torch.Tensor | None:
-        """Tell which rows of the next batch are real; None if all are."""
-        valid = self.plan.positions(self.num_steps)[1]
-        return None if valid is None else torch.from_numpy(valid)
+    num_batches: int = 0
+    wait_s: float = 0.0
+    num_replaced: int = 0
+    num_ready: int = 0
+    slot_bytes: int = 0
+    device_bytes: int = 0
+    backend: str = ""
 
 
 class Delivery:
     """Hands batches to the trainer in the form it wants, and counts what was handed over.
 
     Args:
-        loader: Whose settings and counters these are.
         batches: Yields batches in host memory.
-        position: How far the trainer has come, where batches are of ours.
+        current: The pass over the epoch, where batches are of ours.
+        finish: Brings a batch into its form.
+        stats: Counters to go on with.
+        length: How many batches there are in all.
         accelerator: Copies them to the device; None leaves them where they are.
+        ahead: How many may be copied before they are asked for.
+        name: Of what is served, for who asks what is going on.
     """
 
     def __init__(
         self,
-        loader: DataLoader,
         batches: Iterator[Any],
-        position: Position | None,
+        current: Pass | None,
+        finish: Callable[[Any], Any],
+        stats: LoaderStats,
+        length: Callable[[], int],
+        *,
         accelerator: Accelerator | None = None,
+        ahead: int = 0,
+        name: str = "",
     ) -> None:
-        self._loader, self._batches, self._position = loader, batches, position
+        self._batches, self._pass, self._finish = batches, current, finish
+        self._stats, self._length, self._name = stats, length, name
         self._num_failed = self._num_delivered = 0
-        self._is_resume_used = False
         self._waiting_since: float | None = None
         self.pid = os.getpid()
         pin = accelerator is not None and accelerator.is_ahead
-        self._source: _Marked | Prefetcher = _Marked(batches, position, pin=pin)
+        plan = None if current is None else current.plan
+        self._source: _Marked | Prefetcher = _Marked(batches, plan, pin=pin)
         if accelerator is not None:
             self._source = Prefetcher(
                 self._source,
                 accelerator,
-                ahead=loader.device_prefetch,
+                ahead=ahead,
                 is_ready=lambda: getattr(batches, "is_ready", False),
             )
 
@@ -87,68 +93,48 @@ class Delivery:
         return self
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return self._length()
 
     def __next__(self) -> Any:
-        stats = self._loader._stats
         began = self._waiting_since = time.monotonic()
         try:
-            batch = self._finish(*next(self._source))
+            batch, valid = next(self._source)
+            batch = self._finish(batch)
+            batch = batch if valid is None else _with_marks(batch, valid)
         except StopIteration:
-            self._end()
+            if self._pass is not None:
+                self._pass.end()
             raise
         except Exception as error:
             self._num_failed += _is_of_a_batch(error)
             raise
         finally:
             self._waiting_since = None
-            stats.wait_s += time.monotonic() - began
-        stats.num_batches += 1
-        self._num_delivered += 1
-        if self._position is not None:
-            self._count(self._position)
+            self._stats.wait_s += time.monotonic() - began
+        self._count()
         return batch
 
-    def _count(self, position: Position) -> None:
+    def _count(self) -> None:
         """Note that one more batch was handed over.
 
         One that failed counts from the next one on: who stops at an error resumes at that batch, and
         who goes on has done without it.
         """
-        position.num_steps += 1 + self._num_failed
+        self._stats.num_batches += 1
+        self._num_delivered += 1
+        if self._pass is not None:
+            self._pass.count(1 + self._num_failed)
         self._num_failed = 0
-        if not self._is_resume_used:
-            self._use_resume(position)
-
-    def _use_resume(self, position: Position) -> None:
-        """Let the next iteration begin at the start, unless told otherwise: something was taken from this one."""
-        sampler = self._loader._own_sampler()
-        if self._loader._position is position and sampler.epoch == position.epoch:
-            sampler.start = 0
-            self._is_resume_used = True
-
-    def _end(self) -> None:
-        """A full pass advances the epoch, unless someone chose another one or began anew meanwhile."""
-        loader, position = self._loader, self._position
-        if position is not None and loader._position is position:
-            loader._own_sampler().set_epoch(position.epoch + 1)
-            loader._position = None
-
-    def _finish(self, batch: Any, valid: torch.Tensor | None) -> Any:
-        if self._loader.finisher is not None:
-            batch = self._loader.finisher(batch)
-        if self._loader.as_dict and hasattr(batch, "_asdict"):
-            batch = batch._asdict()
-        return batch if valid is None else _with_marks(batch, valid)
 
     def describe(self) -> str:
         """Say what is served, how far it came, and what each worker is doing; safe in a signal handler."""
-        what = type(self._loader.dataset).__name__
-        epoch = "" if self._position is None else f", epoch {self._position.epoch}"
+        epoch = "" if self._pass is None else f", epoch {self._pass.epoch}"
         waiting = since(self._waiting_since)
         waits = f"the trainer waits{waiting}" if waiting else "the trainer does not wait"
         workers = _workers_of(self._batches)
-        return f"{what}{epoch}, {self._num_delivered} batches handed over, {waits}: {workers}"
+        return (
+            f"{self._name}{epoch}, {self._num_delivered} batches handed over, {waits}: {workers}"
+        )
 
     @property
     def device_bytes(self) -> int:
@@ -159,20 +145,20 @@ class Delivery:
         """End the workers now, or let go of those that persist; otherwise it happens when this iterator is dropped."""
         if isinstance(self._source, Prefetcher):
             self._source.close()
-        if hasattr(self._batches, "close"):
-            self._batches.close()
-        elif hasattr(self._batches, "_shutdown_workers") and not self._loader.persistent_workers:
-            self._batches._shutdown_workers()  # torch's own
+        batches: Any = self._batches
+        if hasattr(batches, "close"):
+            batches.close()
+        elif hasattr(batches, "_shutdown_workers") and not batches._persistent_workers:
+            batches._shutdown_workers()  # torch's own
 
 
 class _Marked:
     """Yields each batch beside the marks of its rows: the two travel together."""
 
-    def __init__(self, batches: Iterator[Any], position: Position | None, *, pin: bool) -> None:
+    def __init__(self, batches: Iterator[Any], plan: Plan | None, *, pin: bool) -> None:
         self._batches, self._pin = batches, pin
-        self._fetched: Position | None = None  # counts on by itself
-        if position is not None and position.plan.pad == "mark":
-            self._fetched = replace(position)
+        self._plan = plan if plan is not None and plan.pad == "mark" else None
+        self._step = 0
 
     def __iter__(self) -> _Marked:
         return self
@@ -181,14 +167,17 @@ class _Marked:
         try:
             batch = next(self._batches)
         except Exception as error:
-            if self._fetched is not None:
-                self._fetched.num_steps += _is_of_a_batch(error)
+            self._step += _is_of_a_batch(error)
             raise
-        valid = None
-        if self._fetched is not None:
-            valid = self._fetched.valid()
-            self._fetched.num_steps += 1
+        valid = self._valid()
         return map_tensors((batch, valid), _pinned) if self._pin else (batch, valid)
+
+    def _valid(self) -> torch.Tensor | None:
+        if self._plan is None:
+            return None
+        valid = self._plan.positions(self._step)[1]
+        self._step += 1
+        return None if valid is None else torch.from_numpy(valid)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:

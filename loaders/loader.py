@@ -11,7 +11,6 @@ import os
 import warnings
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,14 +36,14 @@ from loaders.choices import (
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.datasets.views import as_ours
-from loaders.delivery import Delivery, LoaderBatches, Position
+from loaders.delivery import Delivery, LoaderStats
 from loaders.device.accelerator import accelerator_for, as_device, pins
 from loaders.device.pinned import pinned_buffer
 from loaders.device.ranks import shared_device
 from loaders.errors import StateError
 from loaders.live import register
 from loaders.profiling import profile_from_environment
-from loaders.sampling.sampler import EpochSampler
+from loaders.sampling.sampler import EpochSampler, UncountedBatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from loaders.choices import AugmentOn, Backend, Halves
     from loaders.device.accelerator import Accelerator
     from loaders.sampling.order import Order
+    from loaders.sampling.sampler import Pass
 
 _STATE_VERSION = 1
 _NOT_PICKLED = frozenset(
@@ -67,31 +67,6 @@ _NOT_PICKLED = frozenset(
         "finisher",
     ]
 )
-
-
-@dataclass(slots=True)
-class LoaderStats:
-    """Counters of a loader since it was made.
-
-    Attributes:
-        num_batches: Batches handed to the trainer.
-        wait_s: Seconds that the trainer waited for them.
-        num_replaced: Samples that ``on_error="replace"`` replaced; with ``backend="process"`` the workers
-            log them, but count for themselves.
-        num_ready: Batches (or groups of small ones) that are ready now.
-        slot_bytes: Memory of all batch slots; page-locked where batches go to a device.
-        device_bytes: Device memory of the batches that were copied ahead and not handed over yet.
-        backend: Who makes the batches now: ``"inline"`` (there are no workers), ``"thread"``,
-            ``"subprocess"`` or ``"process"``.
-    """
-
-    num_batches: int = 0
-    wait_s: float = 0.0
-    num_replaced: int = 0
-    num_ready: int = 0
-    slot_bytes: int = 0
-    device_bytes: int = 0
-    backend: str = ""
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -229,7 +204,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._num_restarts = 0
         self._set_to: int | None = None  # the epoch that someone chose
         self._num_replaced = 0  # by copies of the dataset in child processes
-        self._position: Position | None = None
         self._make_parts()
 
     def _divided(self, order: Order, drop_last: bool) -> EpochSampler:
@@ -246,15 +220,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _number_batches(self) -> None:
         """Cut a sampler of ours into batches of ours, which know their place in the epoch: they can be resumed."""
         if isinstance(self.sampler, EpochSampler) and self.batch_size is not None:
-            batches = LoaderBatches(
-                self.sampler, self.batch_size, drop_last=self.drop_last, pad=self.pad
+            batches = UncountedBatches(
+                self.sampler, self.batch_size, self.drop_last, self.pad, self.seed
             )
-            batches.seed = self.seed
             object.__setattr__(self, "batch_sampler", batches)  # torch forbids it
 
     def _tell_frameworks(self) -> None:
         """Let accelerate leave a loader alone that is divided by rank already, and keep its state with its own."""
-        self._is_accelerate_prepared = isinstance(self.batch_sampler, LoaderBatches)
+        self._is_accelerate_prepared = isinstance(self.batch_sampler, UncountedBatches)
         self.use_stateful_dataloader = self._is_accelerate_prepared
 
     def _choose_form(self) -> None:
@@ -301,11 +274,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Begin (or, after ``load_state_dict``, continue) an epoch."""
         if profile_from_environment(self) is not None:
             return iter(self)  # anew, under the clock
-        self._position = self._begin()
+        current = self._begin()
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
         batches = super().__iter__() if self.backend == "process" else self._start()
         self._batches = weakref.ref(batches)
-        delivery = Delivery(self, batches, self._position, accelerator)
+        delivery = Delivery(
+            batches,
+            current,
+            self._finish,
+            self._stats,
+            self.__len__,
+            accelerator=accelerator,
+            ahead=self.device_prefetch,
+            name=type(self.dataset).__name__,
+        )
         self._delivery = weakref.ref(delivery)
         register(delivery)
         return delivery
@@ -332,7 +314,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         maker = self._maker()
         # Without workers a foreign sampler is asked when its batch is: its next answer may depend on the step between.
-        is_ahead = self.num_workers > 0 or isinstance(self.batch_sampler, LoaderBatches)
+        is_ahead = self.num_workers > 0 or isinstance(self.batch_sampler, UncountedBatches)
         group_size = maker.group_size if is_ahead else 1
         in_flight = self._given_prefetch or num_in_flight(self.num_workers, group_size)
         return OrderedBatches(
@@ -379,9 +361,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _count_replaced(self, num: int) -> None:
         self._num_replaced += num
 
-    def _begin(self) -> Position | None:
+    def _begin(self) -> Pass | None:
         batches = self.batch_sampler
-        if not isinstance(batches, LoaderBatches):
+        if not isinstance(batches, UncountedBatches):
             return None
         plan = batches.plan()
         if plan.drop_last and not plan.num_steps and not self._is_warned_of_no_batch:
@@ -390,18 +372,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             remedy = "give a smaller batch_size, or leave out drop_last"
             warnings.warn(f"drop_last=True leaves no batch ({what}): {remedy}", stacklevel=3)
         self._note_restart(batches.sampler)
-        return Position(batches.sampler.epoch, plan)
+        return batches.sampler.begin(plan)
 
     def _note_restart(self, sampler: EpochSampler) -> None:
         """Warn, once, of a shuffled epoch that is left early and begun anew twice: torch would shuffle again."""
-        left = self._position
-        if left is None or not left.num_steps or left.epoch != sampler.epoch or sampler.start:
+        if not (sampler.shuffle and sampler.is_left):
             return
-        self._num_restarts += sampler.shuffle
+        self._num_restarts += 1
         if self._num_restarts == 2:
-            what = f"epoch {left.epoch} was left early, and begins anew with the same batches"
+            what = f"epoch {sampler.epoch} was left early, and begins anew with the same batches"
             remedy = "loader.set_epoch(n) chooses another, a full pass goes on to the next"
             warnings.warn(f"{what}: {remedy}", stacklevel=4)
+
+    def _finish(self, batch: Any) -> Any:
+        """Bring a batch into the form that was asked for."""
+        if self.finisher is not None:
+            batch = self.finisher(batch)
+        return batch._asdict() if self.as_dict and hasattr(batch, "_asdict") else batch
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than cores; threads are cheap, and cannot freeze a machine."""
@@ -414,8 +401,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         for part in (self.sampler, self.dataset, self._served):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
-        if self._position is not None and self._position.epoch != epoch:
-            self._position = None
 
     def stats(self) -> LoaderStats:
         """Return the counters as they are now."""
@@ -452,13 +437,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise StateError(
                 "in_order=False hands batches over in an order that no state can tell"
             )
-        sampler = own.state_dict()
-        if self._position is not None and self._position.epoch == own.epoch:
-            sampler |= self._position.state_dict()
         return {
             "version": _STATE_VERSION,
             "dataset": getattr(self.dataset, "fingerprint", None),
-            "sampler": sampler,
+            "sampler": own.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -480,10 +462,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 "it was packed, selected or split differently"
             )
         self._own_sampler().load_state_dict(state.get("sampler", {}))
-        self._position = None
 
     def _own_sampler(self) -> EpochSampler:
-        if not isinstance(self.batch_sampler, LoaderBatches):
+        if not isinstance(self.batch_sampler, UncountedBatches):
             raise StateError(
                 "only batches of ours can be resumed: leave out sampler, batch_sampler and generator"
             )

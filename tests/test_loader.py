@@ -305,6 +305,32 @@ def test_an_iterator_that_was_left_does_not_move_the_epoch(one: Path) -> None:
     assert loader.state_dict()["sampler"]["delivered"] == 0
 
 
+def test_an_epoch_that_was_chosen_at_the_sampler_stays_chosen(one: Path) -> None:
+    loader = DataLoader(only_ids(one), 5, num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    loader.sampler.set_epoch(5)  # type: ignore[attr-defined]  # as frameworks do
+
+    list(iterator)
+
+    assert loader.state_dict()["sampler"]["epoch"] == 5
+
+
+def test_a_loader_that_is_copied_goes_on_from_where_it_was(one: Path) -> None:
+    loader = DataLoader(only_ids(one), 5, shuffle=True, num_workers=1)
+    everything = ids(loader)
+    loader.set_epoch(0)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+
+    copy = pickle.loads(pickle.dumps(loader))
+    next(iterator)
+
+    assert copy.state_dict()["sampler"]["delivered"] == 10
+    copy.load_state_dict(copy.state_dict())
+    assert ids(copy) == everything[2:]
+
+
 def test_an_iterator_that_was_left_does_not_use_up_a_state_that_was_loaded(one: Path) -> None:
     loader = DataLoader(only_ids(one), 5, shuffle=True, num_workers=0)
     everything = ids(loader)

@@ -1,12 +1,12 @@
 """Samplers in the form that PyTorch and its frameworks know, over the pure functions here.
 
-What they hold is where the epoch stands, counted in samples over all ranks: as little as a resume
-needs.
+What they hold is where the epoch stands: as little as a resume needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
@@ -77,7 +77,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         self.drop_last, self.pad = drop_last, pad
         self.epoch = 0
         self.start = 0  # where the next iter begins: 0 but for the first one after load_state_dict
-        self._pass = _Pass(0)
+        self._pass: Pass | None = None  # that the state tells of; None: nothing was begun
         self._ranks: tuple[int, int] | None = None
         if rank is not None or world_size is not None:  # whatever is wrong with them is said now
             ranks = resolve_rank(rank, world_size)
@@ -115,6 +115,16 @@ class EpochSampler(DistributedSampler[SampleIndex]):
             self.start,
         )
 
+    def begin(self, plan: Plan) -> Pass:
+        """Begin a pass over the current epoch; the state tells of it from now on."""
+        self._pass = Pass(self, self.epoch, plan)
+        return self._pass
+
+    @property
+    def is_left(self) -> bool:
+        """Whether a pass over the current epoch was left early, and the next ``iter`` begins anew."""
+        return self._pass is not None and self._pass.num_steps > 0
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the current one keeps its position."""
         epoch = whole_number("epoch", epoch, at_least=0)
@@ -125,9 +135,10 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         """Return where the epoch stands, in primitives, the same on every rank.
 
         Counted is what was taken from the iterators. A DataLoader that prefetches takes more than
-        it has delivered: ``loaders.DataLoader`` therefore counts for itself.
+        it has delivered: ``loaders.DataLoader`` therefore counts what it hands over.
         """
-        place = {"epoch": self.epoch, "delivered": self._pass.delivered}
+        delivered = self.start if self._pass is None else self._pass.delivered
+        place = {"epoch": self.epoch, "delivered": delivered}
         return {"version": _STATE_VERSION, **self.order.describe(), **place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -171,8 +182,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
     def _go_to(self, epoch: int, delivered: int) -> None:
         self.epoch, self.start = epoch, delivered
-        # Iterators of before go on counting, on a pass that nobody reads.
-        self._pass = _Pass(delivered)
+        self._pass = None  # passes of before go on counting, and nobody reads them
 
     def _follow(
         self, make_plan: Callable[[], Plan], items: Callable[[Order, Plan, int], Iterator[_T]]
@@ -181,14 +191,44 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
         (torch's DataLoader makes two iterators of a batch sampler and uses one.)
         """
-        epoch, plan = self.epoch, make_plan()
-        current = self._pass = _Pass(plan.start)
-        self.start = 0
-        for num_steps, item in enumerate(items(self.order, plan, epoch), 1):
-            current.delivered = plan.delivered(num_steps)
+        current = self.begin(make_plan())
+        for item in items(self.order, current.plan, current.epoch):
+            current.count()
             yield item
-        if self._pass is current:
-            self._go_to(epoch + 1, 0)
+        current.end()
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """How far one iteration over an epoch has come.
+
+    Attributes:
+        sampler: Its state tells of this pass until another begins, or someone goes elsewhere.
+        epoch: Which epoch.
+        plan: The steps, from where the pass began.
+        num_steps: How many of them are done.
+    """
+
+    sampler: EpochSampler
+    epoch: int
+    plan: Plan
+    num_steps: int = 0
+
+    @property
+    def delivered(self) -> int:
+        """The epoch's samples, over all ranks, that are done."""
+        return self.plan.delivered(self.num_steps)
+
+    def count(self, num_steps: int = 1) -> None:
+        """Note that steps are done: what was resumed is used up, the next ``iter`` begins at the start."""
+        self.num_steps += num_steps
+        if self.sampler._pass is self:
+            self.sampler.start = 0
+
+    def end(self) -> None:
+        """Advance the epoch, unless someone chose another one or began anew meanwhile."""
+        if self.sampler._pass is self:
+            self.sampler._go_to(self.epoch + 1, 0)
 
 
 class EpochBatches(BatchSampler):
@@ -234,6 +274,32 @@ class EpochBatches(BatchSampler):
         return self.sampler.plan(self.batch_size, self.drop_last, self.pad)
 
 
+class UncountedBatches(EpochBatches):
+    """Batches for a loader that prefetches: it counts by itself what it hands over.
+
+    Args:
+        sampler: As for ``EpochBatches``.
+        batch_size: Likewise.
+        drop_last: Likewise.
+        pad: Likewise.
+        seed: Of augmentation.
+    """
+
+    def __init__(
+        self,
+        sampler: EpochSampler,
+        batch_size: int,
+        drop_last: bool = False,
+        pad: Pad | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(sampler, batch_size, drop_last, pad)
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[IndexBatch]:  # type: ignore[override]  # sequences, not lists
+        return index_batches(self.sampler.order, self.plan(), self.sampler.epoch, self.seed)
+
+
 def check_state(state: Mapping[str, Any], order: Order) -> None:
     """Raise ``StateError``, naming what differs, unless ``state`` belongs to this order."""
     if not isinstance(state, Mapping):
@@ -254,15 +320,6 @@ def check_state(state: Mapping[str, Any], order: Order) -> None:
         value = state.get(name)
         if not isinstance(value, int) or not 0 <= value < limit:
             raise StateError(f"{name} in a sampler state must be in [0, {limit}), got {value!r}")
-
-
-class _Pass:
-    """How far one iteration over an epoch has come."""
-
-    __slots__ = ("delivered",)
-
-    def __init__(self, delivered: int) -> None:
-        self.delivered = delivered
 
 
 def _as_order(order: Order | SupportsIndex, shuffle: bool | None, seed: int | None) -> Order:

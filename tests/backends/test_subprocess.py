@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -790,6 +791,12 @@ def mapped_bytes() -> int:
     return sum(int(last, 16) - int(first, 16) for first, last in ranges)
 
 
+def has_few_slot_fds(pid: int) -> bool:
+    """Tell whether hardly more descriptors of slots are open than maps; some of the former are yet to be sent."""
+    num_maps = Path(f"/proc/{pid}/maps").read_text().count("loaders-slot")
+    return num_slot_fds(pid) <= num_maps + 2
+
+
 def num_slot_fds(pid: int) -> int:
     """Return how many descriptors of slots a process has open."""
     links = []
@@ -811,8 +818,7 @@ def test_batches_that_grow_are_right_and_their_slots_few() -> None:
             held = one.nbytes + other.nbytes
             assert 0 < mapped_bytes() <= loader.stats().slot_bytes + 2 * held + 40 * mmap.PAGESIZE
             (pid,) = children()
-            num_maps = Path(f"/proc/{pid}/maps").read_text().count("loaders-slot")
-            assert num_slot_fds(pid) <= num_maps + 2  # a map has its own; some may not be sent yet
+            wait_until(partial(has_few_slot_fds, pid))  # the child goes on for a while
 
 
 def test_replaced_samples_of_a_mixture_are_counted(tmp_path: Path) -> None:
