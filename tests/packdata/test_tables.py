@@ -25,7 +25,7 @@ from packdata.edit import CopyOptions, copy_dataset
 from packdata.partition import split_indices
 from packdata.reader import PackedReader
 from packdata.stats import stats
-from packdata.tables import files, pack_tables, plan_tables
+from packdata.tables import pack_tables, plan_tables
 from packdata.verify import verify
 from tests.packdata.recipes import contents
 
@@ -571,10 +571,6 @@ def test_the_plan_can_be_looked_at_first(
     assert main(command) == 1
     assert "a packed dataset is there" in capsys.readouterr().err
     assert main([*command, "--overwrite"]) == 0
-
-
-def test_parts_are_a_few_megabytes() -> None:
-    assert files.PART_BYTES == 4 << 20
 
 
 PEAK = """

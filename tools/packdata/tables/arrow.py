@@ -10,7 +10,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
-from packdata.tables.files import Kind, Part, Rows
+from packdata.tables.parts import Kind, Part, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from loaders.errors import SourceError
-from packdata.tables.files import PART_BYTES, Kind, Part, Rows, read_bytes
+from packdata.tables.parts import PART_BYTES, Kind, Part, Rows, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

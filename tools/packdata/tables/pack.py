@@ -15,7 +15,7 @@ from packdata.progress import Progress, Quiet
 from packdata.settings import PackSettings, take
 from packdata.shards import TABLE_SHARD_BYTES, Format
 from packdata.sources.base import files_identity
-from packdata.tables.files import Kind, Part, TableFile, open_tables
+from packdata.tables.files import open_tables
 from packdata.tables.like import TARGETS, plan_like
 from packdata.tables.options import TableOptions
 from packdata.tables.plan import TablePlan, check_names, plan_columns
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from packdata.engine import Summary
     from packdata.settings import OnError
+    from packdata.tables.parts import Kind, Part, TableFile
 
 
 @dataclass(frozen=True, slots=True)

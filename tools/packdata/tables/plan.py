@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from packdata.tables.files import Kind
     from packdata.tables.options import TableOptions
+    from packdata.tables.parts import Kind
 
 FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
 _HOW_KINDS: dict[str, Kind] = {"number": "number", "flag": "flag", "hour of time": "time"}

@@ -31,7 +31,7 @@ from packdata.tables.values import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.tables.files import Part, Rows, TableFile
+    from packdata.tables.parts import Part, Rows, TableFile
     from packdata.tables.plan import TablePlan
     from packdata.tables.plan import Target as TargetColumn
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from packdata.progress import Progress
     from packdata.settings import OnError
-    from packdata.tables.files import Kind, Part, Rows, TableFile
+    from packdata.tables.parts import Kind, Part, Rows, TableFile
 
 MAX_CATEGORIES = 1_000_000
 
