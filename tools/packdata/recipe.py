@@ -1,4 +1,4 @@
-"""What a packing needs to know of its input: the recipe's side of the bargain with ``pack.py``.
+"""What a packing needs to know of its input: the recipe's side of the bargain with ``engine.py``.
 
 A recipe lists items in a fixed order and turns each into records; the packer runs it on many
 threads, cuts shards, and survives being killed. One recipe may fill several datasets from one
