@@ -967,3 +967,11 @@ def test_no_boxes_stay_no_boxes() -> None:
 def test_boxes_of_another_shape_are_refused() -> None:
     with pytest.raises(BatchError, match=r"boxes must be \(n, 4\), got \(4,\)"):
         move_boxes(np.zeros(4, np.float32), (0, 0, 2, 2), (4, 4), NO_FLIP)
+
+
+def test_ops_have_a_type_in_common() -> None:
+    crop = [RandomResizedCrop(8), RandomHorizontalFlip(), Resize(4)]
+
+    ops: Sequence[Op] = crop  # for type checkers: it is a list of ops, not of objects
+
+    assert all(isinstance(op, Op) for op in ops)

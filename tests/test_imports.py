@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,8 @@ def test_the_version_is_the_one_that_is_packaged() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert loaders.__version__ == project["version"]
+
+
+@pytest.mark.parametrize("package", ["loaders", "packdata"])
+def test_type_checkers_are_told_to_use_our_hints(package: str) -> None:
+    assert (files(package) / "py.typed").is_file()

@@ -121,6 +121,8 @@ class Op(Protocol):
             axis says so with ``per_axis = True``.
     """
 
+    __slots__ = ()
+
     num_draws: ClassVar[int]
 
     def move(self, window: Window, draws: Floats) -> None:

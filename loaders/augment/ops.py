@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loaders.augment.geometry import as_ops
+from loaders.augment.geometry import Op, as_ops
 from loaders.checks import as_list, real_number
 from loaders.errors import BatchError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.augment.geometry import Floats, Ints, Op, Window
+    from loaders.augment.geometry import Floats, Ints, Window
 
 Size = int | tuple[int, int]
 Lengths = int | tuple[int, ...]  # of a crop: one for all axes, or one for each
@@ -95,7 +95,7 @@ def _pick(draws: Floats, room: Ints) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomResizedCrop:
+class RandomResizedCrop(Op):
     """Crop a random area of a random aspect ratio and resize it: the usual training crop.
 
     The area is uniform in ``scale`` (a fraction of the image), the ratio (width by height)
@@ -177,7 +177,7 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomCrop:
+class RandomCrop(Op):
     """Crop at a random place, optionally from an image with a border of zeros.
 
     ``RandomCrop(32, padding=4)`` is the usual recipe for CIFAR, ``RandomCrop((32, 64, 64))`` or
@@ -241,7 +241,7 @@ class RandomCrop:
 
 
 @dataclass(frozen=True, slots=True)
-class CenterCrop:
+class CenterCrop(Op):
     """Crop the middle; where the image is smaller, zeros fill the sides.
 
     Args:
@@ -278,7 +278,7 @@ class CenterCrop:
 
 
 @dataclass(frozen=True, slots=True)
-class Resize:
+class Resize(Op):
     """Resize the shorter side to a length, keeping the aspect ratio, or both sides exactly.
 
     Args:
@@ -319,7 +319,7 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
-class _RandomFlip:
+class _RandomFlip(Op):
     """Mirror with probability ``p``.
 
     Args:
@@ -363,7 +363,7 @@ class RandomVerticalFlip(_RandomFlip):
 
 
 @dataclass(frozen=True, slots=True)
-class RandomFlip:
+class RandomFlip(Op):
     """Mirror each spatial axis with probability ``p``, each by a draw of its own.
 
     Args:
