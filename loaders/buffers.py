@@ -106,7 +106,7 @@ class Slots:
     def take(self, name: str, nbytes: int) -> npt.NDArray[np.uint8]:
         """Lease a buffer from the pool of this name; a small one is new: a lease would cost more."""
         if nbytes < _SMALL_BYTES:
-            return np.empty(nbytes, np.uint8)
+            return fresh(nbytes)
         return self._pool(name).take(nbytes)
 
     def _pool(self, name: str) -> SlotPool:
@@ -125,7 +125,12 @@ class FreshMemory:
 
     def take(self, name: str, nbytes: int) -> npt.NDArray[np.uint8]:
         """Allocate ``nbytes`` bytes of undefined content."""
-        return np.empty(nbytes, np.uint8)
+        return fresh(nbytes)
+
+
+def fresh(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return new bytes of undefined content; none of them, too, have a stride that torch can view by."""
+    return np.empty(max(nbytes, 1), np.uint8)[:nbytes]
 
 
 _local = threading.local()

@@ -684,7 +684,7 @@ def test_foreign_samplers_and_collate_functions(one: Path, num_workers: int, bac
 def test_a_sampler_beyond_the_end_is_an_index_error(one: Path, num_workers: int) -> None:
     loader = DataLoader(only_ids(one), 2, sampler=[1, NUM], num_workers=num_workers)
 
-    with pytest.raises(IndexError, match=f"sample {NUM} of a dataset of {NUM}"):
+    with pytest.raises(IndexError, match=f"there is no sample {NUM}, only {NUM}"):
         list(loader)
 
 

@@ -120,7 +120,7 @@ DATASETS: list[Case] = [
     (lambda g: RAMDataset(g.ram, decode="yes"), ValueError, "decode must be True or False"),
     (lambda g: RAMDataset(g.ram, device="gpu"), ValueError, "torch knows, such as 'cuda'"),
     (lambda g: g.ram["image"], TypeError, "select.. takes several.*column.. the name of a field"),
-    (lambda g: g.ram[8], IndexError, "sample 8 of a dataset of 8"),
+    (lambda g: g.ram[8], IndexError, "there is no sample 8, only 8 of them"),
     (lambda g: g.ram.column(["label"]), TypeError, "takes the name of a field"),
     (lambda g: g.ram.column("labels"), SchemaError, "no field 'labels'; there are"),
     (lambda g: g.ram.find("x"), SchemaError, "packed without keys"),

@@ -115,6 +115,17 @@ def test_a_pickled_order_is_the_same_order(make: Make) -> None:
     assert copy.describe() == order.describe()
 
 
+def test_texts_of_a_table_are_the_same_order_as_other_texts() -> None:
+    """pandas hands texts over as objects, whose bytes are addresses."""
+    plain, objects = (Balanced(values, 20) for values in (LABELS, LABELS.astype(object)))
+
+    assert objects.describe() == plain.describe()
+    assert whole(objects).tolist() == whole(plain).tolist()
+    for wrong in (["a", None], ["a", 1.5], [None, None]):
+        with pytest.raises(TypeError, match="labels must be numbers, or all texts"):
+            Balanced(np.array(wrong, object), 20)
+
+
 def test_what_was_derived_is_not_pickled() -> None:
     order = Weighted(np.ones(1000), 1000)
     size = len(pickle.dumps(order))

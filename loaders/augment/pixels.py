@@ -7,6 +7,7 @@ with the image's strides, and writes into the batch; it lets the GIL go meanwhil
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -143,7 +144,8 @@ def _resize(source: Array, target: Array, nearest: bool) -> None:
     height, width = target.shape[:2]
     from_height, from_width = source.shape[:2]
     if nearest:
-        if from_height > _MAX_NEAREST_SIDE or from_width > _MAX_NEAREST_SIDE:
+        too_large = from_height > _MAX_NEAREST_SIDE or from_width > _MAX_NEAREST_SIDE
+        if too_large or _has_ties(from_height, height) or _has_ties(from_width, width):
             _resize_nearest(source, target)
             return
         method = cv2.INTER_NEAREST_EXACT
@@ -170,13 +172,19 @@ def _resize_channels(source: Array, target: Array, method: int) -> None:
         target[:, :, start : start + step] = resized.reshape(height, width, -1)
 
 
+def _has_ties(length: int, size: int) -> bool:
+    """Tell whether a centre lies between two pixels: cv2 takes now the one, now the other."""
+    common = math.gcd(length, size)
+    return not length // common % 2 and size // common % 2 == 1
+
+
 def _resize_nearest(source: Array, target: Array) -> None:
-    """Do INTER_NEAREST_EXACT in numpy, with exact integers."""
+    """Take the nearest pixels by exact integers, of two that are equally near the one behind."""
     rows, cols = (
         (2 * np.arange(count, dtype=np.int64) + 1) * length // (2 * count)
         for count, length in zip(target.shape[:2], source.shape[:2], strict=True)
     )
-    target[...] = source[rows[:, None], cols]
+    np.take(source.take(rows, 0), cols, 1, out=target, mode="clip")  # not "raise": it would copy
 
 
 def _flip(source: Array, target: Array, vertical: bool, horizontal: bool) -> None:

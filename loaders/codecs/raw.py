@@ -47,30 +47,13 @@ class RawCodec:
             want not in (None, got) for want, got in zip(self.shape, array.shape, strict=True)
         ):
             raise CodecError(f"the field holds arrays of shape {self.shape}, got {array.shape}")
-        return self._header(array.shape) + self._cast(array).tobytes()
+        return self._header(array.shape) + cast_exactly(array, self.dtype).tobytes()
 
     def _header(self, shape: tuple[int, ...]) -> bytes:
         if self.num_free < 2:
             return b""
         free = [n for n, want in zip(shape, self.shape, strict=True) if want is None]
         return np.array(free, "<u4").tobytes()
-
-    def _cast(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if array.dtype == self.dtype:
-            return array
-        if array.dtype.kind not in "uifb":
-            raise CodecError(f"the field holds {self.dtype.name}, got {array.dtype}")
-        with np.errstate(invalid="ignore", over="ignore"):
-            cast = array.astype(self.dtype)
-            if self.dtype.kind in "uib" or array.dtype.kind in "uib":
-                # There and back shows what was cut off, but not a sign that turned: -1 as uint64.
-                back = cast.astype(array.dtype)
-                fits = np.array_equal(back, array) and np.array_equal(cast < 0, array < 0)
-            else:
-                fits = np.array_equal(np.isfinite(cast), np.isfinite(array))
-        if not fits:
-            raise CodecError(f"values of {array.dtype} do not fit the field's {self.dtype.name}")
-        return cast
 
     def decode(self, record: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         """Return the array, read-only: a view of the record where that is aligned, else a copy.
@@ -106,3 +89,26 @@ class RawCodec:
             free = iter(np.frombuffer(record[: 4 * self.num_free], "<u4").tolist())
             record = record[4 * self.num_free :]
         return tuple(next(free) if n is None else n for n in self.shape), record
+
+
+def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return numbers in another dtype; floats may be rounded to a narrower float.
+
+    Raises:
+        CodecError: The dtype cannot hold a value, or these are no numbers.
+    """
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind not in "uifb":
+        raise CodecError(f"the field holds {dtype.name}, got {array.dtype}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = array.astype(dtype)
+        if dtype.kind in "uib" or array.dtype.kind in "uib":
+            # There and back shows what was cut off, but not a sign that turned: -1 as uint64.
+            back = cast.astype(array.dtype)
+            fits = np.array_equal(back, array) and np.array_equal(cast < 0, array < 0)
+        else:
+            fits = np.array_equal(np.isfinite(cast), np.isfinite(array))
+    if not fits:
+        raise CodecError(f"values of {array.dtype} do not fit the field's {dtype.name}")
+    return cast

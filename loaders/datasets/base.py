@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
 import torch
 
 from loaders.buffers import FreshMemory
@@ -13,9 +14,30 @@ from loaders.checks import shown, whole_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy.typing as npt
+
     from loaders.datasets.reading.request import Memory
     from loaders.sampling.order import Order
     from loaders.workers import Job
+
+
+def whole_numbers(values: Any) -> npt.NDArray[np.int64]:
+    """Return indices as one array; TypeError if they are no whole numbers."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"samples have whole numbers, got {array.dtype}: {values!r}"[:200])
+    return np.ascontiguousarray(array, np.int64).reshape(-1)
+
+
+def from_start(indices: npt.NDArray[np.int64], n: int, what: str) -> npt.NDArray[np.int64]:
+    """Return indices below ``n`` counted from the first; IndexError, with ``what`` they are, if one is out of range."""
+    # A negative one is huge when it is seen as unsigned.
+    if not len(indices) or np.maximum.reduce(indices.view(np.uint64)) < n:
+        return indices
+    if int(indices.min()) < -n or int(indices.max()) >= n:
+        bad = indices[(indices < -n) | (indices >= n)][0]
+        raise IndexError(f"there is no {what} {bad}, only {n} of them")
+    return np.where(indices < 0, indices + n, indices)
 
 
 class BatchDataset(torch.utils.data.Dataset[Any], ABC):

@@ -9,7 +9,7 @@ import torch
 import xxhash
 
 from loaders.checks import as_list, one_of, real_number, shown
-from loaders.datasets.base import BatchDataset
+from loaders.datasets.base import BatchDataset, from_start, whole_numbers
 from loaders.datasets.interleave import InterleavedJob
 from loaders.datasets.packed import PackedDataset, concat
 from loaders.datasets.views import as_ours
@@ -137,13 +137,10 @@ class Mixture(BatchDataset):
     def _batch_of(self, indices: Sequence[int]) -> IndexBatch:
         if isinstance(indices, IndexBatch):
             return indices
-        array = np.array([int(index) for index in indices], np.int64)
-        bad = array[(array < -len(self)) | (array >= len(self))]
-        if bad.size:
-            raise IndexError(f"sample {bad[0]} of a mixture of {len(self)}")
+        array = from_start(whole_numbers(indices), len(self), "sample")
         epoch = getattr(indices[0], "epoch", self.epoch) if len(indices) else self.epoch
         draws = np.array([getattr(index, "draw", 0) for index in indices], np.int64)
-        return IndexBatch(np.where(array < 0, array + len(self), array), epoch, draws)
+        return IndexBatch(array, epoch, draws)
 
     def _of_source(self, number: int, batch: IndexBatch, where: Int64s) -> IndexBatch:
         """Return the part of a batch that is of one source, as that counts."""

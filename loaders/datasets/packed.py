@@ -22,7 +22,7 @@ from loaders.checks import as_list, did_you_mean, shares, shown, whole_number
 from loaders.columns import Column, FixedColumn
 from loaders.datasets import frame
 from loaders.datasets.access.store import Rows, Store
-from loaders.datasets.base import BatchDataset
+from loaders.datasets.base import BatchDataset, from_start, whole_numbers
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
 from loaders.datasets.reading.crops import CropReader
 from loaders.datasets.reading.fixed import FixedReader
@@ -105,6 +105,11 @@ class PackedDataset(BatchDataset):
             plain = dict.fromkeys(self.batching, "list")
             self.readers = make_readers(self.store, fields, self.augment, plain, self.scale)
         self.names = tuple(name for reader in self.readers for name in reader.names)
+        twice = [name for name in self.names if self.names.count(name) > 1]
+        if twice:
+            raise SchemaError(
+                f"augment.Views makes a {twice[0]!r}, and a field is called so: rename the view"
+            )
         self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
         # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
         # together, and the next batch is already begun.
@@ -203,11 +208,11 @@ class PackedDataset(BatchDataset):
             if not hasattr(indices, "__len__"):
                 what = "a batch is a list of whole numbers, one per sample"
                 raise TypeError(f"{what}, got {shown(indices)}: a batch_sampler yields lists")
-            array = _whole_numbers(indices)
+            array = whole_numbers(indices)
             seed, (epoch, draws) = self.seed, self._epoch_and_draws(indices)
         else:
             seed, epoch, draws = indices.seed, indices.epoch, indices.draws
-        array = self._wrap(array)
+        array = from_start(array, len(self), "sample")
         return Request(array, self.rows_of(array), epoch, draws, seed)
 
     def _epoch_and_draws(self, indices: Sequence[Any]) -> tuple[int, Indices | None]:
@@ -216,18 +221,6 @@ class PackedDataset(BatchDataset):
         if not hasattr(first, "epoch"):
             return self.epoch, None
         return first.epoch, np.array([index.draw for index in indices], np.int64)
-
-    def _wrap(self, indices: Indices) -> Indices:
-        """Return the indices counted from the start; IndexError if one is out of range."""
-        n = len(self)
-        if (
-            not len(indices) or np.maximum.reduce(indices.view(np.uint64)) < n
-        ):  # negative ones are huge here
-            return indices
-        if int(indices.min()) < -n or int(indices.max()) >= n:
-            bad = indices[(indices < -n) | (indices >= n)][0]
-            raise IndexError(f"sample {bad} of a dataset of {n}")
-        return np.where(indices < 0, indices + n, indices)
 
     def numbers_of(self, indices: Indices) -> Indices:
         """Return the samples' numbers in the store."""
@@ -422,7 +415,10 @@ class PackedDataset(BatchDataset):
         other.__dict__.pop("fingerprint", None)
         other.__dict__.pop("_keys", None)
         other.num_replaced, other._bad = 0, set()
-        other._view = self.numbers_of(self._wrap(_whole_numbers(array)))
+        indices = from_start(whole_numbers(array), len(self), "sample")
+        other._view = _read_only(
+            np.array(self.numbers_of(indices))
+        )  # the caller's array is his own
         return other
 
     def split(
@@ -452,10 +448,11 @@ class PackedDataset(BatchDataset):
             which = np.searchsorted(bounds, hashes * 2.0**-64, "right")
         else:
             which = np.zeros(len(self), np.int64)
-            groups = np.zeros(len(self), np.int64) if stratify is None else self.column(stratify)
-            if groups.ndim != 1:
+            values = np.zeros(len(self), np.int64) if stratify is None else self.column(stratify)
+            if values.ndim != 1:
                 raise SchemaError(f"stratify takes a field of one value, {stratify!r} has more")
-            for group in np.unique(groups):
+            kinds, groups = np.unique(values, return_inverse=True)  # what is missing is one kind
+            for group in range(len(kinds)):
                 members = np.flatnonzero(groups == group)
                 members = members[np.argsort(hashes[members], kind="stable")]
                 which[members] = np.searchsorted(
@@ -484,14 +481,7 @@ class PackedDataset(BatchDataset):
 
 def _numbers_in(batch: Sequence[int]) -> Indices:
     """Return the indices of a batch without what our samplers attach to them."""
-    return batch.indices if isinstance(batch, IndexBatch) else _whole_numbers(batch)
-
-
-def _whole_numbers(values: Any) -> Indices:
-    array = np.asarray(values)
-    if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"samples have whole numbers, got {array.dtype}: {values!r}"[:200])
-    return np.ascontiguousarray(array, np.int64).reshape(-1)
+    return batch.indices if isinstance(batch, IndexBatch) else whole_numbers(batch)
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

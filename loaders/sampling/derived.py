@@ -38,8 +38,22 @@ def frozen_copy(values: npt.ArrayLike, name: str, like: str = "[1, 2, ...]") -> 
         raise ValueError(f"{name} must have one axis, got {shown(values)}: {error}") from error
     if array.ndim != 1:
         raise ValueError(f"{name} must have one axis, got shape {array.shape}")
+    if (
+        array.dtype.kind in "OT"
+    ):  # of a table: texts as objects, which have no bytes to tell them by
+        array = _of_objects(array, name)
     array.flags.writeable = False
     return array
+
+
+def _of_objects(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    values = array.tolist()
+    plain = np.array(values)
+    is_text = [isinstance(value, str) for value in values]
+    if plain.dtype.kind not in "biufU" or any(is_text) != all(is_text):
+        bad = values[is_text.index(not is_text[0])] if len(set(is_text)) == 2 else values[0]
+        raise TypeError(f"{name} must be numbers, or all texts, got {shown(bad)} among them")
+    return plain
 
 
 def as_floats(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float64]:

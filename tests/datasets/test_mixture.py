@@ -69,7 +69,7 @@ def test_indices_number_the_samples_source_after_source(alike: Mixture, unlike: 
         assert mixture[-1].key == mixture.sources[1][6].key
         assert mixture.sources_of([0, 10, 11, 17]).tolist() == [0, 0, 1, 1]
         assert mixture.classes == ("bird", "cat", "dog")
-        with pytest.raises(IndexError, match="sample 18 of a "):
+        with pytest.raises(IndexError, match="there is no sample 18, only 18"):
             mixture[18]
         with pytest.raises(TypeError, match="whole number"):
             mixture[1:3]

@@ -13,7 +13,7 @@ from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.memory import loading
 from loaders.errors import LoadersError, SampleError, SchemaError, SourceError
-from loaders.schema import Array, Image, Label
+from loaders.schema import Array, Image, Label, Mask
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 
 if TYPE_CHECKING:
@@ -259,6 +259,21 @@ def test_a_schema_says_what_arrays_mean() -> None:
         assert dataset[1].x.dtype == torch.int32
     with pytest.raises(SchemaError, match=r"array 'image' of shape \(2, 5, 4, 3\) does not fit"):
         RAMDataset.from_arrays(schema=schema, image=pixels.transpose(0, 3, 2, 1), x=np.arange(2))
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        (np.array([300, -1]), Array(dtype="uint8")),
+        (np.array([0.5, 1.7]), Label()),
+        (np.array([2**64 - 1, 3], np.uint64), Label()),
+        (np.full((2, 4, 4, 3), 0.5, np.float32), Image(codec="raw", size=(4, 4))),
+        (np.full((2, 4, 4), 300), Mask(codec="raw", size=(4, 4))),
+    ],
+)
+def test_numbers_that_a_field_cannot_hold_are_refused(values: Any, field: Any) -> None:
+    with pytest.raises(SchemaError, match=r"array 'x': values of .* do not fit the field's"):
+        RAMDataset.from_arrays(schema={"x": field}, x=values)
 
 
 def test_arrays_that_do_not_go_together_are_refused() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, ShardDataset, augment, concat
+from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
 from loaders.datasets import packed
+from loaders.datasets.views import as_ours
 from loaders.errors import (
     ChecksumError,
     LoadersError,
@@ -91,7 +92,7 @@ def test_indices_count_from_either_end(dataset: ShardDataset, index: Any) -> Non
 
 @pytest.mark.parametrize("index", [NUM, -NUM - 1, 1 << 40, -(1 << 62)])
 def test_indices_out_of_range_are_index_errors(dataset: ShardDataset, index: int) -> None:
-    with pytest.raises(IndexError, match=f"sample {index} of a dataset of {NUM}"):
+    with pytest.raises(IndexError, match=f"there is no sample {index}, only {NUM}"):
         dataset[index]
     with pytest.raises(IndexError):
         dataset.select([0, index])
@@ -165,6 +166,16 @@ def test_select_takes_indices_or_a_mask(dataset: ShardDataset) -> None:
         dataset.select([0.5])
 
 
+def test_a_view_keeps_its_samples_whatever_becomes_of_the_indices(dataset: ShardDataset) -> None:
+    indices = np.array([3, 1])
+    view = dataset.select(indices)
+    subset = as_ours(torch.utils.data.Subset(dataset, indices))  # type: ignore[arg-type]
+
+    indices[:] = 0
+
+    assert keys(view) == keys(subset) == [key(3), key(1)]
+
+
 def test_an_empty_view_is_a_dataset(folder: Path) -> None:
     view = ShardDataset(folder, fields=["image", "label", "boxes", "key"]).select([])
 
@@ -199,6 +210,17 @@ def test_a_split_can_divide_classes_alike(tmp_path: Path) -> None:
 
     assert np.bincount(train.column("label")).tolist() == [48, 16, 16]
     assert np.bincount(val.column("label")).tolist() == [12, 4, 4]
+
+
+def test_a_split_divides_what_is_missing_as_a_class_of_its_own() -> None:
+    values = np.arange(100, dtype=np.float32) % 2
+    values[:40] = np.nan
+    dataset = RAMDataset.from_arrays(x=values)
+
+    parts = dataset.split([0.5, 0.5], stratify="x")
+
+    assert [int(np.isnan(part.column("x")).sum()) for part in parts] == [20, 20]
+    assert [len(part) for part in parts] == [50, 50]
 
 
 def test_a_split_by_key_stays_when_samples_are_added(tmp_path: Path) -> None:
@@ -354,6 +376,25 @@ def test_image_mask_and_boxes_move_together(tmp_path: Path, codec: str) -> None:
         assert boxes.tolist() == [[float(n) for n in found]]
 
 
+def test_boxes_without_their_picture_are_not_cropped_in_silence(tmp_path: Path) -> None:
+    fields = {"image": Image(codec="png"), "boxes": Boxes()}
+    pack(tmp_path / "a", fields, [{k: blocks(0)[k] for k in fields}])
+    crop = [augment.CenterCrop(16)]
+
+    with pytest.raises(SchemaError, match="boxes 'boxes' follow the crops of an image or a mask"):
+        ShardDataset(tmp_path / "a", fields=["boxes"], augment=crop)
+    assert ShardDataset(tmp_path / "a", fields=["boxes"])[0].boxes.shape == (1, 4)
+
+
+def test_a_view_that_is_called_as_a_field_is_refused(tmp_path: Path) -> None:
+    fields = {"image": Image(codec="png"), "image_a": Label()}
+    row = {"image": np.zeros((8, 8, 3), np.uint8), "image_a": 1}
+    pack(tmp_path / "a", fields, [row])
+
+    with pytest.raises(SchemaError, match=r"augment\.Views makes a 'image_a', and a field is"):
+        ShardDataset(tmp_path / "a", augment=[augment.Views(a=[augment.CenterCrop(4)])])
+
+
 def test_views_give_several_pictures_of_each_sample(tmp_path: Path) -> None:
     fields = {"image": Image(codec="png"), "mask": Mask(), "boxes": Boxes()}
     folder = pack(tmp_path / "a", fields, [blocks(i) for i in range(5)])
@@ -392,6 +433,7 @@ def test_boxes_come_in_the_form_asked_for(folder: Path, num_workers: int) -> Non
         assert torch.equal(padded.values[i, : padded.lengths[i]], boxes)
         assert not padded.values[i, padded.lengths[i] :].any()
         assert torch.equal(ragged.values[ragged.offsets[i] : ragged.offsets[i + 1]], boxes)
+    assert dataset.__getitems__([])[:] == []
     for wrong in ({"boxes": "stack"}, {"label": "pad"}):
         with pytest.raises(SchemaError, match="are for arrays and boxes"):
             dataset.replace(batching=wrong)

@@ -401,10 +401,26 @@ def test_indices_are_checked(folder: Path) -> None:
 
     assert torch.equal(windows[-1].tokens, windows[len(windows) - 1].tokens)
     for bad in (len(windows), -len(windows) - 1):
-        with pytest.raises(IndexError, match=f"window {bad} of {len(windows)}"):
+        with pytest.raises(IndexError, match=f"there is no window {bad}, only {len(windows)}"):
             windows[bad]
     with pytest.raises(TypeError, match="whole number"):
         windows["1"]
+    with pytest.raises(TypeError, match="whole numbers, got float64"):
+        windows.__getitems__([1.7])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": "stored"}, {"by": "document"}])
+def test_a_batch_may_be_empty(folder: Path, settings: Any) -> None:
+    batch = TokenWindows(folder, 10, **settings).__getitems__([]).batch
+
+    assert batch.tokens.shape == batch.targets.shape == (0, 10)
+
+
+def test_a_part_that_gets_no_document_is_refused(folder: Path) -> None:
+    windows = TokenWindows(folder, 10, by="document")
+
+    with pytest.raises(ValueError, match="gets no document: borders move to the end"):
+        windows.split([0.9999, 0.0001])
 
 
 @pytest.mark.parametrize(

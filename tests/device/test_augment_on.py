@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment
 from loaders.errors import SchemaError
@@ -69,6 +70,21 @@ def test_a_resumed_run_draws_the_same() -> None:
 
     assert got.label.tolist() == want.label.tolist()
     assert (got.image == want.image).all()
+
+
+@pytest.mark.parametrize(("side", "size"), [(6, 9), (30, 45), (2, 1), (40, 25)])
+def test_a_centre_between_two_pixels_takes_the_same_one_on_either(side: int, size: int) -> None:
+    mask = np.random.default_rng(0).integers(0, 99, (4, side, side)).astype(np.uint8)
+    dataset = RAMDataset.from_arrays(
+        image=np.zeros((4, 1, side, side), np.uint8),
+        mask=mask,
+        schema={"mask": Mask(codec="raw", size=(side, side))},
+        augment=[augment.Resize((size, size)), augment.RandomHorizontalFlip()],
+    )
+
+    host, device = (next(iter(DataLoader(dataset, 4, augment_on=on))) for on in ("host", "device"))
+
+    assert torch.equal(host.mask, device.mask)
 
 
 def test_without_ops_nothing_changes() -> None:

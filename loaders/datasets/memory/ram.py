@@ -13,6 +13,7 @@ import xxhash
 
 from loaders.checks import as_list, as_path, one_of, shown
 from loaders.codecs.picture import picture_size
+from loaders.codecs.raw import cast_exactly
 from loaders.columns import Column, FixedColumn, var_column
 from loaders.datasets.access.shards import MemoryShard
 from loaders.datasets.access.store import Store
@@ -365,7 +366,10 @@ def _array_column(name: str, field: Field, array: npt.NDArray[Any]) -> Column:
     if classes and most >= len(classes):
         what = f"array {name!r} has labels up to {most}"
         raise SchemaError(f"{what}, there are {len(classes)} classes")
-    rows = np.ascontiguousarray(array, np.dtype(field.dtype))
+    try:
+        rows = np.ascontiguousarray(cast_exactly(array, np.dtype(field.dtype)))
+    except CodecError as error:
+        raise SchemaError(f"array {name!r}: {error}") from error
     return FixedColumn(rows.reshape(-1).view(np.uint8).reshape(len(rows), nbytes))
 
 

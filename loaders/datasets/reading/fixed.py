@@ -90,11 +90,7 @@ class Layout:
     def tensor(self, flat: UInt8Array | torch.Tensor, num_samples: int) -> torch.Tensor:
         """View bytes as the field's tensor; it shares and keeps them."""
         tensor = flat if isinstance(flat, torch.Tensor) else torch.from_numpy(flat)
-        if not num_samples:
-            tensor = tensor.new_empty(
-                0, dtype=self.dtype
-            )  # numpy's empty rows have no stride to view by
-        elif self.dtype is not torch.uint8:
+        if self.dtype is not torch.uint8:
             tensor = tensor.view(self.dtype)
         if self.shape:
             tensor = tensor.view(num_samples, *self.shape)

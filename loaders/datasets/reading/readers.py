@@ -130,7 +130,6 @@ def make_readers(
     ]
     by_name = {reader.name: reader for reader in pictures}
     crops = crop_readers(store, fields, views, batching)
-    leader = next(iter(pictures), None)
     readers: list[Reader] = []
     for name, field in fields.items():
         if field is None:
@@ -145,12 +144,20 @@ def make_readers(
         elif field.record_nbytes is not None:
             readers.append(_fixed_reader(store, name, field, field.record_nbytes))
         else:
-            follows = leader if isinstance(field, Boxes) and ops else None
+            follows = _leader_of(name, pictures) if isinstance(field, Boxes) and ops else None
             codec = codec_for(field)
             readers.append(
                 ObjectReader(store, name, field, codec, batching.get(name, "list"), follows)
             )
     return tuple(readers)
+
+
+def _leader_of(boxes: str, pictures: list[PictureReader]) -> PictureReader:
+    """Return the picture whose crops boxes follow."""
+    if not pictures:
+        what = f"boxes {boxes!r} follow the crops of an image or a mask, and samples have none"
+        raise SchemaError(f"{what}: add one to fields, or leave out augment")
+    return pictures[0]
 
 
 def _fixed_reader(store: Store, name: str, field: Field, nbytes: int) -> FixedReader:
@@ -170,6 +177,10 @@ def _check_batching(fields: dict[str, Field | None], batching: dict[str, str]) -
         ):
             raise SchemaError(
                 f"batching[{name!r}] = {form!r}: 'list', 'pad' and 'offsets' are for arrays and boxes of varying length"
+            )
+        if form != "list" and sum(n is None for n in field.shape or ()) > 1:
+            raise SchemaError(
+                f"batching[{name!r}] = {form!r}: its arrays vary in more than their length; take 'list'"
             )
 
 

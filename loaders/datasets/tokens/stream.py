@@ -139,6 +139,8 @@ class TokenStream:
             length: At least 1.
             out: ``(N, length * itemsize)`` uint8, C-contiguous.
         """
+        if not len(starts):
+            return
         runs = self._prepare(starts, starts + length)
         addresses = self._addresses_of(starts, runs)
         over = starts + length > self._lasts[runs]

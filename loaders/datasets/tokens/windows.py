@@ -13,7 +13,7 @@ import xxhash
 
 from loaders.buffers import scratch
 from loaders.checks import as_list, shares, whole_number
-from loaders.datasets.base import BatchDataset, SamplesOf
+from loaders.datasets.base import BatchDataset, SamplesOf, from_start, whole_numbers
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.samples import SampleBatch, batch_type, split_batch
 from loaders.datasets.shard import ShardDataset
@@ -220,6 +220,9 @@ class TokenWindows(BatchDataset):
         if self.by == "document":
             ends = self.stream.document_ends
             cuts[1:-1] = ends[np.searchsorted(ends, cuts[1:-1])]
+            if not np.diff(cuts).all():
+                what = f"a part of {[*parts]} gets no document: borders move to the end of the one they lie in"
+                raise ValueError(f"{what}; give it a larger share, or divide by 'packdata split'")
         return tuple(self._with(span=(int(a), int(b))) for a, b in itertools.pairwise(cuts))
 
     def _with(self, **changed: Any) -> TokenWindows:
@@ -250,14 +253,8 @@ class TokenWindows(BatchDataset):
     def numbers(self, indices: Any) -> Indices:
         """Return the windows that indices mean, counted from the first."""
         array = getattr(indices, "indices", None)  # of our samplers
-        numbers = np.asarray(indices if array is None else array, np.int64).reshape(-1)
-        n = len(self)
-        if len(numbers) and int(numbers.view(np.uint64).max()) >= n:  # a negative one is huge here
-            if int(numbers.min()) < -n or int(numbers.max()) >= n:
-                bad = int(numbers[(numbers < -n) | (numbers >= n)][0])
-                raise IndexError(f"window {bad} of {n}")
-            numbers = np.where(numbers < 0, numbers + n, numbers)
-        return numbers
+        numbers = whole_numbers(indices) if array is None else array
+        return from_start(numbers, len(self), "window")
 
     def __repr__(self) -> str:
         what = f"{len(self):,} windows of {self.length:,}, {self.num_tokens:,} tokens"
@@ -338,8 +335,8 @@ class WindowJob:
         if self._is_narrow:
             self._gather(numbers, out[0])
             return
-        length, item = self._windows.length, self._windows.stream.dtype.itemsize
-        raw = scratch(len(numbers) * (length + 1) * item).reshape(len(numbers), -1)
+        row = (self._windows.length + 1) * self._windows.stream.dtype.itemsize
+        raw = scratch(len(numbers) * row).reshape(len(numbers), row)
         self._gather(numbers, raw)
         narrow = raw.view(self._windows.stream.dtype)
         np.copyto(out[0], narrow[:, :-1])
