@@ -31,8 +31,8 @@ from loaders.datasets.reading.readers import ObjectReader, SampleIdReader, make_
 from loaders.datasets.reading.request import Memory, Reader, Request
 from loaders.datasets.reading.samples import SampleBatch, split_batch
 from loaders.datasets.settings import as_batching, as_fields, as_transform, check_augment
+from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import LoadersError, SampleError, SchemaError
-from loaders.rng import hash64, key64
 from loaders.sampling.batch import IndexBatch
 from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Field, Image, Label, MultiLabel, Schema
 from loaders.schema.tables import column_names, find_column
@@ -429,36 +429,40 @@ class PackedDataset(BatchDataset):
         by: Literal["sample", "key"] = "sample",
         seed: int = 0,
     ) -> tuple[Self, ...]:
-        """Divide the samples at random; each goes to exactly one part.
+        """Divide the samples at random, as ``packdata split`` does; each goes to exactly one part.
 
         Args:
             parts: The share of each part; they sum to 1.
-            stratify: A label field whose classes are divided alike.
+            stratify: A label field, another of one number, or a column of a packed table, of which each part gets
+                its share of every value.
             by: ``"key"``: each sample's part follows from its key alone, so it stays when samples
                 are added; the shares are then met on average.
             seed: For the division.
+
+        Raises:
+            ValueError: The arguments are no shares, contradict each other, or a part would be empty.
+            SchemaError: There is no such column, or it has hardly any value twice.
         """
         parts, seed = shares(parts), whole_number("seed", seed)
         if by not in ("sample", "key") or (by == "key" and stratify is not None):
             raise ValueError(f"by must be 'sample', or 'key' without stratify, got {by!r}")
-        numbers = self._key_hashes() if by == "key" else np.arange(len(self), dtype=np.uint64)
-        hashes = hash64(key64(seed, 0x5711), numbers)
-        bounds = np.cumsum(parts)[:-1]
         if by == "key":
-            which = np.searchsorted(bounds, hashes * 2.0**-64, "right")
+            chosen = divide_by_key(self._key_hashes(), parts, seed)
         else:
-            which = np.zeros(len(self), np.int64)
-            values = np.zeros(len(self), np.int64) if stratify is None else self.column(stratify)
-            if values.ndim != 1:
-                raise SchemaError(f"stratify takes a field of one value, {stratify!r} has more")
-            kinds, groups = np.unique(values, return_inverse=True)  # what is missing is one kind
-            for group in range(len(kinds)):
-                members = np.flatnonzero(groups == group)
-                members = members[np.argsort(hashes[members], kind="stable")]
-                which[members] = np.searchsorted(
-                    np.round(bounds * len(members)), np.arange(len(members)), "right"
+            chosen = divide(len(self), parts, seed, self._strata(stratify))
+        for share, indices in zip(parts, chosen, strict=True):
+            if share and len(self) and not len(indices):
+                raise ValueError(
+                    f"a part of {parts} gets none of {len(self)} samples: give it a larger share"
                 )
-        return tuple(self.select(np.flatnonzero(which == part)) for part in range(len(parts)))
+        return tuple(self.select(indices) for indices in chosen)
+
+    def _strata(self, name: str | None) -> npt.NDArray[Any] | None:
+        if name is None:
+            return None
+        values = self.column(name)
+        check_strata(values, name)
+        return values
 
     def _key_hashes(self) -> npt.NDArray[np.uint64]:
         hashes, order = self._keys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from pathlib import Path
@@ -12,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import PackError, SchemaError
-from loaders.rng import hash64, key64
 from loaders.schema.tables import find_column
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from packdata.shards import Format
 
 By = Literal["shuffle", "key-hash"]
-_PURPOSE = 0x5B117  # so that no other use of the same seed draws the same numbers
-_FEW_NUMBERS, _MANY_NUMBERS = 10, 100  # different ones of a column to stratify by: always, never
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -130,33 +127,16 @@ def split_indices(
         if stratify is not None:
             raise ValueError("key-hash looks at one key at a time: it cannot stratify")
         return _by_key(reader, fractions, seed)
-    order = np.argsort(hash64(key64(seed, _PURPOSE), np.arange(len(reader))), kind="stable")
-    if stratify is None:
-        return _cut(order, fractions)
-    values = _strata(reader, stratify)
-    order = order[np.argsort(values[order], kind="stable")]
-    return _deal(order, fractions, seed)
+    strata = None if stratify is None else _strata(reader, stratify)
+    return divide(len(reader), fractions, seed, strata)
 
 
 def _strata(reader: PackedReader, name: str) -> npt.NDArray[Any]:
     """Return the value of each sample that a division goes by: of a field, or a table's column."""
     place = find_column(reader.schema, name)
-    if place is not None:
-        values = read_column(reader, *place)
-        _check_few(values, name)
-        return values
-    values = reader.column(name)
-    if values.ndim != 1 or values.dtype.kind not in "iub":
-        raise SchemaError(f"field {name!r} is no label or whole number: it cannot stratify")
+    values = reader.column(name) if place is None else read_column(reader, *place)
+    check_strata(values, name)
     return values
-
-
-def _check_few(values: npt.NDArray[Any], name: str) -> None:
-    """Raise SchemaError for a column of measurements: hardly any value has samples to share out."""
-    num = len(np.unique(values))
-    if values.dtype.kind == "f" and num > max(_FEW_NUMBERS, min(_MANY_NUMBERS, len(values) // 2)):
-        what = f"column {name!r} has {num:,} different numbers in {len(values):,} samples"
-        raise SchemaError(f"{what}: it cannot stratify. Take a column of categories, or a label")
 
 
 def split_documents(
@@ -164,10 +144,7 @@ def split_documents(
 ) -> list[npt.NDArray[np.int64]]:
     """Return the numbers of each part's documents, sorted; of a dataset of tokens."""
     check_fractions(fractions)
-    order = np.argsort(
-        hash64(key64(seed, _PURPOSE), np.arange(num_documents(reader))), kind="stable"
-    )
-    return _cut(order, fractions)
+    return divide(num_documents(reader), fractions, seed)
 
 
 def check_fractions(fractions: Sequence[float]) -> None:
@@ -184,37 +161,8 @@ def _by_key(
     if not reader.has_keys:
         raise SchemaError(f"{reader.path} has no field {KEY_FIELD!r}: divide it by shuffle")
     keys = reader.keys()
-    hashes = (xxhash.xxh3_64_intdigest(key.encode(), seed % 2**64) for key in keys)
-    position = np.fromiter(hashes, np.uint64, len(reader)) * 2.0**-64
-    part = np.searchsorted(np.cumsum(fractions), position, side="right")
-    return [np.flatnonzero(part == i) for i in range(len(fractions))]
-
-
-def _cut(order: npt.NDArray[np.int64], fractions: Sequence[float]) -> list[npt.NDArray[np.int64]]:
-    """Cut an order into runs."""
-    bounds = [0, *(round(len(order) * end) for end in np.cumsum(fractions).tolist())]
-    return [np.sort(order[a:b]) for a, b in itertools.pairwise(bounds)]
-
-
-def _deal(
-    order: npt.NDArray[np.int64], fractions: Sequence[float], seed: int
-) -> list[npt.NDArray[np.int64]]:
-    """Deal an order out evenly, so that every stretch of it (a class) is divided by the fractions.
-
-    The part takes each time the running total of its fraction passes a whole number; the next part
-    does the same with what is left. So each part's size is right to one sample, as is its share of
-    each class, and the smallest classes are not all rounded the same way.
-    """
-    parts, left = [], 1.0
-    for i, fraction in enumerate(fractions):
-        share = min(1.0, fraction / left) if left > 1e-12 else 1.0
-        start = float(hash64(key64(seed, _PURPOSE, 1), np.array([i]))[0]) * 2.0**-64
-        total = np.arange(len(order) + 1) * share + (start if share < 1 - 1e-9 else 0.0)
-        steps = np.floor(total + 1e-9)
-        takes = steps[1:] > steps[:-1]
-        parts.append(np.sort(order[takes]))
-        order, left = order[~takes], left - fraction
-    return parts
+    hashes = (xxhash.xxh3_64_intdigest(key.encode()) for key in keys)
+    return divide_by_key(np.fromiter(hashes, np.uint64, len(reader)), fractions, seed)
 
 
 def parse_parts(texts: Sequence[str]) -> dict[str, float]:
