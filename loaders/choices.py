@@ -11,7 +11,7 @@ from loaders.checks import one_of, shown, whole_number
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.moving import MovingHalf
-from loaders.limits import usable_cores
+from loaders.limits import cores_of_rank
 from loaders.sampling.balanced import Balanced
 from loaders.sampling.blocks import BlockShuffled
 from loaders.sampling.order import Order, Sequential, Shuffled
@@ -132,17 +132,18 @@ def choose_workers(num_workers: int | Literal["auto"], dataset: Any) -> int:
         return whole_number("num_workers", num_workers, at_least=0)
     if not isinstance(dataset, BatchDataset):
         return 0
-    measured = read_workers(dataset, usable_cores())
+    cores = cores_of_rank()
+    measured = read_workers(dataset, cores)
     if measured is not None:
         return measured
     nbytes = dataset.sample_nbytes
     if nbytes == 0:
         return 0  # nothing is copied on the host
-    most = dataset.max_workers or usable_cores()
+    most = dataset.max_workers or cores
     if nbytes is not None and nbytes < _SMALL_SAMPLE_BYTES:
         # Copying small rows takes less than handing them over: more threads only compete.
         most = min(most, 1 if nbytes < _TINY_SAMPLE_BYTES else 2)
-    return min(usable_cores(), most)
+    return min(cores, most)
 
 
 # -- the device's share ----------------------------------------------------------------------------

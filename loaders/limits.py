@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _PROC, _SYS = Path("/proc"), Path("/sys")
 _NO_LIMIT = 1 << 60  # version 1 writes its largest number
@@ -24,6 +24,22 @@ def usable_cores(proc: Path = _PROC, sys: Path = _SYS) -> int:
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     quota = cpu_quota(proc, sys)
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def cores_of_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many cores to use beside the other ranks of this machine: a share, unless it has some for itself."""
+    cores, ranks = usable_cores(), environ.get("LOCAL_WORLD_SIZE", "")
+    if not ranks.isdecimal() or int(ranks) < 2 or has_own_cores():
+        return cores
+    return max(1, cores // int(ranks))
+
+
+def has_own_cores() -> bool:
+    """Tell whether this process may use fewer cores than the one that started it, as where ranks are bound to some."""
+    try:
+        return os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid())
+    except (AttributeError, OSError):  # not Linux; or the parent has ended, or cannot be asked
+        return False
 
 
 def cpu_quota(proc: Path = _PROC, sys: Path = _SYS) -> float | None:

@@ -82,7 +82,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             blocks of neighbours, mixed within a window, for disks that dislike random reads.
         sampler: Any sampler; ours (``loaders.sampling``) are sliced by rank and can be resumed.
         num_workers: Threads (or processes, see ``backend``). ``"auto"``: for our datasets what
-            ``python -m loaders.bench recommend`` measured, else the cores that this process may use; 0 for others.
+            ``python -m loaders.bench recommend`` measured, else the cores that this process may use, divided by
+            ``LOCAL_WORLD_SIZE`` where ranks share them; 0 for others.
         persistent_workers: Keep worker processes, and the child of ``backend="subprocess"``, from epoch to epoch; what
             changes in the dataset meanwhile does not reach them.
         prefetch_factor: Batches in flight: with threads, of all of them together (default 2, or of small

@@ -92,7 +92,7 @@ def test_the_order_is_what_shuffle_says_and_a_given_one_stays() -> None:
     assert choose_order(dataset, 2, None, given, 7) is given
 
 
-def test_workers_are_as_many_as_the_samples_are_worth() -> None:
+def test_workers_are_as_many_as_the_samples_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = pixels(), RAMDataset.from_arrays(image=np.zeros((2, 3, 99, 99), np.uint8))
     tiny = RAMDataset.from_arrays(label=np.zeros(2))
 
@@ -102,6 +102,9 @@ def test_workers_are_as_many_as_the_samples_are_worth() -> None:
     assert choose_workers("auto", large) == usable_cores()
     assert choose_workers("auto", [1, 2, 3]) == 0  # torch's own default
     assert choose_workers("auto", RAMDataset(small, device="cpu")) == 0  # gathered by the device
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(usable_cores()))
+    assert choose_workers("auto", large) == 1  # a rank's share of the cores
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
     large.max_workers = small.max_workers = 1
     assert choose_workers("auto", small) == 1
     assert choose_workers("auto", large) == 1  # says that more would only compete

@@ -137,6 +137,31 @@ def test_the_machine_itself() -> None:
     assert 0 < limits.available_memory() <= limits.memory_bytes() <= limits.meminfo()["MemTotal"]
 
 
+def test_ranks_share_cores_unless_each_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "usable_cores", lambda: 16)
+
+    found = [limits.cores_of_rank({"LOCAL_WORLD_SIZE": n}) for n in ("1", "8", "3", "99", "x", "")]
+    monkeypatch.setattr(limits, "has_own_cores", lambda: True)
+
+    assert found == [16, 2, 5, 1, 16, 16]
+    assert limits.cores_of_rank({"LOCAL_WORLD_SIZE": "8"}) == 16
+    assert limits.cores_of_rank({}) == 16
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_process_that_is_bound_to_some_cores_has_its_own() -> None:
+    code = "from loaders.limits import has_own_cores; print(has_own_cores())"
+    bind = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); "
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=60
+        ).stdout
+        for text in (code, bind + code)
+    ]
+
+    assert found == ["False\n", "True\n"]
+
+
 def test_a_real_quota_bounds_auto() -> None:
     """In a control group of its own, where this process may make one."""
     group = Path(f"/sys/fs/cgroup/cpu/loaders-test-{os.getpid()}")
