@@ -30,6 +30,7 @@ from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.readers import ObjectReader, SampleIdReader, make_readers
 from loaders.datasets.reading.request import Memory, Reader, Request
 from loaders.datasets.reading.samples import SampleBatch, split_batch
+from loaders.datasets.reading.transforming import Transforming
 from loaders.datasets.settings import as_batching, as_fields, as_transform, check_augment
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import LoadersError, SampleError, SchemaError
@@ -101,6 +102,7 @@ class PackedDataset(BatchDataset):
             or (isinstance(reader, ObjectReader) and isinstance(reader.field, Array | Boxes))
             for name in (reader.list_names if isinstance(reader, CropReader) else reader.names)
         }
+        self.transforming = None if self.transform is None else Transforming(self.transform)
         if self.transform is not None:  # it sees samples; its results are joined after it
             plain = dict.fromkeys(self.batching, "list")
             self.readers = make_readers(self.store, fields, self.augment, plain, self.scale)
@@ -229,15 +231,6 @@ class PackedDataset(BatchDataset):
     def rows_of(self, indices: Indices) -> Rows:
         """Find samples in the store."""
         return self.store.rows(self.numbers_of(indices))
-
-    def apply_transform(self, sample: Any) -> Any:
-        """Apply the user's transform to one sample."""
-        if not isinstance(self.transform, Mapping):
-            assert self.transform is not None
-            return self.transform(sample)
-        return sample._replace(
-            **{name: fn(getattr(sample, name)) for name, fn in self.transform.items()}
-        )
 
     @property
     def sample_nbytes(self) -> int | None:

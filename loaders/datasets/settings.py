@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from loaders.schema import Field, Schema
 
-    Transform = Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]]
+    Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 
 
 def as_fields(fields: Any, schema: Schema) -> tuple[str, ...]:

@@ -31,7 +31,9 @@ class ShardDataset(PackedDataset):
         augment: Ops of ``loaders.augment``, applied while decoding, to image, mask and boxes
             alike; crops and flips also to volumes and other arrays with ``Array.spatial`` axes.
         transform: A function of a sample, or ``{field: function}``; runs per sample, on worker
-            threads.
+            threads. Random numbers of the process come to threads in no fixed order: a function with a parameter
+            ``generator`` (without a default) is given a ``torch.Generator`` of the sample's own, which depends
+            on seed, epoch, sample and draw alone.
         batching: ``{field: "list" | "pad" | "offsets"}`` for arrays and boxes of varying length.
         check: When records are compared with their checksums: ``"first"`` time they are read,
             ``"always"`` (then also each file with the manifest, when it is opened), ``"never"``.

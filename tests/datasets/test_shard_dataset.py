@@ -334,6 +334,51 @@ def test_a_transform_takes_samples_or_fields(folder: Path) -> None:
         whole.replace(transform={"image": len})
 
 
+def noisy(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return value + torch.rand((), generator=generator)
+
+
+def with_noise(sample: Any, *, generator: torch.Generator) -> Any:
+    return sample._replace(label=noisy(sample.label, generator))
+
+
+def own(value: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    assert generator is None
+    return value
+
+
+@pytest.mark.parametrize("transform", [{"label": noisy}, with_noise])
+def test_a_transform_draws_the_same_for_a_sample_whoever_applies_it(
+    folder: Path, transform: Any
+) -> None:
+    dataset = ShardDataset(folder, fields=["label", "sample_id"], transform=transform)
+
+    def drawn(epoch: int = 0, seed: int = 1, **settings: Any) -> dict[int, float]:
+        loader = DataLoader(dataset, 3, shuffle=True, seed=seed, **settings)
+        loader.set_epoch(epoch)
+        pairs = [zip(b.sample_id.tolist(), b.label.tolist(), strict=True) for b in loader]
+        return dict(pair for batch in pairs for pair in batch)
+
+    expected = drawn(num_workers=0)
+
+    assert len({value % 1 for value in expected.values()}) == NUM
+    for settings in (
+        {"num_workers": 3},
+        {"num_workers": 2, "backend": "subprocess"},
+        {"num_workers": 2, "backend": "process"},
+    ):
+        assert drawn(**settings) == expected
+    assert drawn(epoch=1)[0] != expected[0] != drawn(seed=2)[0]
+
+
+def test_fields_draw_apart_and_a_generator_of_ones_own_stays(folder: Path) -> None:
+    both = {"label": noisy, "sample_id": noisy}
+    (sample,) = ShardDataset(folder, fields=list(both), transform=both)[:1]
+
+    assert sample.label % 1 != sample.sample_id % 1
+    assert ShardDataset(folder, fields=["label"], transform={"label": own})[1].label == 1
+
+
 def test_the_error_of_a_transform_keeps_its_type_and_names_the_sample(folder: Path) -> None:
     dataset = ShardDataset(
         folder, fields=["label"], transform={"label": lambda label: 1 // label.item()}

@@ -108,11 +108,13 @@ class BatchJob:
 
     def _transform(self, part: int, first: int, last: int) -> None:
         batch = self._batch()  # other threads may still be reading its other rows
-        for i in range(first, last):
+        transform = self.dataset.transforming
+        assert transform is not None
+        for i, seed in enumerate(transform.seeds(self.request, first, last), first):
             self._at[part] = i
             sample = sample_type(batch._fields)(*(values[i] for values in batch))
             try:
-                self._transformed[i] = self.dataset.apply_transform(sample)
+                self._transformed[i] = transform(sample, seed)
             except Exception as error:
                 error.add_note(
                     str(
