@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
-Transform = Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]]
+Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 _MAX_REPLACED_SHARE = 0.01
 _MAX_REPLACED = 10  # so many are allowed in a small dataset, too
 
