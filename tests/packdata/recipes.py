@@ -19,7 +19,7 @@ from loaders.schema import Bytes, Label, Schema, Text
 from packdata import target
 from packdata.engine import Summary, pack_recipes
 from packdata.journal import Journal
-from packdata.recipe import Block, Records, Target
+from packdata.recipe import Block, Recipe, Records, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 20_000
 
 
-class NumbersRecipe:
+class NumbersRecipe(Recipe):
     """Items are numbers; records are pseudo-random bytes of pseudo-random size that follow from them.
 
     Args:
@@ -82,6 +82,8 @@ class BlocksRecipe(NumbersRecipe):
         bad: Items that cannot be packed.
         options: As for ``NumbersRecipe``.
     """
+
+    is_of_blocks = True
 
     def __init__(
         self, sizes: Sequence[int | None], bad: Sequence[int] = (), **options: Any

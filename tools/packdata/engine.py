@@ -193,8 +193,17 @@ def pack_recipes(
     num_workers = check_workers(workers)
     check_on_error(on_error)
     progress = Quiet() if progress is None else progress
-    options = (format, shard_bytes, num_workers, on_error, progress, is_unchanged)
-    return _Run(parts, Path(dst), *options)(overwrite)
+    run = _Run(
+        parts,
+        Path(dst),
+        format=format,
+        shard_bytes=shard_bytes,
+        num_workers=num_workers,
+        on_error=on_error,
+        progress=progress,
+        is_unchanged=is_unchanged,
+    )
+    return run(overwrite)
 
 
 def check_on_error(on_error: str) -> None:
@@ -217,6 +226,7 @@ class _Run:
         self,
         parts: Sequence[tuple[str, Recipe]],
         dst: Path,
+        *,
         format: Format,
         shard_bytes: int,
         num_workers: int,
@@ -306,14 +316,14 @@ def target_folders(part: str, recipe: Recipe) -> list[str]:
 def _counted_folders(part: str, recipe: Recipe) -> list[str]:
     """Return the folders that hold each sample once between them."""
     folders = target_folders(part, recipe)
-    return folders if getattr(recipe, "divides", False) else folders[:1]
+    return folders if recipe.divides else folders[:1]
 
 
 class _PartPacker:
     """Packs one part: its items in order, from where its shards end."""
 
-    def __init__(self, options: _Run, packing: Packing, part: str, recipe: Recipe) -> None:
-        self.options, self.packing, self.part, self.recipe = options, packing, part, recipe
+    def __init__(self, run: _Run, packing: Packing, part: str, recipe: Recipe) -> None:
+        self.run, self.packing, self.part, self.recipe = run, packing, part, recipe
         self.folders = target_folders(part, recipe)
         state = packing.state
         self.is_ended = part in state.ended
@@ -325,21 +335,19 @@ class _PartPacker:
             r.number: r for r in state.rejects.get(part, []) if r.number >= self.start
         }
         self._builders = [
-            ShardBuilder(target.schema, options.format, options.shard_bytes)
-            for target in recipe.targets
+            ShardBuilder(target.schema, run.format, run.shard_bytes) for target in recipe.targets
         ]
         self._rejects: list[Reject] = []
 
     @property
     def num_samples(self) -> int | None:
         """Samples that the part has, rejected items counted as one each; None if nobody knows."""
-        total: int | None = getattr(self.recipe, "num_samples", len(self.recipe))
-        return total
+        return self.recipe.num_samples if self.recipe.is_of_blocks else len(self.recipe)
 
     @property
     def num_earlier(self) -> int:
         """Samples that earlier runs packed, where nothing of a block is counted in items."""
-        if not hasattr(self.recipe, "num_samples"):
+        if not self.recipe.is_of_blocks:
             return self.start
         shards = self.packing.state.shards
         return min(sum(s.num_samples for s in shards.get(f, ())) for f in self.folders)
@@ -369,22 +377,22 @@ class _PartPacker:
         if empty:
             where = f"{empty[0]!r} holds " if empty[0] else ""
             raise PackError(
-                f"{where}no sample that could be packed", self.options.dst, self._why_none()
+                f"{where}no sample that could be packed", self.run.dst, self._why_none()
             )
 
     def _why_none(self) -> str:
         rejects = self.packing.state.rejects.get(self.part, [])
         if rejects:
             return f"it rejected {counted(len(rejects), 'item')}, the first: {rejects[0].error}"
-        return str(getattr(self.recipe, "why_empty", ""))
+        return self.recipe.why_empty
 
     def _encode_all(self) -> None:
         def size_of(outcome: Outcome) -> int:
             return outcome.nbytes
 
         # Blocks are alike, so that a few are enough to keep all workers busy.
-        limit = {"max_bytes": _MAX_BLOCK_BYTES} if hasattr(self.recipe, "num_samples") else {}
-        with OrderedPool(self._encode, self.options.num_workers, size_of, **limit) as pool:
+        limit = {"max_bytes": _MAX_BLOCK_BYTES} if self.recipe.is_of_blocks else {}
+        with OrderedPool(self._encode, self.run.num_workers, size_of, **limit) as pool:
             num_items = self.start
             for item in self.recipe.items(self.start):
                 for outcome in pool.put((num_items, item)):
@@ -394,7 +402,7 @@ class _PartPacker:
                 self._take(outcome)
         if num_items != len(self.recipe):
             what = f"the source listed {len(self.recipe)} items and then gave {num_items}"
-            raise PackError(what, self.options.dst, "It changed while it was packed: run it again")
+            raise PackError(what, self.run.dst, "It changed while it was packed: run it again")
 
     def _encode(self, numbered: tuple[int, Any]) -> Outcome:
         """Runs on the threads."""
@@ -403,9 +411,9 @@ class _PartPacker:
             all_records = self.recipe.encode(item)
             for records, target in zip(all_records, self.recipe.targets, strict=True):
                 if isinstance(records, Block):
-                    check_block(records, target.schema, self.options.format)
+                    check_block(records, target.schema, self.run.format)
                 else:
-                    check_records(records, target.schema, self.options.format)
+                    check_records(records, target.schema, self.run.format)
             return Outcome(number, "", all_records)
         except SourceError as error:
             return Outcome(number, self.recipe.name(item), (), error)
@@ -425,8 +433,8 @@ class _PartPacker:
             items, rows = self._reached[i]
             if outcome.number >= items:
                 self._add(i, outcome, records, rows if outcome.number == items else 0)
-        self.options.num_encoded += outcome.num_samples
-        self.options.progress.advance(self.options.num_rejected, outcome.num_samples)
+        self.run.num_encoded += outcome.num_samples
+        self.run.progress.advance(self.run.num_rejected, outcome.num_samples)
 
     def _add(self, i: int, outcome: Outcome, records: Records | Block, first: int) -> None:
         """Hand records to a target, all but the ``first`` samples of a block, cutting its shards."""
@@ -446,12 +454,12 @@ class _PartPacker:
                 self._cut(i, number + at_end, 0 if at_end else first)
 
     def _reject(self, outcome: Outcome) -> None:
-        if outcome.rejects and self.options.on_error == "fail":
+        if outcome.rejects and self.run.on_error == "fail":
             raise outcome.rejects[0][1]
         if outcome.number not in self._expected:
             number = outcome.number
             self._rejects += [Reject(number, name, str(why)) for name, why in outcome.rejects]
-            self.options.num_rejected += len(outcome.rejects)
+            self.run.num_rejected += len(outcome.rejects)
 
     def _check_unchanged(self, outcome: Outcome) -> None:
         """Refuse to continue if an item that was good is bad now, or the other way round."""
@@ -463,14 +471,14 @@ class _PartPacker:
 
     def _changed(self, name: str) -> PackError:
         what = f"the source changed while it was packed ({name})"
-        return PackError(what, self.options.dst, "Start anew with --overwrite")
+        return PackError(what, self.run.dst, "Start anew with --overwrite")
 
     def _cut(self, i: int, items: int, rows: int = 0) -> None:
         schema, rejects = self.recipe.targets[i].schema, self._rejects
         self._rejects = []
         columns = self._builders[i].take()
         self.packing.write(
-            self.part, self.folders[i], columns, schema, self.options.format, items, rejects, rows
+            self.part, self.folders[i], columns, schema, self.run.format, items, rejects, rows
         )
 
     def _cut_rest(self) -> None:

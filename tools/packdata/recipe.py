@@ -71,11 +71,6 @@ class Target:
 class Recipe(Protocol):
     """Lists items and turns each into the records of one sample, or of a block of them, per target.
 
-    Where items are blocks, ``num_samples`` (int, or None where nobody knows yet) tells progress how
-    many samples there will be; without that attribute it is the number of items. Where each sample
-    goes to one of the targets, ``divides`` is true; otherwise each goes to all. ``why_empty`` may
-    say why a target got none.
-
     Attributes:
         targets: The datasets to fill, at least one.
         identity: JSON: all that decides the output (source files with size and mtime, options).
@@ -83,11 +78,22 @@ class Recipe(Protocol):
             ``--overwrite``.
         provenance: JSON for the manifest: source name and options, no absolute paths, times or
             host names.
+        is_of_blocks: Items are blocks of samples, instead of one sample each.
+        num_samples: Of blocks, how many samples there will be; None where nobody knows yet.
+        divides: Each sample goes to one of the targets, instead of to all.
     """
 
     targets: Sequence[Target]
     identity: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    is_of_blocks: bool = False
+    num_samples: int | None = None
+    divides: bool = False
+
+    @property
+    def why_empty(self) -> str:
+        """Say why a target may have got no sample."""
+        return ""
 
     def __len__(self) -> int:
         """Return the number of items, for progress and ETA."""

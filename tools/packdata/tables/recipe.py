@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from loaders.columns import FixedColumn
 from loaders.errors import SourceError
-from packdata.recipe import Block, Target
+from packdata.recipe import Block, Recipe, Target
 from packdata.tables.plan import CATEGORIES, FEATURES, MISSING
 from packdata.tables.scan import place
 from packdata.tables.values import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Matrix = npt.NDArray[Any]
 
 
-class TablesRecipe:
+class TablesRecipe(Recipe):
     """Turns parts of tables into rows of features, categories and targets.
 
     Args:
@@ -52,6 +52,8 @@ class TablesRecipe:
     Attributes:
         unknown: Values of each column that its vocabulary lacks, so far.
     """
+
+    is_of_blocks = True
 
     def __init__(
         self,

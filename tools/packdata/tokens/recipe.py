@@ -9,7 +9,7 @@ import numpy as np
 
 from loaders.errors import SourceError
 from loaders.schema import Array, Field, Schema, Tokens
-from packdata.recipe import Block, Target
+from packdata.recipe import Block, Recipe, Target
 from packdata.tokens.documents import Documents
 from packdata.tokens.rows import (
     DOCUMENT_ENDS,
@@ -45,8 +45,8 @@ class TokenSource(Protocol):
         """Yield the pieces from number ``start`` on."""
 
 
-class TokensRecipe:
-    """Turns each piece into a block of rows; a ``packdata.recipe.Recipe``.
+class TokensRecipe(Recipe):
+    """Turns each piece into a block of rows; how many, nobody knows before a text is cut into tokens.
 
     Fields: ``tokens``; ``num_tokens``, how many of a row are valid (all but in the last row of a
     piece); ``document_ends``, behind which of them a document ends (1 to ``row_tokens``).
@@ -62,7 +62,7 @@ class TokensRecipe:
         provenance: The same for people.
     """
 
-    num_samples: int | None = None  # nobody knows how many tokens a text has
+    is_of_blocks = True
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class TokensRecipe:
 
     @property
     def why_empty(self) -> str:
-        """Why one of the two datasets may get no document."""
+        """Say why one of the two datasets may get no document."""
         if not self.divides:
             return ""
         why = "Documents go to train or val as a whole, equal ones together"
