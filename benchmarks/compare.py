@@ -442,13 +442,15 @@ class Comparison:
             running = Running(peer, place, logs / f"{self.work.name}-{peer.replace(':', '-')}.log")
             small, job = self.job(peer, "check"), self.job(peer, "data")
             self.prepare(running, small)
+            found = self.prepare(running, job)
             running.ask("open", job=asdict(small))
             off = check(running, small, logs / f"{running.process.pid}.npz")
             running.close()
-            running = Running(peer, place, running.log)
-            found = self.prepare(running, job) | {"off_by": off, "packages": place.packages}
+            running = Running(
+                peer, place, running.log
+            )  # what preparing took is not serving's memory
+            found |= {"off_by": off, "packages": place.packages, "num_samples": job.num_samples}
             found |= running.ask("open", job=asdict(job)) | with_memory(running, "cover")
-            found |= {"num_samples": job.num_samples}
             running.found = found
             self.running.append(running)
             print(
