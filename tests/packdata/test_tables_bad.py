@@ -310,6 +310,17 @@ def test_numbers_that_the_dtype_cannot_hold_are_named(tmp_path: Path) -> None:
     assert "float32 rounds whole numbers in big" in pack_tables(source, tmp_path / "out").notes[-1]
 
 
+def test_targets_that_are_rounded_are_named_with_their_dtype(tmp_path: Path) -> None:
+    source = write(tmp_path, "x,big,small\n2049,1,1\n2,16777217,16777216\n")
+
+    plan = plan_tables([source], dtype="float16", target=("big", "small")).plan
+
+    assert plan.notes == (
+        "float16 rounds whole numbers in x",
+        "float32 rounds whole numbers in big",
+    )
+
+
 def test_numbers_that_are_too_large_for_the_dtype_of_like_are_named(tmp_path: Path) -> None:
     pack_tables(write(tmp_path, "a\n1\n2\n"), tmp_path / "train", dtype="float16")
     source = write(tmp_path, "a\n1\n1e6\n", "test.csv")

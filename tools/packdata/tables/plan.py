@@ -149,9 +149,12 @@ def plan_columns(
     texts = [name for name in learned if roles[name] == "text"]
     categories = _categories(texts, scan) if texts else None
     mask = options.missing_mask and features is not None
-    rounded = list(_rounded(numbers, scan, options.dtype))
-    notes = [f"{options.dtype} rounds whole numbers in {in_words(rounded)}"] if rounded else []
-    return TablePlan(features, categories, targets, mask, tuple(notes))
+    plan = TablePlan(features, categories, targets, mask)
+    stored = {options.dtype: numbers} if numbers else {}
+    for target in (t for t in targets if t.how == "number"):
+        dtype = plan.schema.fields[target.field].dtype
+        stored[dtype] = [*stored.get(dtype, ()), target.column]
+    return replace(plan, notes=tuple(_rounding(stored, scan)))
 
 
 def _used(scan: Scan, options: TableOptions) -> list[str]:
@@ -331,15 +334,21 @@ def _check_range(features: Features, source: Path | str) -> None:
             raise SourceError(what, source, hint)
 
 
-def _rounded(numbers: Sequence[str], scan: Scan, dtype: str) -> Iterator[str]:
-    """Yield the columns of whole numbers that the dtype rounds."""
-    exact = 2.0 ** (np.finfo(dtype).nmant + 1)
-    for name in numbers:
-        moments = scan.columns[name].moments.get("number")
-        if moments is None or not scan.columns[name].is_whole:
-            continue
-        if max(abs(moments.least), abs(moments.most)) > exact:
-            yield name
+def _rounding(stored: Mapping[str, Sequence[str]], scan: Scan) -> Iterator[str]:
+    """Say which columns of whole numbers are rounded by the dtype in which they are stored."""
+    for dtype, columns in stored.items():
+        exact = 2.0 ** (np.finfo(dtype).nmant + 1)
+        rounded = [name for name in columns if _largest_whole(scan.columns[name]) > exact]
+        if rounded:
+            yield f"{dtype} rounds whole numbers in {in_words(rounded)}"
+
+
+def _largest_whole(column: ColumnScan) -> float:
+    """Return the largest magnitude in a column of whole numbers, 0 for any other."""
+    moments = column.moments.get("number")
+    if moments is None or not column.is_whole:
+        return 0.0
+    return max(abs(moments.least), abs(moments.most))
 
 
 def _categories(names: Sequence[str], scan: Scan) -> Categories:
