@@ -214,6 +214,66 @@ def test_dates_need_a_decision_and_one_kind_of_zone(tmp_path: Path) -> None:
     np.testing.assert_allclose(days[:, 0], 1 + 8 / 24)
 
 
+@pytest.mark.parametrize(
+    ("text", "match", "kept"),
+    [
+        ("2023-01-01,1\n2023-02-30,2\n2024-02-29,3", r"3: .*'2023-02-30' is no date", [1, 3]),
+        (
+            "2023-01-01T00:00:00Z,1\n2023-01-01T00:00:00+99:99,2\n",
+            r"3: .*'2023-01-01T00:00:00\+99:99' is no date",
+            [1],
+        ),
+        ("2023-01-01 10:00,1\n2023-01-01 24:30,2\n", r"3: .*'2023-01-01 24:30' is no", [1]),
+        ("08:30,1\n25:00,2\n12:75,3\n23:59:59.5,4\n", r"3: .*'25:00' is no time", [1, 4]),
+        ("08:30,1\n23:59:60,2\n", r"3: .*'23:59:60' is no time of day", [1]),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_days_and_times_that_do_not_exist_are_named_or_their_rows_left_out(
+    tmp_path: Path, text: str, match: str, kept: list[int], suffix: str
+) -> None:
+    rows = [line.split(",") for line in text.split("\n") if line]
+    lines = [json.dumps({"d": d, "x": int(x)}) for d, x in rows] if suffix == "jsonl" else [text]
+    head = "\n" if suffix == "jsonl" else "d,x\n"  # so that lines are the same
+    source = write(tmp_path, head + "\n".join(lines), f"t.{suffix}")
+
+    assert_refused(tmp_path, source, f"t.{suffix}, line {match}", dates="days")
+    reader = packed(tmp_path, source, dates="days", on_error="skip")
+
+    assert reader.column("features")[:, 1].tolist() == kept
+    assert len(rejected(tmp_path)) == len(rows) - len(kept)
+
+
+def test_a_column_of_no_time_that_exists_has_no_value(tmp_path: Path) -> None:
+    source = write(tmp_path, "t,x\n25:00,1\n26:00,2\n")
+
+    assert_refused(tmp_path, source, "column 't' has no value", dates="days", on_error="skip")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_dates_of_other_centuries_are_dates(tmp_path: Path, suffix: str) -> None:
+    dates = ["1600-01-01T00:00:00Z", "2023-02-20T00:00:00+01:00", "9999-12-31 23:00:00.123456789Z"]
+    lines = [json.dumps({"d": d}) for d in dates] if suffix == "jsonl" else ["d", *dates]
+    source = write(tmp_path, "\n".join(lines), f"t.{suffix}")
+
+    reader = packed(tmp_path, source, dates="parts", dtype="float64")
+
+    rows = reader.column("features")
+    assert rows[:, :4].tolist() == [[1600, 1, 1, 5], [2023, 2, 19, 6], [9999, 12, 31, 4]]
+    np.testing.assert_allclose(rows[:, 4], [0, 23, 23 + 0.123456 / 3600])
+
+
+def test_zones_of_json_are_told_apart_too(tmp_path: Path) -> None:
+    mixed = '{"d": "2024-01-01 10:00:00Z"}\n{"d": "2024-01-02 11:00:00"}\n'
+
+    assert_refused(
+        tmp_path,
+        write(tmp_path, mixed, "m.jsonl"),
+        "column 'd' has dates with a time zone",
+        dates="days",
+    )
+
+
 def test_infinite_numbers_are_named_or_their_rows_left_out(tmp_path: Path) -> None:
     source = write(tmp_path, "a,y\n1,1\n-inf,2\n3,inf\n4,4\n")
 
@@ -384,6 +444,7 @@ def test_another_separator_can_be_named(tmp_path: Path) -> None:
         ('{"a": ', "it is not JSON"),
         ("[1, 2]", r"not a JSON object but \[1, 2\]"),
         ('{"a": "\udce9"}', "not UTF-8|not JSON"),
+        (r'{"a": "\ud800"}', r"half of a surrogate pair, '\\ud800'"),
     ],
 )
 def test_lines_that_are_no_json_objects_are_named(tmp_path: Path, line: str, message: str) -> None:
@@ -403,6 +464,31 @@ def test_text_among_numbers_of_json_is_named(tmp_path: Path) -> None:
     reader = packed(tmp_path, source, categorical=("a",))
 
     assert reader.column("categories")[:, 0].tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("last", ["4", "4.0", "1.5"])
+def test_categories_of_json_are_exact_whatever_stands_beside_them(
+    tmp_path: Path, last: str
+) -> None:
+    numbers = ["12345678901234567890", "12345678901234567891", "9007199254740993", last]
+    lines = "".join(f'{{"id": {number}}}\n' for number in numbers)
+    source = write(tmp_path, lines + '{"id": NaN}\n{}\n', "t.jsonl")
+
+    reader = packed(tmp_path, source, categorical=("id",))
+
+    field: Any = reader.schema.fields["categories"]
+    words = [field.vocabularies[0][code - 1] for code in reader.column("categories")[:4, 0]]
+    assert words == [*numbers[:3], last.removesuffix(".0")]
+    assert reader.column("categories")[4:, 0].tolist() == [0, 0]
+
+
+def test_a_whole_number_of_json_beyond_all_floats_is_infinite(tmp_path: Path) -> None:
+    source = write(tmp_path, f'{{"a": 1}}\n{{"a": -1{"0" * 400}}}\n[]\n', "t.jsonl")
+
+    reader = packed(tmp_path, source, on_error="skip")
+
+    assert reader.column("features").tolist() == [[1]]
+    assert "line 2: column 'a' is infinite (-inf)" in rejected(tmp_path)[0]
 
 
 def test_keys_that_lines_lack_are_missing_values(tmp_path: Path) -> None:
@@ -442,6 +528,20 @@ def test_types_of_parquet_become_numbers_and_categories(tmp_path: Path) -> None:
     expected = [[1, 1, 1, 1.5], [np.nan, 0, 2, np.nan], [3, np.nan, 3, np.nan]]
     np.testing.assert_array_equal(reader.column("features"), expected)
     assert reader.column("categories")[:, 0].tolist() == [1, 2, 1]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_nan_is_no_category(tmp_path: Path, dtype: Any) -> None:
+    values = pa.array(np.array([1, np.nan, 2.5], dtype))
+    pq.write_table(pa.table({"a": values, "y": values}), tmp_path / "t.parquet")
+    options: dict[str, Any] = {"target": ("y",), "categorical": ("a", "y")}
+
+    assert_refused(tmp_path, tmp_path / "t.parquet", "row 1: target 'y' has no value", **options)
+    reader = packed(tmp_path, tmp_path / "t.parquet", categorical=("a", "y"))
+
+    field: Any = reader.schema.fields["categories"]
+    assert field.vocabularies == (("1", "2.5"), ("1", "2.5"))
+    assert reader.column("categories").tolist() == [[1, 1], [0, 0], [2, 2]]
 
 
 def test_a_file_that_changes_between_the_passes_is_noticed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import keyword
 import os
 import re
@@ -29,6 +30,7 @@ _RESERVED = frozenset(
     {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
 )
 _PLAIN_PATH = re.compile(r"/?[^/.][^/]*(/[^/.][^/]*)*", re.DOTALL)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
@@ -144,6 +146,23 @@ def read_file(path: Path | str, where: str) -> bytes:
         raise SourceError(f"there is no file {str(path)!r}", where, "Was it moved?") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise SourceError(f"it cannot be read ({error})", where) from error
+
+
+def parse_json(text: bytes | str) -> Any:
+    r"""Return the value of one JSON text; ValueError (or RecursionError) if it is none.
+
+    Half of a surrogate pair passes for JSON, if it is written as ``\ud800``, but for no text: it can
+    be neither a file's name nor stored.
+    """
+    text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"it holds half of a surrogate pair, {half!r}") from None
+    return value
 
 
 def is_hidden(name: str) -> bool:

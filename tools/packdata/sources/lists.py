@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 from functools import partial
@@ -27,6 +26,7 @@ from packdata.sources.base import (
     column_of,
     field_names,
     key_of,
+    parse_json,
     read_file,
 )
 
@@ -216,7 +216,7 @@ def _read_jsonl(text: str, path: Path) -> tuple[list[str], list[Row]]:
         if not part.strip():
             continue
         try:
-            values = json.loads(part)
+            values = parse_json(part)
         except (ValueError, RecursionError) as error:
             raise SourceError(f"it is not JSON ({error})", f"{path}, line {line}") from error
         if not isinstance(values, dict):

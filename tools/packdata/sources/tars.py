@@ -9,7 +9,6 @@ continued reads the file from its beginning).
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import tarfile
 import zlib
@@ -28,6 +27,7 @@ from packdata.sources.base import (
     check_unique,
     files_identity,
     is_hidden,
+    parse_json,
 )
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _label(file: IO[bytes], sample: _Sample, role: str, path: Path) -> Any:
     try:
         if role == "cls":
             return int(data)
-        return json.loads(data) if role == "json" else data.decode()
+        return parse_json(data) if role == "json" else data.decode()
     except (ValueError, RecursionError) as error:
         what = "it is not a whole number" if role == "cls" else f"it cannot be read ({error})"
         raise SourceError(what, f"{path}: {name}") from error

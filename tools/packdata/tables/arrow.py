@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
 from packdata.tables.parts import Kind, Part, Rows
+from packdata.tables.values import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -154,7 +155,7 @@ def _rows(table: pa.Table, kinds: Mapping[str, Kind], row: int) -> Rows:
         if pa.types.is_dictionary(array.type):
             array = array.cast(array.type.value_type)
         if kinds.get(name) == "text" and _is_plain(array.type):
-            array = array.cast(pa.string())
+            array = as_text(array)
         table = table.set_column(i, name, array)
     return Rows(table, partial(int.__add__, row))
 

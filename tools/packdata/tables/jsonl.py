@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 
 from loaders.errors import SourceError
+from packdata.sources.base import parse_json
 from packdata.tables.parts import PART_BYTES, Kind, Part, Rows, read_bytes
+from packdata.tables.values import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -77,21 +81,31 @@ class _Piece:
         self.bad: list[tuple[int, str]] = []
 
     def table(self, kinds: Mapping[str, Kind]) -> pa.Table:
-        options = pa.json.ReadOptions(use_threads=False, block_size=len(self._data) + 1)
         try:
-            table = pa.json.read_json(pa.BufferReader(self._data), read_options=options)
+            table = self._parse()
+            dates = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
+            if dates:  # as they are written: Arrow forgets their zones
+                table = self._parse(dates).select(table.column_names)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return self._slow_table()
+            return self._slow_table(kinds)
         wanted = [name for name, kind in kinds.items() if kind == "text"]
-        if any(_was_changed(table, name) for name in wanted):  # dates that were texts
-            return self._slow_table()
+        if any(_was_changed(table, name) for name in wanted):
+            return self._slow_table(kinds)
         return table
 
-    def _slow_table(self) -> pa.Table:
+    def _parse(self, texts: Sequence[str] = ()) -> pa.Table:
+        reading = pa.json.ReadOptions(use_threads=False, block_size=len(self._data) + 1)
+        schema = pa.schema([pa.field(name, pa.string()) for name in texts])
+        parsing = pa.json.ParseOptions(explicit_schema=schema)
+        return pa.json.read_json(pa.BufferReader(self._data), reading, parsing)
+
+    def _slow_table(self, kinds: Mapping[str, Kind]) -> pa.Table:
         """Take what JSON says as it is; other values than numbers, flags and texts as JSON text."""
         rows = [row for _, row in self._rows]
         names = dict.fromkeys(name for row in rows for name in row)
-        columns = {name: _column([row.get(name) for row in rows]) for name in names}
+        columns = {
+            name: _column([row.get(name) for row in rows], kinds.get(name)) for name in names
+        }
         if not columns:
             return pa.table({"": pa.nulls(len(rows))}).select([])
         return pa.table(columns)
@@ -103,7 +117,7 @@ class _Piece:
         for number, text in enumerate(self._data.split(b"\n"), self._part.line):
             if text.strip():
                 try:
-                    value = json.loads(text)
+                    value = parse_json(text)
                 except UnicodeDecodeError as error:
                     self.bad.append((number, f"it is not UTF-8 ({error})"))
                 except (ValueError, RecursionError) as error:
@@ -126,19 +140,34 @@ def _was_changed(table: pa.Table, name: str) -> bool:
     if name not in table.column_names:
         return False
     kind = table.schema.field(name).type
-    return bool(
-        pa.types.is_timestamp(kind) or pa.types.is_floating(kind) or pa.types.is_nested(kind)
-    )
+    return bool(pa.types.is_floating(kind) or pa.types.is_nested(kind))
 
 
-def _column(values: list[Any]) -> pa.Array:
+def _column(values: list[Any], kind: Kind | None) -> pa.Array:
     known = [value for value in values if value is not None]
     is_number = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
+    if kind == "text":
+        return _texts(values)
     if known and is_number:
-        return pa.array([None if v is None else float(v) for v in values], pa.float64())
+        return pa.array([_float(value) for value in values], pa.float64())
     if known and all(isinstance(v, bool) for v in known):
         return pa.array(values, pa.bool_())
-    return pa.array([_text(value) for value in values], pa.string())
+    return _texts(values)
+
+
+def _float(value: float | None) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return math.inf if value and value > 0 else -math.inf
+
+
+def _texts(values: list[Any]) -> pa.Array:
+    """Return whole numbers digit by digit, and others as Arrow writes them in the other parts."""
+    is_float = [isinstance(value, float) for value in values]
+    floats = pa.array([v if f else None for v, f in zip(values, is_float, strict=True)], "float64")
+    rest = [None if f else _text(v) for v, f in zip(values, is_float, strict=True)]
+    return pc.coalesce(pa.array(rest, pa.string()), as_text(floats))
 
 
 def _text(value: Any) -> str | None:

@@ -139,9 +139,8 @@ class TablesRecipe(Recipe):
         mask = np.zeros(out.shape, bool)
         for i, (column, how) in enumerate(features.sources):
             values, missing = table.numbers(column, how), table.missing(column, how)
-            wrong.note(
-                table.bad(column, how), f"column {column!r}: {{}} is no number", table, column
-            )
+            what = f"column {column!r}: {{}} is no {_word(how)}"
+            wrong.note(table.bad(column, how), what, table, column)
             wrong.note(np.isinf(values), f"column {column!r} is infinite ({{}})", table, column)
             mask[:, i] = missing
             if features.missing == "error":
@@ -182,7 +181,8 @@ class TablesRecipe(Recipe):
             return found
         values = table.numbers(column, target.how)
         wrong.note(table.missing(column, target.how), f"{what} has no value", table, column)
-        wrong.note(table.bad(column, target.how), f"{what}: {{}} is no number", table, column)
+        no = f"{what}: {{}} is no {_word(target.how)}"
+        wrong.note(table.bad(column, target.how), no, table, column)
         dtype = self.schema.fields[target.field].dtype
         with np.errstate(over="ignore"):
             out = values.astype(dtype)
@@ -207,7 +207,7 @@ class _Table:
         return self._arrays[column]
 
     def _of(self, column: str, how: str) -> Numbers:
-        group = _GROUPS.get(how, "date")
+        group = _group(how)
         if (column, group) not in self._numbers:
             self._numbers[column, group] = numbers(self.array(column), group)
         return self._numbers[column, group]
@@ -225,6 +225,14 @@ class _Table:
 
 _GROUPS: dict[str, Group] = {"number": "number", "flag": "flag", "hour of time": "time"}
 _PARTS = {"hour of time": "hour"}
+
+
+def _group(how: str) -> Group:
+    return _GROUPS.get(how, "date")
+
+
+def _word(how: str) -> str:
+    return {"number": "number", "flag": "flag", "time": "time of day"}.get(_group(how), "date")
 
 
 class _Wrong:

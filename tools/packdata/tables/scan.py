@@ -247,6 +247,7 @@ def _scan_column(
         _look_at_texts(scan, array, note)
         if len(scan.groups) == 1 and (only := next(iter(scan.groups))) not in ("text", "flag"):
             scan.counts.clear()
+            scan.groups.clear()
             _measure(scan, array, only, note, parts_of_dates)
     elif group is not None:
         _measure(scan, array, group, note, parts_of_dates)
@@ -297,7 +298,7 @@ def _measure(
         scan.moments["number"] = Moments.of(values)
         scan.is_whole = bool((np.floor(values[known]) == values[known]).all())
         return
-    for part in parts_of_dates:
+    for part in ("hour",) if group == "time" else parts_of_dates:  # whatever becomes of dates
         scan.moments[part] = Moments.of(part_of_date(values, part))
     if group == "date":
         zoned = have_zones(array) & known

@@ -25,6 +25,7 @@ _DATE = (
     r"^\d{4}-\d\d-\d\d(?:[ T]\d\d(?::\d\d(?::\d\d(?:\.\d{1,9})?)?)?(?:Z|[+-]\d\d:?(?:\d\d)?)?)?$"
 )
 _TIME = r"^\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?$"
+_BEYOND_US = r"(\.\d{6})\d+"
 _ZONE = r"[ T]\d\d\S*(?:Z|[+-]\d\d:?(?:\d\d)?)$"
 _PATTERNS: dict[Group, str] = {"number": _NUMBER, "flag": _FLAG, "date": _DATE, "time": _TIME}
 _DAY_US = 86_400_000_000
@@ -36,7 +37,7 @@ class Numbers(NamedTuple):
     Attributes:
         values: ``(N,)``.
         missing: Where there was no value.
-        bad: Where there was one that is no number (date, ...).
+        bad: Where there was one that is no number (no date, no time that a day has, ...).
     """
 
     values: Floats
@@ -64,6 +65,13 @@ def group_of(kind: pa.DataType) -> Group | None:
     if is_text(kind):
         return "text"
     raise SourceError(f"it holds {kind}, which is no number, text or date", "column")
+
+
+def as_text(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return values as strings; NaN, with which pandas says that there is none, as null."""
+    if pa.types.is_floating(array.type):
+        array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
+    return array.cast(pa.string())
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -101,9 +109,10 @@ def numbers(array: pa.Array, group: Group) -> Numbers:
         return Numbers(np.full(len(array), np.nan), missing, bad)
     if is_text(array.type):
         missing |= _flags(pc.fill_null(pc.equal(array, ""), False))
-        bad = ~(_matches(array, _PATTERNS[group]) | missing)
-        array = pc.if_else(pa.array(bad | missing), pa.scalar(None, array.type), array)
+        like_one = _matches(array, _PATTERNS[group])
+        array = pc.if_else(pa.array(like_one), array, pa.scalar(None, array.type))
         array = _parsed(array, group)
+        bad = _flags(array.is_null()) & ~missing
     elif group_of(array.type) not in (group, "flag" if group == "number" else group):
         bad = ~missing
         return Numbers(np.full(len(array), np.nan), missing, bad)
@@ -113,27 +122,41 @@ def numbers(array: pa.Array, group: Group) -> Numbers:
 
 
 def _parsed(texts: pa.Array, group: Group) -> pa.Array:
-    """Return the values of texts that all look like one."""
+    """Return the values of texts that all look like one; null for a day or time that does not exist."""
     if group == "number":
         return pc.cast(pc.utf8_ltrim(pc.utf8_trim_whitespace(texts), characters="+"), pa.float64())
     if group == "flag":
         return pc.cast(pc.utf8_lower(texts), pa.bool_())
     if group == "time":
         return pa.array([_time_us(text) for text in texts.to_pylist()], pa.time64("us"))
+    texts = pc.replace_substring_regex(texts, _BEYOND_US, r"\1")  # nanoseconds end in 2262
     zoned = pa.array(have_zones(texts))
     none = pa.scalar(None, texts.type)
-    plain = pc.cast(pc.if_else(zoned, none, texts), pa.timestamp("ns"))
-    utc = pc.cast(pc.if_else(zoned, texts, none), pa.timestamp("ns", "UTC"))
-    return pc.coalesce(plain, pc.cast(utc, pa.timestamp("ns")))
+    plain = _existing(pc.if_else(zoned, none, texts), pa.timestamp("us"))
+    utc = _existing(pc.if_else(zoned, texts, none), pa.timestamp("us", "UTC"))
+    return pc.coalesce(plain, pc.cast(utc, pa.timestamp("us")))
+
+
+def _existing(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert texts; those that are refused, as February 30 is, become null."""
+    try:
+        return pc.cast(texts, kind)
+    except pa.ArrowInvalid:  # it does not say which: halves of halves find it
+        if len(texts) == 1:
+            return pa.nulls(1, kind)
+    half = len(texts) // 2
+    return pa.concat_arrays([_existing(part, kind) for part in (texts[:half], texts[half:])])
 
 
 def _time_us(text: str | None) -> int | None:
+    """Return microseconds since midnight; None for a time that no day has."""
     if text is None:
         return None
-    hours, minutes, *seconds = text.split(":")
-    return round(
-        (int(hours) * 3600 + int(minutes) * 60 + float(seconds[0] if seconds else 0)) * 1e6
-    )
+    hours, minutes, *rest = text.split(":")
+    seconds = float(rest[0]) if rest else 0.0
+    if int(hours) > 23 or int(minutes) > 59 or seconds >= 60:
+        return None
+    return round((int(hours) * 3600 + int(minutes) * 60 + seconds) * 1e6)
 
 
 def _floats(array: pa.Array, group: Group) -> Floats:
