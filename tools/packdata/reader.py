@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 UInt8Array = npt.NDArray[np.uint8]
 KEY_FIELD = "key"
 _MAX_MAPPED = 32
+_PIECE_BYTES = 32 << 20
 _VERIFY = "Run 'packdata verify' on it; 'packdata repair' restores shards from a copy"
 
 
@@ -194,15 +195,34 @@ class PackedReader:
         Raises:
             SchemaError: The field is not an array of fixed shape, stored raw.
         """
-        self.check_fields([field])
-        codec, nbytes = self.codec(field), self.schema.fields[field].record_nbytes
-        if nbytes is None or not isinstance(codec, RawCodec):
-            raise SchemaError(f"field {field!r} has no column: its records vary, or are encoded")
-        rows = np.empty((len(self), nbytes), np.uint8)
-        for number, info in enumerate(self.manifest.shards):
-            first = self.first_sample(number)
-            self._shard(number).copy_rows(field, rows[first : first + info.num_samples])
+        nbytes, codec = self._row_nbytes(field), self.codec(field)
+        assert isinstance(codec, RawCodec)
+        rows, end = np.empty((len(self), nbytes), np.uint8), 0
+        for part in self.rows(field):
+            start, end = end, end + len(part)
+            rows[start:end] = part
         return rows.reshape(-1).view(codec.dtype).reshape(len(self), *codec.shape)
+
+    def rows(self, field: str) -> Iterator[UInt8Array]:
+        """Yield the records of a field of fixed shape, some megabytes at a time: ``(N, nbytes)``.
+
+        They are views of the shard, or copies where it holds each by itself, as LMDB holds large
+        ones.
+
+        Raises:
+            SchemaError: The field is not an array of fixed shape, stored raw.
+            ShardError: A shard is damaged; with ``check``, ChecksumError if a row of the field is.
+        """
+        nbytes = self._row_nbytes(field)
+        for number in range(len(self.manifest.shards)):
+            yield from self._shard(number).rows(field, nbytes)
+
+    def _row_nbytes(self, field: str) -> int:
+        self.check_fields([field])
+        nbytes = self.schema.fields[field].record_nbytes
+        if nbytes is None or not isinstance(self.codec(field), RawCodec):
+            raise SchemaError(f"field {field!r} has no column: its records vary, or are encoded")
+        return nbytes
 
     def check_fields(self, fields: Sequence[str] | None) -> Sequence[str]:
         """Return the names (default: of all fields); SchemaError if one is not a stored field."""
@@ -251,16 +271,18 @@ class _Shard:
             self._check(field, block)
         return self.columns[field]
 
-    def copy_rows(self, field: str, out: UInt8Array) -> None:
-        """Copy a column of records of one size, checked if that is asked for."""
+    def rows(self, field: str, nbytes: int) -> Iterator[UInt8Array]:
+        """Yield a column of records of one size in pieces, checked if that is asked for."""
         column = self.column(field)
+        step = max(1, _PIECE_BYTES // max(1, nbytes))
         if isinstance(column, FixedColumn):
-            out[...] = column.data
+            yield from (column.data[i : i + step] for i in range(0, len(column), step))
             return
-        wrong = column.lengths != out.shape[1]
+        wrong = column.lengths != nbytes
         if wrong.any():
             row = int(wrong.argmax())
-            what = f"its record has {column.lengths[row]} bytes, the schema needs {out.shape[1]}"
+            what = f"its record has {column.lengths[row]} bytes, the schema needs {nbytes}"
             raise ShardError(what, self.path, row, field, _VERIFY)
-        for row in range(len(column)):
-            out[row] = column.row(row)
+        for first in range(0, len(column), step):
+            numbers = range(first, min(first + step, len(column)))
+            yield np.stack([column.row(row) for row in numbers])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.columns import FixedColumn
 from loaders.schema import Array, Categories, Features
+from packdata.moments import Moments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from loaders.schema import Field, Schema
+    from packdata.moments import Summary
     from packdata.reader import PackedReader
 
 _MAX_NUMBERS = 4096
@@ -28,11 +30,10 @@ def is_row(kind: Field) -> bool:
 
 
 def blocks(reader: PackedReader, name: str) -> Iterator[npt.NDArray[Any]]:
-    """Yield the rows of a field, shard by shard: ``(N, numbers)``."""
-    field = reader.schema.fields[name]
-    for column in reader.column_parts(name):
-        assert isinstance(column, FixedColumn)
-        yield np.ascontiguousarray(column.data).view(np.dtype(field.dtype).newbyteorder("<"))
+    """Yield the rows of a field, some megabytes at a time: ``(N, numbers)``."""
+    dtype = np.dtype(reader.schema.fields[name].dtype).newbyteorder("<")
+    for rows in reader.rows(name):
+        yield np.ascontiguousarray(rows).view(dtype)
 
 
 def read_column(reader: PackedReader, field: str, position: int) -> npt.NDArray[Any]:
@@ -62,38 +63,29 @@ def _column_field(kind: Features | Categories, i: int) -> Field:
 
 def features_stats(reader: PackedReader, name: str, kind: Features) -> dict[str, Any]:
     """Return mean, deviation, range and number of NaN of each column, as stored."""
-    width = len(kind.columns)
-    count, sums, squares = (np.zeros(width, dtype) for dtype in (np.int64, float, float))
-    least, most = np.full(width, np.inf), np.full(width, -np.inf)
-    num_rows, shift = 0, np.array(kind.mean or [0.0] * width)
-    shift = np.zeros(width) if kind.standardized else shift
+    found = [Moments() for _ in kind.columns]
     for rows in blocks(reader, name):
-        wide = rows.astype(np.float64)
-        known = ~np.isnan(wide)
-        centred = np.where(known, wide - shift, 0.0)  # near 0, so that squares lose nothing
-        num_rows += len(rows)
-        count += known.sum(axis=0)
-        sums += centred.sum(axis=0)
-        squares += np.square(centred).sum(axis=0)
-        least = np.minimum(least, np.where(known, wide, np.inf).min(axis=0))
-        most = np.maximum(most, np.where(known, wide, -np.inf).max(axis=0))
-    some = np.maximum(count, 1)
-    mean = sums / some
-    std = np.sqrt(np.maximum(squares / some - mean**2, 0.0))
-    found = {"min": least, "mean": mean + shift, "std": std, "max": most}
+        for moments, values in zip(found, np.ascontiguousarray(rows.T), strict=True):
+            moments.add(Moments.of(values[~np.isnan(values)]))
+    columns = zip(kind.columns, found, strict=True)
     return {
-        "columns": {
-            column: {
-                **{key: _number(values[i]) if count[i] else None for key, values in found.items()},
-                "num_nan": int(num_rows - count[i]),
-            }
-            for i, column in enumerate(kind.columns)
-        }
+        "columns": {name: numbers_of(each, len(reader) - each.count) for name, each in columns}
     }
 
 
-def _number(value: float) -> float | str:
-    return float(value) if np.isfinite(value) else str(value)
+def numbers_of(moments: Summary, num_nan: int) -> dict[str, Any]:
+    """Return range, mean and deviation as JSON types; None where there is no number."""
+    names = {"min": "least", "mean": "mean", "std": "std", "max": "most"}
+    plain = {
+        name: finite(getattr(moments, key)) if moments.count else None
+        for name, key in names.items()
+    }
+    return plain | {"num_nan": num_nan}
+
+
+def finite(value: float) -> float | str:
+    """Return a number, in words where JSON has none."""
+    return value if math.isfinite(value) else str(value)
 
 
 def categories_stats(reader: PackedReader, name: str, kind: Categories) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,9 +30,10 @@ from loaders.schema import (
     Text,
     Tokens,
 )
+from packdata.moments import Moments, WholeMoments
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.reader import PackedReader
-from packdata.rows import blocks, categories_stats, features_stats, is_row
+from packdata.rows import blocks, categories_stats, features_stats, finite, is_row, numbers_of
 from packdata.tokens.rows import DOCUMENT_ENDS
 from packdata.tokens.show import token_stats
 from packdata.tokens.split import has_tokens
@@ -43,66 +44,19 @@ if TYPE_CHECKING:
 
     from loaders.columns import Column
     from loaders.schema import Field
+    from packdata.moments import Summary
 
 PERCENTILES = (0, 5, 50, 95, 100)
 _EXACT_PIXELS = 1 << 21  # OpenCV sums in float64: exact below 2**53, with room
 
 
-class _Sums(NamedTuple):
-    """What one value contributes; sums are of the finite numbers, per channel."""
+class _Value(NamedTuple):
+    """What one value contributes: its numbers per channel, without NaN."""
 
-    num: int
-    sums: tuple[float, ...]
-    squares: tuple[float, ...]
-    least: float
-    most: float
+    channels: Sequence[Summary]
     num_nan: int
     shape: tuple[int, ...]
     values: dict[int, int]  # of a mask: pixels by value
-
-
-@dataclass(slots=True)
-class Moments:
-    """Mean, deviation and range of numbers, gathered value by value.
-
-    Attributes:
-        count: Numbers (per channel) seen, without NaN.
-        num_nan: NaNs seen.
-        least: The smallest number.
-        most: The largest number.
-    """
-
-    count: int = 0
-    num_nan: int = 0
-    least: float = math.inf
-    most: float = -math.inf
-    _sums: list[float] = field(default_factory=list)
-    _squares: list[float] = field(default_factory=list)
-
-    def add(self, part: _Sums) -> None:
-        """Take the sums of one value in."""
-        if not self._sums:
-            self._sums = [0] * len(part.sums)
-            self._squares = [0] * len(part.sums)
-        self.count += part.num
-        self.num_nan += part.num_nan
-        self.least, self.most = min(self.least, part.least), max(self.most, part.most)
-        for c, (total, squares) in enumerate(zip(part.sums, part.squares, strict=True)):
-            self._sums[c] += total
-            self._squares[c] += squares
-
-    @property
-    def mean(self) -> list[float]:
-        """Mean of each channel."""
-        return [total / self.count if self.count else math.nan for total in self._sums]
-
-    @property
-    def std(self) -> list[float]:
-        """Standard deviation of each channel: of the population, not of a sample of it."""
-        n = self.count
-        pairs = zip(self._sums, self._squares, strict=True)
-        # With whole numbers the difference is exact, however large: these are Python's integers.
-        return [math.sqrt(max(0, n * q - s * s)) / n if n else math.nan for s, q in pairs]
 
 
 @dataclass(slots=True)
@@ -168,12 +122,12 @@ def stats(
     found = {name: _of_all(reader, name, kind) for name, kind in fields.items()}
     gathered = {name: _Gathered(fields[name]) for name in decoded}
     if decoded:
-        for sums in _decode(reader, indices, decoded, workers or usable_cores()):
-            for name, part in zip(decoded, sums, strict=True):
-                gathered[name].add(part)
+        for values in _decode(reader, indices, decoded, workers or usable_cores()):
+            for name, value in zip(decoded, values, strict=True):
+                gathered[name].add(value)
             tick(1)
-    for name, values in gathered.items():
-        found[name] |= values.to_json()
+    for name, field in gathered.items():
+        found[name] |= field.to_json()
     return Stats(len(reader), num, found, _percentiles(_bytes_per_sample(reader)))
 
 
@@ -184,10 +138,10 @@ def _is_decoded(kind: Field) -> bool:
 
 def _decode(
     reader: PackedReader, indices: Sequence[int], names: Sequence[str], workers: int
-) -> Iterator[list[_Sums]]:
-    def measure(i: int) -> list[_Sums]:
+) -> Iterator[list[_Value]]:
+    def measure(i: int) -> list[_Value]:
         sample = reader.sample(i, names)
-        return [_sums_of(reader.schema.fields[name], sample[name]) for name in names]
+        return [_value_of(reader.schema.fields[name], sample[name]) for name in names]
 
     with one_opencv_thread(), OrderedPool(measure, workers) as pool:
         yield from chain.from_iterable(pool.put(i) for i in indices)
@@ -207,7 +161,7 @@ def _channels(value: npt.NDArray[Any]) -> tuple[list[npt.NDArray[Any]], int]:
     return [plane[known] for plane in value], int(is_nan.sum())
 
 
-def _sums_of(kind: Field, value: npt.NDArray[Any]) -> _Sums:
+def _value_of(kind: Field, value: npt.NDArray[Any]) -> _Value:
     values: dict[int, int] = {}
     if isinstance(kind, Mask):
         numbers, counts = np.unique(value, return_counts=True)
@@ -218,63 +172,47 @@ def _sums_of(kind: Field, value: npt.NDArray[Any]) -> _Sums:
     elif _has_channels(kind):
         planes, num_nan = _channels(value)
     if isinstance(kind, Image) and value.dtype == np.uint8 and value[..., 0].size <= _EXACT_PIXELS:
-        return _sums_of_pixels(planes, value.shape)
-    parts = [_sums_of_numbers(plane) for plane in planes]
-    sums, squares = tuple(p.sums[0] for p in parts), tuple(p.squares[0] for p in parts)
-    least, most = min(p.least for p in parts), max(p.most for p in parts)
-    num_nan += sum(p.num_nan for p in parts)
-    return _Sums(parts[0].num, sums, squares, least, most, num_nan, value.shape, values)
+        return _Value([_moments_of_pixels(plane) for plane in planes], 0, value.shape, values)
+    found = [_moments_of(plane) for plane in planes]
+    num_nan += sum(num for _, num in found)
+    return _Value([moments for moments, _ in found], num_nan, value.shape, values)
 
 
-def _sums_of_pixels(planes: list[npt.NDArray[Any]], shape: tuple[int, ...]) -> _Sums:
+def _moments_of_pixels(plane: npt.NDArray[Any]) -> WholeMoments:
     """Sum bytes fast: OpenCV lets other threads run meanwhile."""
-    planes = [np.ascontiguousarray(plane) for plane in planes]
-    sums = tuple(int(cv2.sumElems(plane)[0]) for plane in planes)
-    squares = tuple(round(cv2.norm(plane, cv2.NORM_L2SQR)) for plane in planes)
-    ranges = [cv2.minMaxLoc(plane)[:2] for plane in planes]
-    least, most = min(low for low, _ in ranges), max(high for _, high in ranges)
-    return _Sums(planes[0].size, sums, squares, least, most, 0, shape, {})
+    plane = np.ascontiguousarray(plane)
+    total, squares = int(cv2.sumElems(plane)[0]), round(cv2.norm(plane, cv2.NORM_L2SQR))
+    least, most = cv2.minMaxLoc(plane)[:2]
+    return WholeMoments(plane.size, total, squares, least, most)
 
 
-def _sums_of_numbers(numbers: npt.NDArray[Any]) -> _Sums:
-    """Sum whole numbers exactly, others in float64, without NaN."""
-    flat, num_nan = numbers.reshape(-1), 0
-    if flat.dtype.kind == "f":
-        known = ~np.isnan(flat)
-        num_nan = int(flat.size - known.sum())
-        flat = flat[known].astype(np.float64)
-    if not flat.size:
-        return _Sums(0, (0,), (0,), math.inf, -math.inf, num_nan, numbers.shape, {})
-    least, most = flat.min().item(), flat.max().item()
-    total, squares = _exact(flat, least, most) if flat.dtype.kind in "iub" else _floats(flat)
-    return _Sums(flat.size, (total,), (squares,), least, most, num_nan, numbers.shape, {})
-
-
-def _exact(flat: npt.NDArray[Any], least: int, most: int) -> tuple[float, float]:
-    largest = max(abs(int(least)), abs(int(most)))
-    if largest * largest * flat.size < 2**63:
-        wide = flat.astype(np.int64)
-        return int(wide.sum()), int(np.dot(wide, wide))
-    return _floats(flat.astype(np.float64))
-
-
-def _floats(flat: npt.NDArray[np.float64]) -> tuple[float, float]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(flat.sum()), float(np.square(flat).sum())
+def _moments_of(numbers: npt.NDArray[Any]) -> tuple[Summary, int]:
+    """Return what numbers other than NaN come to, and how many are NaN."""
+    if numbers.dtype.kind != "f":
+        return WholeMoments.of(numbers), 0
+    known = numbers[~np.isnan(numbers)]
+    return Moments.of(known), numbers.size - known.size
 
 
 class _Gathered:
     """The statistics of one decoded field while they come in."""
 
     def __init__(self, kind: Field) -> None:
-        self.kind, self.moments = kind, Moments()
+        self.kind = kind
+        self._channels: list[Summary] = []
+        self._num_nan = 0
         self._shapes: list[tuple[int, ...]] = []
         self._values: Counter[int] = Counter()
 
-    def add(self, part: _Sums) -> None:
-        self.moments.add(part)
-        self._shapes.append(part.shape)
-        self._values.update(part.values)
+    def add(self, value: _Value) -> None:
+        if self._channels:
+            for mine, other in zip(self._channels, value.channels, strict=True):
+                mine.add(other)
+        else:
+            self._channels = list(value.channels)
+        self._num_nan += value.num_nan
+        self._shapes.append(value.shape)
+        self._values.update(value.values)
 
     def to_json(self) -> dict[str, Any]:
         if isinstance(self.kind, Boxes):
@@ -285,17 +223,21 @@ class _Gathered:
             return _sizes(self._shapes) | {"pixels_by_value": values}
         if isinstance(self.kind, Image):
             most = int(np.iinfo(self.kind.dtype).max)
-            pixels = {"mean": self.moments.mean, "std": self.moments.std, "max_value": most}
-            return (
-                _sizes(self._shapes)
-                | pixels
-                | {"min": self.moments.least, "max": self.moments.most}
-            )
-        numbers = _numbers(self.moments)
-        if _has_channels(self.kind) and self.moments.count:
-            channels = {"mean": self.moments.mean, "std": self.moments.std}
-            numbers |= {name: [_finite(x) for x in xs] for name, xs in channels.items()}
-        return numbers
+            return _sizes(self._shapes) | self._by_channel() | {"max_value": most} | self._range()
+        if _has_channels(self.kind) and self._channels and self._channels[0].count:
+            return self._by_channel() | self._range() | {"num_nan": self._num_nan}
+        return numbers_of(self._channels[0] if self._channels else Moments(), self._num_nan)
+
+    def _by_channel(self) -> dict[str, Any]:
+        return {
+            "mean": [finite(channel.mean) for channel in self._channels],
+            "std": [finite(channel.std) for channel in self._channels],
+        }
+
+    def _range(self) -> dict[str, Any]:
+        least = min((channel.least for channel in self._channels), default=math.inf)
+        most = max((channel.most for channel in self._channels), default=-math.inf)
+        return {"min": finite(least), "max": finite(most)}
 
 
 def _sizes(shapes: list[tuple[int, ...]]) -> dict[str, Any]:
@@ -310,19 +252,6 @@ def _sizes(shapes: list[tuple[int, ...]]) -> dict[str, Any]:
         )
         for axis, side in enumerate(("height", "width"))
     }
-
-
-def _numbers(moments: Moments) -> dict[str, Any]:
-    """Return range and mean; None where there is no number, for JSON has no NaN."""
-    known = bool(moments.count)
-    mean, std = (moments.mean[0], moments.std[0]) if known else (None, None)
-    found = {"min": moments.least, "mean": mean, "std": std, "max": moments.most}
-    plain = {name: _finite(value) if known else None for name, value in found.items()}
-    return plain | {"num_nan": moments.num_nan}
-
-
-def _finite(value: Any) -> Any:
-    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _of_all(reader: PackedReader, name: str, kind: Field) -> dict[str, Any]:
@@ -343,18 +272,19 @@ def _of_all(reader: PackedReader, name: str, kind: Field) -> dict[str, Any]:
         found |= features_stats(reader, name, kind)
     elif isinstance(kind, Categories):
         found |= categories_stats(reader, name, kind)
-    elif isinstance(kind, Array) and kind.dims == ():
-        moments = Moments()
-        moments.add(_sums_of_numbers(reader.column(name)))
-        found |= _numbers(moments)
-    elif is_row(kind):
-        moments = Moments()
-        for rows in blocks(reader, name):
-            moments.add(_sums_of_numbers(rows))
-        found |= _numbers(moments)
+    elif (isinstance(kind, Array) and kind.dims == ()) or is_row(kind):
+        found |= _stats_of_rows(blocks(reader, name))
     elif isinstance(kind, Text):
         found["nbytes"] = _percentiles(_lengths(reader.column_parts(name)))
     return found
+
+
+def _stats_of_rows(parts: Iterable[npt.NDArray[Any]]) -> dict[str, Any]:
+    found = [_moments_of(rows) for rows in parts]
+    total: Summary = found[0][0] if found else Moments()
+    for moments, _ in found[1:]:
+        total.add(moments)
+    return numbers_of(total, sum(num_nan for _, num_nan in found))
 
 
 def _class_name(kind: Label, number: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.describe import describe_field
-from packdata.tables.scan import ColumnScan, Moments, Scan
+from packdata.moments import Moments
 from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from packdata.tables.options import TableOptions
     from packdata.tables.parts import Kind
+    from packdata.tables.scan import ColumnScan, Scan
 
 FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
 _HOW_KINDS: dict[str, Kind] = {"number": "number", "flag": "flag", "hour of time": "time"}

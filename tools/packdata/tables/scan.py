@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loaders.errors import SourceError
+from packdata.moments import Moments
 from packdata.pool import OrderedPool
 from packdata.tables.values import (
-    Floats,
     Group,
     combined,
     group_of,
@@ -50,45 +50,6 @@ class Place(NamedTuple):
     def where(self) -> str:
         """File and line or row."""
         return place(self.file, self.line(self.row))
-
-
-@dataclass(slots=True)
-class Moments:
-    """Mean, deviation and range of finite numbers, joined pairwise.
-
-    Source:
-        Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
-    """
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0  # sum of squared distances from the mean
-    least: float = np.inf
-    most: float = -np.inf
-
-    @classmethod
-    def of(cls, values: Floats) -> Moments:
-        """Summarize numbers, leaving out NaN and infinities."""
-        known = values[np.isfinite(values)]
-        if not len(known):
-            return cls()
-        mean = float(known.mean())
-        squares = float(np.square(known - mean).sum())
-        return cls(len(known), mean, squares, float(known.min()), float(known.max()))
-
-    def add(self, other: Moments) -> None:
-        """Take the numbers of another summary in."""
-        if other.count:
-            count, distance = self.count + other.count, other.mean - self.mean
-            self.squares += other.squares + distance**2 * self.count * other.count / count
-            self.mean += distance * other.count / count
-            self.count = count
-            self.least, self.most = min(self.least, other.least), max(self.most, other.most)
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the population."""
-        return float(np.sqrt(self.squares / self.count)) if self.count else 0.0
 
 
 @dataclass(slots=True)
@@ -295,11 +256,11 @@ def _measure(
         if flags.any():
             note(what, int(flags.argmax()))
     if group == "number":
-        scan.moments["number"] = Moments.of(values)
+        scan.moments["number"] = Moments.of(values[np.isfinite(values)])
         scan.is_whole = bool((np.floor(values[known]) == values[known]).all())
         return
     for part in ("hour",) if group == "time" else parts_of_dates:  # whatever becomes of dates
-        scan.moments[part] = Moments.of(part_of_date(values, part))
+        scan.moments[part] = Moments.of(part_of_date(values[known], part))
     if group == "date":
         zoned = have_zones(array) & known
         for what, flags in (("zoned", zoned), ("local", known & ~zoned)):

@@ -1,0 +1,74 @@
+"""Rows of numbers, also those so large that LMDB gives each a value of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import packdata
+from loaders.schema import Array, Features
+from packdata import reader
+from packdata.cli import main
+from packdata.reader import PackedReader
+from packdata.stats import stats
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMATS = ["lmdb", "parquet"]
+
+
+@pytest.fixture(params=FORMATS)
+def wide(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Eight rows of 1,100 columns: c0 is 0, 0, 1, 1, ..."""
+    rows = np.arange(8 * 1100, dtype=np.float32).reshape(8, 1100)
+    rows[:, 0] = np.arange(8) // 2
+    field = Features(columns=tuple(f"c{i}" for i in range(1100)))
+    samples = [{"features": row} for row in rows]
+    packdata.pack(samples, tmp_path / "wide", {"features": field}, format=request.param)
+    return tmp_path / "wide"
+
+
+def first_column(folder: Path) -> list[float]:
+    return PackedReader(folder).column("features")[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+def test_the_commands_work_on_wide_tables(wide: Path, tmp_path: Path) -> None:
+    where = ["copy", str(wide), str(tmp_path / "some"), "--where", "c0 > 1"]
+    parts = ["--parts", "a=0.5", "b=0.5", "--stratify", "c0"]
+
+    assert main(where) == 0
+    assert main(["split", str(wide), str(tmp_path / "parts"), *parts]) == 0
+
+    columns = stats(wide).fields["features"]["columns"]
+    assert columns["c0"]["mean"] == 1.5
+    assert columns["c1099"]["max"] == 8 * 1100 - 1
+    assert first_column(tmp_path / "some") == [2, 2, 3, 3]
+    assert sorted(first_column(tmp_path / "parts/a")) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_stats_of_embeddings(tmp_path: Path, format: Any) -> None:
+    rows = np.random.default_rng(0).normal(size=(5, 1024)).astype(np.float32)
+    fields = {"e": Array(dtype="float32", dims=(1024,))}
+    packdata.pack([{"e": row} for row in rows], tmp_path / "p", fields, format=format)
+
+    about = stats(tmp_path / "p").fields["e"]
+
+    assert about["mean"] == pytest.approx(rows.mean(dtype=float))
+    assert about["std"] == pytest.approx(rows.std(dtype=float))
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 10_000])
+def test_rows_come_in_pieces(
+    wide: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(reader, "_PIECE_BYTES", piece_bytes)
+
+    pieces = list(PackedReader(wide).rows("features"))
+
+    assert [len(piece) for piece in pieces] == [max(1, piece_bytes // 4400)] * len(pieces)
+    whole = np.concatenate(pieces).view("<f4")
+    np.testing.assert_array_equal(whole, PackedReader(wide).column("features"))

@@ -1,0 +1,133 @@
+"""Statistics: those of all numbers, whatever their size and however they are stored."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import packdata
+from loaders.schema import Array, Features
+from packdata.moments import Moments, WholeMoments
+from packdata.stats import stats
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from loaders.schema import Field
+
+
+def found(folder: Path, field: Field, rows: npt.NDArray[Any]) -> dict[str, Any]:
+    packdata.pack([{"x": row} for row in rows], folder / "p", {"x": field})
+    return stats(folder / "p").fields["x"]
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 7])
+@pytest.mark.parametrize("mean", [0.0, 1.7e9, -1e10])
+def test_floats_far_from_0_keep_their_deviation(num_parts: int, mean: float) -> None:
+    values = mean + np.random.default_rng(0).normal(size=1000)
+
+    moments = Moments()
+    for part in np.array_split(values, num_parts):
+        moments.add(Moments.of(part))
+
+    assert moments.mean == pytest.approx(values.mean())
+    assert moments.std == pytest.approx(values.std(), rel=1e-6)
+    assert (moments.count, moments.least, moments.most) == (1000, values.min(), values.max())
+
+
+def test_parts_of_nothing_change_nothing() -> None:
+    moments = Moments.of(np.empty(0))
+
+    for part in ([], [1.0, 2.0], [], [3.0]):
+        moments.add(Moments.of(np.array(part)))
+
+    assert moments == Moments(3, 2.0, 2.0, 1.0, 3.0)
+
+
+@pytest.mark.parametrize("parts", [[[1, np.inf]], [[1], [np.inf]], [[np.inf], [1], [2, 3]]])
+def test_infinite_numbers_have_no_deviation(parts: list[list[float]]) -> None:
+    moments = Moments()
+
+    for part in parts:
+        moments.add(Moments.of(np.array(part)))
+
+    assert moments.mean == np.inf
+    assert np.isnan(moments.std)
+    assert (moments.least, moments.most) == (1, np.inf)
+
+
+def test_numbers_whose_squares_no_float_holds_are_no_error() -> None:
+    moments = Moments.of(np.array([1e200]))
+
+    moments.add(Moments.of(np.array([-1e200])))
+
+    assert (moments.mean, moments.std) == (0.0, np.inf)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(2**53, 2**53 + 12, dtype=np.int64),
+        np.array([-128, 127, 3], np.int8),
+        np.array([-(2**63), 2**63 - 1, 0, 1, 7], np.int64),
+        np.array([0, 2**64 - 1, 5], np.uint64),
+        np.array([2**64 - 1, 2**64 - 2], np.uint64),
+        np.array([True, False, True]),
+        np.random.default_rng(0).integers(-(2**62), 2**62, 1000),
+    ],
+)
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_whole_numbers_are_exact(values: npt.NDArray[Any], num_parts: int) -> None:
+    moments = WholeMoments()
+    for part in np.array_split(values, num_parts):
+        moments.add(WholeMoments.of(part))
+
+    whole = [int(value) for value in values]
+    assert moments.total == sum(whole)
+    assert moments.total_squares == sum(value * value for value in whole)
+    assert (moments.count, moments.least, moments.most) == (len(whole), min(whole), max(whole))
+
+
+@pytest.mark.parametrize("dims", [(), (2,)])
+def test_numbers_of_samples_keep_their_deviation(tmp_path: Path, dims: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    times = 1.7e9 + rng.normal(size=(100, *dims))
+    ids = 2**53 + np.arange(12 * math.prod(dims)).reshape(12, *dims)
+
+    about_times = found(tmp_path / "times", Array(dtype="float64", dims=dims), times)
+    about_ids = found(tmp_path / "ids", Array(dtype="int64", dims=dims), ids)
+
+    assert about_times["std"] == pytest.approx(times.std(), rel=1e-6)
+    assert about_ids["std"] == pytest.approx((ids - 2**53).std())
+
+
+def test_channels_of_volumes_keep_their_deviation(tmp_path: Path) -> None:
+    volumes = 1e6 + 0.01 * np.random.default_rng(0).normal(size=(3, 1, 4, 5, 6))
+    field = Array(dtype="float64", dims=(1, 4, 5, 6), spatial=3)
+
+    about = found(tmp_path, field, volumes)
+
+    assert about["std"] == pytest.approx([volumes.std()])
+
+
+def test_an_infinite_number_makes_the_deviation_nan(tmp_path: Path) -> None:
+    about = found(tmp_path, Array(dtype="float32"), np.array([1, 2, np.inf], np.float32))
+
+    assert (about["mean"], about["std"], about["max"]) == ("inf", "nan", "inf")
+
+
+def test_columns_of_tables_keep_their_deviation(tmp_path: Path) -> None:
+    rows = np.array([[1.7e9, 5.0], [1.7e9 + 2, np.nan]])
+    field = Features(dtype="float64", columns=("when", "x"))
+
+    about = found(tmp_path, field, rows)["columns"]
+
+    assert about["when"] == {
+        "min": 1.7e9, "mean": 1.7e9 + 1, "std": 1.0, "max": 1.7e9 + 2, "num_nan": 0
+    }  # fmt: skip
+    assert about["x"] == {"min": 5.0, "mean": 5.0, "std": 0.0, "max": 5.0, "num_nan": 1}

@@ -1,0 +1,132 @@
+"""Mean, deviation and range of numbers that come in parts: no digit is lost to a large mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_LIMB_BITS = 16  # products of two, summed over 2**31 of them, fit into 63 bits
+
+
+class Summary(Protocol):
+    """What one or the other class below says of numbers."""
+
+    count: int
+    least: float
+    most: float
+
+    @property
+    def mean(self) -> float:
+        """Mean."""
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the population, not of a sample of it."""
+
+    def add(self, other: Any) -> None:
+        """Take the numbers of another summary, of the same class, in."""
+
+
+@dataclass(slots=True)
+class Moments:
+    """Mean, deviation and range of floats, joined pairwise.
+
+    Source:
+        Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared distances from the mean
+    least: float = math.inf
+    most: float = -math.inf
+
+    @classmethod
+    def of(cls, values: npt.NDArray[Any]) -> Moments:
+        """Summarize numbers, among which is no NaN."""
+        if not values.size:
+            return cls()
+        wide = values.astype(np.float64, copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities have no deviation
+            mean = float(wide.mean())
+            squares = float(np.square(wide - mean).sum())
+        return cls(wide.size, mean, squares, float(wide.min()), float(wide.max()))
+
+    def add(self, other: Moments) -> None:
+        """Take the numbers of another summary in."""
+        if not other.count:
+            return
+        count, distance = self.count + other.count, other.mean - self.mean
+        if math.isfinite(distance):
+            self.squares += other.squares + distance * distance * self.count * other.count / count
+            self.mean += distance * other.count / count
+        else:
+            self.squares, self.mean = math.nan, self.mean + other.mean
+        self.count = count
+        self.least, self.most = min(self.least, other.least), max(self.most, other.most)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the population, not of a sample of it."""
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+@dataclass(slots=True)
+class WholeMoments:
+    """The same of whole numbers, from exact sums: of any number of them, rounded once."""
+
+    count: int = 0
+    total: int = 0
+    total_squares: int = 0
+    least: float = math.inf
+    most: float = -math.inf
+
+    @classmethod
+    def of(cls, values: npt.NDArray[Any]) -> WholeMoments:
+        """Summarize integers, or flags."""
+        if not values.size:
+            return cls()
+        least, most = int(values.min()), int(values.max())
+        # Modulo 2**64, so that distances are right for signed numbers too.
+        above = values.reshape(-1).astype(np.uint64)
+        above -= np.uint64(least % 2**64)
+        total, squares = _sums(above, most - least)
+        squares += least * (2 * total + values.size * least)
+        return cls(values.size, total + values.size * least, squares, least, most)
+
+    def add(self, other: WholeMoments) -> None:
+        """Take the numbers of another summary in."""
+        self.count += other.count
+        self.total += other.total
+        self.total_squares += other.total_squares
+        self.least, self.most = min(self.least, other.least), max(self.most, other.most)
+
+    @property
+    def mean(self) -> float:
+        """Mean, 0 of nothing."""
+        return self.total / self.count if self.count else 0.0
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the population, not of a sample of it."""
+        spread = self.count * self.total_squares - self.total * self.total
+        return math.sqrt(spread) / self.count if self.count else 0.0
+
+
+def _sums(numbers: npt.NDArray[np.uint64], most: int) -> tuple[int, int]:
+    """Return the exact sums of numbers up to ``most``, and of their squares."""
+    if most * most * numbers.size < 2**63:
+        small = numbers.view(np.int64)
+        return int(small.sum()), int(np.dot(small, small))
+    mask = np.uint64(2**_LIMB_BITS - 1)
+    shifts = range(0, 64, _LIMB_BITS)
+    limbs = {shift: (numbers >> np.uint64(shift) & mask).view(np.int64) for shift in shifts}
+    total = sum(int(limb.sum()) << shift for shift, limb in limbs.items())
+    products = (int(np.dot(limbs[i], limbs[j])) << (i + j) for i in shifts for j in shifts)
+    return total, sum(products)
