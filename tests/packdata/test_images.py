@@ -387,6 +387,32 @@ class TestLabels:
         with pytest.raises(SourceError, match="its labels are not classes"):
             plan(tmp_path / "l.csv", classes=["a", "b"])
 
+    @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+    def test_numbers_that_are_names_of_classes_are_taken_as_such(
+        self, tmp_path: Path, suffix: str
+    ) -> None:
+        """Also in a list whose labels are all digits: it cannot know that others have words."""
+        for name in "abc":
+            save(tmp_path / f"{name}.png", photo())
+        lists = {"train": ("a.png,2", "b.png,unknown", "c.png,10"), "val": ("b.png,10", "a.png,2")}
+        for name, lines in lists.items():
+            rows = [dict(zip(("path", "label"), line.split(","), strict=True)) for line in lines]
+            if suffix == "csv":
+                text = "path,label\n" + "\n".join(lines)
+            else:
+                named = [{"path": row["path"], "label": _whole(row["label"])} for row in rows]
+                text = "\n".join(map(json.dumps, named))
+            (tmp_path / f"{name}.{suffix}").write_text(text)
+        names = ["10", "2", "unknown"]
+
+        alone = plan(tmp_path / f"val.{suffix}", classes=names)
+        train = plan(tmp_path / f"train.{suffix}", classes=names)
+
+        assert [int(s["label"]) for s in samples(alone)] == [0, 1]
+        assert [int(s["label"]) for s in samples(train)] == [1, 2, 0]
+        with pytest.raises(SourceError, match="class 2 is not known"):
+            samples(plan(tmp_path / f"val.{suffix}", classes=["10", "a", "b"]))
+
     @pytest.mark.parametrize("column", ["label", "age"])
     def test_a_missing_label_names_the_line(self, tmp_path: Path, column: str) -> None:
         for name in "ab":
@@ -539,6 +565,10 @@ class TestIdx:
         recipe = plan(self.write(tmp_path), keep_depth=True)
 
         assert only_first(recipe)["image"].ravel().tolist() == [257 * i for i in range(20)]
+
+
+def _whole(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
 
 
 def only_first(recipe: ImagesRecipe) -> dict[str, Any]:

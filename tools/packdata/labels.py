@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LABEL = "label"
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class LabelField:
         field: What the dataset says of it.
         codec: The field's.
         numbers: The number of each class by name; empty if there are no names.
+        has_digits: True if a class is named by a whole number, so that numbers are names.
     """
 
     name: str
@@ -36,12 +39,14 @@ class LabelField:
     field: Field
     codec: Codec = dataclasses.field(init=False)
     numbers: Mapping[str, int] = dataclasses.field(init=False)
+    has_digits: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         classes = (self.field.classes if isinstance(self.field, Label) else None) or ()
         numbers = {name: number for number, name in enumerate(classes)}
         object.__setattr__(self, "codec", codec_for(self.field))
         object.__setattr__(self, "numbers", numbers)
+        object.__setattr__(self, "has_digits", any(map(_WHOLE.fullmatch, classes)))
 
     def encode(self, item: Item) -> bytes:
         """Return the record of an item's label; SourceError if it is missing or no class."""
@@ -57,13 +62,14 @@ class LabelField:
             if value == -1:  # Hugging Face's mark for "not labelled", in test splits
                 return -1
             value = _name_of(self.column, value, where)
-        if isinstance(value, int):
+        if isinstance(value, int) and not self.has_digits:
             if self.numbers and not 0 <= value < len(self.numbers):
                 raise SourceError(f"class {value} is not in [0, {len(self.numbers)})", where)
             return value
-        if value not in self.numbers:
+        number = self.numbers.get(str(value))
+        if number is None:
             raise SourceError(f"class {value!r} is not known", where)
-        return self.numbers[value]
+        return number
 
 
 def _name_of(column: Column, number: int, where: str) -> str:
@@ -80,7 +86,8 @@ def label_fields(
     Whole numbers in the column ``label`` become ``Label``, elsewhere ``Array`` of int64; other
     numbers ``Array`` of float32; strings in ``label`` become ``Label`` with the sorted names,
     elsewhere ``Text``; lists and objects ``Json``. Sources that name classes share the list:
-    theirs if all have the same, else all names together, sorted.
+    theirs if all have the same, else all names together, sorted. A whole number is a class's number,
+    but where classes are named by such numbers it is a name: in a list, nobody can tell the two apart.
 
     Args:
         sources: The splits by name.
