@@ -23,10 +23,12 @@ from loaders.errors import LoadersError, ManifestError, PackError, ShardError
 from loaders.formats import lmdb, open_checksums, open_columns
 from loaders.manifest import MANIFEST_NAME, Manifest, publish_manifest, read_manifest
 from loaders.schema import Array, Field, Image, Label, Schema, Text
+from packdata.cli import main
 from packdata.journal import LOCK_NAME, TargetLock
 from packdata.readback import ReadBack
 from packdata.reader import PackedReader
 from packdata.repair import repair
+from packdata.stats import stats
 from packdata.target import PACKING_NAME
 from packdata.verify import Fault, Report, verify
 from tests.packdata.packing import CLASSES, pack, pack_samples, sample
@@ -222,7 +224,7 @@ def test_what_else_lies_in_the_folder_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_labels_without_a_class_and_keys_that_stand_twice(tmp_path: Path, format: str) -> None:
     fields = {"label": Label(classes=CLASSES), "key": Text()}
-    rows = [{"label": label, "key": f"k{i % 6}"} for i, label in enumerate([0, 1, 3, 4, 2, -1, 0])]
+    rows = [{"label": label, "key": f"k{i % 6}"} for i, label in enumerate([0, 1, 3, 4, 2, -2, 0])]
     folder = pack(tmp_path / "a", fields, rows, format=format)
 
     faults = list(map(str, verify(folder).faults))
@@ -231,10 +233,26 @@ def test_labels_without_a_class_and_keys_that_stand_twice(tmp_path: Path, format
         f"shard-00000.{format}, field label, rows 2 to 3, keys 'k2' to 'k3': "
         "its value is 3, there are classes 0 to 2",
         f"shard-00001.{format}, field label, row 1, key 'k5': "
-        "its value is -1, there are classes 0 to 2",
+        "its value is -2, there are classes 0 to 2",
         f"shard-00001.{format}, field key, row 2, key 'k0': "
         f"shard-00000.{format}, row 0 has the same key",
     ]
+
+
+def test_samples_without_a_label_are_no_fault_and_the_commands_know_them(tmp_path: Path) -> None:
+    labels = [0, -1, 1, -1, 0, 1]
+    rows = [{"label": label} for label in labels]
+    folder = pack(tmp_path / "a", {"label": Label(classes=("ant", "bee"))}, rows)
+    parts = ["--parts", "a=0.5", "b=0.5", "--stratify", "label"]
+
+    assert main(["verify", str(folder)]) == 0
+    assert main(["info", str(folder)]) == 0
+    assert main(["copy", str(folder), str(tmp_path / "b"), "--where", "label == -1"]) == 0
+    assert main(["split", str(folder), str(tmp_path / "c"), *parts]) == 0
+
+    assert stats(folder).fields["label"]["classes"] == {"-1": 2, "ant": 2, "bee": 2}
+    assert PackedReader(tmp_path / "b").column("label").tolist() == [-1, -1]
+    assert sorted(PackedReader(tmp_path / "c/a").column("label").tolist()) == [-1, 0, 1]
 
 
 def test_decode_finds_records_that_are_whole_but_wrong(tmp_path: Path) -> None:

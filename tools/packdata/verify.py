@@ -296,8 +296,10 @@ def _runs(numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 def _value_faults(name: str, column: Column, manifest: Manifest) -> Iterator[Fault]:
     kind = manifest.schema.fields[name]
+    least = 0
     if isinstance(kind, Label) and kind.classes is not None:
         dtype, num_classes = "<i8", len(kind.classes)
+        least = -1  # "not labelled"
         allowed = f"there are classes 0 to {num_classes - 1}"
     elif isinstance(kind, MultiLabel):
         dtype, num_classes, allowed = "u1", 2, "each is 0 or 1"
@@ -312,10 +314,9 @@ def _value_faults(name: str, column: Column, manifest: Manifest) -> Iterator[Fau
         return
     data = b"".join(column.row(i).tobytes() for i in range(len(column)))
     values = np.frombuffer(data, dtype).reshape(len(column), -1)
-    bad = ((values < 0) | (values >= num_classes)).any(axis=1)
-    for first, last in _runs(np.flatnonzero(bad)):
-        row = values[first]
-        value = row[(row < 0) | (row >= num_classes)][0]
+    is_bad = (values < least) | (values >= num_classes)
+    for first, last in _runs(np.flatnonzero(is_bad.any(axis=1))):
+        value = values[first][is_bad[first]][0]
         yield Fault("", f"its value is {value}, {allowed}", name, (first, last))
 
 
