@@ -164,8 +164,8 @@ def _option_differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
     if a["kind"] != b["kind"]:
         yield f"kind is {a['kind']} in A, {b['kind']} in B"
         return
-    for option, value in a.items():
-        other = b[option]
+    for option in dict.fromkeys([*a, *b]):  # what is not set may be left out
+        value, other = a.get(option), b.get(option)
         if value == other:
             continue
         if option == "classes" and value is not None and other is not None:

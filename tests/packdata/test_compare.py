@@ -1,0 +1,49 @@
+"""What differs between schemas, and what may stand in one dataset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import packdata
+from loaders.errors import SchemaError
+from loaders.schema import Array, Field, Image, Schema
+from packdata.combine import append, merge
+from packdata.compare import diff, schema_differences
+from packdata.reader import PackedReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OTHER = [
+    (Array(dims=(2, 2, 2), spatial=3), Array(dims=(2, 2, 2)), "spatial is 3 in A, None in B"),
+    (Image(codec="dct", quality=90), Image(codec="jpeg"), "quality is 90 in A, None in B"),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "what"), OTHER)
+def test_options_that_only_one_has_are_differences_in_both_orders(
+    one: Field, other: Field, what: str
+) -> None:
+    a, b = Schema({"x": one}), Schema({"x": other})
+
+    assert f"field 'x': {what}" in schema_differences(a, b)
+    assert len(schema_differences(b, a)) == len(schema_differences(a, b))
+
+
+def test_volumes_that_differ_in_their_spatial_axes_are_not_joined(tmp_path: Path) -> None:
+    folders = []
+    for name, spatial in (("said", 3), ("unsaid", None)):
+        field = Array(dims=(2, 2, 2), spatial=spatial)
+        packdata.pack([{"x": np.zeros((2, 2, 2), "f4")}], tmp_path / name, {"x": field})
+        folders.append(tmp_path / name)
+
+    for a, b in (folders, folders[::-1]):
+        assert any("spatial" in what for what in diff(a, b).schema)
+        with pytest.raises(SchemaError, match=r"does not match .*spatial is"):
+            merge(tmp_path / "merged", [a, b])
+        with pytest.raises(SchemaError, match=r"does not match .*spatial is"):
+            append(a, [b])
+        assert len(PackedReader(a)) == 1
