@@ -72,3 +72,16 @@ def test_rows_come_in_pieces(
     assert [len(piece) for piece in pieces] == [max(1, piece_bytes // 4400)] * len(pieces)
     whole = np.concatenate(pieces).view("<f4")
     np.testing.assert_array_equal(whole, PackedReader(wide).column("features"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("kind", ["array", "table"])
+def test_a_float_equals_the_number_that_was_packed(tmp_path: Path, dtype: str, kind: str) -> None:
+    field: Any = Array(dtype=dtype) if kind == "array" else Features(dtype=dtype, columns=("x",))
+    numbers = np.array([0.1, 0.3, 0.7], dtype).reshape(3, *field.dims)
+    packdata.pack([{"x": number} for number in numbers], tmp_path / "p", {"x": field})
+
+    for i, where in enumerate(("x == 0.3", "x <= 0.3", "x > 0.1", "x in (0.1, 0.7)")):
+        assert main(["copy", str(tmp_path / "p"), str(tmp_path / f"{i}"), "--where", where]) == 0
+
+    assert [len(PackedReader(tmp_path / f"{i}")) for i in range(4)] == [1, 2, 2, 2]

@@ -67,7 +67,7 @@ class Where:
         expression: For example ``key in ("a", "b") or not label < 3``. A label compares with
             numbers and with class names; a multi-label is the tuple of its class names (``"cat"
             in tags``); ``x in text`` finds a part. A category of a table is its text, ``""``
-            where it is missing or unknown.
+            where it is missing or unknown. A float equals the shortest number that stands for it.
         fields: The fields that may be named; of these only scalars, labels, texts and rows of one
             column have a value.
 
@@ -221,6 +221,8 @@ def scalar(field: Field, value: Any) -> Any:
     if isinstance(field, Categories):
         number, words = int(value[0]), field.vocabularies[0]
         return words[number - 1] if 0 < number <= len(words) else ""
-    if isinstance(field, Features):
-        return float(str(value[0]))  # 0.3 as a float32 is 0.30000001: it shall equal 0.3
-    return value.item() if isinstance(field, Array) else value
+    if isinstance(field, Features | Array):
+        number = value.reshape(-1)[0]
+        # 0.3 as a float32 is 0.30000001: it shall equal 0.3
+        return float(str(number)) if number.dtype.kind == "f" else number.item()
+    return value
