@@ -193,6 +193,20 @@ class TestColors:
         assert picture.pixels.tolist() == [[[255] * 3, expected, [255] * 3]]
         assert "alpha" in picture.changes
 
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+    def test_a_transparent_gray_of_16_bits_is_white(self, dtype: str) -> None:
+        gray = np.array([[0, 1000, 65_535], [1000, 257, 514]], ">u2")
+        rows = gray.view(np.uint8).reshape(2, 6)
+
+        clear = decode_picture(png(rows, 3, 16, 0, (b"tRNS", b"\3\xe8")), channels=1, dtype=dtype)
+        opaque = png(rows, 3, 16, 0, (b"tRNS", b"\0\7"))
+
+        white = 255 if dtype == "uint8" else 65_535
+        unit = 1 if dtype == "uint8" else 257
+        assert clear.pixels[:, :, 0].tolist() == [[0, white, white], [white, unit, 2 * unit]]
+        assert "alpha" in clear.changes
+        assert changes(opaque, channels=1, dtype="uint16") == ()
+
     def test_an_opaque_alpha_channel_changes_nothing(self) -> None:
         image = PIL.Image.fromarray(photo()).convert("RGBA")
 

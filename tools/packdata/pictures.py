@@ -149,11 +149,13 @@ def _decode_known(
     notes = ["palette"] if header.color == "palette" else []
     if header.depth < 8 and not notes:
         notes = [f"{header.depth}-bit"]
-    if (
-        header.color == "gray" and header.alpha and header.depth <= 8
-    ):  # OpenCV drops the transparent gray
+    is_clear_gray = header.color == "gray" and header.alpha
+    if is_clear_gray and header.depth <= 8:  # OpenCV drops the transparent gray
         return _decode_pil(data)[0], notes
-    return _decode_cv2(data, header.format), notes
+    pixels = _decode_cv2(data, header.format)
+    if is_clear_gray and pixels.ndim == 2:  # of 16 bits too; Pillow would halve a channel of alpha
+        pixels = _decode_pil(data)[0]
+    return pixels, notes
 
 
 def _decode_jpeg(
@@ -267,7 +269,7 @@ def open_pil(data: bytes) -> PIL.Image.Image:
 
 def _array_of(image: PIL.Image.Image, mode: str) -> Array:
     if mode.startswith("I;16"):
-        return np.asarray(image).astype(np.uint16)
+        return _without_clear(np.asarray(image).astype(np.uint16), image.info.get("transparency"))
     if mode == "I":
         return _narrow(np.asarray(image))
     if mode == "F":
@@ -280,6 +282,15 @@ def _array_of(image: PIL.Image.Image, mode: str) -> Array:
         return np.asarray(image.convert("L"))
     plain = mode in ("L", "LA", "RGB", "RGBA", "La", "RGBa")
     return np.asarray(image if plain else image.convert("RGB"))
+
+
+def _without_clear(gray: Array, clear: int | None) -> Array:
+    """Return gray with a channel of alpha, if a value in it stands for what is not there."""
+    if clear is None or not (gray == clear).any():
+        return gray
+    return np.dstack([gray, np.where(gray == clear, 0, np.iinfo(gray.dtype).max)]).astype(
+        gray.dtype
+    )
 
 
 def _narrow(values: Array) -> npt.NDArray[np.uint16]:
