@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from loaders.errors import SourceError
 from packdata.tokens.files import SourceFile
-from packdata.tokens.texts import TextOptions, TextSource, split_lines
+from packdata.tokens.texts import TextOptions, TextSource, split_at, split_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,3 +103,42 @@ def test_a_bad_byte_in_a_cut_file_is_found_in_its_line(tmp_path: Path) -> None:
     first.read()
     with pytest.raises(SourceError, match=rf"a.txt, line {at // 121 + 1}: it is not UTF-8"):
         second.read()
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("mark", ["\n\n", "aa", "aba", "ab", "\n"])
+def test_separators_across_the_cuts_part_the_same_documents(
+    tmp_path: Path, mark: str, compression: str | None
+) -> None:
+    """As those of the file in one piece, wherever the cuts lie, for texts full of separators."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "a.txt"
+    for piece_bytes in [1, 2, 3, 7, 20] * 8:
+        data = rng.choice(np.frombuffer(b"aaab\n\n\n", np.uint8), 60)
+        path.write_bytes(data.tobytes() if compression is None else gzip.compress(data.tobytes()))
+        file = SourceFile(path, path.name, "text", compression, path.stat().st_size)
+
+        pieces = TextSource([file], TextOptions(mark, piece_bytes=piece_bytes)).pieces()
+
+        found = [document for piece in pieces for document in _texts(piece.read())]
+        assert found == _texts(split_at(data, mark.encode()))
+
+
+def test_a_run_of_separators_across_4_mib_is_cut_behind_it(tmp_path: Path) -> None:
+    size = 4 << 20
+    data = b"a" * (size - 1) + b"\n\n\n" + b"b" * 10 + b"\n\n" + b"c" * 3
+    path = tmp_path / "a.txt"
+    path.write_bytes(data)
+    source = TextSource(
+        [SourceFile(path, path.name, "text", None, len(data))], TextOptions("\n\n")
+    )
+
+    pieces = [piece.read() for piece in source.pieces()]
+
+    lengths = [(d.ends - d.starts).tolist() for d in pieces]
+    assert lengths == [[size - 1, 11], [3]]
+
+
+def _texts(documents: Documents) -> list[bytes]:
+    bounds = zip(documents.starts, documents.ends, strict=True)
+    return [documents.data[a:b].tobytes() for a, b in bounds]

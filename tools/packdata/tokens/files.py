@@ -213,15 +213,23 @@ class Reader:
             pass
         return self.position == offset
 
-    def skip_behind(self, mark: bytes) -> bool:
-        """Go on behind the next ``mark``, or at the end, if there is none: then return False."""
+    def skip_behind(self, mark: bytes, start: int) -> bool:
+        """Go on behind a ``mark``, or at the end, if there is none: then return False.
+
+        It is the next that begins at ``start`` or later and overlaps no earlier one: blank lines in
+        a row are a mark from every second on, and which those are, only their first can tell.
+        """
+        earlier = -len(mark)
         while True:
             more = self._read_some(_CHUNK)
             self._ahead += more
             at = self._ahead.find(mark)
-            if at >= 0:
-                self.read(at + len(mark))
-                return True
+            while at >= 0:
+                offset = self.position + at
+                if offset >= start and offset - earlier >= len(mark):
+                    self.read(at + len(mark))
+                    return True
+                earlier, at = offset, self._ahead.find(mark, at + 1)
             if not more:
                 self.read(len(self._ahead))
                 return False

@@ -312,9 +312,12 @@ class TextSource:
         step = self.options.cut if mark is None else self.options.piece_bytes
         end = 0
         while True:
-            went = reader.skip_to(end + (step or 1 << 62))
-            if mark is not None and went:
-                went = reader.skip_behind(mark)
+            wanted = end + (step or 1 << 62)
+            if mark is None:
+                went = reader.skip_to(wanted)
+            else:  # from where a mark may begin that overlaps one from there on
+                first = max(end, wanted - len(mark) + 1)
+                went = reader.skip_to(first) and reader.skip_behind(mark, wanted)
             if reader.position > end or end == 0:
                 yield reader.position
             end = reader.position
