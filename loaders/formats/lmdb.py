@@ -13,6 +13,7 @@ Source:
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ def _write_items(path: Path, items: Mapping[bytes, Any]) -> None:
     pages = sum(2 + (nbytes + _HEADER) // mmap.PAGESIZE for nbytes in sizes.values())
     map_size = (2 * pages + 64) * mmap.PAGESIZE
     env = lmdb.open(
-        str(path), map_size=map_size, subdir=False, lock=False, sync=False, meminit=True
+        os.fsencode(path), map_size=map_size, subdir=False, lock=False, sync=False, meminit=True
     )
     try:
         with env.begin(write=True) as txn:
@@ -201,7 +202,7 @@ def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
 
     liblmdb trusts its pages: run this in a process of its own on a file that may be damaged.
     """
-    env = lmdb.open(str(path), subdir=False, lock=False, readonly=True, max_readers=1)
+    env = lmdb.open(os.fsencode(path), subdir=False, lock=False, readonly=True, max_readers=1)
     try:
         with env.begin(buffers=True) as txn:
             return next(_differences(txn, columns), None)

@@ -14,6 +14,7 @@ Source:
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from loaders.manifest import Place
 from loaders.schema import Array, Categories, Field, Label
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 SUFFIX = ".parquet"
@@ -52,11 +53,29 @@ def write(
         ValueError: A column has more than 1 GiB.
     """
     table = _table(columns, fields)
-    with pq.ParquetWriter(path, table.schema, **_options(table.num_rows)) as writer:
+    with (
+        _for_arrow(path, "wb") as file,
+        pq.ParquetWriter(file, table.schema, **_options(table.num_rows)) as writer,
+    ):
         writer.write_table(table, row_group_size=table.num_rows)
         writer.add_key_value_metadata({CHECKSUMS_KEY: checksums})
     places = find_columns(path, columns)
     return places, _find_checksums(path, checksums)
+
+
+@contextmanager
+def _for_arrow(path: Path, mode: str) -> Iterator[Any]:
+    """Give pyarrow the path, or the open file where the path is not UTF-8: it takes no other.
+
+    Not always the file: pyarrow would copy each column once more to write it to Python's.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with open(path, mode) as file:
+            yield file
+    else:
+        yield path
 
 
 def _options(num_rows: int) -> dict[str, Any]:
@@ -147,7 +166,8 @@ def find_columns(path: Path, columns: Mapping[str, Column]) -> dict[str, Place]:
 
 
 def _chunks(path: Path) -> dict[str, Any]:
-    metadata = pq.read_metadata(path)
+    with _for_arrow(path, "rb") as file:
+        metadata = pq.read_metadata(file)
     if metadata.num_row_groups != 1:
         raise ShardError(f"it has {metadata.num_row_groups} row groups, a shard has one", path)
     group = metadata.row_group(0)
@@ -204,7 +224,10 @@ def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
     Returns:
         The first difference in words, or None.
     """
-    with pq.ParquetFile(path, memory_map=False, page_checksum_verification=True) as file:
+    with (
+        _for_arrow(path, "rb") as source,
+        pq.ParquetFile(source, memory_map=False, page_checksum_verification=True) as file,
+    ):
         table = file.read()
     for name, column in columns.items():
         array = table[name].combine_chunks()

@@ -161,7 +161,8 @@ def flatten_plan(value: Any, name: str = "") -> dict[str, str]:
         return flat
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     if len(text) > _MAX_VALUE_CHARS:
-        text = f"{_HASH}{xxhash.xxh3_128_hexdigest(text.encode())}"
+        data = text.encode(errors="surrogatepass")
+        text = f"{_HASH}{xxhash.xxh3_128_hexdigest(data)}"
     return {name: text}
 
 
@@ -222,7 +223,9 @@ class Journal:
 
 
 def _dump(line: Mapping[str, Any]) -> bytes:
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+    # A file name that is not UTF-8 is a string with surrogates: what replaces them is JSON, too.
+    return text.encode(errors="backslashreplace") + b"\n"
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:

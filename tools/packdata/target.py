@@ -281,7 +281,8 @@ class Packing:
             json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects
         ]
         if rejects:
-            publish_bytes(path, "".join(f"{line}\n" for line in lines).encode())
+            text = "".join(f"{line}\n" for line in lines)
+            publish_bytes(path, text.encode(errors="backslashreplace"))  # as the manifest is
         elif self.journal.header.replaces:
             path.unlink(missing_ok=True)
 

@@ -170,7 +170,7 @@ class RAMDataset(ResidentDataset):
         fields: dict[str, Field] = {"image": Image()}
         if targets is not None:
             fields["label"], columns["label"] = _label_column(targets, len(files))
-        fields["key"], columns["key"] = Text(), var_column([str(file).encode() for file in files])
+        fields["key"], columns["key"] = Text(), var_column([_key_of(file) for file in files])
         if decode:
             plan = plan_pixels(
                 Image(),
@@ -258,6 +258,14 @@ def _read_files(files: Sequence[Path], progress: bool) -> Column:
     plan = ColumnPlan(Image(), lengths, fill)
     check_fits(plan.nbytes, progress)
     return _fill({"": plan}, progress)[""]
+
+
+def _key_of(file: Path) -> bytes:
+    try:
+        return str(file).encode()
+    except UnicodeEncodeError:
+        what = "the path is not UTF-8, and is to be the key of its sample"
+        raise SourceError(what, ascii(str(file)), "Rename it") from None
 
 
 def _size(file: Path) -> int:

@@ -137,8 +137,9 @@ def argument_errors(args: argparse.Namespace) -> Iterator[None]:
 
 
 def show(text: str) -> None:
-    """Print to standard output."""
-    sys.stdout.write(f"{text}\n")
+    """Print to standard output; what it has no bytes for, such as half a name, as its number."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(f"{text.encode(encoding, 'backslashreplace').decode(encoding)}\n")
 
 
 def show_json(data: Any) -> None:

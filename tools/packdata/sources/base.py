@@ -212,7 +212,10 @@ def files_identity(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def check_name(name: str, path: Path | str) -> None:
-    """Raise SourceError for a file name that is not text: keys are stored as UTF-8."""
+    """Raise SourceError for a file name that is not text.
+
+    Keys are stored as UTF-8, and pyarrow opens nothing else.
+    """
     try:
         name.encode()
     except UnicodeEncodeError:

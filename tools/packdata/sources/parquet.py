@@ -19,6 +19,7 @@ from packdata.sources.base import (
     Column,
     Item,
     broken_item,
+    check_name,
     check_unique,
     column_of,
     field_names,
@@ -154,6 +155,7 @@ class ParquetSource:
 
 
 def _open(path: Path) -> pq.ParquetFile:
+    check_name(str(path), path)
     try:
         return pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:

@@ -10,6 +10,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
+from packdata.sources.base import check_name
 from packdata.tables.parts import Kind, Part, Rows
 from packdata.tables.values import as_text
 
@@ -31,6 +32,7 @@ class ParquetTable:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        check_name(str(path), path)
         try:
             with pq.ParquetFile(path) as file:
                 self._metadata = file.metadata
@@ -75,6 +77,7 @@ class ArrowTable:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        check_name(str(path), path)
         with open(path, "rb") as file:
             self._is_file = file.read(6) == b"ARROW1"
         try:

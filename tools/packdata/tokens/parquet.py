@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
+from packdata.sources.base import check_name
 from packdata.tokens.documents import Documents
 from packdata.tokens.jsonl import text_buffers
 
@@ -91,6 +92,7 @@ class ParquetColumn:
         self._read: tuple[int, Any] = (-1, None)
 
     def _opened(self) -> Any:
+        check_name(str(self.file.path), self.file.path)
         try:
             return pq.ParquetFile(self.file.path)
         except (OSError, pa.ArrowException) as error:
