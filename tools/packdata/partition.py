@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,9 +16,9 @@ from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import PackError, SchemaError
 from loaders.schema.tables import find_column
 from packdata.reader import KEY_FIELD, PackedReader
-from packdata.rewrite import check_target, format_of, origin, write_dataset
+from packdata.rewrite import Staging, check_target, format_of, origin, stage
 from packdata.rows import read_column
-from packdata.shards import DEFAULT_SHARD_BYTES
+from packdata.shards import DEFAULT_SHARD_BYTES, check_shard_options
 from packdata.tokens.split import has_tokens, num_documents, rows_of_documents
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def split(
     overwrite: bool = False,
     tick: Callable[[int], object] = int,
 ) -> dict[str, Manifest]:
-    """Write each part of a dataset as a dataset, ``dst/<part>``; records stay as they are.
+    """Write each part of a dataset as a dataset, ``dst/<part>``: all parts, or none; records stay as they are.
 
     Of tokens it is documents that are divided, and laid into rows anew.
 
@@ -85,24 +86,34 @@ def split(
         if not len(chosen):
             raise PackError(f"part {name!r} would be empty", reader.path, "Give it a larger share")
         check_target(Path(dst) / name, overwrite=overwrite)
+    chosen_format = format or format_of(reader.manifest)
+    check_shard_options(chosen_format, shard_bytes)
     options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
-    made = {}
-    for name, chosen in zip(parts, indices, strict=True):
-        made[name] = write_dataset(
-            Path(dst) / name,
-            reader.schema,
-            (rows_of_documents if by_document else _samples)(reader, chosen, tick),
-            format=format or format_of(reader.manifest),
-            shard_bytes=shard_bytes,
-            provenance={
-                "command": "split",
-                "source": origin(reader.path, reader.manifest),
-                "options": options | {"part": name},
-            },
-            overwrite=overwrite,
-            files_of=reader.path,
-        )
-    return made
+    rows = rows_of_documents if by_document else _samples
+    with ExitStack() as stack:  # all parts are staged before the first is published
+        ready = {}
+        for name, chosen in zip(parts, indices, strict=True):
+            staging = stack.enter_context(Staging(Path(dst) / name, overwrite=overwrite))
+            samples = rows(reader, chosen, tick)
+            ready[name] = (
+                staging,
+                stage(
+                    staging, reader.schema, samples, format=chosen_format, shard_bytes=shard_bytes
+                ),
+            )
+        return {
+            name: staging.publish(
+                staged,
+                reader.schema,
+                {
+                    "command": "split",
+                    "source": origin(reader.path, reader.manifest),
+                    "options": options | {"part": name},
+                },
+                reader.path,
+            )
+            for name, (staging, staged) in ready.items()
+        }
 
 
 def _samples(

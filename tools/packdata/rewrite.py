@@ -34,7 +34,7 @@ from packdata.shards import (
     check_shard_options,
     shard_name,
 )
-from packdata.target import PACKING_NAME, find_datasets
+from packdata.target import PACKING_NAME, find_datasets, missing_folders
 from packdata.verify import file_fault
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Staging:
         self.folder = Path(folder)
         self.path = self.folder / PACKING_NAME
         self._overwrite, self._extend = overwrite, extend
-        self._made = not self.folder.exists()
+        self._made = missing_folders(self.folder)
         self._lock: TargetLock | None = None
 
     def __enter__(self) -> Self:
@@ -100,9 +100,10 @@ class Staging:
         assert self._lock is not None
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.release()
-        if error is not None and self._made:
+        if error is not None:
             with suppress(OSError):  # something lies in it
-                self.folder.rmdir()
+                for folder in self._made:
+                    folder.rmdir()
         if isinstance(error, OSError | lmdb.Error):
             raise PackError(_cannot_write(error), self.folder) from error
 
@@ -227,24 +228,39 @@ def write_dataset(
     Raises:
         PackError: The target is taken or cannot be written, or there are no samples.
     """
-    if format == "parquet":
-        shard_bytes = min(shard_bytes, 256 << 20)
     check_shard_options(format, shard_bytes)
     with Staging(dst, overwrite=overwrite) as staging:
-        builder = ShardBuilder(schema, format, shard_bytes)
-        staged: list[ShardInfo] = []
-
-        def flush() -> None:
-            path = staging.path / shard_name("shard", len(staged), format)
-            staged.append(write_shard(path, builder.take(), schema.fields))
-
-        for records in samples:
-            check_records(records, schema, format)
-            builder.add(records)
-            if builder.is_full:
-                flush()
-        if builder.num_samples:
-            flush()
-        if not staged:
-            raise PackError("there is no sample to write", staging.folder)
+        staged = stage(staging, schema, samples, format=format, shard_bytes=shard_bytes)
         return staging.publish(staged, schema, provenance or {}, files_of)
+
+
+def stage(
+    staging: Staging,
+    schema: Schema,
+    samples: Iterable[Records],
+    *,
+    format: Format,
+    shard_bytes: int,
+) -> list[ShardInfo]:
+    """Write records as staged shards, to be published; arguments as for ``write_dataset``.
+
+    Raises:
+        PackError: There are no samples.
+    """
+    builder = ShardBuilder(schema, format, shard_bytes)
+    staged: list[ShardInfo] = []
+
+    def flush() -> None:
+        path = staging.path / shard_name("shard", len(staged), format)
+        staged.append(write_shard(path, builder.take(), schema.fields))
+
+    for records in samples:
+        check_records(records, schema, format)
+        builder.add(records)
+        if builder.is_full:
+            flush()
+    if builder.num_samples:
+        flush()
+    if not staged:
+        raise PackError("there is no sample to write", staging.folder)
+    return staged

@@ -89,7 +89,7 @@ class Packing:
         with _told(dst, "it cannot be packed into"):
             if not self._work.exists():
                 self._existing(overwrite)  # refuses before anything is created
-            self._created = not dst.exists()
+            self._created = missing_folders(dst)
             dst.mkdir(parents=True, exist_ok=True)
             self._lock = TargetLock(self._work / LOCK_NAME)
             try:
@@ -309,14 +309,21 @@ class Packing:
         self._clear()
         (self._work / LOCK_NAME).unlink(missing_ok=True)
         self._work.rmdir()
-        if self._created and not self._is_published:
-            self.dst.rmdir()
+        if not self._is_published:
+            with suppress(OSError):  # something else lies there by now
+                for folder in self._created:
+                    folder.rmdir()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """Return the folders that would have to be made for one, innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def find_datasets(dst: Path, folders: Sequence[str]) -> dict[str, Manifest]:
