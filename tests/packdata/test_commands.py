@@ -1082,7 +1082,7 @@ def test_samples_that_a_table_lacks_are_named_or_left_out(tmp_path: Path) -> Non
         ("key,a\nx,99999999999999999999\n", {"a": "int64"}, "is not int64"),
         ("key,a\nx,{\n", {"a": "json"}, "is not json"),
         ("key,a\nx,1\n", {"a": "int8"}, "cannot be read as 'int8'"),
-        ("key,a\nx,1\n", {"b": "text"}, "column 'b' cannot be read"),
+        ("key,a\nx,1\n", {"b": "text"}, "it has no column 'b' to add; it has a"),
         ("key,class\nx,1\n", {}, "must be a Python identifier"),
         ('key,a\n"x,1\n', {}, "cannot be read as CSV"),
         ("key,a\nx,\xff\n", {}, "cannot be read as CSV"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
 import pytest
 
+from loaders.manifest import read_manifest
 from packdata.cli import main
 from packdata.partition import split_indices
 from packdata.reader import PackedReader
@@ -14,15 +16,40 @@ from tests.packdata.command_sources import make_sources
 from tests.packdata.packing import pack_samples
 
 USAGE = [
+    ("copy packed ''", "argument dst: the path is empty"),
+    ("copy packed {dst} --where 'label =='", "the condition 'label ==' cannot be read"),
+    ("copy packed {dst} --where \"label = 'cat'\"", "'==' to compare"),
+    ("copy packed {dst} --fields label,label", "each field can be kept once"),
+    ("copy packed {dst} --fields ''", "argument --fields: takes names"),
+    ("copy packed {dst} --codec gif", "argument --codec: invalid choice: 'gif'"),
+    ("copy packed {dst} --codec jpeg --quality 101", "takes a whole number of 1 to 100, got '101'"),
+    ("copy packed {dst} --on label", "no CSV file is added: --as, --on and --missing go with --add"),
+    ("copy packed {dst} --missing skip", "no CSV file is added"),
+    ("copy packed {dst} --as grade=text", "no CSV file is added"),
+    ("copy packed {dst} --add labels.csv --as grade", "--as takes COLUMN=KIND, got grade"),
+    ("copy packed {dst} --add labels.csv --as grade=int8", "int64, float32, float64, got 'int8'"),
     ("split packed {dst} --parts a=0.9 b=0.2", "together at most 1"),
     ("split packed {dst} --parts a=0.9 --by key-hash --stratify label", "it cannot stratify"),
     ("split stream {dst} --parts a=0.5 --stratify label", "divide them by shuffle"),
     ("split packed {dst} --parts a=0.9 --format parquet --shard-size 1GB", "shard_bytes must be in"),
+    ("copy packed {dst} --format parquet --shard-size 1GB", "shard_bytes must be in"),
 ]  # fmt: skip
 
 DATA = [
     ("split packed {dst} --parts a=0.5 --stratify image", "field 'image' is no label or whole number"),
     ("split packed {dst} --parts a=0.01 b=0.9", "part 'a' would be empty. Give it a larger share"),
+    ("copy stream {dst} --codec jpeg", "stream: no field that is kept has pictures for codec 'jpeg'"),
+    ("copy packed {dst} --fields label --codec jpeg", "no field that is kept has pictures"),
+    ("copy stream {dst} --fields tokens", "not read without its fields document_ends, num_tokens: keep them, too"),
+    ("copy stream {dst} --where 'num_tokens > 1'", "would tear documents apart"),
+    ("copy packed {dst} --where 'klass == 1'", "there is no field 'klass'; a condition can name label, key, score"),
+    ("copy packed {dst} --where 'score > 1000'", "no sample to write"),
+    ("copy packed {dst} --add nowhere.csv", "nowhere.csv: it cannot be read as CSV (No such file or directory)"),
+    ("copy packed {dst} --add empty.csv", "empty.csv: its first line must name the columns"),
+    ("copy packed {dst} --add labels.csv --as gade=text", "it has no column 'gade' to add; it has label, grade"),
+    ("copy packed {dst} --add labels.csv --fields key --on image", "it has no column 'image'"),
+    ("copy flipped {dst}/a/b", "its checksum differs"),
+    ("copy packed photos/cat/0.jpg/below", "it cannot be written (Not a directory)"),
 ]  # fmt: skip
 
 
@@ -70,6 +97,22 @@ def test_wrong_use_is_one_error_and_writes_nothing(
     assert there(Path(), tmp_path) == before
 
 
+def test_a_damaged_shard_is_what_an_added_table_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not that a field has no single value: keys cannot be read where a shard is gone."""
+    damaged = tmp_path / "packed"
+    shard = read_manifest("packed").shards[1].file
+    for path in Path("packed").iterdir():
+        if path.name != shard:
+            os.makedirs(damaged, exist_ok=True)
+            (damaged / path.name).write_bytes(path.read_bytes())
+
+    assert run(f"copy {damaged} {{dst}} --add labels.csv --fields score", tmp_path / "dst") == 1
+
+    assert f"{damaged}/{shard}: the shard is missing" in capsys.readouterr().err
+
+
 def test_a_part_that_cannot_be_read_leaves_none_of_the_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,3 +124,17 @@ def test_a_part_that_cannot_be_read_leaves_none_of_the_parts(
 
     assert "the shard is missing" in capsys.readouterr().err
     assert not (tmp_path / "dst").exists()
+
+
+def test_a_table_is_matched_by_a_field_with_one_value_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("image,grade\n1,2\n")
+
+    assert (
+        run(f"copy packed {{dst}} --add {tmp_path}/t.csv --on image --fields key", tmp_path / "d")
+        == 1
+    )
+
+    assert "field 'image' has no single value to match a column with" in capsys.readouterr().err
+    assert PackedReader("packed").keys()[0] == "bird/000"

@@ -23,9 +23,9 @@ from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
 from packdata.rows import column_fields, read_column
 from packdata.shards import DEFAULT_SHARD_BYTES
-from packdata.table import Table, read_table
-from packdata.tokens.split import check_no_stream
-from packdata.where import Where, scalar
+from packdata.table import KINDS, Table, read_table
+from packdata.tokens.split import check_no_stream, check_whole_stream
+from packdata.where import Where, has_scalar, parse_condition, scalar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,6 +72,18 @@ class CopyOptions:
             raise ValueError(f"quality must be in [1, 100], got {self.quality}")
         if self.quality is not None and self.codec not in ("jpeg", "webp", "dct"):
             raise ValueError(f"quality is for codec jpeg, webp or dct, got codec {self.codec}")
+        if self.where is not None:
+            parse_condition(self.where)
+        if self.fields is not None and (
+            not self.fields or len(set(self.fields)) < len(self.fields)
+        ):
+            what = "each field can be kept once, and one must be"
+            raise SchemaError(f"{what}, got {list(self.fields)}")
+        if self.add is None and (self.kinds or self.skip_missing or self.on != KEY_FIELD):
+            raise ValueError("no CSV file is added: --as, --on and --missing go with --add")
+        unknown = [kind for kind in self.kinds.values() if kind not in KINDS]
+        if unknown:
+            raise ValueError(f"kinds are {', '.join(KINDS)}, got {unknown[0]!r}")
         for name in ("subsampling", "compression"):
             if getattr(self, name) is not None and self.codec != "dct":
                 raise ValueError(f"{name} is for codec dct, got codec {self.codec}")
@@ -150,6 +162,7 @@ class _Plan:
     def __init__(self, reader: PackedReader, table: Table | None, options: CopyOptions) -> None:
         self.reader, self.table, self.options = reader, table, options
         self.kept = list(reader.check_fields(options.fields))
+        check_whole_stream(reader, self.kept)
         self.added = {} if table is None else dict(table.fields)
         for name in self.added:
             if name in self.kept:
@@ -158,6 +171,10 @@ class _Plan:
                     "the column"
                 )
         self.recoders = dict(self._recoders())
+        if options.codec is not None and not self.recoders:
+            raise SchemaError(
+                f"{reader.path}: no field that is kept has pictures for codec {options.codec!r}"
+            )
         self.schema = self._schema()
         self.keys = self._keys() if table is not None else []
         self._columns: dict[str, tuple[Field, Any]] = {}  # of tables, that the condition names
@@ -167,8 +184,6 @@ class _Plan:
         old = self.reader.schema
         fields: dict[str, Field] = {name: old.fields[name] for name in self.kept} | self.added
         fields |= {name: recode.field for name, recode in self.recoders.items()}
-        if len(set(self.kept)) != len(self.kept) or not fields:
-            raise SchemaError(f"each field can be kept once, and one must be, got {self.kept}")
         return Schema(fields, tuple(name for name in old.defaults if name in fields))
 
     def _recoders(self) -> Iterator[tuple[str, Recode]]:
@@ -184,13 +199,10 @@ class _Plan:
         on = self.options.on
         self.reader.check_fields([on])
         field = self.reader.schema.fields[on]
+        if not has_scalar(field):
+            raise SchemaError(f"field {on!r} has no single value to match a column with")
         values = (self.reader.sample(i, [on])[on] for i in range(len(self.reader)))
-        try:
-            return [str(scalar(field, value)) for value in values]
-        except (AttributeError, ValueError) as error:
-            raise SchemaError(
-                f"field {on!r} has no single value to match a column with"
-            ) from error
+        return [str(scalar(field, value)) for value in values]
 
     def _select(self) -> npt.NDArray[np.int64]:
         keep = np.ones(len(self.reader), bool)

@@ -53,8 +53,12 @@ def read_table(path: Path | str, on: str, kinds: Mapping[str, str] | None = None
     header, rows = _read(path)
     if on not in header:
         raise SourceError(f"it has no column {on!r}; it has {', '.join(header)}", path)
+    added = [name for name in header if name != on]
     for name, kind in kinds.items():
-        if kind not in KINDS or name not in header or name == on:
+        if name not in added:
+            what = f"it has no column {name!r} to add; it has {', '.join(added) or 'none'}"
+            raise SourceError(what, path)
+        if kind not in KINDS:
             raise SourceError(
                 f"column {name!r} cannot be read as {kind!r}; kinds are {', '.join(KINDS)}", path
             )
@@ -79,7 +83,8 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             header, *rows = [row for row in csv.reader(file, strict=True) if row] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SourceError(f"it cannot be read as CSV ({error})", path) from error
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"it cannot be read as CSV ({reason})", path) from error
     if not header or len(set(header)) != len(header):
         raise SourceError(f"its first line must name the columns, each once; it is {header}", path)
     for number, row in enumerate(rows, 1):

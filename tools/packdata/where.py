@@ -38,6 +38,22 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }
 
 
+def parse_condition(expression: str) -> ast.expr:
+    """Return the syntax of an expression, whatever it names.
+
+    Raises:
+        SchemaError: It is too long, or no expression.
+    """
+    if len(expression) > _MAX_CHARS:
+        raise SchemaError(
+            f"the condition has {len(expression)} characters, up to {_MAX_CHARS} are read"
+        )
+    try:
+        return ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SchemaError(f"the condition {expression!r} {_why_not(expression, error)}") from error
+
+
 class ClassNumber(int):
     """The number of a class that also equals the class's name."""
 
@@ -85,19 +101,11 @@ class Where:
     def __init__(self, expression: str, fields: Mapping[str, Field]) -> None:
         self.expression, self._fields = expression, fields
         self.names: set[str] = set()
-        if len(expression) > _MAX_CHARS:
-            raise SchemaError(
-                f"the condition has {len(expression)} characters, up to {_MAX_CHARS} are read"
-            )
+        tree = parse_condition(expression)
         try:
-            tree = ast.parse(expression.strip(), mode="eval")
-            self._test = self._compile(tree.body)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            if isinstance(error, SchemaError):
-                raise
-            raise SchemaError(
-                f"the condition {expression!r} {_why_not(expression, error)}"
-            ) from error
+            self._test = self._compile(tree)
+        except RecursionError as error:
+            raise SchemaError(f"the condition {expression!r} is nested too deeply") from error
 
     def __call__(self, values: Values) -> bool:
         """Return whether a sample with these values (of ``names``) fulfils the condition."""

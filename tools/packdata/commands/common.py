@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaders.errors import LoadersError, SchemaError
@@ -19,11 +20,19 @@ from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from loaders.manifest import Manifest
 
+CODECS = (
+    "jpeg",
+    "png",
+    "webp",
+    "raw",
+    "yuv420",
+    "dct",
+)  # those of packdata.images: help shall not wait for it
 LINE_EVERY_S = 5.0
+SIZES = "K, M and G are powers of 1024, up to 256MB in Parquet and 64GB in LMDB"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 
@@ -67,14 +76,14 @@ def add_writing(parser: argparse.ArgumentParser, *, shards: bool = True) -> None
     """Add the options of commands that write a dataset."""
     if shards:
         parser.add_argument(
-            "--format", choices=FORMATS, help="format of the shards (default: that of the source)"
+            "--format", choices=FORMATS, help="of the shards (default: that of the source)"
         )
         parser.add_argument(
             "--shard-size",
             type=parse_size,
             default=DEFAULT_SHARD_BYTES,
             metavar="SIZE",
-            help="bytes per shard, such as 64MB (default: 64MB)",
+            help=f"bytes of a shard; {SIZES} (default: 64MB)",
         )
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset at the target")
 
@@ -109,9 +118,38 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+def parse_quality(text: str) -> int:
+    """Read a quality: a whole number of 1 to 100."""
+    if not text.isdecimal() or not 1 <= int(text) <= 100:
+        raise argparse.ArgumentTypeError(f"takes a whole number of 1 to 100, got {text!r}")
+    return int(text)
+
+
 def parse_names(text: str) -> list[str]:
     """Read names separated by commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError(f"takes names separated by commas, got {text!r}")
+    return names
+
+
+def parse_place(text: str) -> str:
+    """Read a path or pattern; an empty one, of a shell variable that is not set, is a mistake."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty: write . for the folder you are in")
+    return text
+
+
+def parse_path(text: str) -> Path:
+    """Read a path."""
+    return Path(parse_place(text))
+
+
+def unescaped(text: str) -> str:
+    r"""Read ``\n``, ``\t``, ``\r`` and ``\0`` as Python does: shells pass them on as they are."""
+    for written, meant in (("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), ("\\0", "\0")):
+        text = text.replace(written, meant)
+    return text
 
 
 @contextmanager

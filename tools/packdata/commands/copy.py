@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packdata.commands.common import (
+    CODECS,
     add_json,
     add_writing,
     argument_errors,
     new_parser,
     parse_count,
     parse_names,
+    parse_path,
+    parse_quality,
     progress,
     show_made,
+    usage_errors,
 )
 from packdata.edit import CopyOptions, copy_dataset
 from packdata.table import KINDS
@@ -36,13 +39,28 @@ def add_parser(subparsers: Any) -> None:
     summary = "copy a dataset with other samples, fields or codecs"
     example = "packdata copy packed/all packed/cats --where 'label == \"cat\"' --fields image,key"
     parser = new_parser(subparsers, "copy", summary, example, _DETAILS)
-    parser.add_argument("src", type=Path, help="folder of the dataset")
-    parser.add_argument("dst", type=Path, help="folder of the copy")
-    parser.add_argument("--where", metavar="EXPR", help="keep the samples that fulfil a condition")
-    parser.add_argument("--fields", type=parse_names, metavar="A,B", help="fields to keep")
-    parser.add_argument("--add", type=Path, metavar="FILE.csv", help="add its columns as fields")
+    parser.add_argument("src", type=parse_path, help="folder of the dataset")
+    parser.add_argument("dst", type=parse_path, help="folder of the copy")
     parser.add_argument(
-        "--on", default="key", metavar="NAME", help="field and column to match by (default: key)"
+        "--where", metavar="EXPR", help="keep the samples that fulfil a condition (default: all)"
+    )
+    parser.add_argument(
+        "--fields",
+        type=parse_names,
+        metavar="A,B",
+        help="fields to keep, in this order (default: all)",
+    )
+    parser.add_argument(
+        "--add",
+        type=parse_path,
+        metavar="FILE.csv",
+        help="add its columns as fields: UTF-8, separated by commas, below a line of names",
+    )
+    parser.add_argument(
+        "--on",
+        default="key",
+        metavar="NAME",
+        help="with --add: field and column to match by (default: key)",
     )
     parser.add_argument(
         "--as",
@@ -50,21 +68,37 @@ def add_parser(subparsers: Any) -> None:
         nargs="+",
         default=(),
         metavar="COLUMN=KIND",
-        help=f"kind of an added column ({', '.join(KINDS)}) where it should not be guessed",
+        help=f"with --add: kind of a column ({', '.join(KINDS)}) that should not be guessed",
     )
     parser.add_argument(
         "--missing",
         choices=("error", "skip"),
         default="error",
-        help="what to do with samples that the CSV file lacks (default: error)",
+        help="with --add: samples that the file lacks are an error (default), or left out",
     )
     parser.add_argument(
-        "--codec", help="codec for pictures: jpeg, png, webp, raw, yuv420, dct, ..."
+        "--codec", choices=CODECS, help="encode pictures so (default: they stay as they are)"
     )
-    parser.add_argument("--quality", type=parse_count, help="of jpeg, webp and dct, 1 to 100")
-    parser.add_argument("--subsampling", choices=("420", "444"), help="of the chroma of dct")
-    parser.add_argument("--compression", choices=("lz4", "zstd"), help="of dct")
-    parser.add_argument("--workers", type=parse_count, help="threads (default: all cores)")
+    parser.add_argument(
+        "--quality",
+        type=parse_quality,
+        metavar="Q",
+        help="with --codec jpeg, webp or dct: 1 to 100, also of pictures that have this codec "
+        "(default: these stay as they are, others get 90)",
+    )
+    parser.add_argument(
+        "--subsampling",
+        choices=("420", "444"),
+        help="with --codec dct: of the chroma (default: as it is, else 420)",
+    )
+    parser.add_argument(
+        "--compression",
+        choices=("lz4", "zstd"),
+        help="with --codec dct: fast or small (default: as it is, else lz4)",
+    )
+    parser.add_argument(
+        "--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)"
+    )
     add_writing(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -72,7 +106,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    with argument_errors(args), progress("writing", None) as tick:
+    with usage_errors(args):
         options = CopyOptions(
             where=args.where,
             fields=args.fields,
@@ -85,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
             subsampling=args.subsampling,
             compression=args.compression,
         )
+    with argument_errors(args), progress("writing", None) as tick:
         manifest = copy_dataset(
             args.src,
             args.dst,

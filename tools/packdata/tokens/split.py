@@ -12,7 +12,7 @@ from loaders.schema import Schema, Tokens
 from packdata.tokens.rows import DOCUMENT_ENDS, NUM_TOKENS, TOKENS, block_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -34,6 +34,14 @@ def check_no_stream(reader: PackedReader, doing: str) -> None:
         raise SchemaError(
             f"{reader.path} is a stream of tokens: {doing} would tear documents apart. {hint}"
         )
+
+
+def check_whole_stream(reader: PackedReader, fields: Sequence[str]) -> None:
+    """Raise SchemaError where a stream would lose the fields that say where its documents end."""
+    lost = {TOKENS, NUM_TOKENS, DOCUMENT_ENDS} - set(fields)
+    if has_tokens(reader.schema) and lost:
+        what = f"{reader.path} is a stream of tokens, which is not read without its fields"
+        raise SchemaError(f"{what} {', '.join(sorted(lost))}: keep them, too")
 
 
 def num_documents(reader: PackedReader) -> int:
