@@ -744,9 +744,8 @@ def test_val_share_divides_by_document_and_equal_documents_stay_together(
     pack(
         source,
         tmp_path / "p",
-        documents="line",
         val_share=0.25,
-        eod="none" if kind == "text" else 0,
+        **({"documents": "line", "eod": "none"} if kind == "text" else {"eod": 0}),
     )
 
     train, val = (documents(tmp_path / "p" / name) for name in ("train", "val"))

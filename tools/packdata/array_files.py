@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -157,6 +158,9 @@ class ArrayFiles:
     def mask_header(self, item: Item) -> ArrayHeader:
         """Read the header of an item's mask; SourceError if there is none or it holds no integers."""
         path, where = self._mask_of(item)
+        if path == item.path and not zipfile.is_zipfile(path):
+            hint = "--mask-array names the mask of an .npz; --masks is for masks in files of their own"
+            raise SourceError("it is one array, with no mask beside it", where, hint)
         header = read_header(path, where, self.options.mask_array)
         if header.dtype.kind not in "uib":
             hint = "Save it as integers: mask.astype('uint8'), say"

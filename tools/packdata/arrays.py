@@ -147,6 +147,9 @@ class _Listing:
             dtype = "uint8" if dtype == "bool" else dtype
             spatial = dims[len(dims) - axes.spatial :]
             fields[MASK] = Array(dtype=dtype, dims=spatial, spatial=axes.spatial)
+        elif options.mask_dtype is not None:
+            hint = "give --masks, --mask-column or --mask-array, or leave --mask-dtype out"
+            raise SchemaError(f"there are no masks to store as {options.mask_dtype}: {hint}")
         return fields
 
     def _dtype(self, name: str, option: str) -> str:

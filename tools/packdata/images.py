@@ -71,6 +71,11 @@ class ImageOptions:
             raise SchemaError(f"codec must be one of {', '.join(CODECS)}, got {self.codec!r}")
         if not 1 <= self.quality <= 100:
             raise SchemaError(f"quality must be in [1, 100], got {self.quality}")
+        if self.quality != DEFAULT_QUALITY and not self._has_quality:
+            what = f"codec {self.codec!r}" if self.codec else "files as they are"
+            raise SchemaError(
+                f"quality {self.quality} is for pictures encoded as jpeg, webp or dct, not for {what}"
+            )
         if self.keep_depth and self.codec in ("jpeg", "webp", "yuv420", "dct"):
             raise SchemaError(f"codec {self.codec!r} holds 8 bits: to keep 16 take 'png' or 'raw'")
         if self.gray and self.codec == "yuv420":
@@ -79,6 +84,10 @@ class ImageOptions:
         names = [resize.name for resize in self.sizes]
         if len(set(names)) < len(names):
             raise SchemaError(f"each size can be asked for once, got {', '.join(names)}")
+
+    @property
+    def _has_quality(self) -> bool:
+        return bool(self.sizes) if self.codec is None else self.codec in ("jpeg", "webp", "dct")
 
     @property
     def channels(self) -> int:

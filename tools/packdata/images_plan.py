@@ -6,6 +6,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Label
 from packdata.describe import codec_text, counted
 from packdata.files_plan import FilesPlan
@@ -77,6 +78,8 @@ def make_images_plan(
         SchemaError: The options contradict each other, or do not fit the source.
     """
     source = take(SourceOptions, options, column=image_column)
+    if fit != "shorter" and not sizes:
+        raise SchemaError(f"fit {fit!r} says how pictures come to a size: give --size, too")
     made = tuple(Resize.parse(size, fit) for size in sizes)
     list_parts = partial(plan_images, src, ImageOptions(sizes=made, **options), source)
     parts = list_parts()

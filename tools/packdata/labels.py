@@ -186,5 +186,6 @@ def _lines(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"class names cannot be read from it ({error})", path) from error
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"class names cannot be read from it ({reason})", path) from error
     return [line.strip() for line in text.splitlines() if line.strip()]

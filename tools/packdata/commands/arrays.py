@@ -47,8 +47,16 @@ def add_parser(subparsers: Any) -> None:
 
 def _add_array_options(group: Any) -> None:
     add = group.add_argument
-    add("--dtype", help="to store; a value that does not fit is an error (default: the files')")
-    add("--mask-dtype", metavar="DTYPE", help="the same for masks: a type of whole numbers")
+    add(
+        "--dtype",
+        help="to store: bool, int8 to int64, uint8 to uint64, float16 to float64; a value that does "
+        "not fit is an error (default: the files')",
+    )
+    add(
+        "--mask-dtype",
+        metavar="DTYPE",
+        help="the same for masks: int8 to uint64 (default: the files')",
+    )
     add(
         "--channels",
         choices=("first", "last", "none"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from packdata.commands.common import CODECS, parse_quality
 from packdata.commands.packing import (
     add_packing_options,
     add_source_options,
     new_packing_parser,
     run_packing,
 )
+
+if TYPE_CHECKING:
+    import argparse
 
 _ABOUT = """\
 Pack pictures from a folder per class, a flat folder, a .csv, .tsv or .jsonl list, WebDataset
@@ -50,37 +53,32 @@ def _add_picture_options(group: Any) -> None:
         action="append",
         default=[],
         metavar="N|HxW",
-        help="target size in pixels; repeated: each size becomes its own dataset DST/SIZE",
+        help="size in pixels, HxW only with --fit; repeated: each becomes a dataset DST/SIZE "
+        "(default: as large as the files)",
     )
     add(
         "--fit",
         choices=("shorter", "cover", "contain", "stretch"),
         default="shorter",
-        help="what --size means: scale the shorter side (default), scale and cut, scale and pad, "
+        help="with --size: scale the shorter side to N (default), scale and cut, scale and pad, "
         "or stretch",
     )
     add(
         "--codec",
-        choices=("jpeg", "png", "webp", "raw", "yuv420", "dct"),
-        help="encode all pictures so",
+        choices=CODECS,
+        help="encode all pictures so (default: files as they are; with --size jpeg, of 16 bits png)",
     )
     add(
         "--quality",
-        type=_quality,
+        type=parse_quality,
         default=90,
         metavar="Q",
-        help="of JPEG, WebP and dct (default 90)",
+        help="of pictures encoded as jpeg, webp or dct: 1 to 100 (default: 90)",
     )
-    add("--subsampling", choices=("420", "444"), help="of the chroma of dct (default 420)")
-    add("--compression", choices=("lz4", "zstd"), help="of dct: fast (default) or small")
-    add("--gray", action="store_true", help="store one channel")
-    add("--keep-depth", action="store_true", help="store 16 bits")
-
-
-def _quality(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 100:
-        raise argparse.ArgumentTypeError(f"takes a whole number of 1 to 100, got {text!r}")
-    return int(text)
+    add("--subsampling", choices=("420", "444"), help="of the chroma of dct (default: 420)")
+    add("--compression", choices=("lz4", "zstd"), help="of dct: fast or small (default: lz4)")
+    add("--gray", action="store_true", help="store one channel (default: three, RGB)")
+    add("--keep-depth", action="store_true", help="store 16 bits a channel (default: 8)")
 
 
 def run(args: argparse.Namespace) -> int:

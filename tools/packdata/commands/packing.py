@@ -6,7 +6,15 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from packdata.commands.common import parse_count, parse_size, show, show_json, usage_errors
+from packdata.commands.common import (
+    SIZES,
+    parse_count,
+    parse_place,
+    parse_size,
+    show,
+    show_json,
+    usage_errors,
+)
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS, check_shard_options
 
 if TYPE_CHECKING:
@@ -35,8 +43,10 @@ def new_packing_parser(
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("src", metavar="SRC", nargs=nargs, help=src)
-    parser.add_argument("dst", metavar="DST", help="folder to pack into: new or empty")
+    parser.add_argument("src", type=parse_place, metavar="SRC", nargs=nargs, help=src)
+    parser.add_argument(
+        "dst", type=parse_place, metavar="DST", help="folder to pack into: new or empty"
+    )
     parser.set_defaults(parser=parser)
     return parser
 
@@ -66,14 +76,15 @@ def add_packing_options(
         type=parse_size,
         default=shard_bytes,
         metavar="SIZE",
-        help=f"bytes of a shard, such as 128MB (default {shard_bytes >> 20}MB)",
+        help=f"bytes of a shard; {SIZES} (default: {shard_bytes >> 20}MB)",
     )
     add("--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)")
     add(
         "--on-error",
         choices=("fail", "skip"),
         default="fail",
-        help=f"at a {item} that cannot be packed: stop (default), or list it in rejected.jsonl",
+        help=f"at a {item} that cannot be packed: stop (default), or leave it out, list it in "
+        "rejected.jsonl, and end with status 3",
     )
     add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
     add("--dry-run", action="store_true", help="print what would be packed, and stop")
@@ -85,9 +96,15 @@ def add_source_options(group: Any, *, files: str) -> None:
     """Add the options of commands whose items are files: ``picture`` or ``array``."""
     kind = "image" if files == "picture" else files
     add = group.add_argument
-    add("--masks", metavar="FOLDER", help=f"one mask for each {files}, of the same relative name")
+    add(
+        "--masks",
+        type=parse_place,
+        metavar="FOLDER",
+        help=f"folder with a mask for each {files}, of the same relative name, with any suffix",
+    )
     add(
         "--classes",
+        type=parse_place,
         metavar="FILE|DATASET",
         help="class names that fix the numbers: a file with one a line, or a packed dataset",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from packdata.commands.common import parse_names
+from packdata.commands.common import parse_names, parse_place, unescaped
 from packdata.commands.packing import add_packing_options, new_packing_parser, run_packing
 from packdata.shards import TABLE_SHARD_BYTES
 
@@ -45,7 +45,7 @@ def _add_column_options(group: Any) -> None:
     for name, what in (
         ("--target", "to predict: texts as classes, numbers as they are"),
         ("--features", "to learn from (default: all others)"),
-        ("--drop", "to leave out"),
+        ("--drop", "to leave out (default: none)"),
         ("--categorical", "categories, though they look like numbers or dates"),
         ("--numeric", "numbers: text in them is bad input"),
     ):
@@ -53,7 +53,11 @@ def _add_column_options(group: Any) -> None:
             name, type=parse_names, action="extend", default=[], metavar="NAMES", help=what
         )
     group.add_argument(
-        "--like", metavar="DATASET", help="columns, categories and statistics of another packing"
+        "--like",
+        type=parse_place,
+        metavar="DATASET",
+        help="take columns, categories, statistics and values from a packed table; of the options "
+        "here and below, --drop and --delimiter go with it",
     )
 
 
@@ -62,23 +66,34 @@ def _add_value_options(group: Any) -> None:
     add(
         "--dates",
         choices=("days", "parts"),
-        help="dates as days since 1970, or as year, month, day, weekday and hour",
+        help="dates as days since 1970, or as year, month, day, weekday and hour (default: a column "
+        "of dates is an error)",
     )
     add(
         "--missing",
         choices=("nan", "mean", "error"),
         default="error",
-        help="what becomes of missing numbers (default: error)",
+        help="missing numbers become NaN, the mean of their column, or an error (default)",
     )
-    add("--missing-mask", action="store_true", help="store which numbers were missing")
+    add(
+        "--missing-mask",
+        action="store_true",
+        help="store which numbers were missing, as the field 'missing'",
+    )
     add(
         "--dtype",
         choices=("float16", "float32", "float64"),
         default="float32",
         help="of the features (default: float32)",
     )
-    add("--standardize", action="store_true", help="store (value - mean) / std")
-    add("--delimiter", metavar="C", help="between cells (default: comma; tab in .tsv)")
+    add("--standardize", action="store_true", help="store (value - mean) / std of the features")
+    add(
+        "--delimiter",
+        type=unescaped,
+        metavar="C",
+        help=r"between the cells of .csv, .tsv and .txt: one character, or \t (default: comma; "
+        "tab in .tsv)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

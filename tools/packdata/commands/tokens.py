@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from packdata.commands.common import parse_count
+from packdata.commands.common import parse_count, parse_place, unescaped
 from packdata.commands.packing import add_packing_options, new_packing_parser, run_packing
 
 if TYPE_CHECKING:
@@ -62,10 +62,18 @@ def _add_token_options(group: Any) -> None:
     add = group.add_argument
     add(
         "--tokenizer",
+        type=parse_place,
         metavar="bytes|FILE",
-        help="bytes (default), or a tokenizer.json, which is kept with the dataset",
+        help="bytes (default), or a tokenizer.json, which is kept with the dataset; of ids: what they "
+        "were made with, if it shall be known",
     )
-    add("--train-bpe", type=int, metavar="N", help="make a tokenizer of N ids from the corpus")
+    add(
+        "--train-bpe",
+        type=int,
+        metavar="N",
+        help="make a byte-level BPE of N ids, at least 257, from the corpus (256 MB of it, evenly "
+        "spread)",
+    )
     add(
         "--eod",
         type=_eod,
@@ -75,22 +83,40 @@ def _add_token_options(group: Any) -> None:
         "256 is an id of its own, for which ids become two bytes wide, and 10 the line break); "
         "of ids: the one behind which documents end",
     )
-    add("--vocab-size", type=parse_count, metavar="N", help="of ids: all are below it")
+    add(
+        "--vocab-size",
+        type=parse_count,
+        metavar="N",
+        help="of ids: all are below it (default: the tokenizer's, else what their type holds)",
+    )
     add(
         "--bin-dtype",
         default="uint16",
         choices=("uint8", "uint16", "uint32", "int32", "int64"),
-        help="type of a flat .bin (default: uint16)",
+        help="of the ids in a flat .bin (default: uint16)",
     )
-    add("--row-tokens", type=parse_count, default=8192, metavar="N", help="of a stored row (8192)")
+    add(
+        "--row-tokens",
+        type=parse_count,
+        default=8192,
+        metavar="N",
+        help="of a stored row, 2 to 16777216 (default: 8192)",
+    )
     add(
         "--val-share",
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="documents that go to DST/val, the others to DST/train; equal ones go together",
+        help="share of the documents, below 1, that goes to DST/val, the others to DST/train; equal "
+        "ones go together (default: 0, all to DST)",
     )
-    add("--seed", type=int, default=0, help="for --val-share: another seed, another division")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --val-share: another seed, another division (default: 0)",
+    )
 
 
 def _eod(text: str) -> int | str:
@@ -111,12 +137,5 @@ def _plan(args: argparse.Namespace) -> TokensPlan:
 
     names = ("text_column", "tokenizer", "train_bpe", "eod", "vocab_size", "bin_dtype")
     options = {name: getattr(args, name) for name in (*names, "row_tokens", "val_share", "seed")}
-    options["documents"] = _unescaped(args.documents)
+    options["documents"] = unescaped(args.documents)
     return make_plan(args.src, TokenOptions(**options), format=args.format, on_error=args.on_error)
-
-
-def _unescaped(text: str) -> str:
-    r"""Read ``\n``, ``\t``, ``\r`` and ``\0`` as Python does: shells pass them on as they are."""
-    for written, meant in (("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), ("\\0", "\0")):
-        text = text.replace(written, meant)
-    return text

@@ -145,7 +145,8 @@ def read_file(path: Path | str, where: str) -> bytes:
     except FileNotFoundError as error:
         raise SourceError(f"there is no file {str(path)!r}", where, "Was it moved?") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise SourceError(f"it cannot be read ({error})", where) from error
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"it cannot be read ({reason})", where) from error
 
 
 def parse_json(text: bytes | str) -> Any:

@@ -105,7 +105,8 @@ def _opened(path: str, where: str, name: str | None) -> Iterator[tuple[IO[bytes]
     except SourceError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise SourceError(f"it cannot be read ({error})", where) from error
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"it cannot be read ({reason})", where) from error
 
 
 def _member(archive: zipfile.ZipFile, where: str, name: str | None) -> zipfile.ZipInfo:

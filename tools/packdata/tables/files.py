@@ -27,6 +27,7 @@ _KINDS: dict[str, Callable[[Path], TableFile]] = {
     ".ipc": ArrowTable,
 }
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".ipc")
+_DELIMITERS = frozenset(map(chr, range(1, 128))) - set('"\r\n')
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip")
 
 
@@ -38,8 +39,12 @@ def open_tables(sources: Sequence[Path | str], delimiter: str | None = None) -> 
         delimiter: What separates the cells of CSV files; None for a comma, or a tab in ``.tsv``.
 
     Raises:
+        ValueError: The delimiter is none.
         SourceError: There is no such file, or it is not a table.
     """
+    if delimiter is not None and (len(delimiter) != 1 or delimiter not in _DELIMITERS):
+        what = "delimiter must be one ASCII character other than a quote or line end"
+        raise ValueError(f"{what}, got {delimiter!r}")
     paths: dict[Path, None] = {}
     for source in sources:
         paths |= dict.fromkeys(_expand(source))
@@ -50,6 +55,9 @@ def open_tables(sources: Sequence[Path | str], delimiter: str | None = None) -> 
 
 def _expand(source: Path | str) -> list[Path]:
     path = Path(source)
+    if (path / "manifest.json").exists():
+        hint = "'packdata split', 'merge' and 'append' work on packed datasets"
+        raise SourceError("it is a packed dataset already", path, hint)
     if path.is_dir():
         found = [p for p in sorted(path.iterdir()) if suffix_of(p.name) in _SUFFIXES]
         found = [p for p in found if not is_hidden(p.name)]

@@ -59,7 +59,8 @@ class ColumnScan:
     Attributes:
         num_missing: Rows without a value.
         groups: Values of each kind.
-        first: Where each kind was seen first, also ``infinite`` numbers and ``zoned`` or ``local`` dates.
+        first: Where each kind was seen first, also ``infinite`` numbers, ``bad`` values that are none of a kind
+            that was asked for, and ``zoned`` or ``local`` dates.
         moments: Of the numbers, or of each part of the dates.
         counts: How often each text occurs.
         is_whole: True if no number has a fraction.
@@ -252,7 +253,7 @@ def _measure(
     if known.any():
         scan.groups[group] += int(known.sum())
         note(group, int(known.argmax()))
-    for what, flags in (("missing", missing), ("infinite", np.isinf(values))):
+    for what, flags in (("missing", missing), ("bad", bad), ("infinite", np.isinf(values))):
         if flags.any():
             note(what, int(flags.argmax()))
     if group == "number":

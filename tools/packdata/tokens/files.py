@@ -104,10 +104,11 @@ def list_files(sources: Sequence[Path | str]) -> Listing:
         else:
             _list_pattern(path, listing)
     if not listing.files:
-        seen = ", ".join(sorted(listing.ignored)) or "nothing"
+        seen = ", ".join(sorted(listing.ignored))
+        what = f"it holds {seen} but no text and no ids" if seen else "it is empty"
         known = ", ".join(_KINDS)
         hint = f"Known are {known}, with .gz or .zst behind text and JSONL; '*.py' takes others"
-        raise SourceError(f"it holds {seen} but no text and no ids", str(sources[0]), hint)
+        raise SourceError(what, str(sources[0]), hint)
     paths = [file.path for file in listing.files]
     twice = next((path for path, n in Counter(paths).items() if n > 1), None)
     if twice is not None:

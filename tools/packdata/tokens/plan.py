@@ -215,11 +215,24 @@ def make_plan(
     if len(kinds) > 1:
         what = f"{counted(kinds['text'], 'file')} of text and {kinds['ids']} of ids lie there"
         raise SourceError(what, str(sources[0]), "Pack them one after the other")
+    _check_used(options, {file.kind for file in listing.files})
     make = _plan_ids if "ids" in kinds else _plan_text
     recipe = make(listing, options, may_cut=on_error == "fail" and not options.val_share)
     if not len(recipe):
         raise SourceError("there is nothing in the files", str(sources[0]))
     return TokensPlan(tuple(map(str, sources)), listing, recipe, format or "parquet")
+
+
+def _check_used(options: TokenOptions, kinds: set[str]) -> None:
+    """Raise ValueError for an option that no file there takes: who gave it means something else."""
+    usual = TokenOptions()
+    for name, takes, what in (
+        ("documents", {"text"}, "plain text"),
+        ("text_column", {"jsonl", "parquet"}, "JSON lines and Parquet"),
+        ("bin_dtype", {"bin"}, "flat .bin files"),
+    ):
+        if getattr(options, name) != getattr(usual, name) and not takes & kinds:
+            raise ValueError(f"{name} is for {what}, and the files are {', '.join(sorted(kinds))}")
 
 
 def _plan_text(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
