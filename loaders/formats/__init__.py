@@ -7,6 +7,7 @@ serving needs neither liblmdb nor pyarrow.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import sys
@@ -129,8 +130,10 @@ def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
     except FileNotFoundError as error:
         raise ShardError("the shard is missing", path, hint=_RESTORE) from error
     except OSError as error:
-        hint = "See 'ulimit -n' and 'ulimit -v'"
-        raise ShardError(f"it cannot be mapped ({error})", path, hint=hint) from error
+        is_limit = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+        hint = "See 'ulimit -n' and 'ulimit -v'" if is_limit else ""
+        what = f"it cannot be mapped ({error.strerror or error})"
+        raise ShardError(what, path, hint=hint) from error
 
 
 def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:

@@ -18,6 +18,7 @@ from tests.packdata.packing import pack_samples
 USAGE = [
     ("images '' {dst}", "argument SRC: the path is empty: write . for the folder you are in"),
     ("images photos ''", "argument DST: the path is empty"),
+    ("info ''", "argument dataset: the path is empty"),
     ("copy packed ''", "argument dst: the path is empty"),
     ("images photos {dst} --masks ''", "argument --masks: the path is empty"),
     ("images photos {dst} --fit cover", "fit 'cover' says how pictures come to a size: give --size"),
@@ -38,6 +39,8 @@ USAGE = [
     ("tables t.csv {dst} --like train --dtype float64", "dtype follows from the dataset of --like"),
     ("arrays scans {dst} --mask-dtype uint8", "there are no masks to store as uint8: give --masks"),
     ("arrays scans {dst} --dtype complex64", "dtype 'complex64' cannot be stored here"),
+    ("preview packed --text --out x.png", "--out is of a sheet, and --text draws none"),
+    ("preview packed --text --columns 2", "--columns is of a sheet, and --text draws none"),
     ("copy packed {dst} --where 'label =='", "the condition 'label ==' cannot be read"),
     ("copy packed {dst} --where \"label = 'cat'\"", "'==' to compare"),
     ("copy packed {dst} --fields label,label", "each field can be kept once"),
@@ -54,6 +57,7 @@ USAGE = [
     ("split stream {dst} --parts a=0.5 --stratify label", "divide them by shuffle"),
     ("split packed {dst} --parts a=0.9 --format parquet --shard-size 1GB", "shard_bytes must be in"),
     ("copy packed {dst} --format parquet --shard-size 1GB", "shard_bytes must be in"),
+    ("verify packed --quick --decode", "not allowed with argument --quick"),
 ]  # fmt: skip
 
 DATA = [
@@ -67,6 +71,13 @@ DATA = [
     ("images photos {dst} --classes nowhere", "cannot be read from it (No such file or directory)."),
     ("images photos taken --overwrite", "taken: it is not empty (it holds 'thesis.tex')"),
     ("images photos {dst}/a/b --masks empty", "empty: it holds no pictures"),
+    ("preview table --out x.png", "table has no pictures to draw a sheet of: leave --out out"),
+    ("preview stream --columns 2", "stream has no pictures to draw a sheet of: leave --columns out"),
+    ("append packed table", "table (B) does not match packed (A): only A has field 'image'"),
+    ("merge {dst}/a/b packed stream", "stream (B) does not match packed (A)"),
+    ("diff packed nowhere", "nowhere: there is no such folder"),
+    ("repair packed --from packed", "packed: it is the dataset itself. Give a copy of it"),
+    ("repair packed --from more", "It is another dataset: give a copy of this one"),
     ("split packed {dst} --parts a=0.5 --stratify image", "field 'image' is no label or whole number"),
     ("split packed {dst} --parts a=0.01 b=0.9", "part 'a' would be empty. Give it a larger share"),
     ("copy stream {dst} --codec jpeg", "stream: no field that is kept has pictures for codec 'jpeg'"),

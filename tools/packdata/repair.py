@@ -97,6 +97,8 @@ def repair(
 def _manifests(folder: Path, other: Path, *, may_restore: bool) -> tuple[Manifest, Manifest, bool]:
     """Return what should be there, what the copy has, and whether the former is the latter."""
     copy = read_manifest(other)
+    if folder.is_dir() and folder.samefile(other):
+        raise PackError("it is the dataset itself", other, "Give a copy of it")
     try:
         wanted = read_manifest(folder)
     except ManifestError as error:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packdata.combine import append
-from packdata.commands.common import LINKS, add_json, new_parser, show_combined
+from packdata.commands.common import LINKS, add_json, new_parser, parse_path, show_combined
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
 
 def add_parser(subparsers: Any) -> None:
@@ -17,10 +17,12 @@ def add_parser(subparsers: Any) -> None:
     summary = "add the shards of other datasets with the same fields to a dataset"
     example = "packdata append packed/train packed/new-photos"
     parser = new_parser(subparsers, "append", summary, example, f"\n{LINKS}")
-    parser.add_argument("dst", type=Path, help="folder of the dataset that grows")
-    parser.add_argument("sources", type=Path, nargs="+", metavar="src", help="datasets to add")
+    parser.add_argument("dst", type=parse_path, help="folder of the dataset that grows")
     parser.add_argument(
-        "--no-link", action="store_true", help="copy and verify shards, though links work"
+        "sources", type=parse_path, nargs="+", metavar="src", help="datasets to add"
+    )
+    parser.add_argument(
+        "--no-link", action="store_true", help="copy and verify shards, also where links work"
     )
     add_json(parser)
     parser.set_defaults(run=run)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packdata.commands.common import add_json, new_parser, parse_count, show, show_json
+from packdata.commands.common import add_json, new_parser, parse_count, parse_path, show, show_json
 from packdata.compare import Difference, diff
 from packdata.describe import counted
 
@@ -23,10 +22,14 @@ def add_parser(subparsers: Any) -> None:
     summary = "list the differences of two datasets: fields, samples by key, records"
     example = "packdata diff packed/v1 packed/v2"
     parser = new_parser(subparsers, "diff", summary, example, _DETAILS)
-    parser.add_argument("a", type=Path, help="folder of a dataset")
-    parser.add_argument("b", type=Path, help="folder of the other")
+    parser.add_argument("a", type=parse_path, help="folder of a dataset")
+    parser.add_argument("b", type=parse_path, help="folder of the other")
     parser.add_argument(
-        "--limit", type=parse_count, default=10, help="samples to name of each kind (default: 10)"
+        "--limit",
+        type=parse_count,
+        default=10,
+        metavar="N",
+        help="samples to name of each kind of difference (default: 10)",
     )
     add_json(parser)
     parser.set_defaults(run=run)

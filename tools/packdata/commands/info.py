@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import field_from_json
-from packdata.commands.common import add_json, datasets_at, new_parser, show, show_json
+from packdata.commands.common import add_json, datasets_at, new_parser, parse_path, show, show_json
 from packdata.describe import describe, describe_field, describe_size
 from packdata.provenance import describe_origin
 
@@ -21,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
         "Of the origin it shows what differs from the defaults; --json has all that is recorded."
     )
     parser = new_parser(subparsers, "info", summary, "packdata info packed/train", details)
-    parser.add_argument("dataset", type=Path, help="folder of the dataset, or of several")
+    parser.add_argument("dataset", type=parse_path, help="folder of the dataset, or of several")
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packdata.combine import merge
-from packdata.commands.common import LINKS, add_json, add_writing, new_parser, show_combined
+from packdata.commands.common import (
+    LINKS,
+    add_json,
+    add_writing,
+    new_parser,
+    parse_path,
+    show_combined,
+)
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
 
 def add_parser(subparsers: Any) -> None:
@@ -17,10 +24,12 @@ def add_parser(subparsers: Any) -> None:
     summary = "make one dataset of several with the same fields and classes"
     example = "packdata merge packed/all packed/train packed/val"
     parser = new_parser(subparsers, "merge", summary, example, f"\n{LINKS}")
-    parser.add_argument("dst", type=Path, help="folder of the new dataset")
-    parser.add_argument("sources", type=Path, nargs="+", metavar="src", help="datasets, in order")
+    parser.add_argument("dst", type=parse_path, help="folder of the new dataset")
     parser.add_argument(
-        "--no-link", action="store_true", help="copy and verify shards, though links work"
+        "sources", type=parse_path, nargs="+", metavar="src", help="datasets, in order"
+    )
+    parser.add_argument(
+        "--no-link", action="store_true", help="copy and verify shards, also where links work"
     )
     add_writing(parser, shards=False)
     add_json(parser)

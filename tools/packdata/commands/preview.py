@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from packdata.commands.common import new_parser, parse_count, show
+from loaders.errors import SchemaError
+from packdata.commands.common import new_parser, parse_count, parse_path, show
 from packdata.describe import counted
 from packdata.preview import as_text, choose, contact_sheet, has_pictures, save_sheet
 from packdata.reader import PackedReader
@@ -19,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
     )
     example = "packdata preview packed/train --out sheet.png --num 24"
     parser = new_parser(subparsers, "preview", summary, example)
-    parser.add_argument("dataset", type=Path, help="folder of the dataset")
+    parser.add_argument("dataset", type=parse_path, help="folder of the dataset")
     parser.add_argument(
         "--out",
         type=_png,
@@ -27,10 +28,25 @@ def add_parser(subparsers: Any) -> None:
         help="the picture (default: DATASET's name.png, here)",
     )
     parser.add_argument(
-        "--num", type=parse_count, default=24, help="samples to show (default: 24)"
+        "--num",
+        type=parse_count,
+        default=24,
+        metavar="N",
+        help="samples to show (default: 24)",
     )
-    parser.add_argument("--columns", type=parse_count, help="samples side by side")
-    parser.add_argument("--seed", type=int, default=0, help="another seed shows other samples")
+    parser.add_argument(
+        "--columns",
+        type=parse_count,
+        metavar="N",
+        help="samples side by side (default: a sheet a little wider than high)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="another seed shows other samples (default: 0)",
+    )
     parser.add_argument("--text", action="store_true", help="print the samples, draw nothing")
     parser.set_defaults(run=run)
 
@@ -45,8 +61,14 @@ def _png(text: str) -> Path:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    sheet = [name for name in ("out", "columns") if getattr(args, name) is not None]
+    if sheet and args.text:
+        args.parser.error(f"--{sheet[0]} is of a sheet, and --text draws none")
     reader = PackedReader(args.dataset, check=True)
     indices = choose(len(reader), args.num, args.seed)
+    if sheet and not has_pictures(reader):
+        hint = f"leave --{sheet[0]} out, and its samples are printed"
+        raise SchemaError(f"{args.dataset} has no pictures to draw a sheet of: {hint}")
     if args.text or not has_pictures(reader):
         for i in indices:
             show(as_text(reader, i))

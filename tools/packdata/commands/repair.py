@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packdata.commands.common import add_json, new_parser, progress, show, show_json
+from packdata.commands.common import add_json, new_parser, parse_path, progress, show, show_json
 from packdata.describe import counted
 from packdata.repair import repair
 
@@ -18,9 +17,9 @@ def add_parser(subparsers: Any) -> None:
     summary = "restore damaged or missing shards from a copy of the dataset"
     example = "packdata repair packed/train --from /backup/train"
     parser = new_parser(subparsers, "repair", summary, example)
-    parser.add_argument("dataset", type=Path, help="folder of the damaged dataset")
+    parser.add_argument("dataset", type=parse_path, help="folder of the damaged dataset")
     parser.add_argument(
-        "--from", dest="source", type=Path, required=True, metavar="OTHER", help="the copy"
+        "--from", dest="source", type=parse_path, required=True, metavar="OTHER", help="the copy"
     )
     parser.add_argument(
         "--manifest",

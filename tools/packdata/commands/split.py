@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packdata.commands.common import (
@@ -11,6 +10,7 @@ from packdata.commands.common import (
     argument_errors,
     made,
     new_parser,
+    parse_path,
     progress,
     show_json,
     show_made,
@@ -33,13 +33,20 @@ def add_parser(subparsers: Any) -> None:
     summary = "divide a dataset into parts, such as train and val"
     example = "packdata split packed/all packed --parts train=0.9 val=0.1 --stratify label"
     parser = new_parser(subparsers, "split", summary, example, _DETAILS)
-    parser.add_argument("dataset", type=Path, help="folder of the dataset")
-    parser.add_argument("dst", type=Path, help="folder of the parts' folders")
-    parser.add_argument("--parts", nargs="+", required=True, metavar="NAME=FRACTION")
+    parser.add_argument("dataset", type=parse_path, help="folder of the dataset")
+    parser.add_argument("dst", type=parse_path, help="folder of the parts' folders")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        required=True,
+        metavar="NAME=FRACTION",
+        help="share of the samples, or documents of tokens, of each part: above 0, together at "
+        "most 1; what is left is in no part",
+    )
     parser.add_argument(
         "--stratify",
         metavar="FIELD",
-        help="give each part its share of each label, or value of a table's column",
+        help="give each part its share of each label or whole number, or value of a table's column",
     )
     parser.add_argument(
         "--by",
@@ -47,7 +54,13 @@ def add_parser(subparsers: Any) -> None:
         default="shuffle",
         help="key-hash: a key stays in its part when samples are added (default: shuffle, exact)",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="another seed, another division (default: 0)",
+    )
     add_writing(parser)
     add_json(parser)
     parser.set_defaults(run=run)

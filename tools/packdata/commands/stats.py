@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packdata.commands.common import add_json, new_parser, parse_count, progress, show, show_json
+from packdata.commands.common import (
+    add_json,
+    new_parser,
+    parse_count,
+    parse_path,
+    progress,
+    show,
+    show_json,
+)
 from packdata.describe import counted
 from packdata.reader import PackedReader
 from packdata.stats import Stats, stats
@@ -25,11 +32,17 @@ def add_parser(subparsers: Any) -> None:
     summary = "compute mean and std of the pixels, sizes, and counts of the classes"
     example = "packdata stats packed/train --json > stats.json"
     parser = new_parser(subparsers, "stats", summary, example, _DETAILS)
-    parser.add_argument("dataset", type=Path, help="folder of the dataset")
+    parser.add_argument("dataset", type=parse_path, help="folder of the dataset")
     parser.add_argument(
-        "--limit", type=parse_count, help="decode only so many samples, evenly spread"
+        "--limit",
+        type=parse_count,
+        metavar="N",
+        help="decode only so many samples, evenly spread (default: all); classes, tables, "
+        "single numbers and sizes in bytes are of all samples",
     )
-    parser.add_argument("--workers", type=parse_count, help="threads (default: all cores)")
+    parser.add_argument(
+        "--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)"
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 

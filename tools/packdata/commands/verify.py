@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import ManifestError
@@ -12,6 +11,7 @@ from packdata.commands.common import (
     datasets_at,
     new_parser,
     parse_count,
+    parse_path,
     progress,
     show,
     show_json,
@@ -21,6 +21,7 @@ from packdata.verify import Report, verify
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
 _DETAILS = (
     "Every fault is listed with file, field, rows and keys; with a fault the exit status is 1.\n"
@@ -33,11 +34,16 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     summary = "check every byte of a packed dataset"
     parser = new_parser(subparsers, "verify", summary, "packdata verify packed/train", _DETAILS)
-    parser.add_argument("dataset", type=Path, help="folder of the dataset, or of several")
+    parser.add_argument("dataset", type=parse_path, help="folder of the dataset, or of several")
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_true", help="only sizes and hashes of the files")
     depth.add_argument("--decode", action="store_true", help="also decode every record")
-    parser.add_argument("--workers", type=parse_count, help="shards at once (default: all cores)")
+    parser.add_argument(
+        "--workers",
+        type=parse_count,
+        metavar="N",
+        help="shards at once (default: all usable cores)",
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 
