@@ -1,0 +1,373 @@
+"""Every option of every command, through the command line: each does what its argument does in Python.
+
+What that is, is tested beside the functions; here, that it arrives: a command that ignored one of its options fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image as Pictures
+
+from loaders.limits import usable_cores
+from loaders.manifest import MANIFEST_NAME, read_manifest
+from packdata import images
+from packdata.arrays_plan import pack_arrays
+from packdata.cli import build_parser, main
+from packdata.commands.common import CODECS
+from packdata.edit import CopyOptions, copy_dataset
+from packdata.images_plan import pack_images
+from packdata.partition import split
+from packdata.settings import take
+from packdata.tables import pack_tables
+from packdata.tokens.plan import TokenOptions, pack_tokens
+from tests.packdata.command_sources import make_sources
+
+DCT = "photos --size 16 --fit cover --codec dct"
+AS_DCT: dict[str, Any] = {"sizes": ["16"], "fit": "cover", "codec": "dct"}
+HALVES = "packed --parts a=0.5 b=0.5"
+IN_HALVES = {"parts": {"a": 0.5, "b": 0.5}}
+LABELS = "packed --add labels.csv --fields score --missing skip"
+LABELLED: dict[str, Any] = {"add": "labels.csv", "fields": ["score"], "skip_missing": True}
+LINES = "a.txt --documents line"
+BY_LINE = {"documents": "line"}
+
+# Of commands that make a dataset: the command, its source with other options, the option, and what both are in Python.
+MAKING: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("images", "photos", "--size 20", {"sizes": ["20"]}),
+    ("images", "photos --size 20", "--fit stretch", {"sizes": ["20"], "fit": "stretch"}),
+    ("images", "photos", "--codec png", {"codec": "png"}),
+    ("images", "photos --size 20", "--quality 30", {"sizes": ["20"], "quality": 30}),
+    ("images", DCT, "--subsampling 444", AS_DCT | {"subsampling": "444"}),
+    ("images", DCT, "--compression zstd", AS_DCT | {"compression": "zstd"}),
+    ("images", "photos", "--gray", {"gray": True}),
+    ("images", "photos", "--keep-depth", {"keep_depth": True}),
+    ("images", "photos", "--masks masks", {"masks": "masks"}),
+    ("images", "photos", "--classes classes.txt", {"classes": "classes.txt"}),
+    ("images", "list.csv", "--image-column second", {"image_column": "second"}),
+    ("images", "list.csv", "--mask-column marks", {"mask_column": "marks"}),
+    ("images", "list.csv", "--label-column species", {"label_column": "species"}),
+    ("images", "photos", "--format parquet", {"format": "parquet"}),
+    ("images", "photos", "--shard-size 1kB", {"shard_bytes": 1024}),
+    ("images", "broken", "--on-error skip", {"on_error": "skip"}),
+    ("tokens", "a.txt", "--documents '3: the'", {"documents": "3: the"}),
+    ("tokens", "rows.jsonl", "--text-column body", {"text_column": "body"}),
+    ("tokens", "a.txt", "--tokenizer tokenizer.json", {"tokenizer": "tokenizer.json"}),
+    ("tokens", "a.txt", "--train-bpe 280", {"train_bpe": 280}),
+    ("tokens", LINES, "--eod 10", BY_LINE | {"eod": 10}),
+    ("tokens", "ids.npy", "--vocab-size 90", {"vocab_size": 90}),
+    ("tokens", "ids.bin", "--bin-dtype uint32", {"bin_dtype": "uint32"}),
+    ("tokens", "a.txt", "--row-tokens 64", {"row_tokens": 64}),
+    ("tokens", LINES, "--val-share 0.5", BY_LINE | {"val_share": 0.5}),
+    ("tokens", f"{LINES} --val-share 0.5", "--seed 1", BY_LINE | {"val_share": 0.5, "seed": 1}),
+    ("tokens", "a.txt", "--format lmdb", {"format": "lmdb"}),
+    ("tokens", "a.txt --row-tokens 64", "--shard-size 1kB", {"row_tokens": 64, "shard_bytes": 1024}),
+    ("tokens", "bad.jsonl", "--on-error skip", {"on_error": "skip"}),
+    ("tables", "t.csv", "--target y,kind", {"target": ("y", "kind")}),
+    ("tables", "t.csv", "--features y,kind", {"features": ("y", "kind")}),
+    ("tables", "t.csv", "--drop y --drop kind", {"drop": ("y", "kind")}),
+    ("tables", "t.csv", "--categorical zip", {"categorical": ("zip",)}),
+    ("tables", "odd.csv --on-error skip", "--numeric y", {"numeric": ("y",), "on_error": "skip"}),
+    ("tables", "like.csv", "--like train", {"like": "train"}),
+    ("tables", "dates.csv", "--dates parts", {"dates": "parts"}),
+    ("tables", "gaps.csv", "--missing mean", {"missing": "mean"}),
+    ("tables", "t.csv", "--missing-mask", {"missing_mask": True}),
+    ("tables", "t.csv", "--dtype float64", {"dtype": "float64"}),
+    ("tables", "t.csv", "--standardize", {"standardize": True}),
+    ("tables", "semicolons.csv", "--delimiter ';'", {"delimiter": ";"}),
+    ("tables", "tabs.csv", r"--delimiter '\t'", {"delimiter": "\t"}),
+    ("tables", "t.csv", "--format lmdb", {"format": "lmdb"}),
+    ("tables", "t.csv", "--shard-size 1kB", {"shard_bytes": 1024}),
+    ("tables", "ragged.csv", "--on-error skip", {"on_error": "skip"}),
+    ("arrays", "scans", "--dtype float16", {"dtype": "float16"}),
+    ("arrays", "scans --masks scan-masks", "--mask-dtype int32", {"masks": "scan-masks", "mask_dtype": "int32"}),
+    ("arrays", "maps", "--channels last", {"channels": "last"}),
+    ("arrays", "npz", "--array other", {"array": "other"}),
+    ("arrays", "npz --array image", "--mask-array marks", {"array": "image", "mask_array": "marks"}),
+    ("arrays", "scans", "--masks scan-masks", {"masks": "scan-masks"}),
+    ("arrays", "scans", "--classes classes.txt", {"classes": "classes.txt"}),
+    ("arrays", "cases.csv", "--array-column second", {"array_column": "second"}),
+    ("arrays", "cases.csv", "--mask-column marks", {"mask_column": "marks"}),
+    ("arrays", "cases.csv", "--label-column species", {"label_column": "species"}),
+    ("arrays", "scans", "--format lmdb", {"format": "lmdb"}),
+    ("arrays", "scans", "--shard-size 0.2kB", {"shard_bytes": 205}),
+    ("arrays", "bad-scans", "--on-error skip", {"on_error": "skip"}),
+    ("split", "packed", "--parts a=0.5 b=0.5", IN_HALVES),
+    ("split", HALVES, "--stratify label", IN_HALVES | {"stratify": "label"}),
+    ("split", HALVES, "--by key-hash", IN_HALVES | {"by": "key-hash"}),
+    ("split", HALVES, "--seed 1", IN_HALVES | {"seed": 1}),
+    ("split", HALVES, "--format parquet", IN_HALVES | {"format": "parquet"}),
+    ("split", HALVES, "--shard-size 1kB", IN_HALVES | {"shard_bytes": 1024}),
+    ("copy", "packed", "--where 'label == \"cat\"'", {"where": 'label == "cat"'}),
+    ("copy", "packed", "--fields label,key", {"fields": ["label", "key"]}),
+    ("copy", "packed --fields score", "--add labels.csv --missing skip", LABELLED),
+    ("copy", LABELS, "--on label", LABELLED | {"on": "label"}),
+    ("copy", LABELS, "--as grade=float32 label=text", LABELLED | {"kinds": {"grade": "float32", "label": "text"}}),
+    ("copy", "packed --add labels.csv --fields score", "--missing skip", LABELLED),
+    ("copy", "packed", "--codec webp", {"codec": "webp"}),
+    ("copy", "packed --codec jpeg", "--quality 20", {"codec": "jpeg", "quality": 20}),
+    ("copy", "packed --fields pixels --codec dct", "--subsampling 444",
+     {"fields": ["pixels"], "codec": "dct", "subsampling": "444"}),
+    ("copy", "packed --fields pixels --codec dct", "--compression zstd",
+     {"fields": ["pixels"], "codec": "dct", "compression": "zstd"}),
+    ("copy", "packed", "--format parquet", {"format": "parquet"}),
+    ("copy", "packed", "--shard-size 1kB", {"shard_bytes": 1024}),
+]  # fmt: skip
+
+# Of commands that print: the command, what it looks at, the option, the exit status, and what only then is said.
+SHOWING: list[tuple[str, str, str, int, str]] = [
+    ("verify", "flipped", "--quick", 0, "flipped: 4 samples in 1 shard"),
+    ("verify", "undecodable", "--decode", 1, "undecodable: 1 fault"),
+    ("preview", "packed --num 1", "--out sheet.png", 0, "sheet.png: 1 of 8 samples"),
+    ("preview", "packed", "--num 3", 0, "packed.png: 3 of 8 samples"),
+    ("preview", "packed", "--text", 0, "sample 0\n"),
+    ("preview", "packed --text --num 1", "--seed 5", 0, "sample 4\n"),
+    ("stats", "packed", "--limit 2", 0, "8 samples, 2 decoded"),
+    ("diff", "packed more", "--limit 1", 1, "only A has 8 samples: bird/000, ...\n"),
+]
+
+# What a command needs, where an option is the same for many of them; {dst} is new.
+PLAIN = {
+    "images": "photos {dst}",
+    "tokens": "a.txt {dst}",
+    "tables": "t.csv {dst}",
+    "arrays": "scans {dst}",
+    "info": "packed",
+    "verify": "packed",
+    "repair": "packed --from copy",
+    "preview": "packed",
+    "stats": "packed",
+    "append": "{dst} more",
+    "merge": "{dst} packed",
+    "split": "packed {dst} --parts a=0.5",
+    "diff": "packed copy",
+    "copy": "packed {dst} --codec webp",
+}
+FOR_MANY = ("--json", "--overwrite", "--dry-run", "--workers")
+BY_HAND = {("append", "--no-link"), ("merge", "--no-link"), ("preview", "--columns"),
+           ("repair", "--from"), ("repair", "--manifest")}  # fmt: skip
+
+
+def options() -> set[tuple[str, str]]:
+    """Return every command with every option it has."""
+    (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return {
+        (name, action.option_strings[0])
+        for name, parser in commands.choices.items()
+        for action in parser._actions
+        if action.option_strings and action.dest != "help"
+    }
+
+
+def commands_with(option: str) -> list[str]:
+    return sorted(command for command, name in options() if name == option)
+
+
+def run(command: str, line: str) -> int:
+    try:
+        return main([command, *shlex.split(line)])
+    except SystemExit as exit:
+        return int(exit.code or 0)
+
+
+def plain(command: str, dst: Path) -> str:
+    if command == "append" and not dst.exists():
+        shutil.copytree("packed", dst)
+    return PLAIN[command].format(dst=dst)
+
+
+def data(folder: Path) -> dict[str, Any]:
+    """Return fields and shards of the datasets in a folder, without what was asked for to make them."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob(MANIFEST_NAME)):
+        manifest, name = read_manifest(path.parent), str(path.parent.relative_to(folder))
+        found[name] = manifest.schema.to_json()
+        found |= {f"{name}/{s.file}": (path.parent / s.file).read_bytes() for s in manifest.shards}
+    return found
+
+
+def tokens(src: str, dst: Path, **arguments: Any) -> None:
+    given = {
+        f.name: arguments.pop(f.name)
+        for f in dataclasses.fields(TokenOptions)
+        if f.name in arguments
+    }
+    pack_tokens(src, dst, TokenOptions(**given), **arguments)
+
+
+def copy(src: str, dst: Path, **arguments: Any) -> None:
+    copy_dataset(src, dst, take(CopyOptions, arguments), **arguments)
+
+
+FUNCTIONS: dict[str, Any] = {
+    "images": pack_images,
+    "tokens": tokens,
+    "tables": pack_tables,
+    "arrays": pack_arrays,
+    "split": split,
+    "copy": copy,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sources(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.fixture(autouse=True)
+def sources(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def test_every_option_is_tried_here() -> None:
+    words = [(command, option.split()[0]) for command, _, option, _ in MAKING]
+    words += [(command, option.split()[0]) for command, _, option, _, _ in SHOWING]
+    for_many = {(command, option) for option in FOR_MANY for command in commands_with(option)}
+
+    assert options() == {*words, *for_many, *BY_HAND}
+
+
+@pytest.mark.parametrize(("command", "base", "option", "arguments"), MAKING)
+def test_a_dataset_is_made_as_by_the_function(
+    tmp_path: Path, command: str, base: str, option: str, arguments: dict[str, Any]
+) -> None:
+    src, _, rest = base.partition(" ")
+
+    status = run(command, f"{src} {tmp_path}/with {rest} {option}")
+    run(command, f"{src} {tmp_path}/without {rest}")
+    FUNCTIONS[command](src, tmp_path / "function", **arguments)
+
+    made = data(tmp_path / "with")
+    assert status == (3 if "--on-error" in (base + option) else 0)
+    assert made == data(tmp_path / "function")
+    assert made != data(tmp_path / "without")
+
+
+@pytest.mark.parametrize(("command", "base", "option", "status", "text"), SHOWING)
+def test_what_is_shown_depends_on_the_option(
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    base: str,
+    option: str,
+    status: int,
+    text: str,
+) -> None:
+    run(command, base)
+    assert text not in capsys.readouterr().out
+
+    assert run(command, f"{base} {option}") == status
+
+    assert text in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", commands_with("--json"))
+def test_json_is_one_value_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run(command, plain(command, tmp_path / "a")) == 0
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(capsys.readouterr().out)
+
+    assert run(command, f"{plain(command, tmp_path / 'b')} --json") == 0
+
+    assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("command", commands_with("--overwrite"))
+def test_overwrite_replaces_what_is_kept_without_it(tmp_path: Path, command: str) -> None:
+    line = plain(command, tmp_path / "out")
+    assert run(command, line) == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")}
+
+    assert run(command, line) == 1
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert run(command, f"{line} --overwrite") == 0
+
+    assert not all(path.exists() for path in before)  # new shards have new names
+
+
+@pytest.mark.parametrize("command", commands_with("--dry-run"))
+def test_a_dry_run_makes_nothing(tmp_path: Path, command: str) -> None:
+    line = plain(command, tmp_path / "out")
+
+    assert run(command, f"{line} --dry-run") == 0
+    assert not (tmp_path / "out").exists()
+    assert run(command, line) == 0
+
+    assert data(tmp_path / "out")
+
+
+@pytest.mark.parametrize("command", commands_with("--workers"))
+def test_as_many_workers_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    started: list[int] = []
+    num = (
+        3 if usable_cores() != 3 else 2
+    )  # another than without the option, and no more than there are shards
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, max_workers: int, *args: Any, **options: Any) -> None:
+            started.append(max_workers)
+            super().__init__(max_workers, *args, **options)
+
+    for module in ("pool", "verify"):
+        monkeypatch.setattr(f"packdata.{module}.ThreadPoolExecutor", Pool)
+
+    assert run(command, f"{plain(command, tmp_path / 'out')} --workers {num}") == 0
+
+    assert started
+    assert set(started) == {num}
+
+
+@pytest.mark.parametrize("command", commands_with("--no-link"))
+def test_shards_are_links_unless_that_is_not_wanted(tmp_path: Path, command: str) -> None:
+    for name, option in (("links", ""), ("copies", "--no-link")):
+        assert run(command, f"{plain(command, tmp_path / name)} {option}") == 0
+
+    stored = {path.stat().st_ino for src in ("more", "packed") for path in Path(src).iterdir()}
+    linked = [
+        any(path.stat().st_ino in stored for path in (tmp_path / name).iterdir())
+        for name in ("links", "copies")
+    ]
+    assert linked == [True, False]
+
+
+def test_the_columns_of_a_sheet(tmp_path: Path) -> None:
+    sizes = []
+    for columns in (1, 4):
+        sheet = tmp_path / f"{columns}.png"
+        assert run("preview", f"packed --out {sheet} --columns {columns}") == 0
+        with Pictures.open(sheet) as picture:
+            sizes.append(picture.size)
+
+    narrow, wide = sizes
+    assert narrow[0] < wide[0]
+    assert narrow[1] > wide[1]
+
+
+def test_repair_takes_shards_from_the_copy_that_is_named_and_its_manifest_on_request(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree("packed", tmp_path / "a")
+    (tmp_path / "a/shard-00003.lmdb").unlink()
+
+    assert run("repair", f"{tmp_path}/a --from other") == 1
+    assert run("repair", f"{tmp_path}/a --from copy") == 0
+    (tmp_path / "a/manifest.json").unlink()
+    assert run("repair", f"{tmp_path}/a --from copy") == 1
+    assert run("repair", f"{tmp_path}/a --from copy --manifest") == 0
+
+    assert run("diff", f"{tmp_path}/a packed") == 0
+
+
+def test_codecs_of_commands_are_those_of_the_packer() -> None:
+    assert CODECS == images.CODECS
