@@ -110,7 +110,11 @@ def add_source_options(group: Any, *, files: str) -> None:
     )
     add(f"--{kind}-column", metavar="NAME", help=f"column of {files}s or paths (default: guessed)")
     add("--mask-column", metavar="NAME", help="column of masks (default: 'mask', if there is one)")
-    add("--label-column", metavar="NAME", help="column of labels (default: label, class, target)")
+    add(
+        "--label-column",
+        metavar="NAME",
+        help="column of labels (default: the first that is called label, class or target)",
+    )
 
 
 def run_packing(

@@ -57,7 +57,7 @@ def _add_column_options(group: Any) -> None:
         type=parse_place,
         metavar="DATASET",
         help="take columns, categories, statistics and values from a packed table; of the options "
-        "here and below, --drop and --delimiter go with it",
+        "for columns and values, --drop and --delimiter alone go with it",
     )
 
 
