@@ -247,7 +247,8 @@ def test_days_and_times_that_do_not_exist_are_named_or_their_rows_left_out(
 def test_a_column_of_no_time_that_exists_has_no_value(tmp_path: Path) -> None:
     source = write(tmp_path, "t,x\n25:00,1\n26:00,2\n")
 
-    assert_refused(tmp_path, source, "column 't' has no value", dates="days", on_error="skip")
+    what = r"line 2: column 't' holds no date or time in any row \('25:00'\)"
+    assert_refused(tmp_path, source, what, dates="days", on_error="skip")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])

@@ -145,6 +145,10 @@ def split_indices(
 def _strata(reader: PackedReader, name: str) -> npt.NDArray[Any]:
     """Return the value of each sample that a division goes by: of a field, or a table's column."""
     place = find_column(reader.schema, name)
+    if place is None:
+        reader.check_fields([name])
+        if reader.schema.fields[name].shape != ():
+            raise SchemaError(f"field {name!r} is no label or number: it cannot stratify")
     values = reader.column(name) if place is None else read_column(reader, *place)
     check_strata(values, name)
     return values

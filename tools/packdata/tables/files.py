@@ -27,7 +27,6 @@ _KINDS: dict[str, Callable[[Path], TableFile]] = {
     ".ipc": ArrowTable,
 }
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".ipc")
-_DELIMITERS = frozenset(map(chr, range(1, 128))) - set('"\r\n')
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip")
 
 
@@ -42,7 +41,7 @@ def open_tables(sources: Sequence[Path | str], delimiter: str | None = None) -> 
         ValueError: The delimiter is none.
         SourceError: There is no such file, or it is not a table.
     """
-    if delimiter is not None and (len(delimiter) != 1 or delimiter not in _DELIMITERS):
+    if delimiter is not None and not _is_delimiter(delimiter):
         what = "delimiter must be one ASCII character other than a quote or line end"
         raise ValueError(f"{what}, got {delimiter!r}")
     paths: dict[Path, None] = {}
@@ -51,6 +50,10 @@ def open_tables(sources: Sequence[Path | str], delimiter: str | None = None) -> 
     if not paths:
         raise SourceError("there is no table to pack", ", ".join(map(str, sources)))
     return [_open(path, delimiter) for path in paths]
+
+
+def _is_delimiter(text: str) -> bool:
+    return len(text) == 1 and text.isascii() and text not in '\0"\r\n'
 
 
 def _expand(source: Path | str) -> list[Path]:

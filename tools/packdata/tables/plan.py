@@ -172,8 +172,10 @@ def _role(name: str, column: ColumnScan, options: TableOptions, source: Path | s
     groups = set(column.groups)
     drop = f"--drop {name}" if name not in options.target else "pack without it"
     if not groups and (bad := column.first.get("bad")) is not None:
-        what = f"column {name!r} holds no number in any row ({bad.shown!r})"
-        raise SourceError(what, bad.where, f"Leave it out of --numeric, or out: {drop}")
+        kind = "number" if name in options.numeric else "date or time"
+        hint = f"out of --numeric, or out: {drop}" if name in options.numeric else f"out: {drop}"
+        what = f"column {name!r} holds no {kind} in any row ({bad.shown!r})"
+        raise SourceError(what, bad.where, f"Leave it {hint}")
     if not groups:
         raise SourceError(
             f"column {name!r} has no value in any row", source, f"Leave it out: {drop}"
