@@ -127,6 +127,12 @@ def cores(place: Place) -> Finding:
             "thread pools sized by os.cpu_count() are throttled together when the quota is used up",
             f"num_workers={ceil(quota)} (as num_workers='auto' has it), OMP_NUM_THREADS={ceil(quota)}",
         )  # fmt: skip
+    if usable < counted:
+        return Finding(
+            "cores", "cost", found,
+            f"thread pools sized by os.cpu_count() start {counted} threads for {usable} cores",
+            f"num_workers={usable} (as num_workers='auto' has it), OMP_NUM_THREADS={usable}",
+        )  # fmt: skip
     return Finding("cores", "ok", found)
 
 
@@ -246,7 +252,7 @@ def read_rate(place: Place) -> Finding:
             "read rate",
             "cost",
             found,
-            f"{number(rate / 20e3)} JPEGs of 20 kB/s in the first epoch",
+            f"at most {number(rate / 20e3)} JPEGs of 20 kB a second in the first epoch",
             "RAMDataset if it fits, else a faster disk",
         )
     return Finding("read rate", "ok", found)

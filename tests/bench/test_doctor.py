@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
+import re
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
-from loaders.bench import doctor, machine, probes
+from loaders.bench import doctor, machine, pagecache, probes
 from loaders.bench.doctor import Finding, Place, examine
 
 
@@ -32,7 +35,22 @@ def test_a_quota_below_the_cores_costs(place: Place) -> None:
 
     assert finding.level == "cost"
     assert "2.5 of" in finding.found
+    assert "affinity 8" in finding.found
     assert "num_workers=3" in finding.remedy
+
+
+@pytest.mark.parametrize(("counted", "level"), [(64, "cost"), (8, "ok")])
+def test_cores_that_are_counted_and_may_not_be_used_cost(
+    place: Place, monkeypatch: pytest.MonkeyPatch, counted: int, level: str
+) -> None:
+    write(place.proc, {"self/status": "Cpus_allowed_list:\t0-3,8-11\n"})
+    monkeypatch.setattr(os, "cpu_count", lambda: counted)
+
+    finding = doctor.cores(place)
+
+    assert finding.level == level
+    assert f"8 of {counted}" in finding.found
+    assert ("OMP_NUM_THREADS=8" in finding.remedy) is (level == "cost")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +68,28 @@ def test_memory(place: Place, meminfo: str, level: str) -> None:
     assert doctor.memory(place).level == level
 
 
+def test_the_limit_of_a_container_is_told_beside_the_memory(place: Place) -> None:
+    write(place.proc, {"meminfo": "MemTotal: 2000000 kB\nMemAvailable: 1000000 kB\n"})
+    write(place.sys, {"fs/cgroup/memory.max": "500000000\n"})
+
+    assert doctor.memory(place).found == "1.02 GB of 2.05 GB available, limit 500 MB"
+
+
+@pytest.mark.parametrize(("free", "level"), [(1000 << 20, "risk"), (1100 << 20, "ok")])
+def test_little_room_in_shared_memory_is_a_risk(
+    place: Place, monkeypatch: pytest.MonkeyPatch, free: int, level: str
+) -> None:
+    """What is free counts, of blocks whose size is not that of a read."""
+    stat = os.statvfs_result((1 << 20, 4096, 1 << 20, 1 << 20, free >> 12, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: stat)
+
+    finding = doctor.shared_memory(place)
+
+    assert finding.level == level
+    assert finding.found.startswith(f"4.29 GB at {place.shm}, ")
+    assert ("--shm-size" in finding.remedy) is (level == "risk")
+
+
 MOUNTS = """\
 22 1 8:1 / / rw - ext4 /dev/sda1 rw
 23 22 0:30 / {data} rw,relatime shared:1 - {kind} server:/x rw
@@ -59,8 +99,12 @@ MOUNTS = """\
 
 @pytest.mark.parametrize(
     ("kind", "level"),
-    [("nfs4", "cost"), ("fuse.s3fs", "cost"), ("overlay", "cost"), ("xfs", "ok"), ("tmpfs", "ok")],
-)
+    [
+        *((kind, "cost") for kind in ("nfs4", "fuse.s3fs", "cifs", "smb3", "lustre", "gpfs", "beegfs")),
+        *((kind, "cost") for kind in ("ceph", "9p", "glusterfs", "virtiofs", "overlay")),
+        ("xfs", "ok"), ("tmpfs", "ok"),
+    ],
+)  # fmt: skip
 def test_the_file_system_under_the_data(place: Place, kind: str, level: str) -> None:
     write(place.proc, {"self/mountinfo": MOUNTS.format(data=place.path, kind=kind)})
 
@@ -68,6 +112,11 @@ def test_the_file_system_under_the_data(place: Place, kind: str, level: str) -> 
 
     assert finding.level == level
     assert kind in finding.found
+    assert bool(finding.cost and finding.remedy) is (level == "cost")
+
+
+def test_a_folder_on_no_mount_is_not_known(place: Place) -> None:
+    assert doctor.file_system(place).level == "unknown"
 
 
 def test_turning_disks_cost_also_where_a_partition_is_mounted(place: Place) -> None:
@@ -92,6 +141,19 @@ def test_names_of_mounts_may_have_spaces(place: Place) -> None:
     assert mount.kind == "tmpfs"
 
 
+def test_of_mounts_at_one_place_the_last_one_counts_and_a_deeper_one_more(place: Place) -> None:
+    """Below it lies what was there before; the order of the others says nothing."""
+    lines = [f"2{i} 1 0:3{i} / {p} rw - {k} none rw" for i, (p, k) in enumerate(
+        [("/data", "ext4"), ("/data", "xfs"), ("/", "overlay")]
+    )]  # fmt: skip
+    write(place.proc, {"self/mountinfo": "\n".join(lines)})
+
+    mount = machine.mount_of(Path("/data/train"), place.proc)
+
+    assert mount is not None
+    assert (mount.kind, mount.device) == ("xfs", "0:31")
+
+
 LIMITS = """\
 Limit                     Soft Limit           Hard Limit           Units
 Max locked memory         65536                unlimited            bytes
@@ -105,26 +167,148 @@ def test_limits_of_the_process(place: Place) -> None:
     files, locked = doctor.open_files(place), doctor.locked_memory(place)
 
     assert (files.level, files.found) == ("risk", "1,024 (at most unlimited)")
+    assert files.remedy == "ulimit -n 4096 or more"
     assert "65.5 kB" in locked.found
+    assert "ulimit -l unlimited" in locked.remedy
 
 
-def test_governors_that_save_power_cost(place: Place) -> None:
-    assert doctor.frequency_governor(place).level == "ok"
-    write(place.sys, {"devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n"})
-    assert doctor.frequency_governor(place).level == "cost"
-    write(place.sys, {"devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance\n"})
-    assert doctor.frequency_governor(place).level == "ok"
+def test_limits_that_are_far_away_ask_for_nothing(place: Place) -> None:
+    write(
+        place.proc,
+        {"self/limits": LIMITS.replace(" 1024 ", " 4096 ").replace(" 65536 ", " unlimited ")},
+    )
+
+    files, locked = doctor.open_files(place), doctor.locked_memory(place)
+
+    assert (files.level, files.remedy) == ("ok", "")
+    assert (locked.level, locked.found, locked.remedy) == ("ok", "unlimited", "")
+
+
+@pytest.mark.parametrize(
+    ("governor", "level"),
+    [
+        ("powersave", "cost"), ("conservative", "cost"), ("ondemand", "cost"),
+        ("performance", "ok"), ("schedutil", "ok"), (None, "ok"),
+    ],
+)  # fmt: skip
+def test_governors_that_save_power_cost(place: Place, governor: str | None, level: str) -> None:
+    """On one core of many, too."""
+    if governor:
+        cpus = {"cpu0": "performance", "cpu17": governor}
+        write(
+            place.sys / "devices/system/cpu",
+            {f"{cpu}/cpufreq/scaling_governor": f"{name}\n" for cpu, name in cpus.items()},
+        )
+
+    finding = doctor.frequency_governor(place)
+
+    assert finding.level == level
+    assert (governor or "not visible") in finding.found
+
+
+@pytest.mark.parametrize(
+    ("rate", "level", "said"),
+    [
+        (50e6, "cost", "at most 2,500 JPEGs of 20 kB a second"),
+        (250e6, "ok", "250 MB/s"),
+        (None, "unknown", "no file of 1 MB or more under {path}"),
+    ],
+)
+def test_slow_reads_cost(
+    place: Place, monkeypatch: pytest.MonkeyPatch, rate: float | None, level: str, said: str
+) -> None:
+    rates = {place.path: rate}
+    monkeypatch.setattr(probes, "direct_read_bytes_per_s", rates.__getitem__)
+
+    finding = doctor.read_rate(place)
+
+    assert finding.level == level
+    assert said.format(path=place.path) in str(finding)
+    assert bool(finding.remedy) is (level != "ok")
+
+
+@pytest.mark.parametrize(
+    ("gain", "level", "said"),
+    [(1.0, "cost", "1x with SIMD"), (2.4, "ok", "2.4x with SIMD"), (None, "unknown", "not be tried")],
+)  # fmt: skip
+def test_a_jpeg_decoder_without_simd_costs(
+    place: Place, monkeypatch: pytest.MonkeyPatch, gain: float | None, level: str, said: str
+) -> None:
+    write(place.proc, {"cpuinfo": "flags\t\t: fpu sse4_2 avx2\n"})
+    monkeypatch.setattr(probes, "jpeg_simd_gain", lambda timeout_s: gain)
+    monkeypatch.setattr(probes, "opencv_simd", lambda: "AVX2")
+
+    finding = doctor.simd(place)
+
+    assert finding.level == level
+    assert finding.found.startswith("processor: avx2, sse4_2; OpenCV: AVX2; ")
+    assert said in finding.found
+    assert ("reinstall" in finding.remedy) is (level == "cost")
+
+
+@pytest.mark.parametrize(
+    ("gain", "level", "said"),
+    [
+        (1.25, "cost", "with libjemalloc.so.2 fresh batches take 0.8 of the time"),
+        (1.05, "ok", "take 0.952 of the time"),
+        (None, "unknown", "libjemalloc.so.2 could not be tried"),
+    ],
+)
+def test_a_faster_allocator_that_could_be_preloaded_costs(
+    place: Place, monkeypatch: pytest.MonkeyPatch, gain: float | None, level: str, said: str
+) -> None:
+    library = Path("/usr/lib/libjemalloc.so.2")
+    monkeypatch.setattr(machine, "other_allocator", lambda: library)
+    monkeypatch.setattr(probes, "allocator_gain", lambda found, timeout_s: gain)
+
+    finding = doctor.allocator(place)
+
+    assert finding.level == level
+    assert said in finding.found
+    assert finding.remedy == (f"LD_PRELOAD={library}" if level == "cost" else "")
+
+
+@pytest.mark.parametrize(
+    ("maps", "library", "said"),
+    [("libjemalloc.so.2", "libtcmalloc.so.4", "jemalloc"), ("libc.so.6", None, "glibc; no jemalloc")],
+)  # fmt: skip
+def test_an_allocator_is_tried_only_beside_glibc_and_if_there_is_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch, maps: str, library: str | None, said: str
+) -> None:
+    write(place.proc, {"self/maps": maps})
+    monkeypatch.setattr(machine, "other_allocator", lambda: library and Path(library))
+    monkeypatch.setattr(probes, "allocator_gain", None)
+
+    finding = doctor.allocator(place)
+
+    assert finding.level == "ok"
+    assert finding.found.startswith(said)
+
+
+def test_bandwidths_are_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "copy_and_gather_bytes_per_s", lambda num_threads: (9e9, 4e9))
+    monkeypatch.setattr(probes, "gpu_copy_bytes_per_s", lambda: (25e9, 6e9))
+
+    assert "copy 9 GB/s, gather of 150 kB rows 4 GB/s" in doctor.copying(place).found
+    assert doctor.gpu_copy(place).found == "25 GB/s pinned, 6 GB/s not"
 
 
 def test_a_narrow_link_of_a_gpu_costs(place: Place) -> None:
     link = {"class": "0x030200", "current_link_width": "4", "max_link_width": "16"}
-    other = {"class": "0x010802", "current_link_width": "1", "max_link_width": "4"}
-    write(place.sys / "bus/pci/devices/0000:01:00.0", link)
-    write(place.sys / "bus/pci/devices/0000:02:00.0", other)
+    others = [
+        {"class": "0x010802", "current_link_width": "1", "max_link_width": "4"},  # a disk
+        {"class": "0x030000", "current_link_width": "0", "max_link_width": "255"},  # no real link
+        link | {"current_link_width": "16"},
+    ]
+    for number, files in enumerate(others):
+        write(place.sys / f"bus/pci/devices/0000:0{number}:00.0", files)
 
-    finding = doctor.gpu_link(place)
+    wide = doctor.gpu_link(place)
+    write(place.sys / "bus/pci/devices/0000:07:00.0", link)
+    narrow = doctor.gpu_link(place)
 
-    assert (finding.level, finding.found) == ("cost", "x4 of x16")
+    assert (wide.level, wide.found) == ("ok", "x16 of x16")
+    assert (narrow.level, narrow.found) == ("cost", "x16 of x16, x4 of x16")
 
 
 @pytest.mark.parametrize(
@@ -132,6 +316,8 @@ def test_a_narrow_link_of_a_gpu_costs(place: Place) -> None:
     [
         ("/usr/lib/libjemalloc.so.2", "jemalloc"),
         ("libtcmalloc_minimal.so.4", "tcmalloc"),
+        ("/opt/libmimalloc.so.2", "mimalloc"),
+        ("/lib/ld-musl-x86_64.so.1", "musl"),
         ("", "glibc"),
     ],
 )
@@ -141,14 +327,22 @@ def test_allocators_by_name(place: Place, maps: str, name: str) -> None:
 
 def test_allocators_that_could_be_preloaded(tmp_path: Path) -> None:
     assert machine.other_allocator(tmp_path) is None
-    write(tmp_path, {"lib64/libjemalloc.so.2": ""})
-    assert machine.other_allocator(tmp_path) == tmp_path / "lib64/libjemalloc.so.2"
+    for file in ("lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "lib64/libjemalloc.so.2"):
+        write(tmp_path, {file: ""})
+        assert machine.other_allocator(tmp_path) == tmp_path / file
 
 
-def test_cpu_flags(place: Place) -> None:
-    write(place.proc, {"cpuinfo": "processor\t: 0\nflags\t\t: sse4_2 avx2\n"})
-
-    assert machine.cpu_flags(place.proc) == {"sse4_2", "avx2"}
+@pytest.mark.parametrize(
+    ("cpuinfo", "flags"),
+    [
+        ("processor\t: 0\nflags\t\t: sse4_2 avx2\n", {"sse4_2", "avx2"}),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", {"fp", "asimd"}),
+        ("", set()),
+    ],
+)
+def test_cpu_flags(place: Place, cpuinfo: str, flags: set[str]) -> None:
+    """As x86 and ARM write them."""
+    assert machine.cpu_flags(write(place.proc, {"cpuinfo": cpuinfo})) == flags
 
 
 def test_a_check_that_hangs_or_fails_costs_its_own_line_only(place: Place) -> None:
@@ -190,16 +384,71 @@ def test_reads_past_the_page_cache(tmp_path: Path) -> None:
     assert rate is None or rate > 1e5  # a file system in memory has no such reads
 
 
+def test_reads_past_the_page_cache_are_of_the_largest_file_and_leave_it_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {size: tmp_path / f"{size}" for size in (2 << 20, 3 << 20, 1 << 20)}
+    for size, file in files.items():
+        file.write_bytes(bytes(size))
+    pagecache.drop(files.values())
+    if pagecache.resident_share(files.values()) != 0 or not hasattr(os, "O_DIRECT"):
+        pytest.skip("files do not leave the page cache here")
+    opened, real = [], os.open
+
+    def spy(path: Path, flags: int) -> int:
+        opened.append(path)
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", spy)
+    probes.direct_read_bytes_per_s(tmp_path)
+
+    assert opened == [files[3 << 20]]
+    assert pagecache.resident_share(files.values()) == 0
+
+
 def test_every_check_gives_a_finding_on_an_empty_machine(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No GPU, no /sys, no /proc: nothing fails."""
+    """No GPU, no /sys, no /proc: nothing fails, and what is measured is measured all the same."""
     monkeypatch.setattr(probes, "jpeg_simd_gain", lambda timeout_s: None)
+    monkeypatch.setattr(machine, "other_allocator", lambda: None)
+    before = torch.get_num_threads()
 
-    found = examine(place=place)
+    found = {finding.name: finding.found for finding in examine(place=place)}
 
-    assert len(found) == len(doctor.CHECKS)
-    assert not [f for f in found if "Error" in f.found]
+    assert list(found) == [
+        "cores", "memory", "shared memory", "open files", "locked memory", "file system", "read rate",
+        "thread pools", "frequency governor", "SIMD", "allocator", "memory bandwidth", "GPU copies", "GPU link",
+    ]  # fmt: skip
+    assert not [said for said in found.values() if "Error" in said]
+    assert re.match(
+        r"copy \S+ [GM]B/s, gather of 150 kB rows \S+ [GM]B/s", found["memory bandwidth"]
+    )
+    assert torch.get_num_threads() == before
+
+
+def test_two_programs_differ_in_what_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In real processes, which here print what they were given."""
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    programs = {"_ALLOCATE": "LD_PRELOAD", "_DECODE": "JSIMD_FORCENONE"}
+    for name, variable in programs.items():
+        monkeypatch.setattr(
+            probes, name, f"import os; print(4 if {variable!r} in os.environ else 2)"
+        )
+
+    assert probes.allocator_gain(Path("/nonexistent.so"), 20) == 2.0
+    assert probes.jpeg_simd_gain(20) == 0.5
+
+
+@pytest.mark.parametrize(
+    "program", ["raise SystemExit(1)", "print('fast')", "import time; time.sleep(60)"]
+)
+def test_a_program_that_fails_or_hangs_gives_no_figure(
+    monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr(probes, "_DECODE", program)
+
+    assert probes.jpeg_simd_gain(0.5) is None
 
 
 @pytest.mark.slow
