@@ -246,14 +246,17 @@ def end(batches: Any) -> None:
 
 
 def num_samples(batch: Any) -> int:
-    """Return how many samples a batch has: the length of its first part."""
+    """Return how many samples a batch has: the length of its first tensor, or else of its first part."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
-    if isinstance(batch, dict):
-        return num_samples(next(iter(batch.values()))) if batch else 0
-    if isinstance(batch, tuple):
-        return num_samples(batch[0]) if batch else 0
-    return num_samples(batch[0]) if _is_pair(batch) else len(batch)
+    if not isinstance(batch, dict | tuple):
+        return num_samples(batch[0]) if _is_pair(batch) else len(batch)
+    parts = list(batch.values() if isinstance(batch, dict) else batch)
+    stacked = [length for length in map(_length, parts) if length >= 0]
+    if stacked or not parts:
+        return stacked[0] if stacked else 0
+    is_ours = hasattr(batch, "_fields") and isinstance(parts[0], list)  # a value for each sample
+    return len(parts[0]) if is_ours else num_samples(parts[0])
 
 
 def _is_pair(batch: Any) -> bool:
