@@ -79,7 +79,7 @@ def bytes_read(pids: list[int], proc: Path = PROC) -> int | None:
 
 
 def children_cpu_s(pids: list[int], proc: Path = PROC) -> float:
-    """Return the CPU seconds of some processes so far; it advances in steps of 10 ms."""
+    """Return the CPU seconds of some processes so far, and of their children that ended; in steps of 10 ms."""
     total = 0.0
     for pid in pids:
         try:
@@ -87,13 +87,15 @@ def children_cpu_s(pids: list[int], proc: Path = PROC) -> float:
         except OSError:
             continue
         words = stat.rsplit(")", 1)[1].split()  # the name may hold anything, brackets too
-        total += (int(words[11]) + int(words[12])) / _TICKS_PER_S
+        total += sum(map(int, words[11:15])) / _TICKS_PER_S
     return total
 
 
 def cpu_s(pids: list[int]) -> float:
-    """Return the CPU seconds of this process and some children."""
-    return time.process_time() + children_cpu_s([pid for pid in pids if pid != os.getpid()])
+    """Return the CPU seconds of this process and some children; those that ended stay counted."""
+    ended = sum(os.times()[2:4])  # of children, once they were waited for
+    others = children_cpu_s([pid for pid in pids if pid != os.getpid()])
+    return time.process_time() + ended + others
 
 
 class MemoryWatch:

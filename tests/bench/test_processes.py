@@ -51,6 +51,15 @@ def test_children_count_with_their_memory_and_cpu_time() -> None:
     assert spent > 0.15
 
 
+def test_children_that_ended_stay_counted() -> None:
+    """As workers do at the end of an epoch: their work was done, and no figure falls below what it was."""
+    before = cpu_s(family())
+
+    subprocess.run([sys.executable, "-c", BUSY], stdin=subprocess.DEVNULL, timeout=60, check=True)
+
+    assert cpu_s(family()) - before > 0.15
+
+
 def test_what_was_written_to_is_seen_at_its_peak() -> None:
     with MemoryWatch() as watch:
         before = watch.peak
@@ -77,10 +86,10 @@ def test_files_that_are_missing_or_odd_count_nothing(tmp_path: Path) -> None:
 
 def test_a_name_with_brackets_and_spaces_is_read_over(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
-    (tmp_path / "7/stat").write_text("7 (a) b) S 1 7 7 0 -1 4 5 6 7 8 250 50 0 0 20 0 1 0\n")
+    (tmp_path / "7/stat").write_text("7 (a) b) S 1 7 7 0 -1 4 5 6 7 8 250 50 20 10 20 0 1 0\n")
     (tmp_path / "7/io").write_text("rchar: 5\nread_bytes: 4096\n")
 
-    assert children_cpu_s([7], tmp_path) == 300 / os.sysconf("SC_CLK_TCK")
+    assert children_cpu_s([7], tmp_path) == 330 / os.sysconf("SC_CLK_TCK")
     assert bytes_read([7], tmp_path) == 4096
 
 
