@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+
+from loaders import RAMDataset
+from loaders.bench.measure import Config, Result, Run
+from loaders.bench.sweep import Sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _NOISE = bytes(torch.randint(256, (1 << 20,), generator=torch.Generator().manual_seed(0)).tolist())
 
@@ -81,3 +89,51 @@ instant = Instant()
 def slow_step_of_batch(batch: Any) -> None:
     """Take 30 ms per batch, whatever its form."""
     time.sleep(0.03)
+
+
+class Interrupts(Made):
+    """As somebody who presses Ctrl-C."""
+
+    def work(self) -> None:
+        raise KeyboardInterrupt
+
+
+class Fails(Made):
+    """No sample can be had."""
+
+    def work(self) -> None:
+        raise OSError("the disk is gone")
+
+
+class Empty(Made):
+    """A folder that was not filled."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Samples that come one after another, and end."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(4096, dtype=torch.int32))
+
+
+small_rows = RAMDataset.from_arrays(x=np.zeros((4096, 16), np.uint8))
+transformed = small_rows.replace(transform=lambda sample: sample)
+failing = small_rows.replace(transform=lambda sample: Fails().work())
+
+
+def a_result(config: Config, repeats: int = 3) -> Result:
+    """Each worker adds 1000 samples/s and 100 MB."""
+    num = config.num_workers + 1
+    return Result(
+        config,
+        [Run(1000.0 * num + r, 0.1, [0.01], 64, 1.0, 0.1, num * 10**8) for r in range(repeats)],
+    )
+
+
+def a_sweep(repeats: int = 3) -> Sweep:
+    """Threads and processes alike."""
+    configs = [Config(w, 64, kind) for kind in ("thread", "process") for w in (0, 1, 2)]
+    return Sweep("some/dataset", [a_result(config, repeats) for config in configs])

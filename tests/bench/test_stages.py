@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import pytest
+import torch
+
+from loaders import ShardDataset
+from loaders.bench import stages
+from loaders.bench.stages import Cost, Stage, cold_stage, finish_stage, host_stages, one_thread
+from loaders.bench.targets import ImageFiles, ops_for
+from tests.bench.constructed import Counts, Instant, Stream
+from tests.packdata.packing import pack_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def packed(folder: Path, field: str, size: int) -> ShardDataset:
+    return ShardDataset(pack_samples(folder / "d", 6), fields=[field], augment=ops_for(size))
+
+
+def loose(folder: Path) -> ImageFiles:
+    cv2.imwrite(str(folder / "a.png"), torch.zeros(20, 30, 3, dtype=torch.uint8).numpy())
+    return ImageFiles([folder / "a.png"], 8)
+
+
+@pytest.mark.parametrize(
+    ("make", "alone", "told"),
+    [
+        (lambda f: packed(f, "image", 8), [10, 1, 6], {"read": 1, "decode": 5, "augment": 4}),
+        (lambda f: packed(f, "image", 8), [10, 1, 12], {"read": 1, "decode": 9}),  # crops decode less
+        (lambda f: packed(f, "image", 0), [10, 1], {"read": 1, "decode": 9}),
+        (lambda f: packed(f, "pixels", 0), [10, 1], {"read": 10}),  # gathered: there is nothing else
+        (loose, [10, 1, 6], {"read": 1, "decode": 6, "augment": 3}),
+        (lambda f: Instant(), [10], {"fetch": 10}),
+        (lambda f: Stream(), [10], {"fetch": 10}),
+    ],
+)  # fmt: skip
+def test_stages_that_cannot_be_run_alone_are_differences_of_those_that_can(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], Any],
+    alone: list[float],
+    told: dict[str, float],
+) -> None:
+    """Every piece of work is done; what it takes is scripted: all, records alone, without augmentation, collate."""
+    costs = iter([*alone, 0.5])
+
+    def scripted(work: Callable[[], int], **options: Any) -> Cost:
+        assert work() == 4
+        return Cost(cost := next(costs), cost, 0.0)
+
+    monkeypatch.setattr(stages, "time_alone", scripted)
+    found = host_stages(make(tmp_path), 4, seconds=1)
+
+    assert {stage.name: stage.cost.wall_s for stage in found} == told | {"collate": 0.5}
+    assert next(costs, None) is None
+
+
+def test_reading_cold_is_what_comes_on_top_of_the_same_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stages, "time_alone", lambda work, **_: Cost(10.0, 4.0, 7.0))
+    warm = [Stage("read", Cost(1.0, 1.0, 0.0)), Stage("decode", Cost(2.0, 2.0, 0.0))]
+
+    cold = cold_stage(Instant(), 4, warm, seconds=1)
+
+    assert (cold.name, cold.cost) == ("read, cold", Cost(7.0, 1.0, 7.0))
+
+
+def test_a_sample_costs_its_share_of_a_batch_and_waits_only_where_the_core_was_given_up() -> None:
+    def sleep() -> int:
+        time.sleep(0.01)
+        return 10
+
+    def spin() -> int:
+        until = time.thread_time() + 0.003
+        while time.thread_time() < until:
+            pass
+        return 10
+
+    slept, spun = (stages.time_alone(work, seconds=0.02) for work in (sleep, spin))
+
+    assert 0.001 <= slept.wall_s < 0.005
+    assert slept.wait_s > 0.8 * slept.wall_s > 5 * slept.cpu_s
+    assert 0.0003 <= spun.cpu_s < 0.0006
+    assert spun.wait_s == 0
+
+
+def test_libraries_use_one_thread_meanwhile_and_as_many_as_before_then() -> None:
+    before = cv2.getNumThreads(), torch.get_num_threads()
+
+    with one_thread():
+        inside = cv2.getNumThreads(), torch.get_num_threads()
+
+    assert inside == (1, 1)
+    assert (cv2.getNumThreads(), torch.get_num_threads()) == before
+
+
+def test_the_least_of_several_looks_at_the_lock_counts_and_the_interpreter_is_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others on the machine only add to what is seen."""
+    seen, before = iter([5e-4, 2e-4, 9e-4, 3e-4]), sys.getswitchinterval()
+    monkeypatch.setattr(stages, "_gil_s_once", lambda work, seconds: next(seen))
+
+    assert stages.gil_s_per_sample(lambda: 1, seconds=1) == 2e-4
+    assert sys.getswitchinterval() == before
+
+
+def test_pure_python_holds_the_lock_for_as_long_as_it_computes() -> None:
+    """Of a sample, not of a batch."""
+    dataset = Counts()
+
+    def work() -> int:
+        return len([dataset[i] for i in range(8)])
+
+    cost = stages.time_alone(work, seconds=0.05)
+
+    assert 0.5 * cost.cpu_s < stages.gil_s_per_sample(work, seconds=0.1) < 1.5 * cost.cpu_s
+
+
+def test_what_a_dataset_leaves_to_do_after_the_copy_is_timed_where_there_is_any() -> None:
+    batch, finished = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), []
+
+    def finisher(batch: torch.Tensor) -> torch.Tensor:
+        finished.append(len(batch))
+        return batch
+
+    stage = finish_stage(batch, None, finisher, seconds=0.0)
+
+    assert stage is not None
+    assert stage.name == "finish"
+    assert len(finished) > 3
+    assert finish_stage(batch, None, None, seconds=0.0) is None
