@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
+_DASHES = ("-", "--", ":")  # with more lines than colours, these tell them apart
+_FEW = 3  # lines whose legend finds room between them
+_TITLE = 76  # letters that are as wide as the picture
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -52,20 +55,29 @@ def plot(sweep: Sweep, path: Path, *, subtitle: str = "") -> None:
     Raises:
         MissingExtra: matplotlib is not installed.
     """
+    draw(sweep, subtitle=subtitle).savefig(path, dpi=150)
+
+
+def draw(sweep: Sweep, *, subtitle: str = "") -> Any:
+    """Return a sweep as a figure of matplotlib's."""
     FigureCanvasAgg, Figure = _matplotlib()
-    figure = Figure(figsize=(8, 7), layout="constrained")
+    lines = _lines(sweep)
+    is_crowded = len(lines) > _FEW
+    figure = Figure(figsize=(8, 7 + 0.12 * len(lines) * is_crowded), layout="constrained")
     FigureCanvasAgg(figure)
     rate, memory = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    lines = _lines(sweep)
     ticks = sorted({r.config.num_workers for r in sweep.results if r.runs})
-    for (name, results), colour, marker in zip(
-        lines.items(), _COLOURS * 9, _MARKERS * 9, strict=False
-    ):
-        _draw(rate, memory, name, results, ticks, colour, marker)
-    _mark(rate, memory, sweep.best, ticks)
-    _label(rate, memory, sweep, ticks, len(lines))
-    figure.suptitle(f"{sweep.target}\n{subtitle}" if subtitle else sweep.target, fontsize=12)
-    figure.savefig(path, dpi=150)
+    for count, (name, results) in enumerate(lines.items()):
+        _draw(rate, memory, name, results, ticks, count)
+    _mark(rate, memory, sweep.best, ticks, is_alone=len(lines) == 1)
+    _label(rate, memory, sweep, ticks)
+    if is_crowded:
+        figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
+    else:
+        rate.legend(frameon=False, fontsize=9, loc="best")
+    name = sweep.target if len(sweep.target) <= _TITLE else f"...{sweep.target[3 - _TITLE :]}"
+    figure.suptitle(f"{name}\n{subtitle}" if subtitle else name, fontsize=12)
+    return figure
 
 
 def _lines(sweep: Sweep) -> dict[str, list[Result]]:
@@ -99,32 +111,38 @@ def _draw(
     name: str,
     results: list[Result],
     ticks: list[int],
-    colour: str,
-    marker: str,
+    count: int,
 ) -> None:
+    colour = _COLOURS[count % len(_COLOURS)]
+    line = {
+        "color": colour,
+        "marker": _MARKERS[count % len(_MARKERS)],
+        "linestyle": _DASHES[count // len(_COLOURS) % len(_DASHES)],
+    }
     x = [ticks.index(r.config.num_workers) for r in results]
     lows, highs = zip(*(r.spread for r in results), strict=True)
     rate.fill_between(x, lows, highs, color=colour, alpha=0.15, linewidth=0)
-    rate.plot(x, [r.rate for r in results], color=colour, marker=marker, label=name)
-    memory.plot(x, [r.peak_pss_bytes / 1e6 for r in results], color=colour, marker=marker)
+    rate.plot(x, [r.rate for r in results], label=name, **line)
+    memory.plot(x, [r.peak_pss_bytes / 1e6 for r in results], **line)
 
 
-def _mark(rate: Any, memory: Any, best: Result, ticks: list[int]) -> None:
+def _mark(rate: Any, memory: Any, best: Result, ticks: list[int], *, is_alone: bool) -> None:
     x = ticks.index(best.config.num_workers)
-    ring = {"s": 260, "facecolors": "none", "edgecolors": "black", "linewidths": 1.6, "zorder": 5}
+    ring = {"s": 130, "facecolors": "none", "edgecolors": "black", "linewidths": 1.6, "zorder": 5}
     count = best.config.num_workers
-    label = f"chosen: {count} worker{'s' * (count != 1)}, {number(best.rate)} samples/s"
-    rate.scatter([x], [best.rate], label=label, **ring | {"s": 130})
-    memory.scatter([x], [best.peak_pss_bytes / 1e6], **ring | {"s": 130})
+    which = "" if is_alone else f"{_name(best.config, best.config.prefetch)}, "
+    label = f"chosen: {which}{count} worker{'s' * (count != 1)}, {number(best.rate)} samples/s"
+    rate.scatter([x], [best.rate], label=label, **ring)
+    memory.scatter([x], [best.peak_pss_bytes / 1e6], **ring)
 
 
-def _label(rate: Any, memory: Any, sweep: Sweep, ticks: list[int], num_lines: int) -> None:
+def _label(rate: Any, memory: Any, sweep: Sweep, ticks: list[int]) -> None:
     repeats = max(len(r.runs) for r in sweep.results)
-    rate.set_ylabel("samples/s")
-    rate.set_title(
-        f"median of {repeats} runs, shaded: lowest to highest; page cache {sweep.cache}",
-        fontsize=10,
+    runs = (
+        f"median of {repeats} runs, shaded: lowest to highest" if repeats > 1 else "one run each"
     )
+    rate.set_ylabel("samples/s")
+    rate.set_title(f"{runs}; page cache {sweep.cache}", fontsize=10)
     memory.set_ylabel("peak memory (PSS,\nall processes), MB")
     kinds = {r.config.backend for r in sweep.results}
     memory.set_xlabel(
@@ -138,4 +156,3 @@ def _label(rate: Any, memory: Any, sweep: Sweep, ticks: list[int], num_lines: in
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    rate.legend(frameon=False, fontsize=9, loc="best" if num_lines < 4 else "upper left")
