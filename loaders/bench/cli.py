@@ -163,6 +163,13 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
 
 
+def _load(args: argparse.Namespace) -> Target:
+    target = load(args.dataset, size=args.size)
+    if hasattr(target.dataset, "__len__") and not len(target.dataset):
+        raise LoadersError(f"{args.dataset!r} has no samples")
+    return target
+
+
 def _check_before(args: argparse.Namespace) -> None:
     """Refuse now what would otherwise fail when all is measured."""
     if args.step and not callable(step := load_object(args.step)):
@@ -182,7 +189,7 @@ def _check_before(args: argparse.Namespace) -> None:
 def run_sweep_command(args: argparse.Namespace) -> int:
     """Measure, judge, print."""
     _check_before(args)
-    target = load(args.dataset, size=args.size)
+    target = _load(args)
     _say(f"{target.name}: {_describe(target)}")
     configs = grid(
         target,
@@ -210,7 +217,7 @@ def run_sweep_command(args: argparse.Namespace) -> int:
 def run_recommend(args: argparse.Namespace) -> int:
     """Measure, print one line, and keep the number of workers for ``num_workers="auto"``."""
     _check_before(args)
-    target = load(args.dataset, size=args.size)
+    target = _load(args)
     sweep = run_sweep(target, grid(target, batch_sizes=args.batch_size), _limits(args))
     best = sweep.best
     if not best.runs:
@@ -231,7 +238,9 @@ def run_recommend(args: argparse.Namespace) -> int:
     _say(f"{report.number(best.rate)} samples/s ({low} to {high}). {found[0].sentence}")
     if kept is not None:
         _say(f'num_workers="auto" now takes {workers} for this dataset ({kept})')
-    elif not is_quiet:
+    elif is_quiet or args.keep:
+        _say('not kept for num_workers="auto": the dataset has no fingerprint to know it by')
+    else:
         _say('not kept for num_workers="auto", because the machine is busy; --keep does it anyway')
     return 0
 
@@ -341,11 +350,8 @@ def _sweep_json(sweep: Sweep, found: tuple[Verdict, Analysis, Config] | None) ->
 def _describe(target: Target) -> str:
     dataset = target.dataset
     count = f"{len(dataset):,} samples" if hasattr(dataset, "__len__") else "a stream"
-    size = (
-        f", {report.in_bytes(target.stored_bytes)} in {len(target.files):,} files"
-        if target.files
-        else ""
-    )
+    num, stored = len(target.files), report.in_bytes(target.stored_bytes)
+    size = f", {stored} in {num:,} file{'s' * (num > 1)}" if num else ""
     crop = (
         f"; random crops of {target.size} x {target.size}, flipped at random"
         if target.size
@@ -363,18 +369,14 @@ def _say(text: str) -> None:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Print what a configuration will need, with batches as they are served, and with float32 made of uint8."""
-    target = load(args.dataset, size=args.size)
+    target = _load(args)
     dataset = target.dataset
     config = Config(args.workers, args.batch_size, args.backend or target.backend, args.prefetch)
     sample_bytes = {"as served": planner.sample_bytes_of(dataset)}
     as_float = planner.sample_bytes_of(dataset, as_float=True)
     if as_float > sample_bytes["as served"]:
         sample_bytes["with float32 for uint8"] = as_float
-    cached = {
-        "no": 0,
-        "encoded": target.stored_bytes,
-        "decoded": int(sample_bytes["as served"] * len(dataset)),
-    }[args.ram]
+    cached = 0 if args.ram == "no" else planner.ram_bytes_of(target, decode=args.ram == "decoded")
     plans = {
         what: planner.plan(
             nbytes,
@@ -404,6 +406,8 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def run_doctor(args: argparse.Namespace) -> int:
     """Print what was found about the machine."""
+    if not args.path.exists():
+        raise LoadersError(f"there is no {str(args.path)!r} to look at")
     findings = doctor.examine(args.path)
     if args.json:
         print(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +13,18 @@ import torch
 from loaders.backends.maker import Maker, num_in_flight
 from loaders.bench.measure import batch_nbytes
 from loaders.bench.report import in_bytes
+from loaders.bench.targets import ImageFiles
+from loaders.codecs.picture import picture_size
 from loaders.datasets.base import BatchDataset
+from loaders.datasets.memory.loading import plan_columns
+from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.samples import collate
 from loaders.device.nested import tensors_of
+from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
     from loaders.bench.measure import Config
+    from loaders.bench.targets import Target
 
 _FLOAT_BYTES = 4
 _PROCESS_BYTES = 20 << 20  # a forked worker's own pages: heap that is written to, torch's state
@@ -115,12 +123,42 @@ def group_size_of(dataset: Any, config: Config) -> int:
 
 def sample_bytes_of(dataset: Any, *, as_float: bool = False, count: int = 8) -> float:
     """Return the bytes of a sample in a batch, by making a small one; with its uint8 values as float32, if asked."""
-    chosen = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64).tolist()
-    fetch = getattr(dataset, "__getitems__", None)
-    samples = fetch(chosen) if fetch else [dataset[i] for i in chosen]
+    if hasattr(dataset, "__len__"):
+        chosen, fetch = _spread(len(dataset), count), getattr(dataset, "__getitems__", None)
+        samples = fetch(chosen) if fetch else [dataset[i] for i in chosen]
+    else:
+        samples = list(itertools.islice(dataset, count))
     batch = collate(samples)
     pixels = [t.nbytes for t in tensors_of(batch) if t.dtype is torch.uint8] if as_float else []
-    return (batch_nbytes(batch) + (_FLOAT_BYTES - 1) * sum(pixels)) / len(chosen)
+    return (batch_nbytes(batch) + (_FLOAT_BYTES - 1) * sum(pixels)) / len(samples)
+
+
+def ram_bytes_of(target: Target, *, decode: bool, count: int = 256) -> int:
+    """Return the bytes of a ``RAMDataset`` of these samples: pixels are whole, whatever is cropped from them later.
+
+    Of many samples, some that are spread evenly are looked at.
+
+    Raises:
+        LoadersError: It is not known how a ``RAMDataset`` would hold them.
+    """
+    dataset = target.dataset
+    if isinstance(dataset, PackedDataset):
+        some = dataset.select(_spread(len(dataset), count))
+        plans = plan_columns(some, decode=decode, progress=False).values()
+        return sum(plan.nbytes for plan in plans) * len(dataset) // len(some)
+    if isinstance(dataset, ImageFiles):
+        files = [dataset.files[i] for i in _spread(len(dataset), count)]
+        sizes = [
+            3 * math.prod(picture_size(file.read_bytes())) if decode else file.stat().st_size
+            for file in files
+        ]
+        return sum(sizes) * len(dataset) // len(files)
+    raise LoadersError(f"--ram: {target.name!r} is no packed dataset and no folder of images")
+
+
+def _spread(num: int, count: int) -> list[int]:
+    """Return some of so many indices, spread evenly."""
+    return np.linspace(0, num - 1, min(count, num)).astype(np.int64).tolist()  # type: ignore[no-any-return]
 
 
 def table(plans: dict[str, Plan]) -> list[tuple[str, ...]]:

@@ -78,7 +78,8 @@ def _row(result: Result, is_best: bool) -> Sequence[str]:
     prefetch = "-" if config.prefetch is None else str(config.prefetch)
     head = (str(config.num_workers), str(config.batch_size), config.backend, prefetch)
     if not result.runs:
-        return (*head, f"failed: {(result.error or '')[:90]}")
+        told = (result.error or "").splitlines() or [""]  # of a worker process the last line tells
+        return (*head, f"failed: {told[-1][:90]}")
     low, high = result.spread
     reads = [run.read_bytes for run in result.runs if run.read_bytes is not None]
     return (

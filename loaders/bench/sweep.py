@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +158,7 @@ def run_sweep(
         )
 
     if not cold:
-        _warm_up(target, configs, seconds)
+        _warm_up(target, configs, seconds, limits.max_samples)
     total = len(configs) * limits.repeats
     with tqdm(
         total=total, desc="measuring", unit="run", disable=None if progress else True, leave=False
@@ -170,12 +171,16 @@ def run_sweep(
     return sweep
 
 
-def _warm_up(target: Target, configs: Sequence[Config], seconds: float) -> None:
+def _warm_up(
+    target: Target, configs: Sequence[Config], seconds: float, max_samples: int | None
+) -> None:
     """Fault in code, slots and, for a small dataset, the files, where nothing is measured yet."""
     dataset = target.dataset
     for backend in dict.fromkeys(config.backend for config in configs):
         config = next(c for c in reversed(configs) if c.backend == backend)
-        time_loader(make_loader(dataset, config), seconds=seconds, watch=False)
+        with suppress(Exception):  # which the run that counts will have, too, in its own line
+            loader = make_loader(dataset, config)
+            time_loader(loader, seconds=seconds, max_samples=max_samples, watch=False)
 
 
 class Dropper:

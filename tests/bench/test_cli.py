@@ -1,24 +1,25 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from loaders import DataLoader, ShardDataset
-from loaders.bench.cli import build_parser, main
-from loaders.bench.measure import Config, Result, Run
-from loaders.bench.plot import MissingExtra, plot
-from loaders.bench.sweep import Sweep
+from loaders import DataLoader, RAMDataset, ShardDataset
+from loaders.bench.cli import build_parser, main, recommended_line
+from loaders.bench.measure import Config
+from loaders.bench.planner import group_size_of
+from loaders.bench.targets import load
 from loaders.limits import usable_cores
 from loaders.tuning import cache_file, read_workers
+from tests.bench.constructed import small_rows
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+MAX_PLACES = 64  # bytes of a sample that say where its records begin and end
 QUICK = ["--seconds", "0.5", "--repeats", "1"]
 
 
@@ -32,56 +33,103 @@ def test_the_word_sweep_may_be_left_out(packed: Path, capsys: pytest.CaptureFixt
     """One command: a table with the chosen line marked, a verdict, the stages, what to change."""
     assert main([str(packed), *QUICK, "--size", "32"]) == 0
 
-    out = capsys.readouterr().out
-    assert "samples/s" in out
-    assert "<- chosen" in out
-    assert "verdict: " in out
-    assert "read" in out
-    assert "decode" in out
+    done = capsys.readouterr()
+    assert "<- chosen" in done.out
+    assert "verdict: " in done.out
+    _, _, stages = done.out.partition("stage alone")
+    assert [line.split()[0] for line in stages.splitlines()[1:3]] == ["read", "decode"]
+    assert "\nlimits with num_workers=" in done.out
+    assert done.err.startswith(f"{packed}: 12 samples, ")
+    assert "in 3 files; random crops of 32 x 32" in done.err
+    assert "decoding a sample into memory" in done.err  # to try what that would be worth
 
 
-def test_json_has_every_repeat_and_the_verdict(
+def test_json_has_every_figure_and_repeat_and_the_verdict(
     packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            [
-                "sweep",
-                str(packed),
-                "--workers",
-                "0",
-                "1",
-                "--seconds",
-                "0.5",
-                "--no-trials",
-                "--size",
-                "32",
-                "--json",
-            ]
-        )
-        == 0
-    )
+    options = ["--workers", "0", "1", "--size", "32", "--no-trials", "--json"]
 
-    found = json.loads(capsys.readouterr().out)
+    assert main(["sweep", str(packed), "--seconds", "0.5", *options]) == 0
+
+    done = capsys.readouterr()
+    found = json.loads(done.out)
+    assert set(found) == {
+        "dataset", "page_cache", "notes", "conditions", "results", "chosen",
+        "verdict", "stages", "facts", "step_samples_per_s",
+    }  # fmt: skip
     assert [result["num_workers"] for result in found["results"]] == [0, 1]
     assert all(len(result["samples_per_s_repeats"]) == 3 for result in found["results"])
-    assert found["verdict"]["bound"] in found["verdict"]["limits"] or found["verdict"][
-        "bound"
-    ] in ("overhead", "memory")
+    assert found["chosen"] in [{k: r[k] for k in found["chosen"]} for r in found["results"]]
+    assert set(found["verdict"]) == {"bound", "sentence", "limits", "changes"}
+    assert {"cpu", "memory"} <= set(found["verdict"]["limits"])
+    assert list(found["stages"])[:2] == ["read", "decode"]
+    assert found["facts"]["rate"] == max(
+        r["samples_per_s"]
+        for r in found["results"]
+        if r["num_workers"] == found["chosen"]["num_workers"]
+    )
+    assert "cores_usable" in found["conditions"]
     assert found["page_cache"] == "warm"
+    assert "into memory" not in done.err
+
+
+def test_what_is_given_is_all_that_is_measured(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--workers", "1", "--batch-size", "3", "--backend", "process", "--prefetch", "3"]
+    limits = ["--seconds", "20", "--repeats", "2", "--limit-samples", "30", "--no-verdict"]
+
+    assert main([str(packed), *settings, *limits, "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    config = {"num_workers": 1, "batch_size": 3, "backend": "process", "prefetch": 3}
+    assert "verdict" not in found
+    assert found["chosen"] == config
+    assert [{k: result[k] for k in config} for result in found["results"]] == [config]
+    assert len(found["results"][0]["samples_per_s_repeats"]) == 2
+    assert 2 * 27 <= found["results"][0]["num_samples"] <= 2 * 33
+
+
+def test_cold_and_a_picture(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cold reading is a stage of its own; the picture says what was measured and where."""
+    pytest.importorskip("matplotlib")
+    options = ["--workers", "0", "--size", "32", "--no-trials", "--cold", "--json"]
+
+    assert main([str(packed), *QUICK, *options, "--plot", str(packed / "sweep.svg")]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["page_cache"] == "cold"
+    assert next(iter(found["stages"])) == "read, cold"
+    assert (packed / "sweep.svg").read_text().count("</svg>") == 1
+
+
+def test_what_the_sweep_shows_comes_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the settings that a loader has by itself: none of its own for any Dataset."""
+    options = ["--workers", "0", "4", "--batch-size", "4", "--seconds", "1", "--repeats", "1"]
+
+    assert main(["tests.bench.constructed:Sleeps", *options, "--no-trials"]) == 0
+
+    out = capsys.readouterr().out
+    assert "Storage is the limit" in out
+    said = "changes, most helpful first:\n  num_workers=4 instead of num_workers=0: "
+    assert said in out
+    assert float(out.partition(said)[2].split("x")[0]) > 1.2
 
 
 def test_a_training_step_is_run_on_real_batches(
     packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Where it is the limit, nothing else needs to be tried."""
     step = "tests.bench.constructed:slow_step_of_batch"
     options = ["--workers", "1", "--batch-size", "4", "--size", "32", "--step", step]
 
     assert main([str(packed), *options, "--seconds", "2", "--repeats", "1"]) == 0
 
-    out = capsys.readouterr().out
-    assert "The training step is the limit" in out
-    assert "with your step:" in out
+    done = capsys.readouterr()
+    assert "The training step is the limit" in done.out
+    assert "\n       step" in done.out
+    assert "with your step:" in done.out
+    assert "into memory" not in done.err
 
 
 @pytest.mark.parametrize(
@@ -94,6 +142,8 @@ def test_a_training_step_is_run_on_real_batches(
         (["--plot", "sweep.gif"], "must end in .png, .svg, .pdf"),
         (["--device", "gpu"], "device must be one that torch knows"),
         (["--seconds", "-1"], "seconds above 0, got '-1'"),
+        (["--seconds", "inf"], "seconds above 0, got 'inf'"),
+        (["--repeats", "0"], "a whole number from 1, got '0'"),
         (["--workers", "-1"], "a whole number from 0, got '-1'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -137,31 +187,78 @@ def test_a_folder_of_images_is_told_what_helps(
     assert any(f"pack {how} (packdata images {tmp_path}" in change["what"] for change in changes)
 
 
-def test_recommend_prints_a_line_that_auto_then_uses(
+def test_recommend_has_a_line_that_makes_the_loader_and_what_auto_then_uses(
     packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["recommend", str(packed), *QUICK, "--size", "0", "--keep"]) == 0
+    options = ["--size", "0", "--batch-size", "3", "--keep", "--json"]
 
-    line = capsys.readouterr().out.strip()
+    assert main(["recommend", str(packed), *QUICK, *options]) == 0
+
+    found = json.loads(capsys.readouterr().out)
     dataset = ShardDataset(packed)
     made: dict[str, Any] = {"DataLoader": DataLoader, "dataset": dataset}
-    loader = eval(line, made)
+    loader = eval(found["line"], made)
     assert isinstance(loader, DataLoader)
-    assert cache_file().exists()
+    assert loader.batch_size == 3
+    assert found["kept_in"] == str(cache_file())
+    assert {result["batch_size"] for result in found["results"]} == {3}
     assert read_workers(dataset, usable_cores()) == loader.num_workers
     assert DataLoader(dataset).num_workers == loader.num_workers
 
 
 @pytest.mark.parametrize(("available", "is_kept"), [(1.0, True), (0.3, False)])
 def test_what_is_recommended_is_kept_on_a_quiet_machine_only(
-    packed: Path, monkeypatch: pytest.MonkeyPatch, available: float, is_kept: bool
+    packed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    available: float,
+    is_kept: bool,
 ) -> None:
-    cache_file().unlink(missing_ok=True)
     monkeypatch.setattr("loaders.bench.stages.available_share", lambda *_: available)
 
     assert main(["recommend", str(packed), *QUICK, "--size", "0"]) == 0
 
+    line, said = capsys.readouterr()
+    assert line.startswith("DataLoader(dataset, batch_size=")
     assert cache_file().exists() is is_kept
+    assert ('num_workers="auto" now takes' in said) is is_kept
+    assert ("because the machine is busy" in said) is not is_kept
+
+
+def test_a_dataset_without_a_fingerprint_has_nothing_to_be_kept_by(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--batch-size", "64", "--keep"]
+
+    assert main(["recommend", "tests.bench.constructed:transformed", *QUICK, *options]) == 0
+
+    assert (
+        'not kept for num_workers="auto": the dataset has no fingerprint'
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "has_cuda", "line"),
+    [
+        (Config(0, 4, "process"), False, "batch_size=4, shuffle=True, num_workers=0"),
+        (Config(2, 4, "process", 3), False,
+         "batch_size=4, shuffle=True, num_workers=2, persistent_workers=True, prefetch_factor=3"),
+        (Config(2, 4, "subprocess"), True,
+         "batch_size=4, shuffle=True, num_workers=2, backend='subprocess', persistent_workers=True, "
+         'device="cuda"'),
+        (Config(2, 4, "thread"), False, "batch_size=4, shuffle=True, num_workers=2, backend='thread'"),
+    ],
+)  # fmt: skip
+def test_the_recommended_line_says_what_is_not_the_default(
+    monkeypatch: pytest.MonkeyPatch, config: Config, has_cuda: bool, line: str
+) -> None:
+    """For a Dataset that is not ours, which processes serve by default."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_cuda)
+
+    found = recommended_line(load("tests.bench.constructed:instant"), config)
+
+    assert found == f"DataLoader(dataset, {line})"
 
 
 def test_plan_prints_what_is_served_and_floats(
@@ -169,26 +266,73 @@ def test_plan_prints_what_is_served_and_floats(
 ) -> None:
     arguments = ["plan", str(packed), "--size", "32", "--batch-size", "100", "--workers", "4"]
 
-    assert main([*arguments, "--ranks", "2", "--ram", "decoded", "--json"]) == 0
+    assert main([*arguments, "--ranks", "2", "--ram", "encoded", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["as served"]["cache_copies"] == 2
+    in_ram = RAMDataset(packed, progress=False).nbytes
+    assert in_ram <= figures["as served"]["cache_bytes"] <= in_ram + 12 * MAX_PLACES
     assert figures["as served"]["batch_bytes"] == 100 * (3 * 32 * 32 + 8)
     assert figures["with float32 for uint8"]["batch_bytes"] == 100 * (4 * 3 * 32 * 32 + 8)
     assert main(arguments) == 0
-    assert "one batch" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "one batch" in out
+    assert "0 copies" not in out
+
+
+def test_plan_counts_what_each_option_adds(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ["--batch-size", "10", "--workers", "2", "--backend", "process", "--prefetch", "3"]
+    node = ["--ranks", "3", "--ram", "decoded", "--shared", "--pinned"]
+
+    assert main(["plan", str(packed), "--size", "32", *config, *node, "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    plan, batch = found["as served"], 10 * (3 * 32 * 32 + 8)
+    assert list(found["config"].values()) == [2, 10, "process", 3]
+    assert (plan["batches"], plan["slots_bytes"]) == (2 * 3 + 2, 8 * batch)
+    assert plan["pinned_bytes"] == 7 * batch
+    in_ram = RAMDataset(packed, decode=True, progress=False).nbytes  # whole images, not the crops
+    assert in_ram <= plan["cache_bytes"] <= in_ram + 12 * MAX_PLACES
+    rank = plan["slots_bytes"] + plan["pinned_bytes"] + plan["workers_bytes"]
+    assert (plan["cache_copies"], plan["rank_bytes"]) == (1, rank)
+    assert plan["node_bytes"] == 3 * rank + plan["cache_bytes"]
+
+
+def test_plan_knows_groups_of_small_batches_and_what_has_no_uint8(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--workers", "2", "--batch-size", "16", "--json"]
+
+    assert main(["plan", "tests.bench.constructed:small_rows", *options]) == 0
+    small = json.loads(capsys.readouterr().out)
+    assert main(["plan", "tests.bench.constructed:Stream", *options]) == 0
+    stream = json.loads(capsys.readouterr().out)
+
+    size = group_size_of(small_rows, Config(2, 16, "thread"))
+    assert size > 1
+    assert small["as served"]["batches"] == 3 * size + 2
+    assert list(stream) == ["config", "as served"]
+    assert stream["as served"]["batch_bytes"] == 16 * 4
 
 
 def test_doctor_prints_findings(
     packed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of the folder that is named, or of this one."""
     from loaders.bench import doctor
 
-    monkeypatch.setattr(doctor, "CHECKS", (doctor.cores, doctor.file_system))
+    monkeypatch.setattr(doctor, "CHECKS", (doctor.cores, doctor.read_rate))
 
     assert main(["doctor", str(packed), "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["findings"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert "cores_usable" in found["conditions"]
+    assert [list(f) for f in found["findings"]] == [
+        ["name", "level", "found", "cost", "remedy"]
+    ] * 2
+    assert f"under {packed} can be read" in found["findings"][1]["found"]
     assert main(["doctor"]) == 0
-    assert "cores" in capsys.readouterr().out
+    assert "cores: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["sweep", "recommend", "plan", "doctor"])
@@ -198,43 +342,35 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert "usage" in capsys.readouterr().out
 
 
-def test_what_cannot_be_measured_is_an_error_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["nowhere"]) == 1
-    assert capsys.readouterr().err.startswith("loaders.bench: 'nowhere' is no folder")
-
-
-def a_sweep() -> Sweep:
-    results = [
-        Result(
-            Config(workers, 64, backend),
-            [Run(1000.0 * (workers + 1) + r, 0.1, [0.01], 64, 1.0, 0.1, 10**8) for r in range(3)],
-        )
-        for backend in ("thread", "process")
-        for workers in (0, 1, 2)
-    ]
-    return Sweep("some/dataset", results)
-
-
-def test_a_picture_is_written_with_a_line_per_backend_and_the_choice_marked(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "'nowhere' is no folder"),
+        (["tests.bench.constructed:Empty"], "'tests.bench.constructed:Empty' has no samples"),
+        (["plan", "tests.bench.constructed:Empty"], "'tests.bench.constructed:Empty' has no samples"),
+        (["plan", "tests.bench.constructed:instant", "--ram", "decoded"], "--ram: "),
+        (["doctor", "nowhere"], "there is no 'nowhere' to look at"),
+        (["tests.bench.constructed:Fails", "--workers", "0", "--batch-size", "4", *QUICK],
+         "nothing could be measured: OSError: the disk is gone"),
+        (["recommend", "tests.bench.constructed:failing", "--batch-size", "4", *QUICK],
+         "nothing could be measured: "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_is_an_error_in_a_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    plot(a_sweep(), tmp_path / "sweep.svg")
+    assert main(words) == 1
 
-    assert "<svg" in (tmp_path / "sweep.svg").read_text()
-    plot(a_sweep(), tmp_path / "sweep.png", subtitle="a machine")
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtra, match=r"pip install matplotlib"):
-        plot(a_sweep(), tmp_path / "sweep.png")
+    done = capsys.readouterr()
+    assert done.err.splitlines()[-1].startswith(f"loaders.bench: {said}")
+    assert done.out == ""
 
 
-def test_the_choice_is_the_fewest_workers_that_are_about_as_fast() -> None:
-    sweep = a_sweep()
-    sweep.results[1].runs = [Run(2990.0, 0.1, [], 64, 1.0, 0.1)]
+def test_an_interrupt_ends_it_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tests.bench.constructed:Interrupts"]) == 130
+    assert capsys.readouterr().err.endswith("loaders.bench: interrupted\n")
 
-    assert sweep.best.config == Config(1, 64, "thread")
+
+def test_by_default_an_answer_takes_less_than_a_minute() -> None:
+    for command in ("sweep", "recommend"):
+        assert build_parser().parse_args([command, "d"]).seconds <= 50

@@ -3,13 +3,21 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loaders import RAMDataset
 from loaders.bench.measure import Config
-from loaders.bench.planner import in_flight, plan, sample_bytes_of, table
+from loaders.bench.planner import in_flight, plan, ram_bytes_of, sample_bytes_of, table
+from loaders.bench.targets import load
+from loaders.errors import LoadersError
+from loaders.schema import Image
+from tests.bench.constructed import Stream
+from tests.packdata.packing import pack
+
+PHOTOS = Path(__file__).parents[1] / "data/photos"
 
 
 def test_batches_in_flight_are_counted_once_for_threads_and_per_worker_for_processes() -> None:
@@ -49,17 +57,56 @@ def test_pinned_memory_comes_on_top() -> None:
     assert plan(100, config, pinned=True).rank_bytes == plan(100, config).rank_bytes + 3 * 25_600
 
 
-def test_the_table_has_a_column_per_plan() -> None:
-    rows = table({name: plan(100, Config(2, 8)) for name in ("one", "other")})
+def test_groups_of_small_batches_exist_and_are_pinned_whole() -> None:
+    grouped = plan(100, Config(2, 8, "thread"), group_size=4, pinned=True)
 
-    assert rows[0] == ("", "one", "other")
-    assert all(len(row) == 3 for row in rows)
+    assert grouped.batches == 3 * 4 + 2
+    assert grouped.pinned_bytes == (3 + 1) * 4 * 800
+
+
+def test_the_table_has_a_row_for_each_part_and_a_column_per_plan() -> None:
+    config = Config(2, 8, "process")
+    node = plan(100, config, pinned=True, cache_bytes=10**9, ranks=2)
+
+    assert table({"one": node, "other": plan(1000, config, ranks=2)}) == [
+        ("", "one", "other"),
+        ("one batch", "800 B", "8 kB"),
+        ("6 batches at a time", "4.8 kB", "48 kB"),
+        ("pinned copies", "4 kB", "0 B"),
+        ("workers", "41.9 MB", "41.9 MB"),
+        ("one rank", "42 MB", "42 MB"),
+        ("dataset in RAM, 2 copies", "1 GB", "0 B"),
+        ("all of the node, 2 ranks", "2.08 GB", "84 MB"),
+    ]
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_what_is_held_in_memory_is_told_of_some_samples_by_their_records_or_whole_pixels(
+    tmp_path: Path, decode: bool
+) -> None:
+    """Whatever is cropped from them later. Records take a few bytes more, to say where each begins."""
+    files = load(str(PHOTOS), size=64)
+    records = [{"image": file.read_bytes()} for file in files.files]
+    pack(tmp_path / "d", {"image": Image(codec="jpeg")}, records, defaults=["image"])
+    packed = load(str(tmp_path / "d"), size=64)
+
+    held = RAMDataset(tmp_path / "d", decode=decode, progress=False).nbytes
+
+    assert ram_bytes_of(files, decode=decode) == pytest.approx(held, rel=0.01)
+    assert ram_bytes_of(packed, decode=decode) == pytest.approx(held, rel=0.01)
+    assert ram_bytes_of(packed, decode=decode, count=4) == pytest.approx(held, rel=0.3)
+
+
+def test_how_any_dataset_would_be_held_in_memory_is_not_known() -> None:
+    with pytest.raises(LoadersError, match="constructed:instant' is no packed dataset"):
+        ram_bytes_of(load("tests.bench.constructed:instant"), decode=True)
 
 
 def test_bytes_of_a_sample_are_those_in_a_batch() -> None:
     images = np.zeros((20, 3, 32, 32), np.uint8)
 
     assert sample_bytes_of(RAMDataset.from_arrays(image=images, label=np.arange(20))) == 3072 + 8
+    assert sample_bytes_of(Stream()) == 4
 
 
 MEASURED = """

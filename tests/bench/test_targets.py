@@ -11,18 +11,20 @@ import torch
 from loaders import RAMDataset, ShardDataset
 from loaders.bench import machine, pagecache
 from loaders.bench import sweep as sweep_module
-from loaders.bench.measure import Config, num_samples, time_loader
+from loaders.bench.measure import Config, Run, num_samples, time_loader
 from loaders.bench.sweep import (
+    Dropper,
     Limits,
     default_batch_size,
     grid,
     make_loader,
+    round_size,
     run_sweep,
     worker_counts,
 )
 from loaders.bench.targets import Endless, ImageFiles, TargetError, load
 from loaders.sampling.order import Order
-from tests.bench.constructed import Sleeps
+from tests.bench.constructed import Instant, Sleeps, Stream, a_sweep, small_rows
 from tests.packdata.packing import pack_samples
 
 PHOTOS = Path(__file__).parents[1] / "data/photos"
@@ -113,8 +115,58 @@ def test_worker_counts_double_up_to_the_cores() -> None:
     assert worker_counts(16) == [0, 1, 2, 4, 8, 16]
 
 
+def test_the_choice_is_the_fewest_workers_that_are_about_as_fast() -> None:
+    sweep = a_sweep()
+    sweep.results[0].runs = [Run(2800.0, 0.1, [], 64, 1.0, 0.1)]
+    sweep.results[1].runs = [Run(2990.0, 0.1, [], 64, 1.0, 0.1)]
+
+    assert sweep.best.config == Config(1, 64, "thread")
+
+
 def test_slow_samples_get_a_small_batch() -> None:
+    """Quick ones get 256, if there are so many; of a stream nothing is known."""
     assert 16 <= default_batch_size(Sleeps()) <= 64
+    assert default_batch_size(Instant(), clock=lambda: 0.0) == 256
+    assert default_batch_size(torch.utils.data.Subset(Instant(), range(5)), clock=lambda: 0.0) == 5
+    assert default_batch_size(Stream()) == 64
+
+
+def test_the_time_is_shared_among_runs_each_of_which_gets_a_little() -> None:
+    assert Limits(12.0, 3).run_s(4) == 1.0
+    assert Limits(0.1, 3).run_s(4) == 0.15
+
+
+def test_batches_come_together_from_each_process_and_in_groups_from_threads() -> None:
+    assert round_size(Instant(), Config(4, 8, "process")) == 4
+    assert round_size(Instant(), Config(0, 8, "process")) == 1
+    assert round_size(small_rows, Config(4, 8, "process")) == 4
+    assert round_size(small_rows, Config(0, 16, "thread")) == 1
+    assert round_size(small_rows, Config(2, 16, "thread")) > 1
+
+
+def test_a_warm_sweep_begins_with_an_unmeasured_run_of_each_kind_of_loader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of its largest setting, within the same limits; one that fails there fails in its own line later."""
+    watched: list[bool] = []
+    limits: list[int | None] = []
+
+    def spy(*args: Any, watch: bool = True, max_samples: int | None, **options: Any) -> Any:
+        watched.append(watch)
+        limits.append(max_samples)
+        if not watch:
+            raise OSError("no room")
+        return time_loader(*args, watch=False, max_samples=max_samples, **options)
+
+    monkeypatch.setattr(sweep_module, "time_loader", spy)
+    configs = [Config(0, 8, backend) for backend in ("thread", "process")]
+    sweep = run_sweep(
+        load("tests.bench.constructed:instant"), configs, Limits(0.1, 2, 40), progress=False
+    )
+
+    assert watched == [False, False, True, True, True, True]
+    assert limits == [40] * 6
+    assert [len(result.runs) for result in sweep.results] == [2, 2]
 
 
 def test_every_combination_is_measured_once(tmp_path: Path) -> None:
@@ -192,6 +244,26 @@ def test_a_cold_run_begins_with_files_that_were_dropped_and_a_dataset_opened_ane
     assert events == ["reopen", "drop", "run"] * len(sweep.results[0].runs)
     said = [note for note in sweep.notes if "stayed in the page cache" in note]
     assert [note.startswith("cold: 50% of the files") for note in said] == [True] * (left > 0.05)
+
+
+@pytest.mark.parametrize(
+    ("drop", "left", "said"),
+    [
+        (False, 0.0, "cold: this system cannot drop files from the page cache"),
+        (True, None, "cold: whether the files left the page cache cannot be seen here"),
+    ],
+)
+def test_a_system_that_cannot_drop_files_or_show_it_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drop: bool, left: float | None, said: str
+) -> None:
+    monkeypatch.setattr(pagecache, "drop", lambda files: drop)
+    monkeypatch.setattr(pagecache, "resident_share", lambda files: left)
+    dropper = Dropper(load(str(pack_samples(tmp_path / "d", 2))))
+
+    dropper()
+    dropper()
+
+    assert dropper.notes == [said]
 
 
 def test_a_sweep_that_cannot_drop_files_says_so() -> None:

@@ -34,6 +34,7 @@ def facts(**changed: Any) -> Facts:
             "memory",
             "Memory bandwidth",
         ),
+        ({"cpu_s": 4e-5, "rate": 45e3, "stages": {"read": 4e-5}}, "memory", "150 kB each"),
         ({"transfer_s": 2e-3}, "transfer", "500 samples/s"),
         ({"finish_s": 2e-3}, "finish", "500 samples/s"),
         ({"step_s": 2e-3}, "step", "Change nothing"),
@@ -58,6 +59,36 @@ def test_limits_come_with_the_lowest_first_and_the_next_is_told() -> None:
     assert list(verdict.limits) == ["cpu", "memory", "gil"]
     assert verdict.limits["cpu"] == 2000
     assert "The next limit is memory bandwidth, at 66,667 samples/s (35.1x)." in verdict.sentence
+
+
+def test_every_worker_waits_by_itself_and_no_limit_is_below_what_was_seen() -> None:
+    assert judge(facts(wait_s=0.01, rate=190.0)).limits["storage"] == 200
+    assert judge(facts(wait_s=0.01, rate=250.0)).limits["storage"] == 250
+    assert judge(facts(rate=3000.0)).limits["cpu"] == 3000
+
+
+def test_above_a_step_the_next_limit_is_loading() -> None:
+    said = judge(facts(step_s=2e-3)).sentence
+
+    assert "it takes 500 samples/s, and loading gives 1,900." in said
+    assert "The next limit is loading, at 1,900 samples/s (3.8x)." in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "Nothing that was tried is faster: less work for a sample"),
+        ({"wait_s": 0.01, "rate": 190.0}, "Try more workers"),
+        ({"gil_s": 9e-4, "rate": 1050.0}, "backend='process'"),
+        ({"cpu_s": 2.5e-5, "rate": 60e3}, "smaller samples"),
+        ({"transfer_s": 2e-3}, "uint8 instead of float"),
+        ({"finish_s": 2e-3}, "A smaller crop"),
+        ({"rate": 100.0}, "Try a larger batch_size"),
+    ],
+)
+def test_where_nothing_was_tried_there_is_advice(changed: dict[str, Any], said: str) -> None:
+    assert said in judge(facts(**changed)).sentence
+    assert said not in judge(facts(**changed), [Change("b", 3.1)]).sentence
 
 
 def test_processes_are_not_bound_by_the_gil() -> None:

@@ -1,0 +1,79 @@
+"""What could help is tried for real; what it gains is the machine's business, what is tried is ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loaders.bench.changes import from_sweep, tried
+from loaders.bench.measure import Config
+from loaders.bench.sweep import Sweep
+from loaders.bench.targets import load
+from loaders.limits import usable_cores
+from loaders.schema import Image
+from tests.bench.constructed import a_result, a_sweep
+from tests.packdata.packing import pack
+
+PHOTOS = Path(__file__).parents[1] / "data/photos"
+
+
+@pytest.mark.parametrize(
+    ("usual", "told"),
+    [
+        (Config(0, 64, "thread"), ["num_workers=2 instead of num_workers=0: 3x"]),
+        (
+            Config(0, 64, "process"),
+            ["num_workers=2, backend='thread' instead of num_workers=0: 3x"],
+        ),
+        (Config(2, 64, "thread"), []),  # that is what was chosen
+        (Config(1, 32, "thread"), []),  # that was not measured
+    ],
+)
+def test_the_sweep_shows_what_the_chosen_settings_gain(usual: Config, told: list[str]) -> None:
+    assert [str(change) for change in from_sweep(a_sweep(), usual)] == told
+
+
+def test_every_setting_that_differs_is_named() -> None:
+    old, new = Config(0, 8, "thread"), Config(1, 16, "thread", 4)
+
+    changes = from_sweep(Sweep("d", [a_result(old), a_result(new)]), old)
+
+    assert [change.what for change in changes] == [
+        "num_workers=1, batch_size=16, prefetch_factor=4 instead of num_workers=0"
+    ]
+
+
+def test_ranges_that_overlap_show_nothing() -> None:
+    """It may be chance."""
+    sweep = a_sweep()
+    sweep.results[0].runs[0].samples_per_s = 3000.0
+
+    assert from_sweep(sweep, Config(0, 64, "thread")) == []
+
+
+def test_more_workers_and_processes_are_tried_on_what_may_wait() -> None:
+    """Samples that sleep 4 ms each on one thread, and on at least eight: the gain is how many times as fast."""
+    found = tried(load("tests.bench.constructed:Sleeps"), Config(1, 4, "thread"), seconds=0.5)
+
+    more = max(8, 4 * usable_cores())
+    assert [change.what for change in found] == [f"num_workers={more}", "backend='process'"]
+    assert found[0].is_measured
+    assert found[0].gain is not None
+    assert found[0].gain > 1.5
+
+
+def test_pixels_in_memory_and_packing_at_the_size_of_the_crops_are_tried(tmp_path: Path) -> None:
+    records = [{"image": file.read_bytes()} for file in sorted(PHOTOS.glob("*/*.jpg"))[:4]]
+    pack(tmp_path / "d", {"image": Image(codec="jpeg")}, records, defaults=["image"])
+    said: list[str] = []
+
+    found = tried(
+        load(str(tmp_path / "d"), size=64), Config(0, 4, "thread"), seconds=0.5, told=said.append
+    )
+
+    assert [change.what for change in found] == [
+        "RAMDataset(..., decode=True) (pixels in memory)",
+        "pack at 73 px (packdata images ... packed --size 73)",
+    ]
+    assert said == ["decoding a sample into memory", "packing 4 images at 73 px to try it"]
