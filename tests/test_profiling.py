@@ -3,8 +3,10 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +86,40 @@ def test_a_report_has_the_median_and_the_99th_percentile_in_milliseconds() -> No
     assert text.count("median 50.5 ms, p99 7e+03 ms per step") == 2
 
 
+def test_a_report_has_the_stages_of_a_batch() -> None:
+    report = ProfileReport([0.1], [0.1], {"read and decode": 0.4}, num_batches=8)
+
+    assert str(report).endswith("  read and decode    50 ms per batch, all threads together")
+    assert str(ProfileReport()) == "no step was profiled"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_that_are_made_in_groups_are_timed_one_by_one(num_workers: int) -> None:
+    """Rows that are only copied are read many batches at a time."""
+    dataset = RAMDataset.from_arrays(x=np.zeros((1024, 16), np.uint8))
+    loader = DataLoader(dataset, 8, num_workers=num_workers)
+
+    with loaders.profile(loader, steps=128) as profile:
+        assert len(list(loader)) == 128
+
+    stages = [span.name for span in profile.spans if span.name not in ("wait for data", "compute")]
+    assert set(stages) == set(profile.report.stage_s) == {"read and decode", "collate and pin"}
+    assert stages.count("collate and pin") == profile.report.num_batches == 128
+    assert 0 < stages.count("read and decode") < 128
+
+
+def test_an_epoch_under_the_clock_is_an_epoch_like_any_other() -> None:
+    """Its iterator has a length, and whatever else the loader's has."""
+    loader = a_loader()
+
+    with loaders.profile(loader):
+        batches = iter(loader)
+        next(batches)
+
+        assert len(batches) == 8
+        assert callable(batches.close)
+
+
 def test_stages_of_the_workers_are_timed() -> None:
     def collate_fn(samples: Any) -> Any:
         time.sleep(0.01)
@@ -118,6 +154,7 @@ def test_the_trace_opens_in_perfetto(tmp_path: Path) -> None:
     with loaders.profile(loader, steps=4, trace=tmp_path / "out/trace.json") as profile:
         list(loader)
 
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["trace.json"]
     events = json.loads((tmp_path / "out/trace.json").read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     names = {event["args"]["name"] for event in events if event["ph"] == "M"}
@@ -129,6 +166,19 @@ def test_the_trace_opens_in_perfetto(tmp_path: Path) -> None:
     waits_us = [span["dur"] for span in spans if span["name"] == "wait for data"]
     assert waits_us == pytest.approx([1e6 * wait for wait in profile.report.wait_s])
     assert {"trainer", "worker 1"} <= names
+
+
+def test_the_trainer_is_the_thread_that_iterates(tmp_path: Path) -> None:
+    loader = a_loader(num_workers=0)
+
+    with loaders.profile(loader, steps=4, trace=tmp_path / "trace.json"):
+        trainer = threading.Thread(target=lambda: list(loader))
+        trainer.start()
+        trainer.join()
+
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {names[event["tid"]] for event in events if event["ph"] == "X"} == {"trainer"}
 
 
 def test_it_shows_in_the_profiler_of_torch() -> None:
@@ -146,12 +196,13 @@ def test_scalars_go_to_a_writer() -> None:
     class Writer:
         def __init__(self) -> None:
             self.scalars: list[tuple[str, float, int]] = []
+            self.flushed = 0
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
             self.scalars.append((name, value, step))
 
         def flush(self) -> None:
-            """Nothing is kept back."""
+            self.flushed = len(self.scalars)
 
     writer, loader = Writer(), a_loader()
 
@@ -159,6 +210,7 @@ def test_scalars_go_to_a_writer() -> None:
         list(loader)
 
     report = profile.report
+    assert writer.flushed == len(writer.scalars)
     for name, values in (("wait_ms", report.wait_s), ("compute_ms", report.compute_s)):
         written = [s for s in writer.scalars if s[0] == f"loaders/{name}"]
         assert [step for _, _, step in written] == [0, 1, 2, 3]
@@ -247,8 +299,6 @@ for _ in range(3):
 @pytest.mark.parametrize(("value", "steps"), [("12", 12), ("1", 24)])
 def test_the_environment_switches_it_on(tmp_path: Path, value: str, steps: int) -> None:
     """For the first loader of a run, over epochs if need be, and at the end of the run at the latest."""
-    import os
-
     environment = os.environ | {"LOADERS_PROFILE": value, "LOADERS_PROFILE_DIR": str(tmp_path)}
 
     done = subprocess.run(
@@ -265,6 +315,28 @@ def test_the_environment_switches_it_on(tmp_path: Path, value: str, steps: int) 
     assert "the first loader that was iterated" in done.stderr
     assert done.stderr.count("is not profiled: only the first loader") == 1
     assert len(list(tmp_path.glob("loaders-profile-*.json"))) == 1
+
+
+FORKING = """
+import os
+import numpy as np
+from loaders import DataLoader, RAMDataset
+loader = DataLoader(RAMDataset.from_arrays(image=np.zeros((64, 3, 8, 8), np.uint8)), 8, num_workers=0)
+list(loader)
+if os.fork() == 0:
+    list(DataLoader(loader.dataset, 8, num_workers=0))
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_forked_process_has_a_first_loader_too(tmp_path: Path) -> None:
+    """As ranks that are forked have: each writes its own trace."""
+    environment = os.environ | {"LOADERS_PROFILE": "4", "LOADERS_PROFILE_DIR": str(tmp_path)}
+
+    subprocess.run([sys.executable, "-c", FORKING], env=environment, timeout=100, check=True)
+
+    assert len(list(tmp_path.glob("loaders-profile-*.json"))) == 2
 
 
 @pytest.mark.parametrize("value", ["", "0"])
@@ -285,7 +357,7 @@ def test_an_odd_value_of_the_environment_is_an_error(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_on_it_costs_below_two_percent(caplog: pytest.LogCaptureFixture) -> None:
-    """Of steps of 5 ms: in turns, the median ratio of 21 pairs."""
+    """Of steps of 5 ms: in turns, the least CPU time of the thread that does it all; others only add to it."""
     caplog.set_level(logging.ERROR)
     loader = a_loader(num_workers=0)
 
@@ -293,16 +365,16 @@ def test_on_it_costs_below_two_percent(caplog: pytest.LogCaptureFixture) -> None
         profile = loaders.profile(loader, steps=1000)
         if on:
             profile.start()
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in loader:
-            until = time.perf_counter() + 0.005
-            while time.perf_counter() < until:
+            until = time.thread_time() + 0.005
+            while time.thread_time() < until:
                 pass
-        took = time.perf_counter() - began
+        took = time.thread_time() - began
         profile.stop()
         return took
 
-    seconds(on=True)
-    ratios = [seconds(on=True) / seconds(on=False) for _ in range(21)]
+    pairs = [(seconds(on=True), seconds(on=False)) for _ in range(21)]
 
-    assert sorted(ratios)[10] < 1.02
+    on, off = map(min, zip(*pairs, strict=True))
+    assert on < 1.02 * off

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from loaders import DataLoader, RAMDataset
+from loaders import DataLoader, RAMDataset, augment, tuning
 from loaders.tuning import cache_file, dataset_key, read_workers, write_workers
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def test_other_work_per_sample_is_another_dataset() -> None:
         dataset_key(d) for d in (dataset(), dataset(1), dataset().replace(fields=["sample_id"]))
     }
 
-    assert len(keys) == 3
+    flipped = dataset().replace(augment=[augment.RandomHorizontalFlip()])
+    assert len({*keys, dataset_key(flipped)}) == 4
     assert dataset_key(dataset().replace(transform=lambda sample: sample)) is None
     assert dataset_key([1, 2, 3]) is None
     assert write_workers([1, 2, 3], 4, 2) is None
@@ -74,6 +75,15 @@ def test_nothing_is_left_beside_the_file() -> None:
         write_workers(dataset(value), 4, value)
 
     assert [file.name for file in cache_file().parent.iterdir()] == ["workers.json"]
+
+
+def test_of_many_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is measured again is new again."""
+    monkeypatch.setattr(tuning, "_MAX_ENTRIES", 2)
+    for value, count in ((0, 1), (1, 2), (0, 3), (2, 4)):
+        write_workers(dataset(value), 4, count)
+
+    assert [read_workers(dataset(value), 4) for value in range(3)] == [3, None, 4]
 
 
 def test_auto_takes_the_measured_count() -> None:
