@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from loaders.bench.analysis import analyse
+from loaders.bench.analysis import analyse, real_steps
 from loaders.bench.measure import Config, time_loader
 from loaders.bench.sweep import make_loader, round_size
 from loaders.bench.verdict import Facts, Verdict, judge, limits_of
@@ -87,3 +89,38 @@ def test_a_quick_step_on_slow_data_waits_for_it() -> None:
     verdict = verdict_on(constructed.Sleeps(), step=constructed.quick_step)
 
     assert verdict.bound == "storage"
+
+
+def test_a_real_run_counts_what_the_step_waits_for_but_not_its_first_batch() -> None:
+    """By a clock that only samples (0.1 s each) and steps (0.6 s each, the first one 100 s) move."""
+    now, steps = [0.0], []
+
+    class Ticks(constructed.Made):
+        def work(self) -> None:
+            now[0] += 0.1
+
+    def step(batch: Any) -> None:
+        steps.append(len(batch))
+        now[0] += 0.6 if len(steps) > 1 else 100.0
+
+    rate, waited = real_steps(Ticks(), Config(0, 4), step, seconds=4.5, clock=lambda: now[0])
+
+    assert steps == [4] * 6
+    assert rate == pytest.approx(4.0)
+    assert waited == pytest.approx(0.4)
+
+
+def test_facts_are_of_all_stages_that_a_worker_runs_and_collate_waits_for_nobody() -> None:
+    def collate_fn(samples: list[torch.Tensor]) -> torch.Tensor:
+        time.sleep(0.002)
+        return torch.stack(samples)
+
+    found = analyse(constructed.instant, CONFIG, 100.0, seconds=0.6, collate_fn=collate_fn)
+
+    cost, facts = {stage.name: stage.cost for stage in found.stages}, found.facts
+    assert list(cost) == list(facts.stages) == ["fetch", "collate"]
+    assert facts.cpu_s == cost["fetch"].cpu_s + cost["collate"].cpu_s
+    assert facts.wait_s == cost["fetch"].wait_s < cost["collate"].wait_s
+    assert facts.sample_bytes == 256
+    assert (facts.rate, facts.num_workers, facts.backend) == (100.0, 2, "thread")
+    assert 0 < facts.available <= 1

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -37,24 +39,62 @@ def test_a_packed_folder_is_served_by_threads(tmp_path: Path) -> None:
     assert isinstance(target.dataset, ShardDataset)
     assert [file.name for file in target.files] == ["shard-00000.lmdb", "shard-00001.lmdb"]
     assert target.stored_bytes > 0
+    assert target.size == 224
+    first = target.dataset
+    target.reopen()
+    assert target.dataset is not first  # whose maps are gone
+
+
+def test_images_of_one_size_are_served_whole(tmp_path: Path) -> None:
+    target = load(str(pack_samples(tmp_path / "d", 3, fields=["pixels", "label"])))
+
+    assert target.size == 0
+    assert target.dataset.augment == ()
 
 
 def test_a_folder_of_images_is_read_as_a_newcomer_would(tmp_path: Path) -> None:
     for kind in ("boats", "people"):
         shutil.copytree(PHOTOS / kind, tmp_path / kind)
+    next((tmp_path / "boats").iterdir()).rename(tmp_path / "boats/UPPER.JPG")
 
     target = load(str(tmp_path), size=64)
 
     assert (target.kind, target.backend) == ("files", "process")
     image, label = target.dataset[5]
     assert (tuple(image.shape), image.dtype, label) == ((3, 64, 64), torch.uint8, 1)
-    assert len(target.dataset.in_ram(4)) == 4
+    assert len(target.dataset) == len(target.files) == 8
+    assert [s.label for s in target.dataset.in_ram(4)] == [0, 0, 1, 1]  # spread evenly
+
+
+def test_loose_images_are_flipped_half_of_the_time(tmp_path: Path) -> None:
+    ramp = np.tile(np.arange(256, dtype=np.uint8)[:, None], (64, 1, 3))  # from dark to bright
+    cv2.imwrite(str(tmp_path / "a.png"), ramp)
+    files = ImageFiles([tmp_path / "a.png"], 16)
+
+    crops = [files[0][0].float().mean((0, 1)) for _ in range(40)]
+
+    assert 5 < sum(int(crop[0] > crop[-1]) for crop in crops) < 35
 
 
 def test_any_dataset_by_name() -> None:
     """An object, or a class that makes one."""
     assert load("tests.bench.constructed:instant").dataset[3].shape == (256,)
     assert len(load("tests.bench.constructed:Sleeps").dataset) == 512
+
+
+def test_a_packed_dataset_by_name_of_a_module_here_has_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules of the folder that the command is run in are found, as scripts there find them."""
+    pack_samples(tmp_path / "d", 6)
+    (tmp_path / "a_module_here.py").write_text("import loaders\nd = loaders.ShardDataset('d')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+
+    target = load("a_module_here:d")
+
+    assert (target.kind, target.backend) == ("object", "thread")
+    assert [file.name for file in target.files] == ["shard-00000.lmdb", "shard-00001.lmdb"]
 
 
 @pytest.mark.parametrize(
@@ -285,12 +325,14 @@ def test_files_leave_the_page_cache_and_come_back(tmp_path: Path) -> None:
 
     assert pagecache.drop([file])
     after = pagecache.resident_share([file])
-    file.read_bytes()
 
     assert before == 1.0
     mount = machine.mount_of(tmp_path)
     if mount is not None and mount.kind != "tmpfs":  # which lives in the page cache
         assert after == 0.0
+        (tmp_path / "g").write_bytes(bytes(3 << 20))
+        assert pagecache.resident_share([file, tmp_path / "g"]) == 0.75
+    file.read_bytes()
     assert pagecache.resident_share([file]) == 1.0
     assert pagecache.resident_share([]) == 0.0
 
