@@ -4,7 +4,9 @@ import os
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
+import cv2
 import pytest
 import torch
 
@@ -387,22 +389,29 @@ def test_reads_past_the_page_cache(tmp_path: Path) -> None:
 def test_reads_past_the_page_cache_are_of_the_largest_file_and_leave_it_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {size: tmp_path / f"{size}" for size in (2 << 20, 3 << 20, 1 << 20)}
+    """One block after another."""
+    files = {size: tmp_path / f"{size}" for size in (2 << 20, 9 << 20, 1 << 20)}
     for size, file in files.items():
         file.write_bytes(bytes(size))
     pagecache.drop(files.values())
     if pagecache.resident_share(files.values()) != 0 or not hasattr(os, "O_DIRECT"):
         pytest.skip("files do not leave the page cache here")
-    opened, real = [], os.open
+    opened, offsets, real, preadv = [], [], os.open, os.preadv
 
     def spy(path: Path, flags: int) -> int:
         opened.append(path)
         return real(path, flags)
 
-    monkeypatch.setattr(os, "open", spy)
-    probes.direct_read_bytes_per_s(tmp_path)
+    def spy_read(fd: int, buffers: list[Any], offset: int) -> int:
+        offsets.append(offset)
+        return preadv(fd, buffers, offset)
 
-    assert opened == [files[3 << 20]]
+    monkeypatch.setattr(os, "open", spy)
+    monkeypatch.setattr(os, "preadv", spy_read)
+    rate = probes.direct_read_bytes_per_s(tmp_path)
+
+    assert opened == [files[9 << 20]]
+    assert rate is None or offsets[:3] == [0, 4 << 20, 8 << 20]
     assert pagecache.resident_share(files.values()) == 0
 
 
@@ -488,3 +497,25 @@ def test_threads_of_every_library_are_counted_times_workers(
         in finding.found
     )
     assert f"OpenMP {omp or 4} ({4 * int(omp or 4)})" in finding.found
+
+
+def test_threads_of_libraries_cost_nothing_where_there_is_one_core(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(place.proc, {"self/status": "Cpus_allowed_list:\t3\n"})
+    monkeypatch.setattr(probes, "pool_sizes", lambda: (4, 4))
+
+    assert doctor.thread_pools(place).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("SSE SSE2 SSE3 *SSE4.1 *AVX2 *AVX512-SKX?", "AVX2"), ("NEON FP16", "FP16"), ("", "none")],
+)
+def test_of_opencv_the_widest_instructions_that_it_finds_are_told(
+    monkeypatch: pytest.MonkeyPatch, line: str, said: str
+) -> None:
+    """It marks those that were compiled in and are not there."""
+    monkeypatch.setattr(cv2, "getCPUFeaturesLine", lambda: line)
+
+    assert probes.opencv_simd() == said
