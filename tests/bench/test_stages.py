@@ -109,8 +109,22 @@ def test_the_least_of_several_looks_at_the_lock_counts_and_the_interpreter_is_as
     seen, before = iter([5e-4, 2e-4, 9e-4, 3e-4]), sys.getswitchinterval()
     monkeypatch.setattr(stages, "_gil_s_once", lambda work, seconds: next(seen))
 
-    assert stages.gil_s_per_sample(lambda: 1, seconds=1) == 2e-4
+    assert stages.gil_s_per_sample(lambda: 1, seconds=60) == 2e-4
+    assert next(seen, None) is None
     assert sys.getswitchinterval() == before
+
+
+def test_a_batch_that_takes_long_is_looked_at_once() -> None:
+    batches: list[int] = []
+
+    def work() -> int:
+        batches.append(1)
+        time.sleep(0.02)
+        return 1
+
+    stages.gil_s_per_sample(work, seconds=0.01)
+
+    assert len(batches) == 2  # one to warm up
 
 
 def test_pure_python_holds_the_lock_for_as_long_as_it_computes() -> None:
