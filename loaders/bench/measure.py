@@ -240,9 +240,6 @@ def end(batches: Any) -> None:
     for name in ("close", "_shutdown_workers"):
         if hasattr(batches, name):
             getattr(batches, name)()
-    inner = getattr(batches, "_batches", None)  # torch's, behind ours
-    if inner is not None:
-        end(inner)
 
 
 def num_samples(batch: Any) -> int:

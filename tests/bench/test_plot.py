@@ -65,6 +65,19 @@ def test_the_title_says_what_was_measured_and_how(repeats: int, cache: str, said
     assert second == "a machine"
 
 
+@pytest.mark.parametrize(
+    ("backend", "said"), [("thread", "worker threads"), ("process", "worker processes")]
+)
+def test_workers_are_called_what_they_are_where_all_are_of_one_kind(
+    backend: str, said: str
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    _, memory = draw(Sweep("d", [a_result(Config(w, 8, backend)) for w in (0, 1)])).axes
+
+    assert memory.get_xlabel() == said
+
+
 def test_without_workers_there_is_one_point_for_every_prefetch() -> None:
     """Which has no meaning there: each line begins with it. What failed has no point."""
     pytest.importorskip("matplotlib")
