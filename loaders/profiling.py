@@ -212,11 +212,6 @@ class profile:
         self._annotation.__exit__(None, None, None)
         self._asked_s = self._annotation = None
 
-    def forget(self) -> None:
-        """End the last compute: the epoch is over, and what comes between two of them is no step."""
-        if self._is_on:
-            self._end_compute(self.clock())
-
     # -- what it comes to --------------------------------------------------------------------------
 
     def _sum_up(self) -> None:
@@ -250,10 +245,7 @@ def _profiled(kind: Any, watcher: profile) -> Any:
             return _Timed(super().__iter__(), watcher)
 
         def _maker(self) -> Maker:
-            maker: Maker = super()._maker()
-            if self.backend == "subprocess":  # its stages are in another process
-                return maker
-            return _TimedMaker(**_values(maker), profile=watcher)
+            return _TimedMaker(**_values(super()._maker()), profile=watcher)
 
     Profiled.__name__ = kind.__name__
     return Profiled
@@ -283,11 +275,7 @@ class _Timed:
         return len(self._batches)
 
     def __next__(self) -> Any:
-        try:
-            return self._profile.wait(self._batches)
-        except StopIteration:
-            self._profile.forget()
-            raise
+        return self._profile.wait(self._batches)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
@@ -299,7 +287,7 @@ class _TimedMaker(Maker):
 
     profile: profile | None = None
 
-    def for_child(self) -> Maker:
+    def for_child(self) -> Maker:  # whose clock and spans would be its own
         return Maker(**_values(self)).for_child()
 
     def job(self, indices: Any) -> BatchOf:

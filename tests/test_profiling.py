@@ -16,6 +16,7 @@ import torch
 
 import loaders
 from loaders import DataLoader, RAMDataset
+from loaders.backends.maker import Maker
 from loaders.errors import LoadersError
 from loaders.profiling import ProfileReport
 
@@ -118,6 +119,14 @@ def test_an_epoch_under_the_clock_is_an_epoch_like_any_other() -> None:
 
         assert len(batches) == 8
         assert callable(batches.close)
+
+
+def test_a_child_process_gets_no_clock_along() -> None:
+    """What it would note there nobody reads, and what the trainer hands in need not pickle."""
+    loader = a_loader()
+
+    with loaders.profile(loader):
+        assert type(loader._maker().for_child()) is Maker
 
 
 def test_stages_of_the_workers_are_timed() -> None:
@@ -334,8 +343,17 @@ def test_a_forked_process_has_a_first_loader_too(tmp_path: Path) -> None:
     """As ranks that are forked have: each writes its own trace."""
     environment = os.environ | {"LOADERS_PROFILE": "4", "LOADERS_PROFILE_DIR": str(tmp_path)}
 
-    subprocess.run([sys.executable, "-c", FORKING], env=environment, timeout=100, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
 
+    assert "LOADERS_PROFILE: 4 steps" in done.stderr
+    assert "is not profiled" not in done.stderr  # there is no other
     assert len(list(tmp_path.glob("loaders-profile-*.json"))) == 2
 
 
