@@ -252,7 +252,7 @@ def _profiled(kind: Any, watcher: profile) -> Any:
 
 
 def _values(maker: Maker) -> dict[str, Any]:
-    return {f.name: getattr(maker, f.name) for f in fields(Maker)}
+    return {f.name: getattr(maker, f.name) for f in fields(Maker) if f.init}
 
 
 def _annotated(name: str) -> Any:
@@ -290,9 +290,9 @@ class _TimedMaker(Maker):
     def for_child(self) -> Maker:  # whose clock and spans would be its own
         return Maker(**_values(self)).for_child()
 
-    def job(self, indices: Any) -> BatchOf:
+    def one(self, indices: Any) -> BatchOf:
         assert self.profile is not None
-        return _TimedBatch(Maker.job(self, indices), self.profile)  # type: ignore[return-value]
+        return _TimedBatch(Maker.one(self, indices), self.profile)  # type: ignore[return-value]
 
     def make_group(self, group: list[Any]) -> list[Any] | None:
         assert self.profile is not None
@@ -321,11 +321,11 @@ class _TimedBatch:
         self._job.run(part)
         self._profile.add(_MAKE, began)
 
-    def finish(self) -> Any:
+    def finish(self) -> list[Any]:
         began = self._profile.clock()
-        batch = self._job.finish()
+        made = self._job.finish()
         self._profile.add(_COLLATE, began)
-        return batch
+        return made
 
 
 def write_trace(spans: list[Span], path: Path, trainer: int) -> None:

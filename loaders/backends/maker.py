@@ -39,6 +39,7 @@ class Maker:
         pin: Put batches into page-locked memory.
         slots: Where batches go.
         count_replaced: Told how many samples another process's copy of the dataset replaced.
+        group_size: How many batches to hand over at once: handing over costs tens of microseconds, whatever the size.
     """
 
     dataset: Any
@@ -49,6 +50,7 @@ class Maker:
     pin: bool = False
     slots: Slots = field(default_factory=Slots)
     count_replaced: Callable[[int], None] = _count_nothing
+    group_size: int = field(init=False)
 
     def for_child(self) -> Maker:
         """Return it without what belongs to this process."""
@@ -59,7 +61,11 @@ class Maker:
         """Samples that the dataset replaced."""
         return getattr(self.dataset, "num_replaced", 0)
 
-    def job(self, indices: Any) -> BatchOf:
+    def job(self, group: list[Any]) -> Job:
+        """Return the work of making a group of batches, one unless they are small; it ends with a list of them."""
+        return Group(self, group) if self.group_size > 1 else self.one(group[0])
+
+    def one(self, indices: Any) -> BatchOf:
         """Return the work of making one batch."""
         return BatchOf(self, self._read(indices))
 
@@ -72,10 +78,10 @@ class Maker:
 
     def make(self, indices: Any) -> Any:
         """Make one batch on this thread."""
-        job = self.job(indices)
+        job = self.one(indices)
         for part in range(job.num_parts):
             job.run(part)
-        return job.finish()
+        return job.finish()[0]
 
     def make_group(self, group: list[Any]) -> list[Any] | None:
         """Make several batches on this thread at once; None if the dataset reads them one by one."""
@@ -86,9 +92,10 @@ class Maker:
         """Return a batch in page-locked memory, if that is asked for."""
         return torch.utils.data._utils.pin_memory.pin_memory(batch) if self.pin else batch
 
-    @property
-    def group_size(self) -> int:
-        """How many batches to hand over at once: handing over costs tens of microseconds, whatever the size."""
+    def __post_init__(self) -> None:
+        self.group_size = self._group_size()
+
+    def _group_size(self) -> int:
         if not isinstance(self.dataset, BatchDataset) or self.batch_size is None:
             return 1
         nbytes = self.dataset.sample_nbytes
@@ -118,11 +125,11 @@ class BatchOf:
         self.run = read.run
         self._is_read = False
 
-    def finish(self) -> Any:
-        """Return the batch."""
+    def finish(self) -> list[Any]:
+        """Return the batch, in a list as those of a group."""
         samples = self._read.finish()
         self._is_read = True
-        return self._maker.pinned(self._maker.collate(samples))
+        return [self._maker.pinned(self._maker.collate(samples))]
 
     def describe(self, part: int) -> str:
         """Say what is being done, and with which samples."""
@@ -159,7 +166,7 @@ class Group:
     def describe(self, part: int) -> str:
         """Say what is being made."""
         at = min(len(self._made), len(self._batches) - 1)
-        what = self._maker.job(self._batches[at]).describe(0)
+        what = self._maker.one(self._batches[at]).describe(0)
         return f"making batch {at + 1} of {len(self._batches)} small ones: {what}"
 
 

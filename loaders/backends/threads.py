@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import torch
 
-from loaders.backends.maker import Failed, Group
+from loaders.backends.maker import Failed
 from loaders.workers import Workers
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ class InlinePool:
     def __init__(self, maker: Maker) -> None:
         cv2.setNumThreads(1)
         self._maker = maker
-        self._is_grouped = maker.group_size > 1
         self._group: list[Any] | None = None
         self._making: tuple[Job, float] | None = None
 
@@ -42,13 +41,13 @@ class InlinePool:
     def take(self, timeout_s: float | None = None) -> list[Any]:
         """Make the group, or raise its error."""
         group, self._group = self._group or [], None
-        job = Group(self._maker, group) if self._is_grouped else self._maker.job(group[0])
+        job = self._maker.job(group)
         self._making = job, time.monotonic()
         try:
             for part in range(job.num_parts):
                 job.run(part)
-            made = job.finish()
-            return made if self._is_grouped else [made]
+            made: list[Any] = job.finish()
+            return made
         finally:
             self._making = None
 
@@ -75,7 +74,6 @@ class ThreadPool:
 
     def __init__(self, maker: Maker, on_done: Callable[[], None] = lambda: None) -> None:
         self._maker = maker
-        self._is_grouped = maker.group_size > 1
         self._workers = start_workers(max(1, maker.num_workers), on_done)
 
     def __len__(self) -> int:
@@ -93,20 +91,16 @@ class ThreadPool:
 
     def put(self, group: list[Any]) -> None:
         """Begin a group of batches."""
-        self._workers.put(self._job(group))
-
-    def _job(self, group: list[Any]) -> Job:
-        if self._is_grouped:
-            return Group(self._maker, group)
         try:
-            return self._maker.job(group[0])
+            job = self._maker.job(group)
         except Exception as error:  # an index out of range, say
-            return Failed(error)
+            job = Failed(error)
+        self._workers.put(job)
 
     def take(self, timeout_s: float | None = None) -> list[Any]:
         """Return the oldest group, or raise its error."""
-        made = self._workers.take(timeout_s=timeout_s)
-        return made if self._is_grouped else [made]
+        made: list[Any] = self._workers.take(timeout_s=timeout_s)
+        return made
 
     def describe(self) -> str:
         """Say what each thread is doing and for how long."""

@@ -54,7 +54,7 @@ def test_a_batch_is_made_of_all_its_parts() -> None:
     rows = np.random.default_rng(0).integers(0, 256, (16, 1 << 20), np.uint8)
     work = maker(RAMDataset.from_arrays(x=rows), num_workers=4)
     indices = list(range(15, -1, -1))
-    assert work.job(indices).num_parts > 1
+    assert work.one(indices).num_parts > 1
 
     assert np.array_equal(work.make(indices).x.numpy(), rows[::-1])
 
