@@ -75,7 +75,8 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     def __getitem__(self, index: Any) -> Any:
         """Return one sample as a named tuple of tensors."""
         if not hasattr(index, "__index__"):
-            raise TypeError(f"a sample has a whole number, got {shown(index)}")
+            what = "Subset(dataset, indices) of torch.utils.data takes several of them"
+            raise TypeError(f"a sample has a whole number, got {shown(index)}; {what}")
         return self.__getitems__([index])[0]
 
     def __iter__(self) -> Iterator[Any]:

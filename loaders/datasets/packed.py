@@ -509,7 +509,11 @@ def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
     for number, dataset in enumerate(datasets):
         if not isinstance(dataset, PackedDataset):
             what = "must be a dataset of packed samples, as ShardDataset and RAMDataset are"
-            raise TypeError(f"datasets[{number}] {what}, got {shown(dataset)}")
+            hint = ""
+            if isinstance(getattr(dataset, "dataset", None), PackedDataset):  # as of TokenWindows
+                whole = f"{type(dataset).__name__}(concat([a.dataset, b.dataset]), ...)"
+                hint = f": join what they are made of, {whole}, or mix them: Mixture([a, b])"
+            raise TypeError(f"datasets[{number}] {what}, got {shown(dataset)}{hint}")
     first = datasets[0]
     for other in datasets[1:]:
         _check_alike(first, other)

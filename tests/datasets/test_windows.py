@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, TokenWindows, concat
 from loaders.datasets.tokens.binpack import fit_decreasing
-from loaders.errors import ChecksumError, SchemaError, ShardError, StateError
+from loaders.errors import ChecksumError, LoadersError, SchemaError, ShardError, StateError
 from loaders.schema import Array, Tokens
-from packdata.tokens.plan import pack_tokens
+from packdata.tokens.plan import TokenOptions, pack_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -693,3 +694,73 @@ def test_windows_arrive_on_the_gpu_as_int64(folder: Path) -> None:
         assert torch.equal(tokens[:, 1:], targets[:, :-1])
     for batch in DataLoader(TokenWindows(folder, 20, by="document"), 4, device="cuda"):
         assert batch.cu_seqlens.device.type == "cuda"
+
+
+# -- what the ids are ------------------------------------------------------------------------------
+
+
+def packed_text(folder: Path, text: str, **options: Any) -> Path:
+    """Pack a text as ``packdata tokens`` does."""
+    (folder / "a.txt").write_text(text, encoding="utf-8")
+    pack_tokens([folder / "a.txt"], folder / "packed", options=TokenOptions(**options))
+    return folder / "packed"
+
+
+def test_windows_know_their_vocabulary_and_give_the_text_back(tmp_path: Path) -> None:
+    """Bytes need no package: ids in any form, what is no byte left out, half a letter replaced."""
+    text = "Fünf Boote lägen am Steg. " * 9
+    folder = packed_text(tmp_path, text, eod=256)
+    for dataset in (folder, RAMDataset(folder, progress=False)):
+        windows = TokenWindows(dataset, 16)
+        ids = windows[0].tokens
+
+        assert (windows.vocab_size, windows.eod) == (257, 256)
+        assert windows.schema.fields["tokens"] == windows.stream.field
+        every = torch.cat([tokens for tokens, _ in windows])
+        assert text.startswith(windows.decode(every))
+        assert windows.decode(ids) == windows.decode(ids.numpy()) == windows.decode(ids.tolist())
+        assert windows.decode([256, -100, 72, 105]) == "Hi"
+        assert windows.decode([0xC3]) == "\N{REPLACEMENT CHARACTER}"
+        assert windows.decode([]) == ""
+        assert windows.decode(ids[0]) == "F"
+
+
+def test_what_cannot_be_decoded_says_why(folder: Path) -> None:
+    windows = TokenWindows(folder, 16)
+
+    assert (windows.vocab_size, windows.eod) == (None, None)
+    with pytest.raises(SchemaError, match="no tokenizer is kept"):
+        windows.decode([1])
+    with pytest.raises(TypeError, match="one row, got a Tensor of shape"):
+        windows.decode(torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"whole numbers in one row, got \[0.5\]"):
+        windows.decode([0.5])
+
+
+def test_a_kept_tokenizer_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the file beside the manifest; without its package the error is that of 'packdata preview'."""
+    pytest.importorskip("tokenizers")
+    folder = packed_text(tmp_path, "the cat sat on the mat. " * 30, train_bpe=270)
+    windows = TokenWindows(folder, 20)
+
+    assert windows.vocab_size is not None
+    assert windows.decode(windows[0].tokens).startswith("the cat sat on the mat")
+    assert copy.deepcopy(windows).decode([0]) == "<|endoftext|>" == windows.decode([windows.eod])
+    moved = folder.rename(tmp_path / "elsewhere")  # nothing of it was opened yet
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(LoadersError, match="pip install tokenizers"):
+        TokenWindows(moved, 20).decode([1])
+    next(moved.glob("tokenizer-*.json")).write_bytes(b"{}")
+    with pytest.raises(ShardError, match="not the tokenizer of this dataset"):
+        TokenWindows(moved, 20).decode([1])
+
+
+def test_windows_that_are_joined_or_sliced_say_what_does_that(folder: Path) -> None:
+    windows = TokenWindows(folder, 16)
+
+    with pytest.raises(TypeError, match=r"TokenWindows\(concat\(\[a.dataset, b.dataset\]\)"):
+        concat([windows, windows])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"Subset\(dataset, indices\)"):
+        windows[:3]
+    joined = TokenWindows(concat([windows.dataset, windows.dataset]), 16)
+    assert joined.num_tokens == 2 * windows.num_tokens

@@ -12,7 +12,9 @@ import torch
 import xxhash
 
 from loaders.buffers import scratch
-from loaders.checks import as_list, shares, whole_number
+from loaders.checks import as_list, shares, shown, whole_number
+from loaders.codecs.tokenizer import decoder_of
+from loaders.datasets.access.shards import MemoryShard
 from loaders.datasets.base import BatchDataset, SamplesOf, from_start, whole_numbers
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.samples import SampleBatch, batch_type, split_batch
@@ -20,12 +22,14 @@ from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.binpack import Fit
 from loaders.datasets.tokens.documents import IGNORED, DocumentJob, DocumentPlan
 from loaders.datasets.tokens.stream import TokenStream
+from loaders.errors import SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from loaders.datasets.reading.request import Memory
+    from loaders.schema import Schema
     from loaders.workers import Job
 
 Indices = npt.NDArray[np.int64]
@@ -47,24 +51,32 @@ class TokenWindows(BatchDataset):
     sequences begin in the flattened batch, and its end; padding counts as a sequence) and
     ``max_seqlen`` (an int), as attention over sequences of different lengths wants them.
 
+    What a model and a sampler need to know of the ids is here, too: ``vocab_size``, ``eod``, and
+    ``decode(ids)``, which makes text of them. To train on a part, use ``split`` or ``span``; to
+    join several packings, ``TokenWindows(concat([ShardDataset(a), ShardDataset(b)]))``.
+
     Args:
         dataset: What ``packdata tokens`` made: its folder, or a ``ShardDataset`` or ``RAMDataset``
             of it. A folder is opened with the ``check`` that ``ShardDataset`` has by default.
-        length: Tokens of a window.
+        length: Tokens of a window; default: 1024.
         stride: Tokens from one window to the next; default: ``length``. For ``by="stream"``.
-        tail: What becomes of the last tokens where they make no whole window: ``"drop"``, or
-            ``"pad"``: tokens are zeros (the end-of-document token, where the tokenizer has one),
-            targets -100.
-        by: ``"stream"`` or ``"document"``.
-        fit: How documents are put together, the longest first: ``"best"`` leaves least empty,
-            ``"first"`` takes the first window that has room.
-        dtype: Of tokens and targets: ``"int64"``, ``"int32"``, or ``"stored"``: as they are
-            stored, uint8 to uint32, to be widened on the device (``.long()``); targets then are a
-            view of the same memory.
+        tail: What becomes of the last tokens where they make no whole window: ``"drop"``, the
+            default, leaves them out; with ``"pad"`` the window is filled with ``eod`` (zeros where
+            there is none), its targets with -100, which ``cross_entropy`` ignores.
+        by: ``"stream"``, the default, or ``"document"``.
+        fit: How documents are put together, the longest first: ``"best"``, the default, leaves
+            least empty, ``"first"`` takes the first window that has room. For ``by="document"``.
+        dtype: Of tokens and targets: ``"int64"``, the default, ``"int32"``, or ``"stored"``: as
+            they are stored, uint8 to uint32, to be widened on the device (``.long()``); targets
+            then are a view of the same memory.
         span: First position and the one behind the last, in tokens; default: all. With
             ``by="document"``, of documents that begin inside.
 
     Attributes:
+        vocab_size: Ids are below it: the size of an embedding; None if nobody said.
+        eod: The id that ends each document, or None.
+        schema: The fields of the packed dataset.
+        num_tokens: Tokens of the span.
         num_left_out: Tokens behind the last window, which no sample has.
         padding_share: Share of positions that hold no token.
 
@@ -78,8 +90,10 @@ class TokenWindows(BatchDataset):
     Example::
 
         windows = TokenWindows("packed", length=1024)
+        model = Model(windows.vocab_size)
         for tokens, targets in DataLoader(windows, batch_size=32, shuffle=True):
             loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        print(windows.decode(tokens[0]))
     """
 
     finishes_late = True
@@ -166,6 +180,52 @@ class TokenWindows(BatchDataset):
 
     def __len__(self) -> int:
         return self._num_windows
+
+    # -- what the ids are --------------------------------------------------------------------------
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of the packed dataset."""
+        return self.dataset.schema
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Ids are below it; None where they were packed without saying."""
+        return self.stream.field.vocab_size
+
+    @property
+    def eod(self) -> int | None:
+        """The id that ends each document; None where there is none."""
+        return self.stream.field.eod
+
+    def decode(self, ids: Any) -> str:
+        """Return the text of tokens, by the tokenizer that they were packed with.
+
+        Bytes that are no UTF-8 become U+FFFD; ids that stand for nothing, such as -100, are left
+        out.
+
+        Args:
+            ids: Of one text: a tensor on any device, an array or a list.
+
+        Raises:
+            TypeError: They are no ids, or of several texts.
+            SchemaError: No tokenizer is kept with the dataset.
+            LoadersError: It is a ``tokenizer.json``, and ``tokenizers`` is not installed.
+            ShardError: Its file is missing, or another one.
+        """
+        array = np.asarray(ids.cpu() if isinstance(ids, torch.Tensor) else ids)
+        if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
+            what = "decode() takes the ids of one text, whole numbers in one row"
+            raise TypeError(f"{what}, got {shown(ids)}")
+        shard = self.dataset.store.shards[0]
+        folder = shard.path if isinstance(shard, MemoryShard) else shard.path.parent
+        decoder = decoder_of(folder, self.stream.field)
+        if decoder is None:
+            what = "no tokenizer is kept with these tokens: they were packed as ids"
+            raise SchemaError(f"{what}; decode them by the one that made them")
+        return decoder.decode(array.reshape(-1))
+
+    # -- how many there are ------------------------------------------------------------------------
 
     @property
     def num_tokens(self) -> int:

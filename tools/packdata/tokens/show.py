@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
+from loaders.codecs.tokenizer import decoder_of
 from loaders.columns import VarColumn
 from loaders.errors import LoadersError, ShardError
 from loaders.schema import Tokens
 from packdata.tokens.rows import DOCUMENT_ENDS, NUM_TOKENS, TOKENS
 from packdata.tokens.split import shards_of
-from packdata.tokens.tokenizer import BytesTokenizer, JsonTokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from packdata.reader import PackedReader
-
-
-def tokenizer_of(path: Path, field: Tokens) -> Tokenizer | None:
-    """Return the tokenizer that is kept with a dataset, or None where there is none.
-
-    Raises:
-        ShardError: The file is missing, or another one.
-        LoadersError: ``tokenizers`` is not installed.
-    """
-    if field.tokenizer is None:
-        return None
-    return (
-        BytesTokenizer() if field.tokenizer == "bytes" else _opened(path / field.tokenizer, field)
-    )
-
-
-@lru_cache(maxsize=4)
-def _opened(path: Path, field: Tokens) -> Tokenizer:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ShardError(f"it cannot be read ({error.strerror})", path) from error
-    if xxhash.xxh3_128_hexdigest(data) != field.tokenizer_xxh3_128:
-        raise ShardError(
-            "it is not the tokenizer of this dataset", path, hint="Run 'packdata verify'"
-        )
-    return JsonTokenizer(data, path)
 
 
 def token_text(reader: PackedReader, i: int) -> str:
@@ -56,16 +25,16 @@ def token_text(reader: PackedReader, i: int) -> str:
     ids = sample[TOKENS][: int(sample[NUM_TOKENS])]
     note = ""
     try:
-        tokenizer = tokenizer_of(reader.path, field)
+        decoder = decoder_of(reader.path, field)
     except ShardError:
         raise
     except LoadersError as error:
-        tokenizer, note = None, f" ({error})"
-    if tokenizer is None:
+        decoder, note = None, f" ({error})"
+    if decoder is None:
         return " ".join(map(str, ids[:64].tolist())) + (" ..." if len(ids) > 64 else "") + note
     ends = sample[DOCUMENT_ENDS].astype(np.int64)
     parts = np.split(ids, ends[ends < len(ids)])
-    return " ¶ ".join(tokenizer.decode(part) for part in parts)
+    return " ¶ ".join(decoder.decode(part) for part in parts)
 
 
 def count(reader: PackedReader) -> tuple[int, int]:

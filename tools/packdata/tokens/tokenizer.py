@@ -1,4 +1,4 @@
-"""Tokenizers: documents of UTF-8 to documents of ids, and ids to text.
+"""Tokenizers: documents of UTF-8 to documents of ids; ``loaders.codecs.tokenizer`` makes text of them again.
 
 ``bytes`` needs nothing. A ``tokenizer.json`` of Hugging Face's format needs the package
 ``tokenizers`` (``pip install tokenizers``); it is data: reading it executes nothing.
@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import xxhash
 
-from loaders.errors import LoadersError, SourceError
+from loaders.codecs.tokenizer import BytesDecoder, Decoder, JsonDecoder, import_tokenizers
+from loaders.errors import SourceError
 from packdata.tokens.documents import Documents, texts_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _END_TOKENS = (
 _MAX_VOCAB = 1 << 32
 
 
-class Tokenizer(Protocol):
+class Tokenizer(Decoder, Protocol):
     """Turns text into ids and back; one instance serves all threads.
 
     Attributes:
@@ -54,11 +54,8 @@ class Tokenizer(Protocol):
     def encode(self, documents: Documents) -> Documents:
         """Return the ids of each document."""
 
-    def decode(self, ids: npt.NDArray[Any]) -> str:
-        """Return the text of some ids, as far as they have one."""
 
-
-class BytesTokenizer:
+class BytesTokenizer(BytesDecoder):
     """Every byte is its own id."""
 
     name = "bytes"
@@ -70,12 +67,8 @@ class BytesTokenizer:
         """Return the documents as they are."""
         return documents
 
-    def decode(self, ids: npt.NDArray[Any]) -> str:
-        """Return the text; ids of 256 and more stand for no byte."""
-        return ids[ids < 256].astype(np.uint8).tobytes().decode(errors="replace")
 
-
-class JsonTokenizer:
+class JsonTokenizer(JsonDecoder):
     """A ``tokenizer.json``.
 
     Text is text: special tokens that are spelled out in it are not recognized, none are added, and
@@ -91,20 +84,12 @@ class JsonTokenizer:
     """
 
     def __init__(self, data: bytes, where: Path | str) -> None:
-        tokenizers = _import_tokenizers()
-        try:
-            json.loads(data)
-            self._tokenizer = tokenizers.Tokenizer.from_str(data.decode())
-        except Exception as error:  # tokenizers raises Exception itself
-            raise SourceError(f"it is not a tokenizer.json ({error})", where) from error
+        super().__init__(data, where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
-        vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        if not vocab:
-            raise SourceError("it has no vocabulary", where)
-        self.vocab_size = max(vocab.values()) + 1
-        self.end = next((vocab[name] for name in _END_TOKENS if name in vocab), None)
+        ends: Iterable[int | None] = map(self._tokenizer.token_to_id, _END_TOKENS)
+        self.end = next((token for token in ends if token is not None), None)
         self.file: bytes | None = data
         self.digest = xxhash.xxh3_128_hexdigest(data)
         self.name = f"tokenizer-{self.digest[:16]}.json"
@@ -116,20 +101,6 @@ class JsonTokenizer:
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         flat = np.fromiter(itertools.chain.from_iterable(ids), np.uint32, int(lengths.sum()))
         return Documents(flat, np.cumsum(lengths), documents.place)
-
-    def decode(self, ids: npt.NDArray[Any]) -> str:
-        """Return the text, special tokens included."""
-        known = ids[ids < self.vocab_size]
-        return str(self._tokenizer.decode(known.tolist(), skip_special_tokens=False))
-
-
-def _import_tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        what = "a tokenizer.json needs the package 'tokenizers': pip install tokenizers"
-        raise LoadersError(what) from error
-    return tokenizers
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
@@ -144,7 +115,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
     """
     if not 257 <= vocab_size < _MAX_VOCAB:
         raise ValueError(f"a byte-level BPE has at least 257 ids, got {vocab_size}")
-    tokenizers = _import_tokenizers()
+    tokenizers = import_tokenizers()
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
