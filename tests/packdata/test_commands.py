@@ -1047,6 +1047,22 @@ def test_copy_adds_columns_by_key(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [reader.sample(i)["zip"] for i in range(2)] == ["7", "01234"]
 
 
+def test_samples_have_what_was_added_to_them(tmp_path: Path) -> None:
+    """Who adds a column wants it; a field that was there only on request stays so."""
+    folder = pack_samples(tmp_path / "a", 2, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text("key,label,age\nbird/000,5,1\ncat/001,6,2\n")
+
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, fields=["key"]))
+    table.write_text("key,note\nbird/000,a\ncat/001,b\n")
+    copy_dataset(folder, tmp_path / "c", CopyOptions(add=table))
+
+    old = PackedReader(folder).schema.defaults
+    assert PackedReader(tmp_path / "b").schema.defaults == ("label", "age")
+    assert PackedReader(tmp_path / "c").schema.defaults == (*old, "note")
+    assert "key" not in old
+
+
 def test_copy_matches_by_any_single_value(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 6, fields=SMALL)
     table = tmp_path / "t.csv"

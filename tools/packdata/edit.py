@@ -45,7 +45,7 @@ class CopyOptions:
     Attributes:
         where: Condition on the samples to keep, as ``packdata.where.Where`` takes it.
         fields: Fields to keep, in this order; all by default.
-        add: CSV file whose columns become fields.
+        add: CSV file whose columns become fields, which samples then have by default.
         on: The column of that file, and the field of the dataset, by which they match.
         kinds: Kind of an added column, by name, where it should not be guessed.
         skip_missing: Leave out samples that the file lacks, instead of refusing.
@@ -184,7 +184,8 @@ class _Plan:
         old = self.reader.schema
         fields: dict[str, Field] = {name: old.fields[name] for name in self.kept} | self.added
         fields |= {name: recode.field for name, recode in self.recoders.items()}
-        return Schema(fields, tuple(name for name in old.defaults if name in fields))
+        served = [*(name for name in old.defaults if name in fields), *self.added]
+        return Schema(fields, tuple(dict.fromkeys(served)))
 
     def _recoders(self) -> Iterator[tuple[str, Recode]]:
         if self.options.codec is None:

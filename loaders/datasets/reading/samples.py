@@ -61,7 +61,8 @@ class _Record:
         raise TypeError(f"{what}, or give the DataLoader as_dict=True for [{at!r}]")
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{self._what()}; there is no {name!r}")
+        hint = "the dataset's fields=[...] chooses among what is stored"
+        raise AttributeError(f"{self._what()}; there is no {name!r}: {hint}")
 
     def _what(self) -> str:
         fields = ", ".join(self._fields)
