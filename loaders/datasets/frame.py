@@ -29,7 +29,7 @@ def to_pandas(dataset: PackedDataset, fields: Sequence[str] | None) -> Any:
     if fields is not None:
         fields = as_list("fields", fields, "names, such as ['label', 'key']")
         dataset.schema.check_names(fields)
-    names = [n for n, f in known.items() if _has_place(f)] if fields is None else list(fields)
+    names = [n for n, f in known.items() if has_place(f)] if fields is None else list(fields)
     columns: dict[str, Any] = {}
     for name in names:
         for column, values in _columns(dataset, name, known.get(name)):
@@ -37,15 +37,16 @@ def to_pandas(dataset: PackedDataset, fields: Sequence[str] | None) -> Any:
     return pd.DataFrame(columns)
 
 
-def _has_place(field: Field) -> bool:
+def has_place(field: Field) -> bool:
+    """Tell whether a field becomes one or more columns of a DataFrame."""
     is_scalar = field.record_nbytes is not None and field.shape == ()
     return is_scalar or isinstance(field, Features | Categories | Text | Json)
 
 
 def _columns(dataset: PackedDataset, name: str, field: Field | None) -> Iterator[tuple[str, Any]]:
     """Yield the columns that a field becomes; None is the position of each sample."""
-    if field is not None and not _has_place(field):
-        usable = [n for n, f in dataset.schema.fields.items() if _has_place(f)]
+    if field is not None and not has_place(field):
+        usable = [n for n, f in dataset.schema.fields.items() if has_place(f)]
         raise SchemaError(f"field {name!r} is no column of a DataFrame; {usable} are")
     if isinstance(field, Features):
         values = dataset.column(name)
@@ -59,9 +60,14 @@ def _columns(dataset: PackedDataset, name: str, field: Field | None) -> Iterator
     elif field is None or isinstance(field, Array | Label):
         yield name, dataset.column(name)
     else:
-        records = dataset.store.records(name, dataset.rows_of(np.arange(len(dataset))))
-        decode = codec_for(field).decode
-        yield name, [decode(record) for record in records]
+        yield name, decoded(dataset, name, field)
+
+
+def decoded(dataset: PackedDataset, name: str, field: Field) -> list[Any]:
+    """Return the values of a field of all samples, each decoded on its own."""
+    records = dataset.store.records(name, dataset.rows_of(np.arange(len(dataset))))
+    decode = codec_for(field).decode
+    return [decode(record) for record in records]
 
 
 def _categorical(codes: npt.NDArray[np.int64], names: Sequence[str]) -> Any:

@@ -35,7 +35,17 @@ from loaders.datasets.settings import as_batching, as_fields, as_transform, chec
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import LoadersError, SampleError, SchemaError
 from loaders.sampling.batch import IndexBatch
-from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Field, Image, Label, MultiLabel, Schema
+from loaders.schema import (
+    VIRTUAL_FIELDS,
+    Array,
+    Boxes,
+    Field,
+    Image,
+    Label,
+    MultiLabel,
+    Schema,
+    Text,
+)
 from loaders.schema.tables import column_names, find_column
 
 if TYPE_CHECKING:
@@ -296,11 +306,12 @@ class PackedDataset(BatchDataset):
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return a field of all samples as one read-only array ``(N, ...)``, without decoding pictures.
 
-        The name may also be that of a column of a packed table: its numbers, or the numbers of its
-        categories, ``(N,)``.
+        Texts, such as keys and captions, come as ``str`` in an array of objects ``(N,)``. The name
+        may also be that of a column of a packed table: its numbers, or the numbers of its
+        categories, ``(N,)``. Records are verified as samples are.
 
         Raises:
-            SchemaError: The field has no fixed shape.
+            SchemaError: The field is no text, and has no fixed shape.
         """
         if not isinstance(name, str):
             raise TypeError(f"column() takes the name of a field, got {shown(name)}")
@@ -310,9 +321,12 @@ class PackedDataset(BatchDataset):
         if name == "sample_id":
             return _read_only(np.arange(len(self)))
         field = self.schema.fields[name]
+        if isinstance(field, Text):
+            return _read_only(np.array(frame.decoded(self, name, field), object))
         if field.record_nbytes is None or field.shape is None or field.codec != "raw":
+            frames = f"by to_pandas(fields=[{name!r}]), or " if frame.has_place(field) else ""
             raise SchemaError(
-                f"field {name!r} varies in size, or is encoded: read it sample by sample"
+                f"field {name!r} varies in size, or is encoded: read it {frames}sample by sample"
             )
         parts = [_rows(column, field.record_nbytes) for column in self.store.column(name)]
         data = (

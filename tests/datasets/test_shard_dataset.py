@@ -19,7 +19,7 @@ from loaders.errors import (
     SchemaError,
 )
 from loaders.manifest import read_manifest
-from loaders.schema import Array, Boxes, Field, Image, Label, Mask
+from loaders.schema import Array, Boxes, Field, Image, Label, Mask, Text
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 
 if TYPE_CHECKING:
@@ -138,8 +138,32 @@ def test_a_column_is_all_samples_at_once(folder: Path, name: str) -> None:
             assert np.array_equal(column[i], view[i][0])
 
 
+def test_a_column_of_texts_is_an_array_of_str(folder: Path) -> None:
+    """Read-only, in views as well, to select and to sort by."""
+    dataset = ShardDataset(folder, fields=["key"])
+
+    for view in (dataset, dataset[::-2], dataset[3:3], RAMDataset(dataset, progress=False)):
+        column = view.column("key")
+
+        assert column.dtype == object
+        assert not column.flags.writeable
+        assert column.tolist() == [sample.key for sample in view]
+    assert keys(dataset.select(dataset.column("key") == key(3))) == [key(3)]
+
+
+def test_a_damaged_text_is_no_text_of_a_column(tmp_path: Path) -> None:
+    pack(
+        tmp_path / "p", {"key": Text()}, [{"key": f"caption {i}"} for i in range(20)], per_shard=20
+    )
+    (shard,) = (tmp_path / "p").glob("shard-*")
+    shard.write_bytes(shard.read_bytes().replace(b"caption 13", b"caption 31"))
+
+    with pytest.raises(ChecksumError, match="field key"):
+        ShardDataset(tmp_path / "p").column("key")
+
+
 def test_a_column_of_varying_size_is_refused(dataset: ShardDataset) -> None:
-    with pytest.raises(SchemaError, match="varies in size"):
+    with pytest.raises(SchemaError, match="varies in size, or is encoded: read it sample by"):
         dataset.column("boxes")
 
 

@@ -127,15 +127,19 @@ def test_a_data_frame_has_the_table_again(packed: Path) -> None:
 
 def test_fields_that_are_no_columns_are_left_out_or_refused(tmp_path: Path) -> None:
     import packdata
-    from loaders.schema import Array, Label, Text
+    from loaders.schema import Array, Json, Label, Text
 
     fields = {
         "x": Array(dims=(2, 2)),
         "n": Array(dtype="int32"),
         "label": Label(classes=("a", "b")),
         "word": Text(),
+        "note": Json(),
     }
-    rows = [{"x": np.zeros((2, 2)), "n": i, "label": i % 2, "word": f"w{i}"} for i in range(4)]
+    rows = [
+        {"x": np.zeros((2, 2)), "n": i, "label": i % 2, "word": f"w{i}", "note": {"i": i}}
+        for i in range(4)
+    ]
     packdata.pack(rows, tmp_path / "p", fields)
     dataset = ShardDataset(tmp_path / "p")
 
@@ -145,9 +149,14 @@ def test_fields_that_are_no_columns_are_left_out_or_refused(tmp_path: Path) -> N
         "n": [0, 1, 2, 3],
         "label": ["a", "b", "a", "b"],
         "word": ["w0", "w1", "w2", "w3"],
+        "note": [{"i": i} for i in range(4)],
     }
     with pytest.raises(SchemaError, match="field 'x' is no column of a DataFrame"):
         dataset.to_pandas(["x"])
+    with pytest.raises(
+        SchemaError, match=r"by to_pandas\(fields=\['note'\]\), or sample by sample"
+    ):
+        dataset.column("note")
 
 
 class Prices(torch.nn.Module):
