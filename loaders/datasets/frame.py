@@ -29,12 +29,23 @@ def to_pandas(dataset: PackedDataset, fields: Sequence[str] | None) -> Any:
     if fields is not None:
         fields = as_list("fields", fields, "names, such as ['label', 'key']")
         dataset.schema.check_names(fields)
-    names = [n for n, f in known.items() if has_place(f)] if fields is None else list(fields)
+    names = _names_served(dataset) if fields is None else list(fields)
     columns: dict[str, Any] = {}
     for name in names:
         for column, values in _columns(dataset, name, known.get(name)):
             columns[column if column not in columns else f"{name}.{column}"] = values
     return pd.DataFrame(columns)
+
+
+def _names_served(dataset: PackedDataset) -> list[str]:
+    """Return what samples have, as far as it has a place; SchemaError if that is nothing."""
+    known = dataset.schema.fields
+    names = [name for name in dataset.fields if name not in known or has_place(known[name])]
+    if not names:
+        usable = [name for name, field in known.items() if has_place(field)]
+        what = f"none of {list(dataset.fields)} is a column of a DataFrame"
+        raise SchemaError(f"{what}; ask for fields=[...] of {usable}")
+    return names
 
 
 def has_place(field: Field) -> bool:

@@ -347,10 +347,11 @@ class PackedDataset(BatchDataset):
         """Return samples as a pandas DataFrame; tables with their columns, classes and categories by name.
 
         Args:
-            fields: Which fields; None for all that hold one value, text or row of a table.
+            fields: Which of the stored fields; default: those that samples have, as far as they
+                hold one value, text or row of a table.
 
         Raises:
-            SchemaError: A field has no place in a DataFrame.
+            SchemaError: A field has no place in a DataFrame, or none has.
             ImportError: pandas is not installed.
         """
         return frame.to_pandas(self, fields)

@@ -14,6 +14,7 @@ from loaders.datasets.access.store import Store
 from loaders.errors import SchemaError
 from loaders.schema import Categories, Features
 from packdata.tables import pack_tables
+from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,6 +158,21 @@ def test_fields_that_are_no_columns_are_left_out_or_refused(tmp_path: Path) -> N
         SchemaError, match=r"by to_pandas\(fields=\['note'\]\), or sample by sample"
     ):
         dataset.column("note")
+
+
+def test_a_data_frame_has_the_fields_that_samples_have(tmp_path: Path) -> None:
+    """In their order, with what is computed; others on request."""
+    folder = pack_samples(tmp_path / "p", 3)
+
+    frames = [
+        ShardDataset(folder).to_pandas(),
+        ShardDataset(folder, fields=["key", "image", "sample_id"]).to_pandas(),
+        ShardDataset(folder, fields=["image"]).to_pandas(["score"]),
+    ]
+
+    assert [list(frame) for frame in frames] == [["label"], ["key", "sample_id"], ["score"]]
+    with pytest.raises(SchemaError, match=r"none of \['image'\] is a column.*'label', 'key'"):
+        ShardDataset(folder, fields=["image"]).to_pandas()
 
 
 class Prices(torch.nn.Module):
