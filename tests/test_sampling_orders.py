@@ -21,6 +21,7 @@ from loaders.sampling import (
     Shuffled,
     Weighted,
 )
+from loaders.sampling.mixture import MixtureOrder
 
 Int64s = npt.NDArray[np.int64]
 Make = Callable[[int], Any]  # an order from its seed
@@ -124,6 +125,25 @@ def test_texts_of_a_table_are_the_same_order_as_other_texts() -> None:
     for wrong in (["a", None], ["a", 1.5], [None, None]):
         with pytest.raises(TypeError, match="labels must be numbers, or all texts"):
             Balanced(np.array(wrong, object), 20)
+
+
+def test_orders_do_not_print_their_arrays() -> None:
+    labels = np.arange(6433) % 4
+
+    shown = [
+        repr(Balanced(labels, num_samples=30, seed=1)),
+        repr(Weighted(labels + 0.5, num_samples=9)),
+        repr(MixtureOrder([30, 20], [0.7, 0.3], stop=40)),
+        repr(MixtureOrder(labels + 1, labels + 1)),
+    ]
+
+    assert shown == [
+        "Balanced(6433 labels of 4 classes, num_samples=30, seed=1)",
+        "Weighted(6433 weights, num_samples=9, seed=0, replacement=True)",
+        "MixtureOrder(sizes=[30, 20], weights=[0.7, 0.3], stop=40, seed=0, block_size=1)",
+        "MixtureOrder(sizes=[1, 2, ..., 4, 1], weights=[1., 2., ..., 4., 1.], "
+        "stop='first_exhausted', seed=0, block_size=1)",
+    ]
 
 
 def test_what_was_derived_is_not_pickled() -> None:

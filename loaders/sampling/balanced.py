@@ -47,6 +47,10 @@ class Balanced(Derived):
         whole_number("seed", self.seed)
         object.__setattr__(self, "labels", labels)
 
+    def __repr__(self) -> str:
+        what = f"{np.size(self.labels)} labels of {len(self._classes.sizes)} classes"
+        return f"Balanced({what}, num_samples={self.num_samples}, seed={self.seed})"
+
     @property
     def length(self) -> int:
         """Positions in one epoch."""

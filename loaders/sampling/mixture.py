@@ -82,6 +82,10 @@ class MixtureOrder(Derived):
         object.__setattr__(self, "weights", weights)
         check_count("the samples of an epoch", self.length, below=1 << 40)
 
+    def __repr__(self) -> str:
+        what = f"sizes={_few(self.sizes)}, weights={_few(self.weights)}, stop={self.stop!r}"
+        return f"MixtureOrder({what}, seed={self.seed}, block_size={self.block_size})"
+
     @property
     def length(self) -> int:
         """Positions in one epoch."""
@@ -162,6 +166,11 @@ class MixtureOrder(Derived):
             key = key64(order_key(self.seed, 0, PASSES), source, number)
             places[rows] = permute(places[rows], size, key)
         return places + begin, passes - before // size
+
+
+def _few(numbers: npt.ArrayLike) -> str:
+    form: dict[str, Any] = {"separator": ", ", "threshold": 8, "max_line_width": 1000}
+    return np.array2string(np.asarray(numbers), edgeitems=2, **form)
 
 
 def _distinct(values: Int64s) -> tuple[Int64s, Int64s]:

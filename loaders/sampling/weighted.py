@@ -67,6 +67,11 @@ class Weighted(Derived):
             )
         object.__setattr__(self, "weights", weights)
 
+    def __repr__(self) -> str:
+        options = f"num_samples={self.num_samples}, seed={self.seed}"
+        what = f"{np.size(self.weights)} weights, {options}, replacement={self.replacement}"
+        return f"Weighted({what})"
+
     @property
     def length(self) -> int:
         """Positions in one epoch."""
