@@ -366,6 +366,45 @@ def test_a_field_of_an_unregistered_class_is_refused() -> None:
         Schema({"a": Mine()})
 
 
+def test_the_class_of_a_field_in_place_of_one_says_what_to_write() -> None:
+    with pytest.raises(
+        SchemaError, match=r"field 'a' is <class .*, not one of Array, .*: write Text\(\)"
+    ):
+        Schema({"a": Text})  # type: ignore[dict-item]
+    with pytest.raises(
+        SchemaError, match=r"'a' is 'float32', not one of .* such as Array\('float32'\)"
+    ):
+        Schema({"a": "float32"})  # type: ignore[dict-item]
+
+
+def test_the_option_that_a_field_is_about_needs_no_name() -> None:
+    assert Label(["a", "b"]) == Label(classes=("a", "b"))  # type: ignore[arg-type]
+    assert MultiLabel(("a", "b")) == MultiLabel(classes=("a", "b"))
+    assert Image("png") == Image(codec="png")
+    assert Mask("raw") == Mask(codec="raw")
+    assert Array("int64", (None,)) == Array(dtype="int64", dims=(None,))
+
+
+@pytest.mark.parametrize("kind", FIELD_KINDS.values())
+def test_no_kind_of_field_prints_all_of_its_names(kind: type[Field]) -> None:
+    assert kind.__repr__ is Field.__repr__
+
+
+def test_a_schema_prints_a_few_of_many_names_and_how_many_there_are() -> None:
+    names = tuple(f"name {i}" for i in range(1000))
+    words = Categories(dtype="uint16", columns=("a", "b"), vocabularies=(names, ("x",)))
+
+    shown = repr(Schema({"label": Label(names), "words": words, "few": Label(("a", "b"))}))
+
+    assert shown == (
+        "Schema(label=Label(codec='raw', classes=('name 0', 'name 1', 'name 2', ... 1000 in all)), "
+        "words=Categories(codec='raw', dtype='uint16', columns=('a', 'b'), "
+        "vocabularies=(('name 0', 'name 1', 'name 2', ... 1000 in all), ('x',))), "
+        "few=Label(codec='raw', classes=('a', 'b')))"
+    )
+    assert eval(repr(Array("int8", (3, None)))) == Array("int8", (3, None))
+
+
 def test_a_schema_survives_json_and_pickle_in_order() -> None:
     schema = Schema({"b": Image(), "a": Label(classes=("x",)), "key": Text()}, ("b", "sample_id"))
 

@@ -569,9 +569,12 @@ def _check_alike(one: PackedDataset, other: PackedDataset) -> None:
                 f"datasets to concatenate differ in {setting}: {values}; use replace({setting}=...)"
             )
     for name in _stored(one.fields):
-        if one.schema.fields[name] != other.schema.fields[name]:
-            fields = f"{one.schema.fields[name]} and {other.schema.fields[name]}"
-            raise SchemaError(f"datasets to concatenate differ in field {name!r}: {fields}")
+        a, b = one.schema.fields[name], other.schema.fields[name]
+        if a != b:
+            x, y = a.to_json(), b.to_json()
+            options = ", ".join(option for option in x | y if x.get(option) != y.get(option))
+            what = f"differ in field {name!r} ({options}): {a} and {b}"
+            raise SchemaError(f"datasets to concatenate {what}")
 
 
 def _stored(fields: Sequence[str]) -> tuple[str, ...]:

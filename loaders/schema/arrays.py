@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from loaders.errors import SchemaError
@@ -12,7 +12,7 @@ _MAX_AXES = 32  # of a numpy array, before numpy 2
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Array(Field):
     """Numbers of one dtype and shape.
 
@@ -27,8 +27,8 @@ class Array(Field):
     """
 
     kind: ClassVar[str] = "array"
-    dtype: str = "float32"
-    dims: tuple[int | None, ...] = ()
+    dtype: str = field(default="float32", kw_only=False)
+    dims: tuple[int | None, ...] = field(default=(), kw_only=False)
     codec: str = "raw"
     spatial: int | None = None
 

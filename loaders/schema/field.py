@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FIELD_KINDS: dict[str, type[Field]] = {}  # filled as the modules of the kinds are imported
 MAX_RECORD_NBYTES = (1 << 31) - 1  # sizes of records are stored as int32
+_MOST_SHOWN = 4  # names of a list of them
 _DTYPES = frozenset(
     {"bool", "float16", "float32", "float64"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -24,6 +25,8 @@ _DTYPES = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """One named part of a sample; the subclasses are the kinds there are.
+
+    Each is a dataclass with ``repr=False``: the one here does not print thousands of names.
 
     Attributes:
         codec: Name of the codec that turns a value into a record.
@@ -62,9 +65,24 @@ class Field:
         """Files beside the manifest that the field needs: xxh3-128 by name."""
         return {}
 
+    def __repr__(self) -> str:
+        options = (f"{f.name}={_brief(getattr(self, f.name))}" for f in fields(self))
+        return f"{type(self).__name__}({', '.join(options)})"
+
     def to_json(self) -> dict[str, Any]:
         """Return ``{"kind": ..., option: value, ...}`` of JSON types only."""
         return {"kind": self.kind} | {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def _brief(value: Any) -> str:
+    """Show a few of many names, and how many there are: a table has thousands."""
+    if not isinstance(value, tuple) or not value:
+        return repr(value)
+    num = len(value) if len(value) <= _MOST_SHOWN else _MOST_SHOWN - 1
+    shown = ", ".join(map(_brief, value[:num]))
+    if num < len(value):
+        return f"({shown}, ... {len(value)} in all)"
+    return f"({shown},)" if num == 1 else f"({shown})"
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from loaders.errors import SchemaError
@@ -12,7 +12,7 @@ from loaders.schema.field import Field, register
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Label(Field):
     """The number of a class, served as int64.
 
@@ -21,7 +21,7 @@ class Label(Field):
     """
 
     kind: ClassVar[str] = "label"
-    classes: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = field(default=None, kw_only=False)
     codec: str = "raw"
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class Label(Field):
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MultiLabel(Field):
     """Any number of classes at once, served as 0 or 1 for each: uint8 ``(num_classes,)``.
 
@@ -48,7 +48,7 @@ class MultiLabel(Field):
     """
 
     kind: ClassVar[str] = "multilabel"
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = field(default=(), kw_only=False)
     codec: str = "raw"
 
     def __post_init__(self) -> None:

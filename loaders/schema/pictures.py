@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaders.errors import SchemaError
@@ -21,7 +21,7 @@ _DCT_OPTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Image(Field):
     """A picture, served as ``(channels, H, W)``.
 
@@ -42,7 +42,7 @@ class Image(Field):
     channels: int = 3
     size: tuple[int, int] | None = None
     dtype: str = "uint8"
-    codec: str = "jpeg"
+    codec: str = field(default="jpeg", kw_only=False)
     quality: int | None = None
     subsampling: str | None = None
     compression: str | None = None
@@ -100,7 +100,7 @@ def _choices(allowed: Sequence[Any]) -> str:
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Mask(Field):
     """One integer per pixel, served as ``(H, W)``; only ever resampled by nearest neighbour.
 
@@ -113,7 +113,7 @@ class Mask(Field):
     kind: ClassVar[str] = "mask"
     size: tuple[int, int] | None = None
     dtype: str = "uint8"
-    codec: str = "png"
+    codec: str = field(default="png", kw_only=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _check_size(self.size))
@@ -128,7 +128,7 @@ class Mask(Field):
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Boxes(Field):
     """Boxes in pixels of the stored image, served as float32 ``(n, 4)`` of x1, y1, x2, y2."""
 

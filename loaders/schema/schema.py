@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from loaders.checks import shown
 from loaders.errors import SchemaError
 from loaders.schema.field import FIELD_KINDS, Field
 
@@ -101,7 +102,10 @@ def field_from_json(data: Mapping[str, Any]) -> Field:
 
 def _check_field(name: str, field: Any) -> None:
     if type(field) is not FIELD_KINDS.get(getattr(field, "kind", None) or ""):
-        raise SchemaError(f"field {name!r} is {field!r}, not one of {sorted(FIELD_KINDS)}")
+        kinds = ", ".join(sorted(kind.__name__ for kind in FIELD_KINDS.values()))
+        is_class = isinstance(field, type) and issubclass(field, Field)
+        hint = f": write {field.__name__}()" if is_class else ", such as Array('float32')"
+        raise SchemaError(f"field {name!r} is {shown(field)}, not one of {kinds}{hint}")
     if not isinstance(field.codec, str):
         raise SchemaError(f"field {name!r} has codec {field.codec!r}, which is not a name")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Features(Array):
     """The numbers of a row of a table, side by side.
 
@@ -73,7 +73,7 @@ class Features(Array):
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Categories(Field):
     """The categories of a row of a table as numbers, side by side; stored narrow, served as int64.
 

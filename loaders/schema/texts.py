@@ -9,7 +9,7 @@ from loaders.schema.field import Field, register
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Text(Field):
     """A string, stored as UTF-8."""
 
@@ -18,7 +18,7 @@ class Text(Field):
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Json(Field):
     """Any JSON value, stored as text."""
 
@@ -27,7 +27,7 @@ class Json(Field):
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Bytes(Field):
     """Bytes that mean something to the user alone."""
 

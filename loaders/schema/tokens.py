@@ -20,7 +20,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 @register
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Tokens(Field):
     """One row of a stream of token ids: where it ends early, another field counts those that are valid.
 
