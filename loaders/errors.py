@@ -79,7 +79,7 @@ class PackError(_FileError, RuntimeError):
 
 
 class ShardError(LoadersError, ValueError):
-    """The bytes of a shard contradict its manifest; ``row`` is None for the file as a whole."""
+    """The bytes of a shard contradict its manifest; ``row`` is None where it is of the file, or of several."""
 
     def __init__(
         self,
@@ -93,10 +93,15 @@ class ShardError(LoadersError, ValueError):
         self.what, self.path, self.row, self.field, self.hint = what, path, row, field, hint
 
     def __str__(self) -> str:
-        where = f"{self.path}"
-        where += "" if self.field is None else f", field {self.field}"
-        where += "" if self.row is None else f", row {self.row}"
-        return sentence(f"{where}: {self.what}", self.hint)
+        return self.beside()
+
+    def beside(self, path: Path | str | None = None, row: int | None = None) -> str:
+        """Return the text for who has told a file and row: without them, where they are the same."""
+        where = [] if self.path == path else [f"{self.path}"]
+        where += [] if self.field is None else [f"field {self.field}"]
+        if self.row is not None and (self.path, self.row) != (path, row):
+            where.append(f"row {self.row}")
+        return sentence(": ".join(filter(None, [", ".join(where), self.what])), self.hint)
 
 
 class ChecksumError(ShardError):

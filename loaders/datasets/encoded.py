@@ -126,7 +126,7 @@ class EncodedHalf(SamplesOf["PackedDataset"]):
         try:
             return picture_size(record)
         except CodecError as error:
-            raise self._whole.sample_error(int(index), str(error)) from error
+            raise self._whole.sample_error(int(index), error) from error
 
 
 def _draw(ops: Any, sizes: list[tuple[int, int]], request: Request) -> list[SameSize]:
@@ -197,7 +197,7 @@ class EncodedFinisher:
         try:
             module.decode_on_host(record)
         except CodecError as error:
-            raise self._dataset.sample_error(index, str(error)) from error
+            raise self._dataset.sample_error(index, error) from error
 
 
 def images_of(dataset: PackedDataset) -> dict[str, Image]:

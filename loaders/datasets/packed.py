@@ -33,7 +33,7 @@ from loaders.datasets.reading.samples import SampleBatch, split_batch
 from loaders.datasets.reading.transforming import Transforming
 from loaders.datasets.settings import as_batching, as_fields, as_transform, check_augment
 from loaders.division import check_strata, divide, divide_by_key
-from loaders.errors import LoadersError, SampleError, SchemaError
+from loaders.errors import LoadersError, SampleError, SchemaError, ShardError
 from loaders.sampling.batch import IndexBatch
 from loaders.schema import (
     VIRTUAL_FIELDS,
@@ -256,10 +256,11 @@ class PackedDataset(BatchDataset):
         """Return the file of a sample and its row there."""
         return self.store.place(int(self.numbers_of(np.array([index], np.int64))[0]))
 
-    def sample_error(self, index: int, what: str) -> SampleError:
-        """Describe a sample that cannot be served."""
+    def sample_error(self, index: int, what: str | LoadersError) -> SampleError:
+        """Describe a sample that cannot be served; an error does not tell its place again."""
         path, row = self.place(index)
-        return SampleError(what, index, path, row, self._key_of(index))
+        told = what.beside(path, row) if isinstance(what, ShardError) else str(what)
+        return SampleError(told, index, path, row, self._key_of(index))
 
     def _key_of(self, index: int) -> str | None:
         if "key" not in self.schema.fields:

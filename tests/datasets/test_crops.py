@@ -379,7 +379,7 @@ def test_a_crop_is_verified_by_what_it_touches_and_no_more(
 
     flip_byte(folder, 1, offset_of(15, 130, 120, header))
     with pytest.raises(
-        SampleError, match=r"row 1: the checksum of its bytes \d+ to \d+"
+        SampleError, match=r"row 1\): field array: the checksum of its bytes \d+ to \d+"
     ) as caught:
         ShardDataset(folder, augment=crop)[1]
     assert isinstance(caught.value.__cause__, ChecksumError)

@@ -17,6 +17,7 @@ from loaders.errors import (
     ManifestError,
     SampleError,
     SchemaError,
+    ShardError,
 )
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, Text
@@ -549,6 +550,26 @@ def test_a_flipped_bit_is_found_and_named(damaged: Path, check: Any) -> None:
             dataset.__getitems__([4, 5, 6])
         assert (caught.value.index, caught.value.row, caught.value.key) == (5, 1, key(5))
         assert isinstance(caught.value.__cause__, ChecksumError)
+
+
+def test_a_bad_sample_says_each_thing_once(damaged: Path) -> None:
+    """File and row are the sample's; what its cause says besides stays."""
+    dataset = ShardDataset(damaged, fields=["image"])
+    path, row = dataset.place(5)
+
+    with pytest.raises(SampleError) as caught:
+        dataset[5]
+
+    assert str(caught.value) == (
+        f"sample 5 ({path}, row {row}, key {key(5)!r}): field image: its checksum does not match. "
+        "Run 'packdata verify', and restore the shard."
+    )
+    path.unlink()
+    with pytest.raises(SampleError) as caught:
+        ShardDataset(damaged, fields=["image"])[5]
+    assert str(caught.value).startswith(f"sample 5 ({path}, row {row}): the shard is missing. Run")
+    elsewhere = str(dataset.sample_error(5, ShardError("it is cut", path, 0, "image")))
+    assert elsewhere.endswith("): field image, row 0: it is cut.")
 
 
 def test_never_checking_serves_what_is_there(damaged: Path) -> None:

@@ -133,10 +133,10 @@ def test_always_is_every_time(hashed: Counter[bytes]) -> None:
 
 @pytest.mark.parametrize("way", ["stored", "copies"])
 @pytest.mark.parametrize(
-    ("nbytes", "row", "said"), [(LARGE, 17, ""), (SMALL, 0, " (one of rows 0 to 20)")]
+    ("nbytes", "row", "said"), [(LARGE, 17, "row 17"), (SMALL, None, " (one of rows 0 to 20)")]
 )
 def test_damage_is_told_with_its_place_and_is_not_forgotten(
-    nbytes: int, row: int, said: str, way: str
+    nbytes: int, row: int | None, said: str, way: str
 ) -> None:
     shards = Shards([9, 30, 9], nbytes)
     shards.columns[1].data[17, 5] ^= 1
@@ -147,6 +147,7 @@ def test_damage_is_told_with_its_place_and_is_not_forgotten(
             verify(shards, verifier, [3, 26, 40], way)
         assert (caught.value.path, caught.value.row, caught.value.field) == (Path("1"), row, "x")
         assert said in str(caught.value)
+        assert str(caught.value).count("row") == 1
     verify(shards, verifier, [3, 40], way)
 
 

@@ -139,7 +139,8 @@ class Verifier:
         what = "its checksum does not match"
         what += "" if last == first else f" (one of rows {first} to {last})"
         remedy = "Run 'packdata verify', and restore the shard"
-        return ChecksumError(what, shard.path, first, self._field, remedy)
+        row = first if last == first else None
+        return ChecksumError(what, shard.path, row, self._field, remedy)
 
     def _note(self, found: Unknown) -> None:
         with self._lock:

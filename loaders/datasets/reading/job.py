@@ -86,7 +86,7 @@ class BatchJob:
                 return self._read(position, position + 1)
             except LoadersError as cause:
                 index = int(self.request.indices[position])
-                error = self.dataset.sample_error(index, str(cause))
+                error = self.dataset.sample_error(index, cause)
                 if self.dataset.on_error == "raise":
                     raise error from cause
                 self.dataset.count_replaced(error)
