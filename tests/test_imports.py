@@ -7,10 +7,12 @@ import tomllib
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import loaders
+import packdata
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,6 +66,18 @@ def test_all_is_what_type_checkers_see_and_what_is_found_at_run_time() -> None:
     assert sorted(names_for_type_checkers()) == sorted(loaders.__all__)
     assert sorted(loaders._WHERE) == sorted(loaders.__all__)
     assert set(loaders.__all__) <= set(dir(loaders))
+
+
+@pytest.mark.parametrize("package", [loaders, packdata])
+def test_a_package_lists_its_public_names_alone(package: Any) -> None:
+    """What ``<Tab>`` offers: no helpers of the module itself, also after they were used."""
+    for name in package.__all__:
+        getattr(package, name)
+
+    listed = {name for name in dir(package) if not name.startswith("__")}
+
+    assert listed == set(package.__all__)
+    assert "__doc__" in dir(package)
 
 
 @pytest.mark.parametrize("name", loaders.__all__)
