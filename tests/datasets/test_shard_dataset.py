@@ -446,6 +446,20 @@ def test_image_mask_and_boxes_move_together(tmp_path: Path, codec: str) -> None:
         assert boxes.tolist() == [[float(n) for n in found]]
 
 
+def test_a_box_that_is_cropped_away_stays_at_its_place_without_area(tmp_path: Path) -> None:
+    """The line on the page drops it, together with what belongs to it."""
+    fields = {"image": Image(codec="png"), "boxes": Boxes(), "kinds": Array("int64", (None,))}
+    boxes = np.array([[0, 0, 5, 5], [12, 12, 40, 30]], np.float32)
+    value = {"image": np.zeros((32, 64, 3), np.uint8), "boxes": boxes, "kinds": np.array([7, 2])}
+    folder = pack(tmp_path / "a", fields, [value])
+
+    _, b, kinds = ShardDataset(folder, augment=[augment.CenterCrop((16, 32))])[0]
+
+    keep = (b[:, 2:] > b[:, :2]).all(1)
+    assert keep.tolist() == [False, True]
+    assert (b[keep].tolist(), kinds[keep].tolist()) == ([[0.0, 4.0, 24.0, 16.0]], [2])
+
+
 def test_boxes_without_their_picture_are_not_cropped_in_silence(tmp_path: Path) -> None:
     fields = {"image": Image(codec="png"), "boxes": Boxes()}
     pack(tmp_path / "a", fields, [{k: blocks(0)[k] for k in fields}])
