@@ -37,22 +37,28 @@ class Mixture(BatchDataset):
     pass, every pass shuffled anew, across epochs. Resuming, ranks, padding and ``drop_last`` are
     as for any dataset. Repeats of a sample within an epoch are augmented differently.
 
-    Indices number the samples source after source, ``len`` is that of all together. A loader of
-    torch draws them all alike, unless it is given
-    ``sampler=EpochSampler(mixture.order(seed=0, batch_size=1))``.
+    Indices number the samples source after source, and ``len(mixture)`` counts them all, whatever
+    an epoch has; that is ``mixture.order(seed=0, batch_size=1).length`` samples. ``sources_of`` says
+    where a sample is from. A loader of torch draws all alike, unless it is given
+    ``sampler=EpochSampler(mixture.order(seed=0, batch_size=1))`` (of ``loaders.sampling``).
 
     Sources that ``concat`` can join are read as one dataset. Others are read one by one, and their
-    samples put together: the names of their fields must be the same, and where one batch takes
-    samples of several, so must shapes and types.
+    samples put together: the names of their fields must be the same (``replace(fields=...)``), and
+    where one batch takes samples of several, so must shapes and types.
 
     Args:
-        sources: The datasets, with any settings of their own.
+        sources: Datasets of this package, with any settings of their own, but no other mixture.
         weights: One finite number from 0 per source; the scale does not matter. Default: as many
             as it has samples.
-        stop: Where an epoch ends: when the ``"first_exhausted"`` source, or ``"all_exhausted"``
-            ones, were gone through, or after a number of samples.
-        batch_from: ``"all"``: every batch is mixed; ``"one"``: each rank's batch comes from one
-            source; a state then loads at the same batch size only.
+        stop: Where an epoch ends: ``"first_exhausted"``, the default: when the first of the sources
+            was gone through, so that no sample comes twice; ``"all_exhausted"``: when the last one
+            was, the others several times; or after a number of samples.
+        batch_from: ``"all"``, the default: every batch is mixed; ``"one"``: each rank's batch comes
+            from one source; a state then loads at the same batch size only.
+
+    Attributes:
+        sources: The datasets.
+        weights: As given, or the default.
 
     Raises:
         ValueError: A weight or option is out of range, or an epoch too short for a weight.
@@ -62,6 +68,7 @@ class Mixture(BatchDataset):
 
         mixture = Mixture([photos, drawings], weights=[0.7, 0.3])
         for images, labels in DataLoader(mixture, batch_size=256, seed=0):
+            loss = cross_entropy(model(normalize(images)), labels)
     """
 
     def __init__(

@@ -25,17 +25,19 @@ class Normalize(nn.Module):
     """Turn integer images into standardized floats, on whichever device holds them.
 
     Each channel ``c`` becomes ``(x[c] - mean[c]) / std[c]``. The arithmetic is float32, rounded
-    once, to ``dtype``, at the end.
+    once, to ``dtype``, at the end. ``Normalize.imagenet()`` has the statistics that most pretrained
+    models expect, ``Normalize.from_stats("stats.json")`` those of your data. It is a module to call
+    on the images of a batch; ``.to(device)`` moves it to where they are.
 
     Args:
         mean: Per-channel mean in pixel units (0 to 255 for uint8), length C.
         std: Per-channel standard deviation, same units and length, all above 0.
-        dtype: Floating dtype of the result.
-        memory_format: ``torch.contiguous_format`` or ``torch.channels_last``; None keeps the
-            input's memory order.
+        dtype: Floating dtype of the result; default: ``torch.float32``.
+        memory_format: ``torch.contiguous_format`` or ``torch.channels_last``; None, the default,
+            keeps the input's memory order.
         max_value: 1 says that ``mean`` and ``std`` are for uint8 images scaled to 0..1, as
             torchvision gives them; they are then multiplied by 255. 255 or 65535 says that they are
-            in pixel units. Without either, statistics that look like 0..1 are refused.
+            in pixel units. None, the default, says so, too, but refuses what looks like 0..1.
 
     On a GPU with Triton it is one pass over the pixels, to the same values; under ``torch.compile``
     it is plain operations, for the compiler to fuse.
@@ -50,6 +52,7 @@ class Normalize(nn.Module):
         ValueError: At construction, ``mean`` and ``std`` do not pair up, or look like statistics
             of another scale.
         BatchError: At call, the input is not of integers or does not have C channels.
+        TypeError: At call, it is no tensor, but a whole batch, or a list of images of many sizes.
 
     Source:
         ``IMAGENET_MEAN``, ``IMAGENET_STD``: torchvision's reference recipes, times 255.
@@ -107,7 +110,7 @@ class Normalize(nn.Module):
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format | None = None,
     ) -> Self:
-        """Return the module for what ``packdata stats --json`` printed: a mapping, or its file."""
+        """Return the module for what ``packdata stats DATASET --json`` printed: a mapping, or its file."""
         data = stats if isinstance(stats, Mapping) else _read_stats(stats)
         if "mean" not in data or "std" not in data:
             raise ValueError(f"these statistics have no mean and std of images: {sorted(data)}")

@@ -43,6 +43,7 @@ _PART_BYTES = 4 << 20  # of a batch that is not worth another thread
 class TokenWindows(BatchDataset):
     """Windows over a stream of tokens: a map-style dataset of ``tokens`` and ``targets``.
 
+    ``windows[i]`` has both, ``length`` tokens each, and a batch has ``batch_size`` rows of them.
     ``by="stream"`` cuts the whole stream, documents and all, every ``stride`` tokens; target ``i``
     is token ``i + 1``. ``by="document"`` packs whole documents into windows (longer ones are
     split); a target is the next token of the same document, -100 where there is none, and samples
@@ -51,7 +52,7 @@ class TokenWindows(BatchDataset):
     sequences begin in the flattened batch, and its end; padding counts as a sequence) and
     ``max_seqlen`` (an int), as attention over sequences of different lengths wants them.
 
-    What a model and a sampler need to know of the ids is here, too: ``vocab_size``, ``eod``, and
+    What a training script wants to know of the ids is here, too: ``vocab_size``, ``eod``, and
     ``decode(ids)``, which makes text of them. To train on a part, use ``split`` or ``span``; to
     join several packings, ``TokenWindows(concat([ShardDataset(a), ShardDataset(b)]))``.
 
@@ -62,7 +63,8 @@ class TokenWindows(BatchDataset):
         stride: Tokens from one window to the next; default: ``length``. For ``by="stream"``.
         tail: What becomes of the last tokens where they make no whole window: ``"drop"``, the
             default, leaves them out; with ``"pad"`` the window is filled with ``eod`` (zeros where
-            there is none), its targets with -100, which ``cross_entropy`` ignores.
+            there is none), its targets with -100, which ``cross_entropy`` ignores. For
+            ``by="stream"``: windows of documents are always filled, with zeros.
         by: ``"stream"``, the default, or ``"document"``.
         fit: How documents are put together, the longest first: ``"best"``, the default, leaves
             least empty, ``"first"`` takes the first window that has room. For ``by="document"``.
@@ -81,7 +83,7 @@ class TokenWindows(BatchDataset):
         padding_share: Share of positions that hold no token.
 
     Shape:
-        Tokens and targets of a batch: ``(N, length)``; all four are where ``by="document"``.
+        Tokens and targets of a batch: ``(N, length)``; with ``by="document"`` the other two as well.
 
     Raises:
         SchemaError: The dataset holds no tokens, or some of its rows only.
