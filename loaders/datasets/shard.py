@@ -19,48 +19,48 @@ if TYPE_CHECKING:
 class ShardDataset(PackedDataset):
     """The samples of a packed dataset, read from memory-mapped shards.
 
-        Opening reads the manifest only; a shard is mapped when it is first touched. The page cache
-        holds what was read, once per machine, whatever the number of processes. Safe under threads,
-        fork and spawn; pickling sends the path.
+    Opening reads the manifest only; a shard is mapped when it is first touched. The page cache
+    holds what was read, once per machine, whatever the number of processes. Safe under threads,
+    fork and spawn; pickling sends the path.
 
-        ``dataset[i]`` is a named tuple of tensors. ``dataset[a:b]``, ``select``, ``split`` and
-        ``replace`` (other settings) give views; ``a + b`` and ``loaders.concat`` join. ``column("label")``
-        is a field of all samples at once, ``find(key)`` the index of one; ``classes`` are the names of
-        labels.
+    ``dataset[i]`` is a named tuple of tensors. ``dataset[a:b]``, ``select``, ``split`` and
+    ``replace`` (other settings) give views; ``a + b`` and ``loaders.concat`` join. ``column("label")``
+    is a field of all samples at once, ``find(key)`` the index of one; ``classes`` are the names of
+    labels.
 
-        Args:
-            path: The folder that ``packdata`` made.
-            fields: Names of the fields a sample has, in order; default: those that the packing
-                marked, usually image and label. ``key``, ``original_size`` and ``sample_id`` (the
-                position) can be asked for, the first two where they were packed: ``schema.fields``
-                has all that is stored.
-            augment: Ops of ``loaders.augment``, applied while decoding, to image, mask and boxes
-                alike; crops and flips also to volumes and other arrays with ``Array.spatial`` axes.
-            transform: A function of a sample, or ``{field: function}``; runs per sample, on worker
-                threads. Random numbers of the process come to threads in no fixed order: a function with a parameter
+    Args:
+        path: The folder that ``packdata`` made.
+        fields: Names of the fields a sample has, in order; default: those that the packing
+            marked, usually image and label. ``key``, ``original_size`` and ``sample_id`` (the
+            position) can be asked for, the first two where they were packed: ``schema.fields``
+            has all that is stored.
+        augment: Ops of ``loaders.augment``, applied while decoding, to image, mask and boxes
+            alike; crops and flips also to volumes and other arrays with ``Array.spatial`` axes.
+        transform: A function of a sample, or ``{field: function}``; runs per sample, on worker
+            threads. Random numbers of the process come to threads in no fixed order: a function with a parameter
             ``generator`` (without a default) is given a ``torch.Generator`` of the sample's own, which depends
             on seed, epoch, sample and draw alone.
-                batching: How a batch has arrays and boxes of varying length, by field: ``"list"``, the
-                default, ``"pad"`` (``.values`` and ``.lengths``) or ``"offsets"`` (``.values`` end to
-                end, and ``.offsets``).
-            check: When records are compared with their checksums: ``"first"``, the default, when they
-                are read for the first time; ``"always"`` (then also each file with the manifest, when
-                it is opened); ``"never"``.
-            on_error: ``"raise"``, the default, or ``"replace"`` a bad sample by another, chosen by the
-                seed, counted and logged.
-            scale: 1, the default; 1/2, 1/4 or 1/8 serves ``dct`` images smaller (sides rounded up), and reads no more
-                    of each record than that needs.
+        batching: How a batch has arrays and boxes of varying length, by field: ``"list"``, the
+            default, ``"pad"`` (``.values`` and ``.lengths``) or ``"offsets"`` (``.values`` end to
+            end, and ``.offsets``).
+        check: When records are compared with their checksums: ``"first"``, the default, when they
+            are read for the first time; ``"always"`` (then also each file with the manifest, when
+            it is opened); ``"never"``.
+        on_error: ``"raise"``, the default, or ``"replace"`` a bad sample by another, chosen by the
+            seed, counted and logged.
+        scale: 1, the default; 1/2, 1/4 or 1/8 serves ``dct`` images smaller (sides rounded up), and reads no more
+            of each record than that needs.
 
-        Raises:
-            ManifestError: The folder is not a packed dataset, or a damaged one.
-            SchemaError: A field or option does not exist.
+    Raises:
+        ManifestError: The folder is not a packed dataset, or a damaged one.
+        SchemaError: A field or option does not exist.
 
-        Example::
+    Example::
 
-            train = ShardDataset("packed/train", augment=[augment.RandomResizedCrop(224)])
-            image, label = train[0]
-            for images, labels in DataLoader(train, batch_size=256, shuffle=True):
-                loss = cross_entropy(model(normalize(images)), labels)
+        train = ShardDataset("packed/train", augment=[augment.RandomResizedCrop(224)])
+        image, label = train[0]
+        for images, labels in DataLoader(train, batch_size=256, shuffle=True):
+            loss = cross_entropy(model(normalize(images)), labels)
     """
 
     def __init__(
