@@ -57,6 +57,7 @@ logger = logging.getLogger(__name__)
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
 Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
+_SETTINGS = ("fields", "augment", "transform", "batching", "on_error", "scale")  # of replace()
 _MAX_REPLACED_SHARE = 0.01
 _MAX_REPLACED = 10  # so many are allowed in a small dataset, too
 
@@ -117,21 +118,22 @@ class PackedDataset(BatchDataset):
             plain = dict.fromkeys(self.batching, "list")
             self.readers = make_readers(self.store, fields, self.augment, plain, self.scale)
         self.names = tuple(name for reader in self.readers for name in reader.names)
-        twice = [name for name in self.names if self.names.count(name) > 1]
-        if twice:
-            raise SchemaError(
-                f"augment.Views makes a {twice[0]!r}, and a field is called so: rename the view"
-            )
         self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
         # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
         # together, and the next batch is already begun.
         self.parts_per_worker = 1 if self.sample_nbytes is not None else 2
-        if isinstance(self.transform, Mapping) and (
-            unknown := set(self.transform) - set(self.names)
-        ):
-            raise SchemaError(
-                f"transform is for fields {sorted(unknown)}; samples have {list(self.names)}"
-            )
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Raise SchemaError if samples would have a name twice, or a transform is for one that they have not."""
+        twice = [name for name in self.names if self.names.count(name) > 1]
+        if twice:
+            what = f"augment.Views makes a {twice[0]!r}, and a field is called so"
+            raise SchemaError(f"{what}: rename the view")
+        functions = self.transform if isinstance(self.transform, Mapping) else {}
+        if unknown := set(functions) - set(self.names):
+            has = list(self.names)
+            raise SchemaError(f"transform is for fields {sorted(unknown)}; samples have {has}")
 
     @property
     def _shown_fields(self) -> dict[str, Field | None]:
@@ -389,10 +391,9 @@ class PackedDataset(BatchDataset):
 
     def replace(self, **settings: Any) -> Self:
         """Return the same samples with other settings: fields, augment, transform, batching, on_error, scale."""
-        allowed = {"fields", "augment", "transform", "batching", "on_error", "scale"}
-        if unknown := set(settings) - allowed:
-            hint = did_you_mean(min(unknown), allowed)
-            raise TypeError(f"replace() takes {sorted(allowed)}, got {sorted(unknown)}{hint}")
+        if unknown := set(settings) - set(_SETTINGS):
+            hint = did_you_mean(min(unknown), _SETTINGS)
+            raise TypeError(f"replace() takes {sorted(_SETTINGS)}, got {sorted(unknown)}{hint}")
         other = copy.copy(self)
         for name, value in settings.items():
             setattr(other, name, value)
@@ -533,37 +534,43 @@ def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
     first = datasets[0]
     for other in datasets[1:]:
         _check_alike(first, other)
-    store = Store(
-        [shard for dataset in datasets for shard in dataset.store.shards], first.store.check
+    shards = [shard for dataset in datasets for shard in dataset.store.shards]
+    fingerprints = " ".join(dataset.fingerprint for dataset in datasets)
+    joined = PackedDataset(
+        Store(shards, first.store.check),
+        _common_schema(datasets),
+        fingerprint=xxhash.xxh3_128_hexdigest(fingerprints.encode()),
+        **{name: getattr(first, name) for name in _SETTINGS},
     )
-    offsets = np.cumsum([0, *(len(dataset.store) for dataset in datasets)])
-    joined = copy.copy(first)
-    joined.__class__ = PackedDataset
-    shared = [
-        name
-        for name, field in first.schema.fields.items()
-        if all(d.schema.fields.get(name) == field for d in datasets)
-    ]
-    joined.schema = Schema(
-        {name: first.schema.fields[name] for name in shared}, _stored(first.fields)
-    )
-    joined.store = store
-    for cached in ("fingerprint", "_keys"):
-        joined.__dict__.pop(cached, None)
-    rows = [
-        d.numbers_of(np.arange(len(d))) + offset
-        for d, offset in zip(datasets, offsets, strict=False)
-    ]
-    joined._view = None if all(d._view is None for d in datasets) else np.concatenate(rows)
-    joined._source_fingerprint = xxhash.xxh3_128_hexdigest(
-        " ".join(d.fingerprint for d in datasets).encode()
-    )
-    joined._prepare()
+    joined._view = _joined_view(datasets)
     return joined
 
 
+def _common_schema(datasets: Sequence[PackedDataset]) -> Schema:
+    """Return the fields that all have alike."""
+    first = datasets[0]
+    fields = {
+        name: field
+        for name, field in first.schema.fields.items()
+        if all(dataset.schema.fields.get(name) == field for dataset in datasets)
+    }
+    return Schema(fields, _stored(first.fields))
+
+
+def _joined_view(datasets: Sequence[PackedDataset]) -> Indices | None:
+    """Return where the samples lie in all shards together; None if that is where they stand."""
+    if all(dataset._view is None for dataset in datasets):
+        return None
+    ends = np.cumsum([len(dataset.store) for dataset in datasets])
+    rows = [
+        dataset.numbers_of(np.arange(len(dataset))) + (end - len(dataset.store))
+        for dataset, end in zip(datasets, ends, strict=True)
+    ]
+    return np.concatenate(rows)
+
+
 def _check_alike(one: PackedDataset, other: PackedDataset) -> None:
-    for setting in ("fields", "augment", "transform", "batching", "on_error", "scale"):
+    for setting in _SETTINGS:
         if getattr(one, setting) != getattr(other, setting):
             values = f"{getattr(one, setting)!r} and {getattr(other, setting)!r}"
             raise SchemaError(
