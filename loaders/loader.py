@@ -18,6 +18,7 @@ import numpy.random  # noqa: F401  # torch seeds it in each worker process: impo
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from loaders.backends import opencv
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker, num_in_flight
 from loaders.backends.ordered import OrderedBatches
@@ -277,7 +278,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return iter(self)  # anew, under the clock
         current = self._begin()
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
-        batches = super().__iter__() if self.backend == "process" else self._start()
+        batches = self._start_processes() if self.backend == "process" else self._start()
         self._batches = weakref.ref(batches)
         delivery = Delivery(
             batches,
@@ -308,6 +309,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if warning:
                 warnings.warn(warning, stacklevel=3)
         return accelerator
+
+    def _start_processes(self) -> Any:
+        with opencv.no_threads():
+            return super().__iter__()
 
     def _start(self) -> OrderedBatches:
         if self.generator is not None:

@@ -6,9 +6,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import cv2
 import torch
 
+from loaders.backends import opencv
 from loaders.backends.maker import Failed
 from loaders.workers import Workers
 
@@ -26,7 +26,7 @@ class InlinePool:
     is_ready = False  # making one takes the trainer's own time
 
     def __init__(self, maker: Maker) -> None:
-        cv2.setNumThreads(1)
+        opencv.use_one_thread()
         self._maker = maker
         self._group: list[Any] | None = None
         self._making: tuple[Job, float] | None = None
@@ -115,7 +115,7 @@ class ThreadPool:
 
 def start_workers(num_workers: int, on_done: Callable[[], None] = lambda: None) -> Workers:
     """Start threads that each use one core, and leave the caller's own setting as it was."""
-    cv2.setNumThreads(1)
+    opencv.use_one_thread()
     num_threads = torch.get_num_threads()
     barrier = threading.Barrier(num_workers + 1)
 

@@ -17,6 +17,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -830,6 +831,20 @@ def test_replaced_samples_of_a_mixture_are_counted(tmp_path: Path) -> None:
     list(loader)
 
     assert loader.stats().num_replaced >= 1
+
+
+@pytest.mark.skipif(cv2.getNumberOfCPUs() < 2, reason="OpenCV has no threads of its own")
+def test_threads_of_opencv_do_not_hang_a_forked_child(folder: Path) -> None:
+    """A child has none of them, and may wait for their end for ever, every other time."""
+    data, num_threads = dataset(folder), cv2.getNumThreads()
+    try:
+        for _ in range(6):
+            cv2.setNumThreads(2)
+            cv2.resize(np.zeros((2000, 2000, 3), np.uint8), (1500, 1500))  # they begin
+            assert len(list(child_loader(data, 4, num_workers=1, timeout=20))) > 1
+            assert cv2.getNumThreads() == 2
+    finally:
+        cv2.setNumThreads(num_threads)
 
 
 def test_a_lock_that_was_held_at_the_fork_is_open_in_the_child(folder: Path) -> None:
