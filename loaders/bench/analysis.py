@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from loaders.bench.measure import Clock, Config
 
 Step = Callable[[Any], Any]
+_READS = ("read, cold", "read", "fetch")  # what "fetch" does cannot be told apart
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ def analyse(
         reopen_cold: Takes the files out of the page cache, and returns the dataset, opened anew.
     """
     share = seconds / 6
+    available = alone.available_share(usable_cores())
     loader = make_loader(dataset, config, **({} if device is None else {"device": device}))
     served = loader._served  # without the work that is left to the device
     stages = alone.host_stages(served, config.batch_size, seconds=2 * share, collate_fn=collate_fn)
@@ -92,7 +94,8 @@ def analyse(
         backend=config.backend,
         rate=rate,
         cpu_s=cpu_s,
-        wait_s=sum(stage.cost.wait_s for stage in host if stage.name != "collate"),
+        wait_s=sum(stage.cost.wait_s for stage in host if stage.name in _READS),
+        queued_s=sum(stage.cost.queued_s for stage in host),
         gil_s=min(gil_s, cpu_s),
         sample_bytes=alone.sample_nbytes(batch),
         copy_bytes_per_s=alone.copy_bytes_per_s(usable_cores()),
@@ -101,7 +104,7 @@ def analyse(
         finish_s=cost["finish"].wall_s if "finish" in cost else 0.0,
         step_s=cost["step"].wall_s if "step" in cost else 0.0,
         stall_share=None if together is None else together[1],
-        available=alone.available_share(usable_cores()),
+        available=(available + alone.available_share(usable_cores())) / 2,
     )
     return Analysis(facts, stages, None if together is None else together[0])
 

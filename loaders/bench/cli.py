@@ -303,7 +303,7 @@ def usual_config(target: Target, config: Config) -> Config:
 def _verdict_text(verdict: Verdict, found: Analysis, config: Config) -> str:
     lines = [f"verdict: {verdict.sentence}", ""]
     rows: list[Sequence[str]] = [
-        ("stage alone", "per sample", "on a core", "waiting", "samples/s")
+        ("stage alone", "per sample", "on a core", "waiting", "for a core", "samples/s")
     ]
     rows += [
         (
@@ -311,6 +311,7 @@ def _verdict_text(verdict: Verdict, found: Analysis, config: Config) -> str:
             report.in_seconds(stage.cost.wall_s),
             report.in_seconds(stage.cost.cpu_s),
             report.in_seconds(stage.cost.wait_s),
+            report.in_seconds(stage.cost.queued_s),
             report.number(stage.samples_per_s),
         )
         for stage in found.stages

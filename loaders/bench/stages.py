@@ -1,8 +1,9 @@
 """Stages of a pipeline, each run by itself: what a sample costs there, in wall time, CPU time and time with the GIL.
 
 What a thread does between two looks at the clocks splits into time on a core, and time off it. Time
-off it counts as waiting only if the thread gave its core up (a sleep, a read, a page fault from disk);
-else the machine was busy with others, and that is no property of the dataset.
+off it counts as waiting only if the thread gave its core up (a sleep, a read, a page fault from disk),
+and only until it could go on: what it then queued for a core, as the kernel counts it, others took, and
+that is no property of the dataset.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 _PROBE_SWITCH_S = 1e-4
 _PROBES = 4
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 _HASHED = bytes(1 << 18)
 _COPY_BYTES = 32 << 20
 
@@ -49,11 +52,13 @@ class Cost:
         wall_s: Seconds until it is done.
         cpu_s: Seconds on a core.
         wait_s: Seconds that the thread gave up, to sleep or to read.
+        queued_s: Seconds that it could have run, but others had the cores; 0 where the kernel does not count them.
     """
 
     wall_s: float
     cpu_s: float
     wait_s: float
+    queued_s: float = 0.0
 
     def minus(self, other: Cost | None) -> Cost:
         """Return what this costs beyond something that it contains."""
@@ -63,6 +68,7 @@ class Cost:
             (self.wall_s, other.wall_s),
             (self.cpu_s, other.cpu_s),
             (self.wait_s, other.wait_s),
+            (self.queued_s, other.queued_s),
         )
         return Cost(*(max(0.0, a - b) for a, b in pairs))
 
@@ -108,17 +114,32 @@ def time_alone(
     gave_up = 0
     deadline = clock() + seconds
     while clock() < deadline or len(costs) < min_calls:
-        switches, cpu, wall = _voluntary_switches(), time.thread_time(), clock()
+        switches, queued = _voluntary_switches(), _queued_s()
+        cpu, wall = time.thread_time(), clock()
         samples = max(1, work())
         wall, cpu = clock() - wall, time.thread_time() - cpu
+        queued = min(_queued_s() - queued, max(0.0, wall - cpu))
         gave_up += _voluntary_switches() > switches
-        costs.append(Cost(wall / samples, cpu / samples, max(0.0, wall - cpu) / samples))
+        wait = max(0.0, wall - cpu - queued)
+        costs.append(Cost(wall / samples, cpu / samples, wait / samples, queued / samples))
     waits = gave_up >= len(costs) / 2
     return Cost(
         statistics.median(c.wall_s for c in costs),
         statistics.median(c.cpu_s for c in costs),
         statistics.median(c.wait_s for c in costs) if waits else 0.0,
+        statistics.median(c.queued_s for c in costs),
     )
+
+
+def _queued_s() -> float:
+    """Return for how long this thread has queued for a core so far; 0 where the kernel does not say.
+
+    Source: the kernel's Documentation/scheduler/sched-stats.rst; the second number of three, in ns.
+    """
+    try:
+        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _voluntary_switches() -> int:

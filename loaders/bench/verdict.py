@@ -13,8 +13,11 @@ from loaders.bench.report import in_bytes, in_seconds, number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Bound = Literal["storage", "cpu", "memory", "gil", "transfer", "finish", "step", "overhead"]
+Bound = Literal[
+    "storage", "cpu", "cores", "memory", "gil", "transfer", "finish", "step", "overhead"
+]
 _SMALL_STALL = 0.05
+_SMALL_QUEUE = 0.1
 _EXPLAINED = 0.4  # a limit below this much of the rate that it allows does not explain it
 _COPYING = 0.5  # of its CPU time, for a sample to count as copied rather than computed
 _WORTH = 1.05
@@ -52,7 +55,8 @@ class Facts:
         backend: Of the chosen configuration.
         rate: Its samples/s, loading alone.
         cpu_s: CPU time of loading a sample.
-        wait_s: Time that loading a sample gives up its core, to sleep or to read.
+        wait_s: Time that reading a sample gives up its core, to sleep or to read.
+        queued_s: Time that loading a sample could go on, but others have the cores.
         gil_s: The part of ``cpu_s`` that holds the GIL.
         sample_bytes: Bytes of a sample in the batch.
         copy_bytes_per_s: What all cores together copy from memory to memory.
@@ -70,6 +74,7 @@ class Facts:
     rate: float
     cpu_s: float
     wait_s: float = 0.0
+    queued_s: float = 0.0
     gil_s: float = 0.0
     sample_bytes: float = 0.0
     copy_bytes_per_s: float = 0.0
@@ -116,6 +121,10 @@ def limits_of(facts: Facts) -> dict[str, float]:
     limits: dict[str, float] = {}
     if facts.cpu_s > 0:
         limits["cpu"] = cores / facts.cpu_s
+    if (
+        facts.queued_s > facts.cpu_s
+    ):  # else what it computes bounds it, on a busy machine as on a quiet one
+        limits["cores"] = cores / facts.queued_s
     if facts.wait_s > 0:
         limits["storage"] = workers / facts.wait_s
     seen = facts.available >= _TOO_BUSY  # else threads hardly run at once
@@ -167,9 +176,9 @@ def _sentence(
     said = _SAID[bound](facts, limits)
     nearest = _next_limit(bound, facts, limits)
     busy = ""
-    if facts.available < BUSY:
+    if facts.available < BUSY:  # first, as it puts in doubt whatever follows
         busy = f"Other work took {1 - facts.available:.0%} of the cores meanwhile: measure again on a quiet machine."
-    parts = (said, nearest, _advice(bound, facts, changes), busy)
+    parts = (busy, said, nearest, _advice(bound, facts, changes))
     return " ".join(part for part in parts if part)
 
 
@@ -218,8 +227,22 @@ def _cpu(facts: Facts, limits: dict[str, float]) -> str:
     of = facts.stages.get(largest, 0.0) / max(1e-12, sum(facts.stages.values()))
     what = f", {of:.0%} of it to {largest}" if largest else ""
     return (
-        f"The CPU is the limit: a sample takes {in_seconds(facts.cpu_s)} of a core{what}, and "
+        f"The CPU is the limit: a sample takes {in_seconds(facts.cpu_s)} of a core{what}{_queued(facts)}, and "
         f"{used} of {facts.cores} core{'s' * (facts.cores > 1)} work at it ({number(facts.rate)} samples/s)."
+    )
+
+
+def _queued(facts: Facts) -> str:
+    """Return words on the wait for a core, where it is long enough to matter."""
+    if facts.queued_s < _SMALL_QUEUE * facts.cpu_s:
+        return ""
+    return f", waits {in_seconds(facts.queued_s)} for a core that others have"
+
+
+def _cores(facts: Facts, limits: dict[str, float]) -> str:
+    return (
+        f"Waiting for a core is the limit: a sample takes {in_seconds(facts.cpu_s)} of a core, and waits "
+        f"{in_seconds(facts.queued_s)} for one, because others have them."
     )
 
 
@@ -269,18 +292,19 @@ def _overhead(facts: Facts, limits: dict[str, float]) -> str:
 
 
 _SAID = {
-    "storage": _storage, "cpu": _cpu, "memory": _memory, "gil": _gil,
+    "storage": _storage, "cpu": _cpu, "cores": _cores, "memory": _memory, "gil": _gil,
     "transfer": _transfer, "finish": _finish, "step": _step, "overhead": _overhead,
 }  # fmt: skip
 _NAMES = {
-    "storage": "storage", "cpu": "the CPU", "memory": "memory bandwidth", "gil": "the GIL",
-    "transfer": "the copy to the device", "finish": "the work on the device", "step": "the training step",
-    "loading": "loading",
+    "storage": "storage", "cpu": "the CPU", "cores": "waiting for a core", "memory": "memory bandwidth",
+    "gil": "the GIL", "transfer": "the copy to the device", "finish": "the work on the device",
+    "step": "the training step", "loading": "loading",
 }  # fmt: skip
 _ELSE = {
     "storage": "Try more workers, shuffle='block', or RAMDataset, which reads once.",
     "cpu": "Nothing that was tried is faster: less work for a sample (smaller images, a cheaper transform), "
     "or more cores, would be.",
+    "cores": "More workers would wait beside it: end the other work, or give this one more cores.",
     "memory": "Nothing that was tried is faster: smaller samples would be (crop at packing, narrower dtypes).",
     "gil": "backend='process' runs it in processes; or call what releases the GIL (cv2, numpy on whole batches).",
     "transfer": "Send fewer bytes: uint8 instead of float, a crop before the copy, pin_memory=True.",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +71,25 @@ class Instant(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, i: int) -> torch.Tensor:
         return self.rows[i]
+
+
+@contextmanager
+def contended_core() -> Iterator[None]:
+    """Keep this thread on one core, which a process that never rests wants, too."""
+    allowed = os.sched_getaffinity(0)
+    core = min(allowed)
+    spin = (
+        f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(1, flush=True)\nwhile True: pass"
+    )
+    with subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        os.sched_setaffinity(0, {core})
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, allowed)
+            other.kill()
 
 
 def slow_copy(batch: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from loaders.bench.analysis import analyse, real_steps
 from loaders.bench.measure import Config, time_loader
+from loaders.bench.stages import Cost, Stage
 from loaders.bench.sweep import make_loader, round_size
 from loaders.bench.verdict import Facts, Verdict, judge, limits_of
 from tests.bench import constructed
@@ -33,7 +35,7 @@ def verdict_on(dataset: Any, **stages: Any) -> Verdict:
 
 def on_free_cores(facts: Facts) -> Facts:
     """Give back what others on the machine took: the rate becomes what the lowest limit allows."""
-    free = replace(facts, available=1.0)
+    free = replace(facts, available=1.0, queued_s=0.0)
     return replace(free, rate=min(limits_of(free).values()))
 
 
@@ -53,6 +55,30 @@ def test_a_dataset_that_sleeps_is_bound_by_storage() -> None:
 
     assert verdict.bound == "storage"
     assert verdict.limits["storage"] == pytest.approx(2 / 0.004, rel=0.3)
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="no schedstat here")
+def test_storage_is_told_from_a_core_that_others_have() -> None:
+    """A dataset that sleeps waits for its bytes on a busy core, too; one that computes waits for the core."""
+    with constructed.contended_core():
+        slept, hashed = (facts_of(d) for d in (constructed.Sleeps(), constructed.Hashes()))
+
+    assert judge(slept).bound == "storage"
+    assert slept.wait_s > 0.003
+    assert judge(hashed).bound != "storage"
+    assert hashed.wait_s < 0.2 * (hashed.cpu_s + hashed.queued_s)
+
+
+def test_only_waits_of_reading_count_as_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else gives a core up waits for no bytes."""
+    names = ["read", "decode", "augment", "collate"]
+    costs = [Cost(1.0, 0.5, 0.25, 0.25), *[Cost(9.0, 1.0, 6.0, 2.0)] * 3]
+    found = [Stage(name, cost) for name, cost in zip(names, costs, strict=True)]
+    monkeypatch.setattr("loaders.bench.stages.host_stages", lambda *_, **__: found)
+
+    facts = analyse(constructed.instant, CONFIG, 100.0, seconds=0.2).facts
+
+    assert (facts.wait_s, facts.queued_s, facts.cpu_s) == (0.25, 6.25, 3.5)
 
 
 @pytest.mark.parametrize(

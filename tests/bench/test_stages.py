@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -12,12 +13,11 @@ from loaders import ShardDataset
 from loaders.bench import stages
 from loaders.bench.stages import Cost, Stage, cold_stage, finish_stage, host_stages, one_thread
 from loaders.bench.targets import ImageFiles, ops_for
-from tests.bench.constructed import Counts, Instant, Stream
+from tests.bench.constructed import Counts, Instant, Stream, contended_core
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def packed(folder: Path, field: str, size: int) -> ShardDataset:
@@ -90,6 +90,33 @@ def test_a_sample_costs_its_share_of_a_batch_and_waits_only_where_the_core_was_g
     assert slept.wait_s > 0.8 * slept.wall_s > 5 * slept.cpu_s
     assert 0.0003 <= spun.cpu_s < 0.0006
     assert spun.wait_s == 0
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="no schedstat here")
+def test_the_wait_for_a_core_that_others_have_is_no_wait_of_the_sample() -> None:
+    """Though the thread gives its core up now and then, as any that takes a lock does."""
+
+    def work() -> int:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        time.sleep(1e-6)
+        return 1
+
+    with contended_core():
+        cost = stages.time_alone(work, seconds=0.4)
+
+    assert cost.queued_s > 0.005
+    assert cost.wait_s < 0.2 * cost.queued_s
+    assert cost.wall_s == pytest.approx(cost.cpu_s + cost.queued_s + cost.wait_s, rel=0.2)
+
+
+def test_where_the_kernel_does_not_count_queueing_none_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stages, "_SCHEDSTAT", tmp_path / "none")
+
+    assert stages.time_alone(lambda: 1, seconds=0.0).queued_s == 0.0
 
 
 def test_libraries_use_one_thread_meanwhile_and_as_many_as_before_then() -> None:
