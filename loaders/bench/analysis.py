@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.bench import stages as alone
+from loaders.bench import targets
 from loaders.bench.measure import end, num_samples
 from loaders.bench.sweep import make_loader
 from loaders.bench.verdict import Facts
@@ -88,6 +89,7 @@ def analyse(
         together = real_steps(dataset, config, step, device=device, seconds=share)
     cost = {stage.name: stage.cost for stage in stages}
     cpu_s = sum(stage.cost.cpu_s for stage in host)
+    kind = targets.holds(dataset, batch)
     facts = Facts(
         cores=usable_cores(),
         num_workers=config.num_workers,
@@ -105,6 +107,8 @@ def analyse(
         step_s=cost["step"].wall_s if "step" in cost else 0.0,
         stall_share=None if together is None else together[1],
         available=(available + alone.available_share(usable_cores())) / 2,
+        holds=kind,
+        is_whole=not getattr(dataset, "augment", ()),
     )
     return Analysis(facts, stages, None if together is None else together[0])
 

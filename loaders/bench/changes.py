@@ -20,6 +20,7 @@ from loaders.codecs.picture import picture_size
 from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.shard import ShardDataset
+from loaders.datasets.tokens.windows import TokenWindows
 from loaders.errors import LoadersError
 from loaders.limits import usable_cores
 from loaders.schema import Image
@@ -127,7 +128,7 @@ def _trials(
         yield from _in_memory(dataset, threads, told)
         if target.size:
             yield from _packed(_as_files(dataset, folder), target, folder, threads, told)
-    else:
+    elif not isinstance(dataset, TokenWindows):  # which one thread serves
         yield from _waiting(target, config)
 
 

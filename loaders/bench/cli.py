@@ -17,7 +17,7 @@ from loaders.bench.analysis import Analysis, analyse
 from loaders.bench.measure import Config
 from loaders.bench.plot import check_plot, plot
 from loaders.bench.sweep import Dropper, Limits, Sweep, grid, run_sweep
-from loaders.bench.targets import Target, load, load_object
+from loaders.bench.targets import Target, holds, load, load_object
 from loaders.bench.verdict import BUSY, Verdict, judge
 from loaders.datasets.base import BatchDataset
 from loaders.device.accelerator import as_device
@@ -235,7 +235,8 @@ def run_recommend(args: argparse.Namespace) -> int:
         return 0
     print(line)
     low, high = map(report.number, best.spread)
-    _say(f"{report.number(best.rate)} samples/s ({low} to {high}). {found[0].sentence}")
+    tokens = f", {report.number(best.rate * sweep.tokens)} tokens/s" if sweep.tokens else ""
+    _say(f"{report.number(best.rate)} samples/s ({low} to {high}){tokens}. {found[0].sentence}")
     if kept is not None:
         _say(f'num_workers="auto" now takes {workers} for this dataset ({kept})')
     elif is_quiet or args.keep:
@@ -260,7 +261,8 @@ def recommended_line(target: Target, config: Config) -> str:
         words.append(f"prefetch_factor={config.prefetch}")
     if torch.cuda.is_available():
         words.append('device="cuda"')
-    return f"DataLoader(dataset, {', '.join(words)})"
+    dataset = f"TokenWindows(dataset, length={target.window})" if target.window else "dataset"
+    return f"DataLoader({dataset}, {', '.join(words)})"
 
 
 def _limits(args: argparse.Namespace) -> Limits:
@@ -335,6 +337,7 @@ def _sweep_json(sweep: Sweep, found: tuple[Verdict, Analysis, Config] | None) ->
         "dataset": sweep.target,
         "page_cache": sweep.cache,
         "notes": sweep.notes,
+        "tokens_per_sample": sweep.tokens,
         "conditions": report.conditions(),
         "results": [result.summary() for result in sweep.results],
         "chosen": asdict(sweep.best.config),
@@ -358,6 +361,10 @@ def _describe(target: Target) -> str:
         if target.size
         else ""
     )
+    if target.window:
+        crop = f"; windows of {target.window:,} tokens (TokenWindows)"
+    elif holds(dataset) == "volumes" and not dataset.augment:
+        crop = "; whole volumes are read (a crop, augment.RandomCrop, reads less)"
     return f"{count}{size}{crop}"
 
 

@@ -19,6 +19,7 @@ from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.loading import plan_columns
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.samples import collate
+from loaders.datasets.tokens.windows import TokenWindows
 from loaders.device.nested import tensors_of
 from loaders.errors import LoadersError
 
@@ -142,6 +143,8 @@ def ram_bytes_of(target: Target, *, decode: bool, count: int = 256) -> int:
         LoadersError: It is not known how a ``RAMDataset`` would hold them.
     """
     dataset = target.dataset
+    if isinstance(dataset, TokenWindows):
+        dataset = dataset.dataset
     if isinstance(dataset, PackedDataset):
         some = dataset.select(_spread(len(dataset), count))
         plans = plan_columns(some, decode=decode, progress=False).values()

@@ -70,7 +70,14 @@ def table(sweep: Sweep) -> str:
     """Return a sweep as lines of text; the chosen configuration is marked."""
     best = sweep.best
     rows = [_row(result, result is best) for result in sweep.results]
-    return "\n".join(aligned([_COLUMNS, *rows]) + [f"note: {note}" for note in sweep.notes])
+    rows = [_COLUMNS, *rows]
+    if sweep.tokens:
+        rates = [number(result.rate * sweep.tokens) for result in sweep.results]
+        rows = [
+            (*row[:5], rate, *row[5:]) if len(row) == len(_COLUMNS) else row
+            for row, rate in zip(rows, ["tokens/s", *rates], strict=True)
+        ]
+    return "\n".join(aligned(rows) + [f"note: {note}" for note in sweep.notes])
 
 
 def _row(result: Result, is_best: bool) -> Sequence[str]:

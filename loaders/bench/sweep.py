@@ -17,6 +17,7 @@ from loaders.bench.measure import Config, Result, Run, interleave, time_loader
 from loaders.bench.targets import Endless, Target
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.samples import collate
+from loaders.datasets.tokens.windows import TokenWindows
 from loaders.limits import usable_cores
 from loaders.loader import DataLoader
 
@@ -55,12 +56,14 @@ class Sweep:
         results: One per configuration.
         cache: ``"warm"``, or ``"cold"`` where the files were dropped from the page cache before each run.
         notes: What whoever reads the figures should know.
+        tokens: Tokens of a sample; 0 where it has none.
     """
 
     target: str
     results: list[Result]
     cache: str = "warm"
     notes: list[str] = field(default_factory=list)
+    tokens: int = 0
 
     @property
     def best(self) -> Result:
@@ -142,7 +145,9 @@ def run_sweep(
     progress: bool = True,
 ) -> Sweep:
     """Measure configurations in turns, after one unmeasured look at each kind of loader."""
-    sweep = Sweep(target.name, [], "cold" if cold else "warm")
+    dataset = target.dataset
+    tokens = dataset.length if isinstance(dataset, TokenWindows) else 0
+    sweep = Sweep(target.name, [], "cold" if cold else "warm", tokens=tokens)
     seconds = limits.run_s(len(configs))
     dropped = Dropper(target) if cold else None
 

@@ -16,23 +16,27 @@ import torch
 from loaders import augment
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.ram import RAMDataset
+from loaders.datasets.packed import PackedDataset
+from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.shard import ShardDataset
+from loaders.datasets.tokens.windows import TokenWindows
+from loaders.device.nested import tensors_of
 from loaders.errors import LoadersError
 from loaders.manifest import read_manifest
 from loaders.sampling.order import Shuffled
-from loaders.schema import Image
+from loaders.schema import Image, Mask, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from loaders.datasets.packed import PackedDataset
-
     Int64s = npt.NDArray[np.int64]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 Kind = Literal["packed", "files", "object"]
+Holds = Literal["pictures", "volumes", "tokens", "other"]
+_WINDOW = 1024  # tokens, as TokenWindows has it by default
 _MIN_SHUFFLED = 4096
 _ENDLESS = 1 << 40
 
@@ -51,6 +55,7 @@ class Target:
         open: Makes the dataset, mapping its files anew.
         files: The files that hold its bytes; empty where that is not known.
         size: Height and width that images are cropped to, or 0.
+        window: Tokens of the windows that a packed stream of tokens is served in, or 0.
     """
 
     name: str
@@ -58,6 +63,7 @@ class Target:
     open: Callable[[], Any]
     files: list[Path] = field(default_factory=list)
     size: int = 0
+    window: int = 0
     _dataset: Any = None
 
     @property
@@ -154,6 +160,8 @@ def _shards(path: Path) -> list[Path]:
 def _folder(spec: str, path: Path, size: int) -> Target:
     if (path / "manifest.json").exists():
         plain = ShardDataset(path)
+        if isinstance(plain.schema.fields.get("tokens"), Tokens):
+            return _windows(spec, path, plain)
         size = size if _varies(plain) else 0
         return Target(
             spec, "packed", lambda: ShardDataset(path, augment=ops_for(size)), _shards(path), size
@@ -165,6 +173,27 @@ def _folder(spec: str, path: Path, size: int) -> Target:
     inner = sorted(p.parent.name for p in path.glob("*/manifest.json"))
     hint = f"; it holds the packed datasets {', '.join(inner)}: name one" if inner else ""
     raise TargetError(f"{spec!r} has neither a manifest.json nor images{hint}")
+
+
+def _windows(spec: str, path: Path, rows: ShardDataset) -> Target:
+    """Serve tokens as training does: rows are how they are stored."""
+    num_tokens = int(rows.column("num_tokens").sum())
+    if num_tokens < 2:
+        raise TargetError(f"{spec!r} has {num_tokens} tokens: there is no window of them")
+    length = min(_WINDOW, num_tokens - 1)
+    return Target(spec, "packed", lambda: TokenWindows(path, length), _shards(path), window=length)
+
+
+def holds(dataset: Any, batch: Any = None) -> Holds:
+    """Tell what samples are of, as far as the schema tells; of a Dataset of somebody else, as its batch looks."""
+    if isinstance(dataset, TokenWindows):
+        return "tokens"
+    if not isinstance(dataset, PackedDataset):
+        return "pictures" if any(t.dim() == 4 for t in tensors_of(batch)) else "other"
+    fields = dataset.stored_fields.values()
+    if any(isinstance(field, Image | Mask) for field in fields):
+        return "pictures"
+    return "volumes" if spatial_axes(fields) else "other"
 
 
 def _varies(dataset: PackedDataset) -> bool:

@@ -13,6 +13,8 @@ from loaders.bench.report import in_bytes, in_seconds, number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from loaders.bench.targets import Holds
+
 Bound = Literal[
     "storage", "cpu", "cores", "memory", "gil", "transfer", "finish", "step", "overhead"
 ]
@@ -66,6 +68,8 @@ class Facts:
         step_s: The user's training step, 0 without one.
         stall_share: Share of a real run's time that the step waited for data, if it was run.
         available: Share of the cores that were free for this process while it was measured.
+        holds: What samples are of: advice is for these.
+        is_whole: Nothing is cropped from them.
     """
 
     cores: int
@@ -84,6 +88,8 @@ class Facts:
     step_s: float = 0.0
     stall_share: float | None = None
     available: float = 1.0
+    holds: Holds = "other"
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +204,7 @@ def _advice(bound: Bound, facts: Facts, changes: Sequence[Change]) -> str:
     if bound == "step":
         return _advice_to_a_step(facts)
     if not changes:
-        return _ELSE[bound]
+        return _else(bound, facts)
     return f"What helps most: {changes[0]}."
 
 
@@ -302,12 +308,32 @@ _NAMES = {
 }  # fmt: skip
 _ELSE = {
     "storage": "Try more workers, shuffle='block', or RAMDataset, which reads once.",
-    "cpu": "Nothing that was tried is faster: less work for a sample (smaller images, a cheaper transform), "
-    "or more cores, would be.",
+    "cpu": "Nothing that was tried is faster: less work for a sample (a cheaper transform), or more cores, would be.",
     "cores": "More workers would wait beside it: end the other work, or give this one more cores.",
-    "memory": "Nothing that was tried is faster: smaller samples would be (crop at packing, narrower dtypes).",
+    "memory": "Nothing that was tried is faster: smaller samples would be (narrower dtypes).",
     "gil": "backend='process' runs it in processes; or call what releases the GIL (cv2, numpy on whole batches).",
     "transfer": "Send fewer bytes: uint8 instead of float, a crop before the copy, pin_memory=True.",
-    "finish": "A smaller crop, or a smaller scale of decoding, is less work there.",
+    "finish": "Less work there is what would help.",
     "overhead": "Try a larger batch_size, more prefetch, or a quieter machine.",
 }
+_OF_PICTURES = {
+    "cpu": "Nothing that was tried is faster: less work for a sample (smaller images, a cheaper transform), "
+    "or more cores, would be.",
+    "memory": "Nothing that was tried is faster: smaller samples would be (crop at packing, narrower dtypes).",
+    "finish": "A smaller crop, or a smaller scale of decoding, is less work there.",
+}
+_OF_TOKENS = {
+    "memory": "Nothing that was tried is faster: TokenWindows(..., dtype='stored') is narrower.",
+    "finish": "TokenWindows(..., dtype='int32') makes half of the bytes there, dtype='stored' none.",
+}
+_OF_VOLUMES = (
+    "Whole volumes are read: a crop reads less of each (augment=[augment.RandomCrop(...)])."
+)
+
+
+def _else(bound: Bound, facts: Facts) -> str:
+    """Return what to try where nothing was."""
+    if facts.holds == "volumes" and facts.is_whole and bound in ("storage", "cpu", "memory"):
+        return _OF_VOLUMES
+    own = {"pictures": _OF_PICTURES, "tokens": _OF_TOKENS}.get(facts.holds, {})
+    return own.get(bound, _ELSE[bound])

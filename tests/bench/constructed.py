@@ -143,6 +143,7 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 
 small_rows = RAMDataset.from_arrays(x=np.zeros((4096, 16), np.uint8))
+volumes = RAMDataset.from_arrays(x=np.zeros((64, 1, 8, 8, 8), np.float32))
 transformed = small_rows.replace(transform=lambda sample: sample)
 failing = small_rows.replace(transform=lambda sample: Fails().work())
 

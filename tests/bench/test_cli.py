@@ -15,6 +15,7 @@ from loaders.bench.targets import load
 from loaders.errors import LoadersError
 from loaders.limits import usable_cores
 from loaders.tuning import cache_file, read_workers
+from packdata.tokens.plan import pack_tokens
 from tests.bench.constructed import small_rows
 from tests.packdata.packing import pack_samples
 
@@ -57,7 +58,7 @@ def test_json_has_every_figure_and_repeat_and_the_verdict(
     found = json.loads(done.out)
     assert set(found) == {
         "dataset", "page_cache", "notes", "conditions", "results", "chosen",
-        "verdict", "stages", "facts", "step_samples_per_s",
+        "verdict", "stages", "facts", "step_samples_per_s", "tokens_per_sample",
     }  # fmt: skip
     assert [result["num_workers"] for result in found["results"]] == [0, 1]
     assert all(len(result["samples_per_s_repeats"]) == 3 for result in found["results"])
@@ -206,6 +207,44 @@ def test_recommend_has_a_line_that_makes_the_loader_and_what_auto_then_uses(
     assert {result["batch_size"] for result in found["results"]} == {3}
     assert read_workers(dataset, usable_cores()) == loader.num_workers
     assert DataLoader(dataset).num_workers == loader.num_workers
+
+
+def test_of_tokens_windows_are_measured_and_tokens_per_second_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    np.save(tmp_path / "ids.npy", np.zeros(20_000, np.uint16))
+    pack_tokens(tmp_path / "ids.npy", tmp_path / "tokens")
+
+    assert main([str(tmp_path / "tokens"), *QUICK, "--workers", "0"]) == 0
+    swept = capsys.readouterr()
+    assert main(["recommend", str(tmp_path / "tokens"), *QUICK, "--batch-size", "4"]) == 0
+    recommended = capsys.readouterr()
+
+    header, row, *_ = swept.out.splitlines()
+    rates = dict(zip(header.split(), row.split(), strict=False))
+    per_sample, per_token = (
+        float(rates[name].replace(",", "")) for name in ("samples/s", "tokens/s")
+    )
+    assert per_token == pytest.approx(1024 * per_sample, rel=0.01)
+    assert "windows of 1,024 tokens" in swept.err
+    assert "num_workers=8" not in swept.out
+    assert "image" not in swept.out
+    line = "DataLoader(TokenWindows(dataset, length=1024), batch_size=4, "
+    assert recommended.out.startswith(line)
+    assert " tokens/s. " in recommended.err
+
+
+def test_of_volumes_it_is_told_that_they_are_read_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--workers", "0", "--batch-size", "4", "--no-verdict", *QUICK]
+
+    assert main(["tests.bench.constructed:volumes", *options]) == 0
+
+    assert "whole volumes are read (a crop, augment.RandomCrop, reads less)" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("available", "is_kept"), [(1.0, True), (0.3, False)])

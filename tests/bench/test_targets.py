@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import RAMDataset, ShardDataset
+from loaders import RAMDataset, ShardDataset, TokenWindows
 from loaders.bench import machine, pagecache
 from loaders.bench import sweep as sweep_module
 from loaders.bench.measure import Config, Run, num_samples, time_loader
@@ -24,10 +24,19 @@ from loaders.bench.sweep import (
     run_sweep,
     worker_counts,
 )
-from loaders.bench.targets import Endless, ImageFiles, TargetError, load
+from loaders.bench.targets import Endless, ImageFiles, TargetError, holds, load
 from loaders.sampling.order import Order
+from packdata.tokens.plan import pack_tokens
 from tests.bench.constructed import Instant, Sleeps, Stream, a_sweep, small_rows
 from tests.packdata.packing import pack_samples
+
+
+def pack_tokens_of(folder: Path, num: int) -> Path:
+    """Pack ids, as they come from elsewhere."""
+    np.save(folder / "ids.npy", np.arange(num, dtype=np.uint16))
+    pack_tokens(folder / "ids.npy", folder / "tokens")
+    return folder / "tokens"
+
 
 PHOTOS = Path(__file__).parents[1] / "data/photos"
 
@@ -50,6 +59,36 @@ def test_images_of_one_size_are_served_whole(tmp_path: Path) -> None:
 
     assert target.size == 0
     assert target.dataset.augment == ()
+
+
+@pytest.mark.parametrize(("num_tokens", "window"), [(5000, 1024), (300, 299)])
+def test_tokens_are_served_in_windows_and_not_in_the_rows_that_they_are_stored_in(
+    tmp_path: Path, num_tokens: int, window: int
+) -> None:
+    target = load(str(pack_tokens_of(tmp_path, num_tokens)))
+
+    assert isinstance(target.dataset, TokenWindows)
+    assert (target.kind, target.window, target.dataset.length) == ("packed", window, window)
+    assert (target.size, len(target.files)) == (0, 1)
+
+
+def test_one_token_makes_no_window(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="has 1 tokens: there is no window"):
+        load(str(pack_tokens_of(tmp_path, 1)))
+
+
+def test_what_samples_hold_is_told_by_the_schema_or_by_the_look_of_a_batch(tmp_path: Path) -> None:
+    numbers = np.zeros((4, 8), np.float32)
+    volumes = RAMDataset.from_arrays(x=np.zeros((4, 6, 6, 6), np.float32))
+    pictures = ShardDataset(pack_samples(tmp_path / "d", 3))
+
+    assert holds(pictures) == "pictures"
+    assert holds(pictures.replace(fields=["label"])) == "other"
+    assert holds(volumes) == "volumes"
+    assert holds(RAMDataset.from_arrays(x=numbers)) == "other"
+    assert holds(load(str(pack_tokens_of(tmp_path, 50))).dataset) == "tokens"
+    assert holds(Instant(), [torch.zeros(2, 3, 8, 8), torch.zeros(2)]) == "pictures"
+    assert holds(Instant(), torch.zeros(2, 8)) == "other"
 
 
 def test_a_folder_of_images_is_read_as_a_newcomer_would(tmp_path: Path) -> None:

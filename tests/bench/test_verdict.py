@@ -19,6 +19,7 @@ def facts(**changed: Any) -> Facts:
         "sample_bytes": 150e3,
         "copy_bytes_per_s": 10e9,
         "stages": {"read": 1e-5, "decode": 8e-4, "augment": 1.9e-4},
+        "holds": "pictures",
     }
     return Facts(**usual | changed)
 
@@ -96,6 +97,30 @@ def test_above_a_step_the_next_limit_is_loading() -> None:
 def test_where_nothing_was_tried_there_is_advice(changed: dict[str, Any], said: str) -> None:
     assert said in judge(facts(**changed)).sentence
     assert said not in judge(facts(**changed), [Change("b", 3.1)]).sentence
+
+
+COPIES = {"cpu_s": 2.5e-5, "rate": 60e3}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (COPIES | {"holds": "other"}, "smaller samples would be (narrower dtypes)."),
+        (COPIES | {"holds": "tokens"}, "TokenWindows(..., dtype='stored') is narrower."),
+        ({"holds": "tokens"}, "less work for a sample (a cheaper transform)"),
+        ({"holds": "tokens", "finish_s": 2e-3}, "TokenWindows(..., dtype='int32')"),
+        ({"holds": "other", "finish_s": 2e-3}, "Less work there"),
+        (COPIES | {"holds": "volumes"}, "Whole volumes are read: a crop reads less of each"),
+        ({"holds": "volumes", "wait_s": 0.01, "rate": 190.0}, "augment.RandomCrop"),
+        (COPIES | {"holds": "volumes", "is_whole": False}, "(narrower dtypes)."),
+    ],
+)
+def test_advice_is_for_what_samples_hold(changed: dict[str, Any], said: str) -> None:
+    sentence = judge(facts(**changed)).sentence
+
+    assert said in sentence
+    assert "image" not in sentence
+    assert "crop at packing" not in sentence
 
 
 def test_processes_are_not_bound_by_the_gil() -> None:
