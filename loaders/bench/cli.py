@@ -84,7 +84,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_dataset(plan)
     plan.add_argument("--batch-size", type=_positive, default=256, metavar="N")
-    plan.add_argument("--workers", type=_count, default=usable_cores(), metavar="N")
+    plan.add_argument(
+        "--workers",
+        type=_count,
+        metavar="N",
+        help="of each rank (default: its share of the cores)",
+    )
     plan.add_argument("--backend", choices=_BACKENDS)
     plan.add_argument("--prefetch", type=_positive, metavar="N")
     plan.add_argument(
@@ -379,7 +384,9 @@ def run_plan(args: argparse.Namespace) -> int:
     """Print what a configuration will need, with batches as they are served, and with float32 made of uint8."""
     target = _load(args)
     dataset = target.dataset
-    config = Config(args.workers, args.batch_size, args.backend or target.backend, args.prefetch)
+    share = max(1, usable_cores() // args.ranks)  # as num_workers="auto" has it under torchrun
+    workers = share if args.workers is None else args.workers
+    config = Config(workers, args.batch_size, args.backend or target.backend, args.prefetch)
     sample_bytes = {"as served": planner.sample_bytes_of(dataset)}
     as_float = planner.sample_bytes_of(dataset, as_float=True)
     if as_float > sample_bytes["as served"]:
@@ -394,6 +401,7 @@ def run_plan(args: argparse.Namespace) -> int:
             cache_bytes=cached,
             shared=args.shared,
             ranks=args.ranks,
+            epoch=planner.epoch_of(dataset, args.batch_size, args.ranks),
         )
         for what, nbytes in sample_bytes.items()
     }

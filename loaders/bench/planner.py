@@ -77,6 +77,7 @@ def plan(
     cache_bytes: int = 0,
     shared: bool = False,
     ranks: int = 1,
+    epoch: int | None = None,
 ) -> Plan:
     """Return what a configuration will need.
 
@@ -88,17 +89,20 @@ def plan(
         cache_bytes: Of a ``RAMDataset``.
         shared: One copy of it per node, instead of one per rank.
         ranks: Training processes on the node.
+        epoch: Batches that a rank has in an epoch: no more exist at one time. None: any number.
     """
     batch_bytes = int(sample_bytes * config.batch_size)
     ahead = in_flight(config, group_size)
-    batches = ahead * group_size + _HELD
+    most = math.inf if epoch is None else epoch
+    batches = int(min(ahead * group_size + _HELD, most))
+    pinned_batches = int(min((ahead + 1) * group_size, most)) if pinned else 0
     is_process = config.backend == "process"
     per_worker = _PROCESS_BYTES if is_process else _SCRATCH_BYTES
     return Plan(
         batch_bytes=batch_bytes,
         batches=batches,
         slots_bytes=batches * batch_bytes,
-        pinned_bytes=(ahead + 1) * group_size * batch_bytes if pinned else 0,
+        pinned_bytes=pinned_batches * batch_bytes,
         workers_bytes=config.num_workers * per_worker,
         cache_bytes=cache_bytes,
         cache_copies=1 if shared else ranks,
@@ -113,6 +117,11 @@ def in_flight(config: Config, group_size: int = 1) -> int:
     if config.backend == "process":
         return (config.prefetch or 2) * config.num_workers
     return config.prefetch or num_in_flight(config.num_workers, group_size)
+
+
+def epoch_of(dataset: Any, batch_size: int, ranks: int = 1) -> int | None:
+    """Return how many batches a rank has in an epoch; None of a stream."""
+    return -(-len(dataset) // (ranks * batch_size)) if hasattr(dataset, "__len__") else None
 
 
 def group_size_of(dataset: Any, config: Config) -> int:
@@ -169,9 +178,8 @@ def table(plans: dict[str, Plan]) -> list[tuple[str, ...]]:
     first = next(iter(plans.values()))
     rows: list[tuple[str, ...]] = [("", *plans)]
     rows.append(("one batch", *(in_bytes(p.batch_bytes) for p in plans.values())))
-    rows.append(
-        (f"{first.batches} batches at a time", *(in_bytes(p.slots_bytes) for p in plans.values()))
-    )
+    most = f"{first.batches} batch{'es' * (first.batches != 1)} at a time"
+    rows.append((most, *(in_bytes(p.slots_bytes) for p in plans.values())))
     rows.append(("pinned copies", *(in_bytes(p.pinned_bytes) for p in plans.values())))
     rows.append(("workers", *(in_bytes(p.workers_bytes) for p in plans.values())))
     rows.append(("one rank", *(in_bytes(p.rank_bytes) for p in plans.values())))

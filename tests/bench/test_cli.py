@@ -320,19 +320,32 @@ def test_plan_prints_what_is_served_and_floats(
     assert "0 copies" not in out
 
 
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 12), (8, 1), (5, 2), (99, 1)])
+def test_plan_gives_each_rank_its_share_of_the_cores(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ranks: int, workers: int
+) -> None:
+    """As num_workers="auto" does under torchrun."""
+    monkeypatch.setattr("loaders.bench.cli.usable_cores", lambda: 12)
+
+    options = ["--ranks", str(ranks), "--json"]
+    assert main(["plan", "tests.bench.constructed:small_rows", *options]) == 0
+
+    assert json.loads(capsys.readouterr().out)["config"]["num_workers"] == workers
+
+
 def test_plan_counts_what_each_option_adds(
     packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = ["--batch-size", "10", "--workers", "2", "--backend", "process", "--prefetch", "3"]
+    config = ["--batch-size", "1", "--workers", "2", "--backend", "process", "--prefetch", "3"]
     node = ["--ranks", "3", "--ram", "decoded", "--shared", "--pinned"]
 
     assert main(["plan", str(packed), "--size", "32", *config, *node, "--json"]) == 0
 
     found = json.loads(capsys.readouterr().out)
-    plan, batch = found["as served"], 10 * (3 * 32 * 32 + 8)
-    assert list(found["config"].values()) == [2, 10, "process", 3]
-    assert (plan["batches"], plan["slots_bytes"]) == (2 * 3 + 2, 8 * batch)
-    assert plan["pinned_bytes"] == 7 * batch
+    plan, batch = found["as served"], 1 * (3 * 32 * 32 + 8)
+    assert list(found["config"].values()) == [2, 1, "process", 3]
+    assert (plan["batches"], plan["slots_bytes"]) == (4, 4 * batch)  # all of a rank's epoch
+    assert plan["pinned_bytes"] == 4 * batch
     in_ram = RAMDataset(packed, decode=True, progress=False).nbytes  # whole images, not the crops
     assert in_ram <= plan["cache_bytes"] <= in_ram + 12 * MAX_PLACES
     rank = plan["slots_bytes"] + plan["pinned_bytes"] + plan["workers_bytes"]

@@ -10,7 +10,7 @@ import pytest
 
 from loaders import RAMDataset
 from loaders.bench.measure import Config
-from loaders.bench.planner import in_flight, plan, ram_bytes_of, sample_bytes_of, table
+from loaders.bench.planner import epoch_of, in_flight, plan, ram_bytes_of, sample_bytes_of, table
 from loaders.bench.targets import load
 from loaders.errors import LoadersError
 from loaders.schema import Image
@@ -62,6 +62,19 @@ def test_groups_of_small_batches_exist_and_are_pinned_whole() -> None:
 
     assert grouped.batches == 3 * 4 + 2
     assert grouped.pinned_bytes == (3 + 1) * 4 * 800
+
+
+def test_no_more_batches_exist_than_an_epoch_of_the_rank_has() -> None:
+    config = Config(2, 8, "thread")
+    dataset = np.zeros(100)
+
+    few = plan(100, config, group_size=64, pinned=True, epoch=epoch_of(dataset, 8))
+
+    assert [epoch_of(dataset, 8, ranks) for ranks in (1, 2, 8, 99)] == [13, 7, 2, 1]
+    assert epoch_of(Stream(), 8) is None
+    assert (few.batches, few.slots_bytes, few.pinned_bytes) == (13, 13 * 800, 13 * 800)
+    assert plan(100, config, group_size=64, epoch=10**6).batches == 3 * 64 + 2
+    assert table({"": plan(100, config, epoch=1)})[2][0] == "1 batch at a time"
 
 
 def test_the_table_has_a_row_for_each_part_and_a_column_per_plan() -> None:
