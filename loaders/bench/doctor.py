@@ -268,15 +268,22 @@ def thread_pools(place: Place) -> Finding:
         "torch": torch_threads,
         "OpenMP": int(omp) if omp.isdigit() else usable,
     }
-    listed = ", ".join(f"{name} {size} ({size * usable})" for name, size in sizes.items())
-    found = f"in each worker, and in {usable}: {listed}; OMP_NUM_THREADS={omp or 'unset'}"
-    if usable > 1 and max(sizes.values()) > 1:
-        return Finding(
-            "thread pools", "cost", found,
-            "threads take turns on the cores (this loader sets OpenCV and torch to 1 in its own threads)",
-            "cv2.setNumThreads(1) in your Dataset; OMP_NUM_THREADS=1 for worker processes",
-        )  # fmt: skip
-    return Finding("thread pools", "ok", found)
+    listed = ", ".join(f"{name} {usable} x {n} = {usable * n}" for name, n in sizes.items())
+    found = (
+        f"a worker process for each of {usable} core{'s' * (usable > 1)} would start, in threads: {listed}; "
+        f"OMP_NUM_THREADS={omp or 'unset'}"
+    )
+    if usable == 1 or max(sizes.values()) == 1:
+        return Finding("thread pools", "ok", found)
+    of_opencv = "cv2.setNumThreads(1) in a Dataset that runs in worker processes"
+    if omp == "1":  # which OpenCV does not heed
+        of_opencv = of_opencv if opencv > 1 else ""
+        return Finding("thread pools", "ok", found, remedy=of_opencv)
+    return Finding(
+        "thread pools", "cost", found,
+        "in worker processes they take turns on the cores; none in this loader's threads, which are held to one each",
+        f"OMP_NUM_THREADS=1, and {of_opencv}",
+    )  # fmt: skip
 
 
 def frequency_governor(place: Place) -> Finding:

@@ -474,7 +474,7 @@ def test_probes_in_processes_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("opencv", "torch_threads", "omp", "level"),
     [
-        (1, 1, "1", "ok"), (4, 1, "1", "cost"), (1, 4, "1", "cost"), (1, 1, "4", "cost"), (1, 1, "", "cost"),
+        (1, 1, "1", "ok"), (4, 1, "1", "ok"), (4, 4, "", "cost"), (1, 1, "4", "cost"), (1, 1, "", "cost"),
     ],
 )  # fmt: skip
 def test_threads_of_every_library_are_counted_times_workers(
@@ -492,11 +492,13 @@ def test_threads_of_every_library_are_counted_times_workers(
     finding = doctor.thread_pools(Place(place.path, place.proc, place.sys, place.shm, environ))
 
     assert finding.level == level
+    assert "a worker process for each of 4 cores would start, in threads: " in finding.found
     assert (
-        f"OpenCV {opencv} ({4 * opencv}), torch {torch_threads} ({4 * torch_threads})"
-        in finding.found
-    )
-    assert f"OpenMP {omp or 4} ({4 * int(omp or 4)})" in finding.found
+        f"OpenCV 4 x {opencv} = {4 * opencv}, torch 4 x {torch_threads} = {4 * torch_threads}, "
+        f"OpenMP 4 x {omp or 4} = {4 * int(omp or 4)}; OMP_NUM_THREADS={omp or 'unset'}"
+    ) in finding.found
+    assert ("cv2.setNumThreads(1)" in finding.remedy) is (opencv > 1 or level == "cost")
+    assert ("none in this loader's threads" in finding.cost) is (level == "cost")
 
 
 def test_threads_of_libraries_cost_nothing_where_there_is_one_core(
