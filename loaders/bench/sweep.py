@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from tqdm import tqdm
 from loaders.backends.maker import Maker
 from loaders.bench import pagecache
 from loaders.bench.measure import Config, Result, Run, interleave, time_loader
+from loaders.bench.stages import one_thread, time_alone
 from loaders.bench.targets import Endless, Target
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.samples import collate
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _BATCH_S = 0.2  # a batch of the default size takes about so long on one worker
+_LOOK_S = 0.1  # at a few samples, again and again
 _MIN_RUN_S = 0.15
 
 
@@ -83,19 +84,26 @@ def worker_counts(cores: int) -> list[int]:
     return [0, *powers, cores]
 
 
-def default_batch_size(dataset: Any, clock: Any = time.perf_counter) -> int:
-    """Return a power of two, at most 256, whose batch takes well under a second on one worker."""
+def default_batch_size(dataset: Any) -> int:
+    """Return a power of four, at most 256, whose batch takes well under a second on one worker.
+
+    What others on the machine take is left out, and the steps are wide, so that two looks seldom disagree.
+    """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         return 64
     if isinstance(dataset, BatchDataset) and dataset.sample_nbytes is not None:
         return max(1, min(256, len(dataset)))
     count = min(8, len(dataset))
     dataset[0]  # opens files
-    began = clock()
-    for i in range(count):
-        dataset[i]
-    affordable = _BATCH_S / max(1e-9, (clock() - began) / count)
-    return max(1, min(256, 1 << max(0, int(affordable).bit_length() - 1), len(dataset)))
+    with one_thread():
+        cost = time_alone(
+            lambda: len([dataset[i] for i in range(count)]),
+            seconds=_LOOK_S,
+            min_calls=1,
+            warm_up=False,
+        )
+    affordable = _BATCH_S / max(1e-9, cost.cpu_s + cost.wait_s)
+    return min(len(dataset), next((n for n in (256, 64, 16, 4) if n <= affordable), 1))
 
 
 def grid(

@@ -14,6 +14,7 @@ from loaders import RAMDataset, ShardDataset, TokenWindows
 from loaders.bench import machine, pagecache
 from loaders.bench import sweep as sweep_module
 from loaders.bench.measure import Config, Run, num_samples, time_loader
+from loaders.bench.stages import Cost
 from loaders.bench.sweep import (
     Dropper,
     Limits,
@@ -205,9 +206,20 @@ def test_the_choice_is_the_fewest_workers_that_are_about_as_fast() -> None:
 def test_slow_samples_get_a_small_batch() -> None:
     """Quick ones get 256, if there are so many; of a stream nothing is known."""
     assert 16 <= default_batch_size(Sleeps()) <= 64
-    assert default_batch_size(Instant(), clock=lambda: 0.0) == 256
-    assert default_batch_size(torch.utils.data.Subset(Instant(), range(5)), clock=lambda: 0.0) == 5
+    assert default_batch_size(Instant()) == 256
+    assert default_batch_size(torch.utils.data.Subset(Instant(), range(5))) == 5
     assert default_batch_size(Stream()) == 64
+
+
+@pytest.mark.parametrize("queued_s", [0.0, 5e-3])
+def test_every_command_gets_the_same_batch_whatever_others_on_the_machine_take(
+    monkeypatch: pytest.MonkeyPatch, queued_s: float
+) -> None:
+    """Of samples that take 2 ms, by themselves: 64 is less than 0.2 s, and the next step, 256, is far."""
+    cost = Cost(2e-3 + queued_s, 1.5e-3, 0.5e-3, queued_s)
+    monkeypatch.setattr(sweep_module, "time_alone", lambda work, **_: cost)
+
+    assert default_batch_size(Instant()) == 64
 
 
 def test_the_time_is_shared_among_runs_each_of_which_gets_a_little() -> None:
