@@ -28,6 +28,7 @@ from loaders.schema import Image
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from loaders.bench.measure import Result
     from loaders.bench.sweep import Sweep
 
 _SAMPLE = 256
@@ -56,14 +57,19 @@ def from_sweep(sweep: Sweep, usual: Config) -> list[Change]:
     before, best = sweep.find(usual), sweep.best
     if before is None or not before.rate or best.config == usual:
         return []
-    if best.spread[0] <= before.spread[1]:  # the ranges overlap: it may be chance
-        return []
     new, old = best.config, usual
     said = [f"num_workers={new.num_workers}"] if new.num_workers != old.num_workers else []
     said += [f"batch_size={new.batch_size}"] if new.batch_size != old.batch_size else []
     said += [f"backend={new.backend!r}"] if new.backend != old.backend else []
     said += [f"prefetch_factor={new.prefetch}"] if new.prefetch != old.prefetch else []
-    return [Change(f"{', '.join(said)} instead of {_short(old)}", best.rate / before.rate)]
+    return [_gain(f"{', '.join(said)} instead of {_short(old)}", before, best)]
+
+
+def _gain(what: str, before: Result, after: Result) -> Change:
+    """Return the change that one result is beside another: its least gain is of the slowest run over the quickest."""
+    (slow, quick), (slow_after, quick_after) = before.spread, after.spread
+    between = slow_after / max(1e-9, quick), quick_after / max(1e-9, slow)
+    return Change(what, after.rate / before.rate, between=between)
 
 
 def _short(config: Config) -> str:
@@ -75,12 +81,21 @@ def tried(
     config: Config,
     *,
     seconds: float = 8.0,
+    waits: bool = True,
     told: Callable[[str], None] = lambda _: None,
 ) -> list[Change]:
-    """Try what could help this kind of dataset; each gain is over the same samples served as they are now."""
+    """Try what could help this kind of dataset; each gain is over the same samples served as they are now.
+
+    Args:
+        target: What is measured.
+        config: The chosen settings.
+        seconds: For all of it, about.
+        waits: Samples give their core up for part of their time.
+        told: Called with what takes long.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loaders-bench-")))
-        trials = list(_trials(target, config, folder, told))
+        trials = list(_trials(target, config, folder, waits, told))
         if not trials:
             return []
         return _measured(Trial("", target.dataset, config), trials, seconds)
@@ -102,18 +117,17 @@ def _measured(now: Trial, trials: list[Trial], seconds: float) -> list[Change]:
         )
 
     results = interleave(list(by_number), run, repeats=3)
-    rates = [result.rate for result in results]
-    if not rates[0]:
+    if not results[0].rate:
         return []
     return [
-        Change(trial.what, rate / rates[0])
-        for trial, rate in zip(trials, rates[1:], strict=True)
-        if rate
+        _gain(trial.what, results[0], result)
+        for trial, result in zip(trials, results[1:], strict=True)
+        if result.rate
     ]
 
 
 def _trials(
-    target: Target, config: Config, folder: Path, told: Callable[[str], None]
+    target: Target, config: Config, folder: Path, waits: bool, told: Callable[[str], None]
 ) -> Iterator[Trial]:
     dataset = target.dataset
     workers = max(config.num_workers, usable_cores())
@@ -129,13 +143,13 @@ def _trials(
         if target.size:
             yield from _packed(_as_files(dataset, folder), target, folder, threads, told)
     elif not isinstance(dataset, TokenWindows):  # which one thread serves
-        yield from _waiting(target, config)
+        yield from _waiting(target, config, waits)
 
 
-def _waiting(target: Target, config: Config) -> Iterator[Trial]:
-    """Workers beyond the cores help only those that wait."""
+def _waiting(target: Target, config: Config, waits: bool) -> Iterator[Trial]:
+    """Workers beyond the cores help only those that wait; of what computes they only take cores from other work."""
     more = max(8, 4 * usable_cores())
-    if config.num_workers < more:
+    if waits and config.num_workers < more:
         yield Trial(f"num_workers={more}", target.dataset, replace(config, num_workers=more))
     if config.backend == "thread":
         workers = max(1, config.num_workers)

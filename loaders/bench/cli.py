@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 COMMANDS = ("sweep", "recommend", "plan", "doctor")
 _BACKENDS = ("thread", "subprocess", "process")
+_WAITS = 0.1  # of its time on a core, for a sample to count as one that waits
 _SWEEP_SHARE, _STAGES_SHARE, _TRIALS_SHARE = 0.5, 0.25, 0.25
 
 
@@ -295,7 +296,8 @@ def _judge(
     known = changes.from_sweep(sweep, usual_config(target, best.config))
     if trials and judge(found.facts).bound != "step":
         seconds = _TRIALS_SHARE * args.seconds
-        known += changes.tried(target, best.config, seconds=seconds, told=_say)
+        waits = found.facts.wait_s > _WAITS * found.facts.cpu_s
+        known += changes.tried(target, best.config, seconds=seconds, waits=waits, told=_say)
     return judge(found.facts, known), found, best.config
 
 

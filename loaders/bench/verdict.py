@@ -35,16 +35,28 @@ class Change:
         what: In a few words, as it would be typed.
         gain: Times as many samples/s, or None where it could not be tried.
         is_measured: False: the gain is computed, not tried.
+        between: The least and the most that it may be, by the slowest and quickest of each one's runs; None if unknown.
     """
 
     what: str
     gain: float | None = None
     is_measured: bool = True
+    between: tuple[float, float] | None = None
+
+    @property
+    def is_worth_it(self) -> bool:
+        """False where it gains nothing, or no more than runs of one setting differ."""
+        surely = self.between is None or self.between[0] > 1
+        return self.gain is None or (self.gain >= _WORTH and surely)
 
     def __str__(self) -> str:
         if self.gain is None:
             return f"{self.what} (gain not measured)"
-        return f"{self.what}: {number(self.gain)}x" + ("" if self.is_measured else " (computed)")
+        sure = "" if self.is_measured else " (computed)"
+        if self.between is not None:
+            low, high = map(number, self.between)
+            sure = " (one run)" if low == high else f" ({low} to {high})"
+        return f"{self.what}: {number(self.gain)}x{sure}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +126,7 @@ def judge(facts: Facts, changes: Sequence[Change] = ()) -> Verdict:
     limits = dict(sorted(limits_of(facts).items(), key=lambda item: item[1]))
     bound = _bound(facts, limits)
     ranked = sorted(changes, key=lambda c: -(c.gain or 0.0))
-    useful = [c for c in ranked if c.gain is None or c.gain >= _WORTH]
+    useful = [change for change in ranked if change.is_worth_it]
     if bound == "step":
         useful = []
     return Verdict(bound, _sentence(bound, facts, limits, useful), limits, useful)

@@ -21,10 +21,10 @@ PHOTOS = Path(__file__).parents[1] / "data/photos"
 @pytest.mark.parametrize(
     ("usual", "told"),
     [
-        (Config(0, 64, "thread"), ["num_workers=2 instead of num_workers=0: 3x"]),
+        (Config(0, 64, "thread"), ["num_workers=2 instead of num_workers=0: 3x (2.99 to 3)"]),
         (
             Config(0, 64, "process"),
-            ["num_workers=2, backend='thread' instead of num_workers=0: 3x"],
+            ["num_workers=2, backend='thread' instead of num_workers=0: 3x (2.99 to 3)"],
         ),
         (Config(2, 64, "thread"), []),  # that is what was chosen
         (Config(1, 32, "thread"), []),  # that was not measured
@@ -44,12 +44,22 @@ def test_every_setting_that_differs_is_named() -> None:
     ]
 
 
-def test_ranges_that_overlap_show_nothing() -> None:
+def test_ranges_that_overlap_are_not_worth_a_change() -> None:
     """It may be chance."""
     sweep = a_sweep()
     sweep.results[0].runs[0].samples_per_s = 3000.0
 
-    assert from_sweep(sweep, Config(0, 64, "thread")) == []
+    (change,) = from_sweep(sweep, Config(0, 64, "thread"))
+
+    assert change.between == (1.0, 3002 / 1001)
+    assert not change.is_worth_it
+
+
+def test_more_workers_than_cores_are_not_tried_on_what_computes() -> None:
+    """On a busy machine they would look quicker: they take the cores of other work."""
+    target = load("tests.bench.constructed:Hashes")
+
+    assert tried(target, Config(2, 4, "process"), seconds=0.1, waits=False) == []
 
 
 def test_more_workers_and_processes_are_tried_on_what_may_wait() -> None:

@@ -151,6 +151,12 @@ def test_changes_are_ranked_by_gain_and_those_that_do_not_help_left_out() -> Non
     assert verdict.sentence.endswith("What helps most: b: 3.1x.")
 
 
+def test_a_gain_within_the_noise_of_its_runs_is_left_out() -> None:
+    tried = [Change("a", 1.79, between=(0.9, 3.1)), Change("b", 1.3, between=(1.1, 1.5))]
+
+    assert [change.what for change in judge(facts(), tried).changes] == ["b"]
+
+
 def test_nothing_is_to_be_changed_where_the_step_is_the_limit() -> None:
     assert judge(facts(step_s=2e-3), [Change("b", 3.1)]).changes == []
 
@@ -179,5 +185,7 @@ def test_a_step_that_is_the_limit_and_yet_waits_is_told_what_to_try(
 
 def test_a_change_says_whether_its_gain_was_tried() -> None:
     assert str(Change("x", 2.5)) == "x: 2.5x"
+    assert str(Change("x", 2.5, between=(1.9, 3.25))) == "x: 2.5x (1.9 to 3.25)"
+    assert str(Change("x", 2.5, between=(2.5, 2.5))) == "x: 2.5x (one run)"
     assert str(Change("x", 2.5, is_measured=False)) == "x: 2.5x (computed)"
     assert str(Change("x")) == "x (gain not measured)"
