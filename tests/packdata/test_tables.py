@@ -232,6 +232,76 @@ def test_standardized_numbers_have_mean_0_and_deviation_1(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("where", "query"),
+    [
+        ("carat > 2", "carat > 2"),
+        ("2 >= carat", "carat <= 2"),
+        ("not carat >= 1.5 or depth == 61", "not carat >= 1.5 or depth == 61"),
+        ("1 < carat <= 2.5", "1 < carat <= 2.5"),
+        ("depth in (50, 61, 7)", "depth in (50, 61, 7)"),
+        ("depth not in [50.0, 61]", "depth not in (50, 61)"),
+        ("depth != -61", "depth == depth"),
+        ("sold", "sold == 'True'"),
+        ("not sold", "sold == 'False'"),
+        ("sold == True and depth < 60", "sold == 'True' and depth < 60"),
+        ("depth < kind_number and kind_number > depth", "depth < kind_number"),
+        ("depth == depth", "depth == depth"),
+        ("same == 7 and depth < 1e999", "depth == depth"),
+        (f"depth < 1{'0' * 400} and depth > -1{'0' * 400}", "depth == depth"),
+        ("depth == 'a' or carat > 2", "carat > 2"),
+    ],
+)
+def test_conditions_on_standardized_columns_mean_the_numbers_of_the_source(
+    tmp_path: Path, where: str, query: str, dtype: str
+) -> None:
+    table = frame().assign(same=7, kind_number=lambda t: t.price % 60).drop(columns=["when"])
+    features = ("carat", "depth", "sold", "same")
+    options: dict[str, Any] = {"features": features, "dtype": dtype, "standardize": True}
+    pack(table.round({"carat": 1}), tmp_path, target=("price", "kind_number"), **options)
+
+    copy_dataset(tmp_path / "t.csv-packed", tmp_path / "b", CopyOptions(where=where))
+
+    expected = table.round({"carat": 1}).query(query).price.tolist()
+    assert PackedReader(tmp_path / "b").column("price").tolist() == expected
+
+
+def test_missing_numbers_of_standardized_columns_are_nan_or_the_mean(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"features": ("carat",), "standardize": True}
+    table = frame()
+    table.loc[[3, 200], "carat"] = None
+    nan = pack(table, tmp_path, **options, missing="nan").path
+
+    counts = {}
+    for where in ("carat > 0", "carat != 1e9", "not carat > 0", "carat == carat"):
+        made = copy_dataset(nan, tmp_path / "b", CopyOptions(where=where), overwrite=True)
+        counts[where] = made.num_samples
+
+    assert list(counts.values()) == [ROWS - 2, ROWS, 2, ROWS - 2]
+    filled = pack(table, tmp_path, "m.csv", **options, missing="mean")
+    where = f"carat == {features_of(filled).mean[0]}"
+    assert copy_dataset(filled.path, tmp_path / "c", CopyOptions(where=where)).num_samples == 2
+
+
+def test_columns_standardized_differently_are_not_compared(tmp_path: Path) -> None:
+    pack(frame(), tmp_path, features=("carat", "depth"), standardize=True)
+
+    for where in ("carat < depth", "carat in (1, depth)", "1 < depth == carat"):
+        with pytest.raises(SchemaError, match="are standardized, each by its own mean"):
+            copy_dataset(tmp_path / "t.csv-packed", tmp_path / "b", CopyOptions(where=where))
+
+
+def test_statistics_say_that_numbers_are_standardized(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(pack(frame(), tmp_path, features=("carat",), standardize=True).path)
+
+    assert main(["stats", path]) == 0
+    assert "\nfeatures (features, standardized)\n  carat: min -1" in capsys.readouterr().out
+    assert stats(path).fields["features"]["standardized"] is True
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_numbers_are_stored_as_asked(tmp_path: Path, dtype: str) -> None:
     table = frame()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,9 +56,23 @@ def column_fields(schema: Schema) -> dict[str, Field]:
 
 def _column_field(kind: Features | Categories, i: int) -> Field:
     if isinstance(kind, Features):
-        return Features(dtype=kind.dtype, columns=kind.columns[i : i + 1])
+        return Features(
+            dtype=kind.dtype,
+            columns=kind.columns[i : i + 1],
+            mean=kind.mean[i : i + 1],
+            std=kind.std[i : i + 1],
+            standardized=kind.standardized,
+        )
     words = kind.vocabularies[i : i + 1]
     return Categories(dtype=kind.dtype, columns=kind.columns[i : i + 1], vocabularies=words)
+
+
+_N = TypeVar("_N", float, npt.NDArray[np.float64])
+
+
+def standardized(values: _N, mean: float, std: float) -> _N:
+    """Return numbers as a standardized column has them, before they are rounded to its dtype."""
+    return (values - mean) / (std or 1.0)
 
 
 def features_stats(reader: PackedReader, name: str, kind: Features) -> dict[str, Any]:
@@ -68,7 +82,7 @@ def features_stats(reader: PackedReader, name: str, kind: Features) -> dict[str,
         for moments, values in zip(found, np.ascontiguousarray(rows.T), strict=True):
             moments.add(Moments.of(values[~np.isnan(values)]))
     columns = zip(kind.columns, found, strict=True)
-    return {
+    return ({"standardized": True} if kind.standardized else {}) | {
         "columns": {name: numbers_of(each, len(reader) - each.count) for name, each in columns}
     }
 

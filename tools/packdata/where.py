@@ -10,13 +10,18 @@ from __future__ import annotations
 import ast
 import difflib
 import itertools
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from loaders.errors import SchemaError
 from loaders.schema import Array, Categories, Features, Label, MultiLabel, Text
+from packdata.rows import standardized
 
 if TYPE_CHECKING:
     from loaders.schema import Field
@@ -76,6 +81,73 @@ class ClassNumber(int):
         return int.__hash__(self)
 
 
+class Standardized(float):
+    """A stored ``(value - mean) / std`` that compares with numbers as the value does.
+
+    The other number goes the way of the value, rounding included: equal values stay equal, and
+    what is stored is never turned back.
+    """
+
+    field: Features
+
+    def __new__(cls, stored: float, field: Features) -> Standardized:
+        """Make the number of a field of one column."""
+        self = super().__new__(cls, stored)
+        self.field = field
+        return self
+
+    def _stored(self, other: Any) -> Any:
+        """Return what the column would hold for another number; what is none as it is."""
+        scale = _scale(self.field)
+        if isinstance(other, Standardized):
+            if _scale(other.field) != scale:
+                names = f"{self.field.columns[0]!r} and {other.field.columns[0]!r}"
+                raise SchemaError(
+                    f"{names} are standardized, each by its own mean and deviation: compare them "
+                    "with numbers, not with each other"
+                )
+            return float(other)
+        return _as_stored(other, *scale) if isinstance(other, int | float) else other
+
+    def __eq__(self, other: object) -> bool:
+        return float.__eq__(self, self._stored(other))
+
+    def __ne__(self, other: object) -> bool:
+        return float.__ne__(self, self._stored(other))
+
+    def __lt__(self, other: float) -> bool:
+        return float.__lt__(self, self._stored(other))
+
+    def __le__(self, other: float) -> bool:
+        return float.__le__(self, self._stored(other))
+
+    def __gt__(self, other: float) -> bool:
+        return float.__gt__(self, self._stored(other))
+
+    def __ge__(self, other: float) -> bool:
+        return float.__ge__(self, self._stored(other))
+
+    def __bool__(self) -> bool:
+        return self != 0  # the value, where 0 is its mean
+
+    def __hash__(self) -> int:
+        return float.__hash__(self)
+
+
+def _scale(field: Features) -> tuple[float, float, str]:
+    return field.mean[0], field.std[0], field.dtype
+
+
+@lru_cache  # most are constants, met again in each row
+def _as_stored(number: float, mean: float, std: float, dtype: str) -> float:
+    try:
+        number = float(number)
+    except OverflowError:  # a long int
+        number = math.inf if number > 0 else -math.inf
+    with np.errstate(over="ignore"):
+        return float(np.dtype(dtype).type(standardized(number, mean, std)))
+
+
 class Where:
     """A condition on the values of a sample.
 
@@ -83,7 +155,8 @@ class Where:
         expression: For example ``key in ("a", "b") or not label < 3``. A label compares with
             numbers and with class names; a multi-label is the tuple of its class names (``"cat"
             in tags``); ``x in text`` finds a part. A category of a table is its text, ``""``
-            where it is missing or unknown. A float equals the shortest number that stands for it.
+            where it is missing or unknown. A float equals the shortest number that stands for it,
+            one of a standardized column the number that it was in the source.
         fields: The fields that may be named; of these only scalars, labels, texts and rows of one
             column have a value.
 
@@ -231,6 +304,8 @@ def scalar(field: Field, value: Any) -> Any:
         return words[number - 1] if 0 < number <= len(words) else ""
     if isinstance(field, Features | Array):
         number = value.reshape(-1)[0]
+        if isinstance(field, Features) and field.standardized:
+            return Standardized(number.item(), field)
         # 0.3 as a float32 is 0.30000001: it shall equal 0.3
         return float(str(number)) if number.dtype.kind == "f" else number.item()
     return value

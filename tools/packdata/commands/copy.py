@@ -29,8 +29,9 @@ _DETAILS = (
     "Records that nothing is asked of are copied byte for byte.\n\n"
     "A condition has comparisons, and, or, not, in, literals, names of fields with one value:\n"
     "labels compare with numbers and with names of classes, 'x' in key finds a part of a text.\n"
-    "Of a packed table it can name columns, as they are stored: carat > 1 and cut == 'Ideal';\n"
-    "cut == '' where a category is missing."
+    "Of a packed table it can name columns: carat > 1 and cut == 'Ideal', cut == '' where a\n"
+    "category is missing; the numbers are those of the source, also where --standardize changed\n"
+    "what is stored."
 )  # fmt: skip
 
 

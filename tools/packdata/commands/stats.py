@@ -64,9 +64,10 @@ def _show(found: Stats) -> None:
     show(f"{counted(found.num_samples, 'sample')}{some}")
     show(f"bytes per sample: {_row(found.bytes_per_sample)}")
     for name, about in found.fields.items():
-        rest = {key: value for key, value in about.items() if key != "kind"}
+        rest = {k: value for k, value in about.items() if k not in ("kind", "standardized")}
         if rest:
-            show(f"{name} ({about['kind']})")
+            extra = ", standardized" if about.get("standardized") else ""
+            show(f"{name} ({about['kind']}{extra})")
         for key, value in rest.items():
             if key in ("classes", "pixels_by_value"):
                 _show_counts(key.replace("_", " "), value)

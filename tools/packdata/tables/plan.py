@@ -14,6 +14,7 @@ from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.describe import describe_field
 from packdata.moments import Moments
+from packdata.rows import standardized
 from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ def _check_range(features: Features, source: Path | str) -> None:
     for i, name in enumerate(features.columns):
         ends = [features.least[i], features.most[i]]
         if features.standardized:
-            ends = [(end - features.mean[i]) / (features.std[i] or 1.0) for end in ends]
+            ends = [standardized(end, features.mean[i], features.std[i]) for end in ends]
         if max(map(abs, ends)) > most:
             what = f"column {name!r} has numbers of {ends[0]:g} to {ends[1]:g}"
             hint = f"{features.dtype} holds up to {most:g}: take --dtype float32 or float64"

@@ -14,6 +14,7 @@ import pyarrow as pa
 from loaders.columns import FixedColumn
 from loaders.errors import SourceError
 from packdata.recipe import Block, Recipe, Target
+from packdata.rows import standardized
 from packdata.tables.plan import CATEGORIES, FEATURES, MISSING
 from packdata.tables.scan import place
 from packdata.tables.values import (
@@ -148,7 +149,7 @@ class TablesRecipe(Recipe):
             elif features.missing == "mean" and missing.any():
                 values = np.where(missing, features.mean[i], values)
             if features.standardized:
-                values = (values - features.mean[i]) / (features.std[i] or 1.0)
+                values = standardized(values, features.mean[i], features.std[i])
             with np.errstate(over="ignore"):
                 out[:, i] = values
             too_large = np.isinf(out[:, i]) & np.isfinite(values)
