@@ -673,3 +673,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
     assert peaks[1] < 800
     assert peaks[1] < peaks[0] + 150
+
+
+def test_help_says_how_test_data_stay_out_of_the_statistics(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["tables", "--help"])
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert "over all rows: to keep test data out" in text
+    assert "pack the training file, then the test file --like it" in text

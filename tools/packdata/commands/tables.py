@@ -86,7 +86,12 @@ def _add_value_options(group: Any) -> None:
         default="float32",
         help="of the features (default: float32)",
     )
-    add("--standardize", action="store_true", help="store (value - mean) / std of the features")
+    add(
+        "--standardize",
+        action="store_true",
+        help="store (value - mean) / std of the features, over all rows: to keep test data out of the "
+        "statistics, pack the training file, then the test file --like it, not one to be split",
+    )
     add(
         "--delimiter",
         type=unescaped,
