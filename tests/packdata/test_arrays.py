@@ -417,6 +417,17 @@ def test_a_missing_mask_is_named_with_the_place_it_is_looked_for(tmp_path: Path)
     assert str(masks / "b.npy") in message
 
 
+def test_arrays_of_other_shapes_without_a_mask_are_rejected_for_the_mask(tmp_path: Path) -> None:
+    src = save(tmp_path / "src", {f"c{i}": numbers((3 + i, 4)) for i in range(3)})
+    masks = save(tmp_path / "masks", {"c0": numbers((3, 4))})
+
+    packed = pack_arrays(src, tmp_path / "dst", masks=masks, on_error="skip")
+
+    assert all("it has no mask" in error for _, error in packed.rejected)
+    assert len(packed.rejected) == 2
+    assert stored(tmp_path / "dst", "mask").keys() == {"c0"}
+
+
 @pytest.mark.parametrize("option", [{"mask_dtype": "float32"}, {"dtype": "complex64"}])
 def test_dtypes_that_cannot_be_stored_are_refused(tmp_path: Path, option: Any) -> None:
     with pytest.raises(SchemaError, match=r"whole numbers|cannot be stored"):

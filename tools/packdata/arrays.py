@@ -81,11 +81,13 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
             raise SourceError(what, item.where, "Pack arrays of each kind by themselves")
         records = {label.name: label.encode(item) for label in self.labels}
         records["key"] = self._key_codec.encode(item.key)
-        array = self.axes.arrange(self.files.read_array(item))
-        records[ARRAY] = self._encode(ARRAY, array, item.where)
-        if self.files.has_masks:
+        if (
+            self.files.has_masks
+        ):  # first: an array without one had no say in the shape of the field
             mask = self.files.read_mask(item, self.axes.spatial_shape(shape))
             records[MASK] = self._encode(MASK, mask, item.where)
+        array = self.axes.arrange(self.files.read_array(item))
+        records[ARRAY] = self._encode(ARRAY, array, item.where)
         return [records]
 
     def _encode(self, name: str, array: npt.NDArray[Any], where: str) -> bytes:
