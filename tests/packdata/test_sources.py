@@ -94,10 +94,18 @@ class TestFolders:
         with pytest.raises(SourceError, match=r"2 x \.txt"):
             open_source(touch(tmp_path, "a.txt", "b/c.txt"))
 
-    def test_duplicate_keys_name_both_files(self, tmp_path: Path) -> None:
-        touch(tmp_path, "a/1.jpg", "a/1.png")
+    def test_files_that_differ_in_the_suffix_alone_keep_it_in_their_keys(
+        self, tmp_path: Path
+    ) -> None:
+        source = open_source(touch(tmp_path, "a/1.png", "a/2.jpg", "b/1.jpg", "a/1.JPG"))
 
-        with pytest.raises(SourceError, match=r"'a/1': a/1\.jpg and a/1\.png"):
+        assert keys(source) == ["a/1.JPG", "a/1.png", "a/2", "b/1"]
+        assert keys(source, 1) == ["a/1.png", "a/2", "b/1"]
+
+    def test_duplicate_keys_name_both_files(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a/1.jpg", "a/1.png", "a/1.jpg.png")
+
+        with pytest.raises(SourceError, match=r"'a/1\.jpg': a/1\.jpg and a/1\.jpg\.png"):
             open_source(tmp_path)
 
     def test_links_are_followed_and_loops_cut(self, tmp_path: Path) -> None:
@@ -191,9 +199,12 @@ class TestFolders:
         json.dumps(before)
 
     def test_masks_are_found_by_key(self, tmp_path: Path) -> None:
-        masks = MaskFolder(touch(tmp_path, "a/1.png", "2.bmp"))
+        masks = MaskFolder(touch(tmp_path, "a/1.png", "2.bmp", "b/1.jpg.png"))
 
         assert masks.read("a/1", "x") == b"a/1.png"
+        assert masks.read("b/1.jpg", "x") == b"b/1.jpg.png"
+        with pytest.raises(SourceError, match=r"a/1\.png: it has no mask.*a/1\.png\.png"):
+            masks.read("a/1.png", "photos/a/1.png")
         with pytest.raises(SourceError, match=r"photos/3\.jpg: it has no mask.*3\.png"):
             masks.read("3", "photos/3.jpg")
 
@@ -336,6 +347,13 @@ class TestLists:
         with pytest.raises(SourceError, match="has no column 'nope'"):
             open_source(tmp_path / "l.csv", image_column="photo", mask_column="nope")
 
+    def test_paths_that_differ_in_the_suffix_alone_keep_it_in_their_keys(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "l.csv").write_text("path\n./x/a.jpg\nb.jpg\nx/a.png\n")
+
+        assert keys(open_source(tmp_path / "l.csv")) == ["x/a.jpg", "b", "x/a.png"]
+
     def test_identity_follows_the_pictures_too(self, tmp_path: Path) -> None:
         touch(tmp_path, "a.jpg")
         (tmp_path / "l.csv").write_text("path\na.jpg\n")
@@ -354,7 +372,8 @@ class TestLists:
             ("path,label\n,1\n", "line 2: it has no path in column 'path'"),
             ("path\n", "the list has no rows"),
             ("", "the list has no rows|has no column"),
-            ("path,label\na.jpg,1\na.png,2\n", "'a': line 2 and line 3"),
+            ("path,label\na.jpg,1\n./a.jpg,2\n", r"'a\.jpg': line 2 and line 3"),
+            ("path,label\na.jpg,1\na.jpg,2\n", "'a': line 2 and line 3"),
             ('path\n"a.jpg\n', "line 2: unexpected end of data"),
             ("path,a b,a-b\na.jpg,1,2\n", "columns 'a b' and 'a-b' would both be the field 'a_b'"),
             ("path,key\na.jpg,\n", "line 2: the key is missing"),

@@ -103,6 +103,9 @@ def source_notes(parts: Sequence[Part]) -> list[str]:
         notes.append(f"passed over: {', '.join(counts)}")
     if empty := _empty_classes(parts):
         notes.append(f"no class, for nothing is in it: {_some(empty)}; --classes can name it")
+    if suffixed := [file for part in parts for file in getattr(part.source, "suffixed", ())]:
+        what = f"{counted(len(suffixed), 'file')} differ from others in the suffix alone"
+        notes.append(f"{what}, which their keys keep: {_some(suffixed)}")
     notes += _unused_masks(parts)
     if unlabelled:
         notes.append(

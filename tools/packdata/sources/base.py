@@ -18,7 +18,7 @@ import xxhash
 from loaders.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 Pixels = npt.NDArray[np.uint8]
 _JPEG_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif"}
@@ -80,7 +80,8 @@ class Item:
     """One picture of a source with what is known of it.
 
     Attributes:
-        key: Its name, unique in the source: a relative path without suffix where there are paths.
+        key: Its name, unique in the source: where there are paths a relative one, without suffix
+            unless another file differs in nothing else.
         where: Its place: ``cats/1.jpg``, ``a.tar: 1.jpg``, ``list.csv, line 12 (1.jpg)``.
         read: Returns the bytes of the file, or the pixels (H x W) where the source holds those;
             SourceError.
@@ -176,13 +177,22 @@ def suffix_of(name: str) -> str:
     return os.path.splitext(name)[1].lower()
 
 
-def key_of(relative: str) -> str:
-    """Return a relative path without its suffix, with forward slashes."""
+def key_of(relative: str, shared: Container[str] = ()) -> str:
+    """Return a relative path with forward slashes, without its suffix where that is not ``shared``."""
     stem = os.path.splitext(relative)[0]
-    if _PLAIN_PATH.fullmatch(stem):  # most are, and there may be millions
-        return stem
-    path = PurePosixPath(relative)
-    return str(path.with_name(os.path.splitext(path.name)[0]))
+    if not _PLAIN_PATH.fullmatch(stem):  # most are, and there may be millions
+        path = PurePosixPath(relative)
+        stem, relative = str(path.with_name(os.path.splitext(path.name)[0])), str(path)
+    return relative if stem in shared else stem
+
+
+def shared_keys(files: Iterable[str]) -> frozenset[str]:
+    """Return what several files would have as key, such as ``a`` of ``a.jpg`` and ``a.png``."""
+    seen: set[str] = set()
+    twice: set[str] = set()
+    for key in map(key_of, files):
+        (twice if key in seen else seen).add(key)
+    return frozenset(twice)
 
 
 class FileHash:
@@ -230,7 +240,9 @@ def check_unique(keys: Iterable[tuple[str, str]], path: Path | str) -> None:
     for key, where in keys:
         if key in seen:
             what = f"two samples have the key {key!r}: {seen[key]} and {where}"
-            raise SourceError(what, path, "Keys are names without suffix: rename or remove one")
+            raise SourceError(
+                what, path, "Keys are names, mostly without suffix: rename or remove one"
+            )
         seen[key] = where
 
 

@@ -23,6 +23,7 @@ from packdata.sources.base import (
     is_hidden,
     key_of,
     read_file,
+    shared_keys,
     suffix_of,
 )
 
@@ -130,6 +131,7 @@ class FolderSource:
 
     Attributes:
         empty_classes: Folders that would be classes, but hold no file.
+        suffixed: Files whose keys keep the suffix, as they differ from others in nothing else.
     """
 
     has_masks = False
@@ -160,7 +162,9 @@ class FolderSource:
             "num_files": len(self._files),
             "files": listing.digest,
         }
-        check_unique(((key_of(file), file) for file in self._files), root)
+        self._shared = shared_keys(self._files)
+        self.suffixed = tuple(f for f in self._files if self._shared and key_of(f) in self._shared)
+        check_unique(((key_of(file, self._shared), file) for file in self._files), root)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -172,7 +176,8 @@ class FolderSource:
             file = self._files[i]
             path = os.path.join(self.root, file)
             labels = {"label": file.split("/", 1)[0]} if labelled else {}
-            yield Item(key_of(file), path, partial(read_file, path, path), labels, path=path)
+            key, read = key_of(file, self._shared), partial(read_file, path, path)
+            yield Item(key, path, read, labels, path=path)
 
 
 def _adds_files(listing: Listing, folder: str) -> bool:

@@ -28,6 +28,7 @@ from packdata.sources.base import (
     key_of,
     parse_json,
     read_file,
+    shared_keys,
 )
 
 if TYPE_CHECKING:
@@ -82,6 +83,9 @@ class ListSource:
         self.has_masks = self._mask is not None
         self.ignored: Mapping[str, int] = {}
         self._has_keys = "key" in columns
+        files = [] if self._has_keys else [self._inside(values) for _, values in self._rows]
+        self._shared = shared_keys(dict.fromkeys(files))
+        self.suffixed = tuple(f for f in files if self._shared and key_of(f) in self._shared)
         check_unique(((self._key(row), f"line {row[0]}") for row in self._rows), path)
         self.identity: Mapping[str, Any] = self._identity()
 
@@ -117,12 +121,15 @@ class ListSource:
     def _key(self, row: Row) -> str:
         line, values = row
         if not self._has_keys:
-            cell = values[self._image]
-            inside = os.path.relpath(cell, self.path.parent) if os.path.isabs(cell) else cell
-            return key_of(inside)
+            return key_of(self._inside(values), self._shared)
         if values.get("key") is None:
             raise SourceError("the key is missing", f"{self.path}, line {line}")
         return str(values["key"])
+
+    def _inside(self, values: Mapping[str, Any]) -> str:
+        """Return the path in a row, from the list's folder on."""
+        cell: str = values[self._image]
+        return os.path.relpath(cell, self.path.parent) if os.path.isabs(cell) else cell
 
     def _path_of(self, cell: str) -> str:
         return os.path.join(self.path.parent, cell)
