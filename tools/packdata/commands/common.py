@@ -89,10 +89,12 @@ def add_writing(parser: argparse.ArgumentParser, *, shards: bool = True) -> None
 
 
 def datasets_at(folder: Path) -> list[Path]:
-    """Return the dataset at a folder; of a folder of splits, each of them."""
+    """Return the dataset at a folder; of a folder of splits, of sizes or of both, each of them."""
     if (folder / MANIFEST_NAME).exists():
         return [folder]
-    return sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}")) or [folder]
+    below = [path.parent for n in ("*", "*/*") for path in folder.glob(f"{n}/{MANIFEST_NAME}")]
+    unfinished = f"{folder}/."  # what lies in .packing
+    return sorted(path for path in below if not str(path).startswith(unfinished)) or [folder]
 
 
 def parse_size(text: str) -> int:

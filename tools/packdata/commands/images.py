@@ -53,15 +53,15 @@ def _add_picture_options(group: Any) -> None:
         action="append",
         default=[],
         metavar="N|HxW",
-        help="size in pixels, HxW only with --fit; repeated: each becomes a dataset DST/SIZE "
-        "(default: as large as the files)",
+        help="size in pixels, HxW only with --fit; repeated: each becomes a dataset DST/SIZE, of "
+        "splits DST/SPLIT/SIZE (default: as large as the files)",
     )
     add(
         "--fit",
         choices=("shorter", "cover", "contain", "stretch"),
         default="shorter",
-        help="with --size: scale the shorter side to N (default), scale and cut, scale and pad, "
-        "or stretch",
+        help="with --size: scale the shorter side to N, where it is longer (default), scale and cut, "
+        "scale and pad, or stretch",
     )
     add(
         "--codec",
