@@ -502,6 +502,58 @@ def test_masks_of_no_picture_are_counted(
     assert note in capsys.readouterr().out
 
 
+def test_pictures_of_one_name_keep_their_suffix_in_the_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i, name in enumerate(("a/x.png", "a/x.jpg", "a/y.jpg", "b/x.jpg")):
+        picture(tmp_path / "src" / name, i)
+
+    note = (
+        "2 files differ from others in the suffix alone, which their keys keep: a/x.jpg, a/x.png"
+    )
+
+    for workers in (1, 3):
+        out = tmp_path / f"{workers}"
+        assert run("images", tmp_path / "src", out, "--workers", workers) == 0
+        assert note in capsys.readouterr().out
+        assert PackedReader(out).keys() == ["a/x.jpg", "a/x.png", "a/y", "b/x"]
+    assert run("images", tmp_path / "src", tmp_path / "dry", "--dry-run") == 0
+    assert note in capsys.readouterr().out
+
+
+def test_pictures_smaller_than_the_size_are_counted(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("images", photos, tmp_path / "a", "--size", "41", "--size", "43") == 0
+
+    shown = capsys.readouterr().out
+    assert "1 picture is smaller than 41 and kept that size" in shown
+    assert "3 pictures are smaller than 43 and kept that size" in shown
+    assert run("images", photos, tmp_path / "b", "--size", "43", "--codec", "png") == 0
+    assert "3 pictures are smaller than 43" in capsys.readouterr().out
+    assert run("images", photos, tmp_path / "c", "--size", "43", "--fit", "cover") == 0
+    assert "smaller than" not in capsys.readouterr().out
+
+
+def test_info_and_verify_find_the_sizes_of_splits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i, split in enumerate(("train", "val")):
+        picture(tmp_path / "src" / split / "cat" / f"{i}.jpg", i)
+    out = tmp_path / "out"
+    assert run("images", tmp_path / "src", out, "--size", "16", "--size", "8") == 0
+    (out / ".packing" / "x").mkdir(parents=True)
+    (out / ".packing" / "x" / "manifest.json").write_text("{")
+    capsys.readouterr()
+
+    assert run("info", out) == 0
+    shown = capsys.readouterr().out.splitlines()
+    expected = [f"{out}/{split}/{size}" for split in ("train", "val") for size in (16, 8)]
+    assert [line for line in shown if not line.startswith(" ")] == expected
+    assert run("verify", out) == 0
+    assert capsys.readouterr().out.count("all is well") == 4
+
+
 def test_splits_share_their_classes_and_one_command(tmp_path: Path) -> None:
     for i, split in enumerate(("train", "train", "val")):
         picture(tmp_path / "src" / split / ("cat", "dog", "dog")[i] / f"{i}.jpg", i)

@@ -253,7 +253,9 @@ class TestOptions:
             ({"quality": 0}, r"quality must be in \[1, 100\], got 0"),
             ({"codec": "jpeg", "keep_depth": True}, "to keep 16 take"),
             ({"sizes": [32, "32"]}, "each size can be asked for once"),
-            ({"sizes": ["32x20"]}, "takes one number"),
+            ({"sizes": ["32x20"]}, "takes one number, got 32x20"),
+            ({"sizes": ["32x32"]}, "takes one number, got 32x32"),
+            ({"sizes": [(32, 32)]}, "takes one number, got 32x32"),
         ],
     )
     def test_contradictions_are_refused(

@@ -54,10 +54,7 @@ class Resize:
                 f"sizes are 1 to {MAX_SIDE} pixels, got {self.height} x {self.width}"
             )
         if self.fit == "shorter" and self.height != self.width:
-            raise SchemaError(
-                f"fit 'shorter' takes one number, got {self.name}: "
-                "take 'cover', 'contain' or 'stretch' for height x width"
-            )
+            raise _not_one_number(self.height, self.width)
 
     @classmethod
     def parse(cls, size: int | str | Size, fit: str) -> Resize:
@@ -73,6 +70,8 @@ class Resize:
             height, width = size
         else:
             raise SchemaError(f"a size is N or HEIGHTxWIDTH in pixels, got {size!r}")
+        if fit == "shorter" and (numbers is None or numbers[2]):  # 96x96 is not what it would make
+            raise _not_one_number(height, width)
         return cls(height, width, fit)  # type: ignore[arg-type]
 
     @property
@@ -128,6 +127,13 @@ class Resize:
         left = max(0, width - 2 * math.ceil(self.width / scale)) // 2
         pixels = pixels[top : height - top, left : width - left]
         return pixels, (pixels.shape[0], pixels.shape[1])
+
+
+def _not_one_number(height: int, width: int) -> SchemaError:
+    return SchemaError(
+        f"fit 'shorter' takes one number, got {height}x{width}: "
+        "take 'cover', 'contain' or 'stretch' for height x width"
+    )
 
 
 @lru_cache(256)  # it is asked for four times per picture

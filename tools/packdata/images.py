@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 CODECS = ("jpeg", "png", "webp", "raw", "yuv420", "dct")
 _ONE_SIZE = ("raw", "yuv420", "dct")
 KEPT_QUALITY = 95  # of a JPEG that could not be kept: what re-encoding loses stays invisible
+SMALLER = "smaller than "
 _NUM_PEEKED = 16
 
 
@@ -198,7 +199,10 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many pictures this process has ``kept`` or ``re-encoded``, and why the latter."""
+        """How many pictures this process has ``kept`` or ``re-encoded``, and why the latter.
+
+        Also how many were ``smaller than`` a size to which none is enlarged.
+        """
         total: Counter[str] = Counter()
         for counts in self._counts.copy():
             total.update(counts.copy())
@@ -326,6 +330,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         counts["kept" if kept else "re-encoded"] += 1
         for change in picture.changes:
             counts[change] += 1
+        for resize in self.options.sizes:
+            if resize.fixed is None and min(picture.size) < resize.height:
+                counts[f"{SMALLER}{resize.name}"] += 1
 
     def _target(self, output: _Output) -> Target:
         files: dict[str, Field] = {"image": output.image}

@@ -11,7 +11,7 @@ from loaders.schema import Field, Image, Label
 from packdata.describe import codec_text, counted
 from packdata.files_plan import FilesPlan
 from packdata.fit import Resize
-from packdata.images import ImageOptions, ImagesRecipe, plan_images
+from packdata.images import SMALLER, ImageOptions, ImagesRecipe, plan_images
 from packdata.parts import SourceOptions
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, take
@@ -46,20 +46,25 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         return text
 
     def notes(self, packed: Summary | None = None) -> list[str]:
-        """Say how many files were kept, too."""
+        """Say how many files were kept, and how many are smaller than asked for, too."""
         return [*self._change_notes(), *FilesPlan.notes(self)]
 
     def _change_notes(self) -> list[str]:
         counts: Counter[str] = Counter()
         for recipe in self.recipes:
             counts.update(recipe.counts)
+        smaller = {c: counts.pop(c) for c in [*counts] if c.startswith(SMALLER)}
+        notes = [
+            f"{counted(n, 'picture')} {'is' if n == 1 else 'are'} {what} and kept that size"
+            for what, n in smaller.items()
+        ]
         if not counts["kept"]:
-            return []
+            return notes
         encoded = counts["re-encoded"]
         causes = [f"{n:,} {c}" for c, n in counts.items() if c not in ("kept", "re-encoded")]
         listed = f" ({', '.join(causes)})" if causes else ""
         kept = f"{counted(counts['kept'], 'file')} kept verbatim"
-        return [f"{kept}, {encoded:,} encoded anew{listed}" if encoded else kept]
+        return [f"{kept}, {encoded:,} encoded anew{listed}" if encoded else kept, *notes]
 
 
 def make_images_plan(
