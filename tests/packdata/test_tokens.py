@@ -606,6 +606,7 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         (text, {"vocab_size": 5}, "vocab_size is for ids"),
         (ids, {"train_bpe": 500}, "train_bpe is for text"),
         (ids, {"eod": 7, "vocab_size": 5}, "eod must be an id below 5"),
+        (text, {"eod": 257}, r"eod must be a byte \(0 to 255\) or 256, an id .*, got 257"),
         (text, {"train_bpe": 100}, "at least 257 ids"),
     )
     for source, options, what in cases:

@@ -80,7 +80,8 @@ def _add_token_options(group: Any) -> None:
         default="auto",
         metavar="ID|auto|none",
         help="id to put behind each document (default: the tokenizer's own, none for bytes: there "
-        "256 is an id of its own, for which ids become two bytes wide, and 10 the line break); "
+        "256, the highest, is an id of its own, for which ids become two bytes wide, and 10 the line "
+        "break); "
         "of ids: the one behind which documents end",
     )
     add(

@@ -48,8 +48,8 @@ class TokenOptions:
         text_column: The column of Parquet, or key of JSON lines, that holds the text.
         tokenizer: ``bytes``, or the path of a ``tokenizer.json``; of ids: what they stand for.
         train_bpe: Make a byte-level BPE of so many ids from the corpus instead.
-        eod: The id to put behind each document; ``auto``: the tokenizer's own, if it has one. Of
-            ids: the one that is behind each document already.
+        eod: The id to put behind each document, of bytes at most 256; ``auto``: the tokenizer's
+            own, if it has one. Of ids: the one that is behind each document already.
         vocab_size: Of ids, where no tokenizer tells.
         bin_dtype: Type of the ids in flat ``.bin`` files.
         row_tokens: Tokens of a stored row.
@@ -263,6 +263,9 @@ def _plan_text(listing: Listing, options: TokenOptions, *, may_cut: bool) -> Tok
     eod = None if isinstance(eod, str) else eod
     size = tokenizer.vocab_size
     if isinstance(tokenizer, BytesTokenizer) and eod is not None:
+        if eod > size:
+            what = f"eod must be a byte (0 to {size - 1}) or {size}, an id of its own behind them"
+            raise ValueError(f"{what}, got {eod}")
         size = max(size, eod + 1)  # an id of its own behind the bytes
     return _recipe(listing, options, source, Vocabulary.of(size, 4, eod), tokenizer, cut)
 
