@@ -334,7 +334,7 @@ def test_empty_documents_have_no_tokens_and_empty_files_are_told(tmp_path: Path)
     summary = pack_tokens(tmp_path / "src", tmp_path / "p")
 
     assert texts(tmp_path / "p") == ["b"]
-    assert summary.notes == ("1 token in 1 document", "empty: a.txt")
+    assert (summary.amount, summary.notes) == ("1 token in 1 document", ("empty: a.txt",))
     (tmp_path / "src/b.txt").unlink()
     with pytest.raises(SourceError, match="nothing in the files"):
         pack_tokens(tmp_path / "src", tmp_path / "q")
@@ -864,6 +864,7 @@ def test_the_summary_counts_both_parts_of_a_division_with_tokens_and_documents(
 
     parts = {name: documents(tmp_path / "p" / name) for name in ("train", "val")}
     assert summary.samples == sum(dataset.samples for dataset in summary.datasets)
+    assert summary.amount == f"{sum(map(len, WORDS)):,} tokens in {len(WORDS)} documents"
     assert list(summary.notes) == [
         f"{name}: {sum(map(len, part)):,} tokens in {len(part)} documents"
         for name, part in parts.items()
@@ -943,8 +944,10 @@ def test_a_document_of_ids_that_nothing_ends_is_counted(tmp_path: Path) -> None:
     ended = pack_tokens(source, tmp_path / "p", TokenOptions(eod=5))
     opened = pack_tokens(source, tmp_path / "q", TokenOptions(eod=0))
 
-    assert ended.notes == ("6 tokens in 1 document",)
-    assert opened.notes == ("6 tokens in 2 documents",)
+    assert str(ended).startswith(
+        f"packed 6 tokens in 1 document into {tmp_path / 'p'}: 1 sample, "
+    )
+    assert (opened.amount, opened.notes) == ("6 tokens in 2 documents", ())
 
 
 def test_one_document_cannot_be_divided_and_the_error_says_what_can(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class Summary:
         samples_per_s: Samples that this run made, per second.
         datasets: Each dataset, by its folder below ``dst``.
         notes: What else is worth knowing.
+        amount: What was packed, in words, where samples are not what people count.
     """
 
     dst: str
@@ -87,6 +88,7 @@ class Summary:
     samples_per_s: float
     datasets: tuple[PackedDataset, ...]
     notes: tuple[str, ...] = ()
+    amount: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as JSON types."""
@@ -94,11 +96,14 @@ class Summary:
         return asdict(self) | {"rejected": rejected}
 
     def __str__(self) -> str:
-        rate = f"{self.seconds:.1f} s, {self.samples_per_s:,.0f}/s"
-        lines = [
-            f"packed {counted(self.samples, 'sample')} into {self.dst}: "
-            f"{counted(self.shards, 'shard')}, {describe_size(self.bytes)} ({rate})"
-        ]
+        samples, shards = counted(self.samples, "sample"), counted(self.shards, "shard")
+        time = f"{self.seconds:.1f} s"
+        if self.amount:
+            samples, shards = self.amount, f"{samples}, {shards}"
+        else:
+            time += f", {self.samples_per_s:,.0f}/s"
+        size = describe_size(self.bytes)
+        lines = [f"packed {samples} into {self.dst}: {shards}, {size} ({time})"]
         if len(self.datasets) > 1:
             lines += [f"  {dataset}" for dataset in self.datasets]
         return "\n".join([*lines, *self.notes, *self._reject_lines()])

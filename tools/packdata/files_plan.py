@@ -95,6 +95,10 @@ class FilesPlan(Generic[_R]):
         """Say what is passed over, and what may not be meant."""
         return source_notes([recipe.part for recipe in self.recipes])
 
+    def amount(self, packed: Summary) -> str:
+        """Leave it to the number of samples."""
+        return ""
+
     def is_unchanged(self) -> bool:
         """Tell whether the source is still as it was listed."""
         try:

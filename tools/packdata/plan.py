@@ -40,6 +40,9 @@ class Plan(Protocol):
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what may not be meant, or is worth knowing, also of what was ``packed``."""
 
+    def amount(self, packed: Summary) -> str:
+        """Say how much was ``packed``; "" where the number of samples says it."""
+
     def is_unchanged(self) -> bool:
         """Tell whether the source is still as it was listed."""
 
@@ -54,7 +57,8 @@ def pack_plan(plan: Plan, dst: Path | str, **settings: Unpack[PackSettings]) -> 
     summary = pack_recipes(
         plan.parts, dst, format=plan.format, is_unchanged=plan.is_unchanged, **settings
     )
-    return replace(summary, notes=(*summary.notes, *plan.notes(summary)))
+    notes = (*summary.notes, *plan.notes(summary))
+    return replace(summary, notes=notes, amount=plan.amount(summary))
 
 
 def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:

@@ -77,6 +77,10 @@ class TablesJob:
         notes = [f"stored as 0, unknown to the vocabulary: {in_words(unknown)}"] if unknown else []
         return [*self.plan.notes, *notes]
 
+    def amount(self, packed: Summary) -> str:
+        """Leave it to the number of samples."""
+        return ""
+
     def is_unchanged(self) -> bool:
         """Tell whether the files are still as they were read first."""
         try:

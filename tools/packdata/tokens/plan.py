@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Unpack
 
-    from packdata.engine import Summary
+    from packdata.engine import PackedDataset, Summary
     from packdata.settings import OnError, PackSettings
     from packdata.shards import Format
 
@@ -139,7 +139,7 @@ class TokensPlan:
         return [("", self.recipe)]
 
     def notes(self, packed: Summary | None = None) -> list[str]:
-        """Say what is worth knowing of the source, and how much was packed."""
+        """Say what is worth knowing of the source, and how much each of several parts got."""
         ignored = ", ".join(
             f"{n:,} {s or 'without suffix'}" for s, n in self.listing.ignored.items()
         )
@@ -150,6 +150,11 @@ class TokensPlan:
         if empty:
             notes.append(f"empty: {', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}")
         return [*notes, *self._end_notes()]
+
+    def amount(self, packed: Summary) -> str:
+        """Count tokens and documents: samples are rows of tokens."""
+        found = [_count(packed, dataset) for dataset in packed.datasets]
+        return _in_words(*map(sum, zip(*found, strict=True)))
 
     def _kept_tokenizers(self, packed: Summary) -> Iterator[str]:
         """Say where the tokenizer is: whoever generates text needs it."""
@@ -183,10 +188,17 @@ class TokensPlan:
 
 
 def _counts(packed: Summary) -> Iterator[str]:
-    for dataset in packed.datasets:
-        tokens, documents = count(PackedReader(Path(packed.dst) / dataset.folder))
-        where = f"{dataset.folder}: " if dataset.folder else ""
-        yield f"{where}{counted(tokens, 'token')} in {counted(documents, 'document')}"
+    if len(packed.datasets) > 1:
+        for dataset in packed.datasets:
+            yield f"{dataset.folder}: {_in_words(*_count(packed, dataset))}"
+
+
+def _count(packed: Summary, dataset: PackedDataset) -> tuple[int, int]:
+    return count(PackedReader(Path(packed.dst) / dataset.folder))
+
+
+def _in_words(tokens: int, documents: int) -> str:
+    return f"{counted(tokens, 'token')} in {counted(documents, 'document')}"
 
 
 def make_plan(
