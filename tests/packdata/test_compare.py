@@ -9,9 +9,10 @@ import pytest
 
 import packdata
 from loaders.errors import SchemaError
-from loaders.schema import Array, Field, Image, Schema
+from loaders.schema import Array, Field, Image, Label, Schema
 from packdata.combine import append, merge
 from packdata.compare import diff, schema_differences
+from packdata.edit import CopyOptions, copy_dataset
 from packdata.reader import PackedReader
 
 if TYPE_CHECKING:
@@ -31,6 +32,24 @@ def test_options_that_only_one_has_are_differences_in_both_orders(
 
     assert f"field 'x': {what}" in schema_differences(a, b)
     assert len(schema_differences(b, a)) == len(schema_differences(a, b))
+
+
+def test_pictures_of_several_codecs_are_told_to_be_encoded_alike(tmp_path: Path) -> None:
+    picture, label = np.zeros((8, 8, 3), np.uint8), Label(classes=("a", "b"))
+    fields: dict[str, dict[str, Field]] = {
+        "jpeg": {"x": Image(codec="jpeg", size=(8, 8)), "y": label},
+        "raw": {"x": Image(codec="raw", size=(8, 8)), "y": label},
+        "dct": {"x": Image(codec="dct", size=(8, 8)), "y": Label(classes=("a", "c"))},
+    }
+    for name, kinds in fields.items():
+        packdata.pack([{"x": picture, "y": 0}], tmp_path / name, kinds)
+
+    with pytest.raises(SchemaError, match=r"'raw' in B\. 'packdata copy --codec' [^;]*$"):
+        merge(tmp_path / "m", [tmp_path / "jpeg", tmp_path / "raw"])
+    with pytest.raises(SchemaError, match=r"'packdata copy --codec' [^;]*; .*with --classes"):
+        merge(tmp_path / "m", [tmp_path / "jpeg", tmp_path / "dct"])
+    copy_dataset(tmp_path / "raw", tmp_path / "alike", CopyOptions(codec="jpeg"))
+    assert merge(tmp_path / "m", [tmp_path / "jpeg", tmp_path / "alike"]).num_samples == 2
 
 
 def test_volumes_that_differ_in_their_spatial_axes_are_not_joined(tmp_path: Path) -> None:

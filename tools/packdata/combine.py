@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
     OnLink = Callable[[Path], object]
 
+_ENCODE = "'packdata copy --codec' encodes the pictures of one as those of the other"
+_REMEDIES = {  # by the option of a field that differs
+    **dict.fromkeys(("codec", "quality", "subsampling", "compression"), _ENCODE),
+    "size": "packing with the same --size and --fit gives pictures the same size",
+}
+_REMEDY = (
+    "'packdata copy --fields' chooses fields; packing with --classes fixes classes, with --like the "
+    "columns of a table"
+)
+
 
 def merge(
     dst: Path | str,
@@ -101,12 +111,17 @@ def _check_alike(readers: Sequence[PackedReader]) -> None:
         if different:
             what = "; ".join(different[:5])
             raise SchemaError(
-                f"{reader.path} (B) does not match {first.path} (A): {what}. "
-                "'packdata copy --fields' chooses fields; packing with --classes fixes classes, "
-                "with --like the columns of a table"
+                f"{reader.path} (B) does not match {first.path} (A): {what}. {_remedy(different)}"
             )
     if first.has_keys:
         _check_keys(readers)
+
+
+def _remedy(different: Sequence[str]) -> str:
+    def of(what: str) -> str:
+        return next((hint for o, hint in _REMEDIES.items() if f": {o} is " in what), _REMEDY)
+
+    return "; ".join(dict.fromkeys(map(of, different)))
 
 
 def _check_keys(readers: Sequence[PackedReader]) -> None:
