@@ -387,7 +387,7 @@ def test_ctrl_c_is_130_and_the_same_command_continues(tmp_path: Path) -> None:
     _, err = child.communicate(timeout=30)
 
     assert child.returncode == 130
-    assert err == "packdata: interrupted\n"
+    assert err == "packdata: interrupted, the same command continues\n"
     assert not (out / "manifest.json").exists()
     assert run("images", tmp_path / "many", out, *options) == 0
     assert run("images", tmp_path / "many", tmp_path / "whole", *options) == 0

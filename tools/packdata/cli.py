@@ -65,8 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Who read our output has seen enough. Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _DONE
-    except KeyboardInterrupt:
-        print("packdata: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        what = ", ".join(["interrupted", *getattr(error, "__notes__", ())])
+        print(f"packdata: {what}", file=sys.stderr)
         return _INTERRUPTED
     except (LoadersError, OSError) as error:
         for line in (error, *getattr(error, "__notes__", ())):

@@ -123,6 +123,7 @@ def run_packing(
     """Make a plan and carry it out, or only show it; return the exit status."""
     from packdata.plan import check_outside, pack_plan
     from packdata.progress import progress_on
+    from packdata.target import is_unfinished
 
     check_outside(args.dst, [args.src] if isinstance(args.src, str) else args.src)
     with usage_errors(args):
@@ -146,6 +147,10 @@ def run_packing(
         if args.on_error == "fail":
             what = f"stopped at the first {args.item} that cannot be packed"
             error.add_note(f"{what}; --on-error skip continues and lists such {args.item}s")
+        raise
+    except KeyboardInterrupt as error:
+        if is_unfinished(args.dst):
+            error.add_note("the same command continues")
         raise
     return _show(args, summary) or (3 if summary.rejected else 0)
 
