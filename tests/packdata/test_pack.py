@@ -427,7 +427,7 @@ def test_a_published_dataset_is_replaced_on_request_only(tmp_path: Path) -> None
     pack(tmp_path, 30)
     before = contents(tmp_path)
 
-    with pytest.raises(PackError, match=r"a packed dataset is there.*--overwrite"):
+    with pytest.raises(PackError, match=r"a packed dataset is there.*overwrite=True\) replaces"):
         pack(tmp_path)
     assert contents(tmp_path) == before
     with pytest.raises(SourceError):

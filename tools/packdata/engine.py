@@ -23,7 +23,7 @@ from packdata.journal import Reject
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.progress import Progress, Quiet
 from packdata.recipe import Block
-from packdata.settings import OnError
+from packdata.settings import OVERWRITE, OnError
 from packdata.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -299,7 +299,7 @@ class _Run:
         finally:
             self.progress.close()
         if not is_unchanged:
-            hint = "Start anew with --overwrite; nothing was published"
+            hint = f"Start anew with {OVERWRITE}; nothing was published"
             raise PackError("the source changed while it was packed", self.dst, hint)
         packing.publish({f: c for packer in packers for f, c in packer.contents()})
 
@@ -309,7 +309,7 @@ class _Run:
             some = counted(len(earlier), "item")
             what = f"the run to continue left {some} out, such as {earlier[0].item}"
             raise PackError(
-                what, self.dst, "Continue with --on-error skip, or start anew with --overwrite"
+                what, self.dst, f"Continue with --on-error skip, or start anew with {OVERWRITE}"
             )
 
 
@@ -476,7 +476,7 @@ class _PartPacker:
 
     def _changed(self, name: str) -> PackError:
         what = f"the source changed while it was packed ({name})"
-        return PackError(what, self.run.dst, "Start anew with --overwrite")
+        return PackError(what, self.run.dst, f"Start anew with {OVERWRITE}")
 
     def _cut(self, i: int, items: int, rows: int = 0) -> None:
         schema, rejects = self.recipe.targets[i].schema, self._rejects

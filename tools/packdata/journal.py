@@ -27,6 +27,7 @@ import xxhash
 
 from loaders.errors import PackError
 from loaders.manifest import Place, ShardInfo, publish_bytes
+from packdata.settings import OVERWRITE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,7 +243,7 @@ def _parse_header(raw: bytes, path: Path) -> Header | None:
         return None
     if line.get("journal") != JOURNAL_VERSION:
         what = f"the unfinished packing there is of journal version {line.get('journal')}"
-        raise PackError(what, path.parent.parent, "Finish it with that release, or --overwrite")
+        raise PackError(what, path.parent.parent, f"Finish it with that release, or {OVERWRITE}")
     replaces = {folder: (print_, files) for folder, (print_, files) in line["replaces"].items()}
     return Header(line["plan"], line["resumable"], line["first"], replaces)
 

@@ -26,6 +26,7 @@ from loaders.manifest import (
     read_manifest,
 )
 from packdata.journal import JOURNAL_NAME, LOCK_NAME, TargetLock
+from packdata.settings import OVERWRITE
 from packdata.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -85,7 +86,7 @@ class Staging:
     def _take_over(self) -> None:
         """Clear what a command that was ended has left, unless it can be finished."""
         if (self.path / JOURNAL_NAME).exists() and not self._overwrite:
-            hint = "Run the same 'packdata' command again, it continues; or --overwrite"
+            hint = f"Run the same 'packdata' command again, it continues; or {OVERWRITE}"
             raise PackError("packing into it was not finished", self.folder, hint)
         for left in self.path.iterdir():
             if left.name != LOCK_NAME:
@@ -161,7 +162,7 @@ class Staging:
 def check_target(folder: Path, *, overwrite: bool = False) -> None:
     """Raise PackError if a dataset written to this folder would replace something."""
     if find_datasets(folder, [""]) and not overwrite:
-        raise PackError("a packed dataset is there", folder, "--overwrite replaces it")
+        raise PackError("a packed dataset is there", folder, f"{OVERWRITE} replaces it")
 
 
 def _cannot_write(error: Exception) -> str:

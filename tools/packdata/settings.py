@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 if TYPE_CHECKING:
     from packdata.progress import Progress
 
+OVERWRITE = "--overwrite (from Python: overwrite=True)"  # for messages of what serves both
 OnError = Literal["fail", "skip"]
 _T = TypeVar("_T")
 

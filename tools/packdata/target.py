@@ -40,6 +40,7 @@ from packdata.journal import (
     TargetLock,
     flatten_plan,
 )
+from packdata.settings import OVERWRITE
 from packdata.shards import Format, shard_name
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Packing:
             differences = "; ".join(journal.header.differences(plan)[:4])
             what = f"an unfinished packing there is another: {differences}"
             raise PackError(
-                what, self.dst, "Give what it was given to continue it, or --overwrite to drop it"
+                what, self.dst, f"Give what it was given to continue it, or {OVERWRITE} to drop it"
             )
         return False
 
@@ -155,7 +156,7 @@ class Packing:
         """Return the datasets that would be replaced; PackError where that is not wanted."""
         existing = find_datasets(self.dst, self.folders)
         if existing and not overwrite:
-            hint = "--overwrite replaces it; 'packdata append' adds to it"
+            hint = f"{OVERWRITE} replaces it; 'packdata append' adds to it"
             raise PackError("a packed dataset is there", self.dst / next(iter(existing)), hint)
         return existing
 

@@ -10,6 +10,7 @@ import numpy as np
 from loaders.errors import SourceError
 from loaders.schema import Array, Field, Schema, Tokens
 from packdata.recipe import Block, Recipe, Target
+from packdata.settings import OVERWRITE
 from packdata.tokens.documents import Documents
 from packdata.tokens.rows import (
     DOCUMENT_ENDS,
@@ -113,7 +114,7 @@ class TokensRecipe(Recipe):
             return ""
         why = "Documents go to train or val as a whole, equal ones together"
         hint = "Take another --val-share or --seed, or of text files other --documents"
-        return f"{why}. {hint}, and add --overwrite"
+        return f"{why}. {hint}, and add {OVERWRITE}"
 
     def items(self, start: int = 0) -> Iterator[Piece]:
         """Yield the pieces from number ``start`` on."""
