@@ -746,6 +746,7 @@ def test_what_info_takes_for_usual_are_the_defaults() -> None:
         ({"recipe": "images", "source": "p\udcffq"}, r"images: 'p\udcffq'"),
         ({"recipe": "tokens", "source": list("abcdefghijklmnop")}, "tokens: 16 files or more (a, b, c, ...)"),
         ({"command": "x", "appended": [{"name": "a"}, 3]}, "x, appended: 2 datasets (a, 3)"),
+        ({"recipe": "images", "sizes": ["128", "64"]}, "images, sizes=128,64"),
         ({"command": ["odd"], "source": 7, "sources": 8, "options": 9}, "['odd']: 7"),
         ({"note": "n" * 500}, f"note={'n' * 59}…"),
     ],

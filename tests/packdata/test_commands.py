@@ -214,7 +214,7 @@ def test_info_says_what_is_in_a_dataset(
     text = capsys.readouterr().out
     about = run_json(capsys, "info", folder)
 
-    for what in ("10 (", f"3 {format}", "label of 3 classes (bird, cat, dog) (default)", "boxes"):
+    for what in ("10 (", f"3 {format}", "label of 3 classes (bird, cat, dog) (served)", "boxes"):
         assert what in text
     assert about["fingerprint"] in text
     assert about["num_samples"] == 10
@@ -363,6 +363,17 @@ def test_preview_draws_any_kind_of_picture(tmp_path: Path, field: Image) -> None
     sheet = contact_sheet(PackedReader(pack(tmp_path / "a", fields, rows)), [0])
 
     assert sheet.size[0] >= 260
+
+
+def test_preview_as_text_has_the_size_of_pictures_not_their_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"x": np.zeros((8, 12, 3), np.uint8)}]
+    folder = pack(tmp_path / "a", {"x": Image(codec="png")}, rows)
+
+    assert run("preview", folder, "--text") == 0
+
+    assert capsys.readouterr().out == "sample 0\n  x: 12 x 8\n"
 
 
 def test_preview_prints_samples_without_pictures(

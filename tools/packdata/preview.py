@@ -402,6 +402,8 @@ def _short(kind: Field, value: Any) -> str:
         return _label(kind, value)
     if isinstance(kind, Features | Categories):
         return row_text(kind, value)
+    if isinstance(kind, Image):
+        return _size(value)
     if isinstance(value, np.ndarray):
         few = np.array2string(value.reshape(-1)[:12], separator=" ", threshold=20).strip("[]")
         more = " ..." if value.size > 12 else ""

@@ -82,7 +82,7 @@ def _options(provenance: Mapping[str, Any], command: str) -> Iterator[str]:
 def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{_word(name)}:{_word(each)}" for name, each in value.items())
-    return "+".join(map(_word, value)) if isinstance(value, list) else _word(value)
+    return ",".join(map(_word, value)) if isinstance(value, list) else _word(value)
 
 
 def _word(value: Any) -> str:

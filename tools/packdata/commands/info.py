@@ -17,7 +17,8 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     summary = "show fields, samples, shards and origin of a packed dataset"
     details = (
-        "Of the origin it shows what differs from the defaults; --json has all that is recorded."
+        "Fields that are 'served' are in a batch where no others are asked for. Of the origin it\n"
+        "shows what differs from the defaults; --json has all that is recorded."
     )
     parser = new_parser(subparsers, "info", summary, "packdata info packed/train", details)
     parser.add_argument("dataset", type=parse_path, help="folder of the dataset, or of several")
@@ -45,7 +46,7 @@ def _show(about: dict[str, Any]) -> None:
     show(f"  fingerprint  {about['fingerprint']}")
     width = max(map(len, about["fields"]))
     for n, (name, described) in enumerate(about["fields"].items()):
-        default = " (default)" if name in about["defaults"] else ""
+        default = " (served)" if name in about["defaults"] else ""
         head = "fields" if n == 0 else ""
         field = describe_field(field_from_json(described))
         show(f"  {head:<12} {name:<{width}}  {field}{default}")
