@@ -34,7 +34,12 @@ def seeded() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("kind", ["parquet", "lmdb"])
+each_format = pytest.mark.parametrize(
+    "kind", ["parquet", pytest.param("lmdb", marks=pytest.mark.slow)]
+)
+
+
+@each_format
 def test_plays_teach_a_model_which_letter_follows(tmp_path: Path, kind: str) -> None:
     """With two letters before it in view: below 2.4 nats, where letters by frequency alone have 3.3."""
     told = packdata(
@@ -100,7 +105,7 @@ def regression(train: Any, test: Any, targets: Any, epochs: int) -> float:
     return float(1 - (guess - truth).square().mean() / truth.var())
 
 
-@pytest.mark.parametrize("kind", ["parquet", "lmdb"])
+@each_format
 def test_diamonds_teach_a_model_their_price(tmp_path: Path, kind: str) -> None:
     lines = (REAL / "diamonds.csv").read_text().splitlines()
     for name, rows in (

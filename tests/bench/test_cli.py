@@ -171,7 +171,10 @@ def test_what_would_fail_in_the_end_fails_before_anything_is_measured(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("size", "how"), [("64", "at 73 px"), ("256", "as they are")])
+@pytest.mark.parametrize(
+    ("size", "how"),
+    [("64", "at 73 px"), pytest.param("256", "as they are", marks=pytest.mark.slow)],
+)
 def test_a_folder_of_images_is_told_what_helps(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -551,6 +551,7 @@ def pack_spheres(folder: Path, num: int) -> Path:
     return pack(folder, fields, rows, per_shard=8)
 
 
+@pytest.mark.slow
 def test_a_segmentation_model_learns_from_crops(tmp_path: Path) -> None:
     """Balls in noise: twice as much noise in a voxel as would tell it alone."""
     ops = [RandomCrop(16), RandomFlip()]
