@@ -241,6 +241,7 @@ class EpochBatches(BatchSampler):
         batch_size: Samples per rank and step.
         drop_last: Leave out the last steps that are not full on every rank.
         pad: See ``Plan``; default: the sampler's.
+        seed: Of augmentation; default: the sampler's.
 
     Example:
         >>> [list(batch) for batch in EpochSampler(5, shuffle=False).batches(2)]
@@ -253,14 +254,16 @@ class EpochBatches(BatchSampler):
         batch_size: int,
         drop_last: bool = False,
         pad: Pad | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(sampler, batch_size, drop_last)
         self.sampler: EpochSampler = sampler
+        self.seed = sampler.seed if seed is None else seed
         self.pad: Pad = sampler.pad if pad is None else pad
 
     def __iter__(self) -> Iterator[IndexBatch]:  # type: ignore[override]
         self.sampler.plan()  # whatever is wrong with the ranks is said now
-        return self.sampler._follow(self.plan, partial(index_batches, seed=self.sampler.seed))
+        return self.sampler._follow(self.plan, partial(index_batches, seed=self.seed))
 
     def __len__(self) -> int:
         return self.plan().num_steps
@@ -275,26 +278,7 @@ class EpochBatches(BatchSampler):
 
 
 class UncountedBatches(EpochBatches):
-    """Batches for a loader that prefetches: it counts by itself what it hands over.
-
-    Args:
-        sampler: As for ``EpochBatches``.
-        batch_size: Likewise.
-        drop_last: Likewise.
-        pad: Likewise.
-        seed: Of augmentation.
-    """
-
-    def __init__(
-        self,
-        sampler: EpochSampler,
-        batch_size: int,
-        drop_last: bool = False,
-        pad: Pad | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(sampler, batch_size, drop_last, pad)
-        self.seed = seed
+    """The same for a loader that prefetches: it counts by itself what it hands over."""
 
     def __iter__(self) -> Iterator[IndexBatch]:  # type: ignore[override]  # sequences, not lists
         return index_batches(self.sampler.order, self.plan(), self.sampler.epoch, self.seed)

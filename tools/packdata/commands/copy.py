@@ -51,6 +51,17 @@ def add_parser(subparsers: Any) -> None:
         metavar="A,B",
         help="fields to keep, in this order (default: all)",
     )
+    _add_columns(parser)
+    _add_codecs(parser)
+    parser.add_argument(
+        "--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)"
+    )
+    add_writing(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_columns(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--add",
         type=parse_path,
@@ -77,6 +88,9 @@ def add_parser(subparsers: Any) -> None:
         default="error",
         help="with --add: samples that the file lacks are an error (default), or left out",
     )
+
+
+def _add_codecs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--codec", choices=CODECS, help="encode pictures so (default: they stay as they are)"
     )
@@ -97,12 +111,6 @@ def add_parser(subparsers: Any) -> None:
         choices=("lz4", "zstd"),
         help="with --codec dct: fast or small (default: as it is, else lz4)",
     )
-    parser.add_argument(
-        "--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)"
-    )
-    add_writing(parser)
-    add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
