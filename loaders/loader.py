@@ -18,7 +18,6 @@ import numpy.random  # noqa: F401  # torch seeds it in each worker process: impo
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from loaders.backends import opencv
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker, num_in_flight
 from loaders.backends.ordered import OrderedBatches
@@ -278,7 +277,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return iter(self)  # anew, under the clock
         current = self._begin()
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
-        batches = self._start_processes() if self.backend == "process" else self._start()
+        batches = super().__iter__() if self.backend == "process" else self._start()
         self._batches = weakref.ref(batches)
         delivery = Delivery(
             batches,
@@ -309,10 +308,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if warning:
                 warnings.warn(warning, stacklevel=3)
         return accelerator
-
-    def _start_processes(self) -> Any:
-        with opencv.no_threads():
-            return super().__iter__()
 
     def _start(self) -> OrderedBatches:
         if self.generator is not None:

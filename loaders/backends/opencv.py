@@ -1,14 +1,16 @@
-"""OpenCV's own threads: none beside workers, and none at a fork."""
+"""OpenCV's own threads: none beside workers, and none at a fork.
+
+A forked process has them no more. When it sets their number, it may wait for their end for ever (OpenCV 5.0:
+every other time). So they are ended before each fork, whoever forks, and begin again when they are used.
+"""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import os
 
 import cv2
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+_num_threads = 1  # at the fork that is under way
 
 
 def use_one_thread() -> None:
@@ -16,16 +18,19 @@ def use_one_thread() -> None:
     cv2.setNumThreads(1)
 
 
-@contextmanager
-def no_threads() -> Iterator[None]:
-    """End OpenCV's threads while a process is forked; they begin again when they are used.
+def _end_threads() -> None:
+    global _num_threads
+    _num_threads = cv2.getNumThreads()
+    if _num_threads != 1:
+        cv2.setNumThreads(1)
 
-    A forked child has them no more. When it sets their number it may wait for their end, for ever (OpenCV 5.0: every
-    other time).
-    """
-    num_threads = cv2.getNumThreads()
-    cv2.setNumThreads(1)
-    try:
-        yield
-    finally:
-        cv2.setNumThreads(num_threads)
+
+def _allow_threads() -> None:
+    if _num_threads != 1:
+        cv2.setNumThreads(_num_threads)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_end_threads, after_in_parent=_allow_threads, after_in_child=_allow_threads
+    )

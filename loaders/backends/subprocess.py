@@ -26,7 +26,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from loaders.backends import child, opencv
+from loaders.backends import child
 from loaders.backends.channel import Channel
 from loaders.backends.wire import Mapped, not_inherited
 from loaders.device.pinned import page_lock
@@ -70,8 +70,7 @@ class Child:
         )
         self._pid = os.getpid()
         try:
-            may_interrupt = nullcontext() if method == "forkserver" else _no_interrupt()
-            with may_interrupt, not_inherited(), opencv.no_threads():
+            with nullcontext() if method == "forkserver" else _no_interrupt(), not_inherited():
                 self._process.start()
         finally:
             theirs.close()

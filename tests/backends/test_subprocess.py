@@ -847,6 +847,33 @@ def test_threads_of_opencv_do_not_hang_a_forked_child(folder: Path) -> None:
         cv2.setNumThreads(num_threads)
 
 
+FORKING = """
+import os, signal, sys
+import cv2, numpy
+from loaders import DataLoader, ShardDataset
+signal.alarm(40)
+for _ in range(6):
+    cv2.setNumThreads(2)
+    cv2.resize(numpy.zeros((2000, 2000, 3), "uint8"), (1500, 1500))
+    pid = os.fork()
+    signal.alarm(40)
+    if not pid:
+        os._exit(len(list(DataLoader(ShardDataset(sys.argv[1]), 4, num_workers=2))))
+    print(os.waitpid(pid, 0)[1] >> 8, cv2.getNumThreads())
+"""
+
+
+@pytest.mark.skipif(cv2.getNumberOfCPUs() < 2, reason="OpenCV has no threads of its own")
+def test_a_process_that_somebody_forks_after_using_opencv_loads(folder: Path) -> None:
+    num = -(-len(dataset(folder)) // 4)
+
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(folder)], capture_output=True, text=True, timeout=120
+    )
+
+    assert done.stdout == f"{num} 2\n" * 6, done.stderr
+
+
 def test_a_lock_that_was_held_at_the_fork_is_open_in_the_child(folder: Path) -> None:
     data = dataset(folder)
     with data.store._lock:
