@@ -9,41 +9,33 @@ encoded; any of the three is read, because files are often kept as they came. Wh
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
+from loaders.codecs.jpeg import (
+    PictureHead,
+    PicturePart,
+    jpeg_head,
+    part_of,
+    restart_interval,
+    with_index,
+)
 from loaders.errors import CodecError
 from loaders.schema import Field, Image, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 UInt8Array = npt.NDArray[np.uint8]
 DEFAULT_QUALITY = 90
 _PNG_LEVEL = 3  # zlib: on photos 6 saves 2 % more and takes 3 times as long
 MAX_PIXELS = 1 << 28
-_HEAD_BYTES = 4096  # a longer header (a large EXIF thumbnail) is decoded whole
-# Chroma upsampling looks at rows below: up to 4, found by trying every subsampling and reduction.
-_MARGIN_ROWS = 8
-_SIDES = struct.Struct(">HH")
-_NO_BASELINE = frozenset(
-    {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB), 0xFF}
-)  # other frames, what has no business before a frame, and fill bytes
-
-
-class PictureHead(NamedTuple):
-    """What the first bytes of an encoded picture say.
-
-    Attributes:
-        height: In pixels.
-        width: In pixels.
-        height_at: Where the height stands in the frame header of a sequential Huffman JPEG.
-    """
-
-    height: int
-    width: int
-    height_at: int | None = None
+_MAX_JPEG_SIDE = 65_500  # of libjpeg
+_HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer header is decoded whole
 
 
 def picture_head(record: Any) -> PictureHead:
@@ -55,12 +47,12 @@ def picture_head(record: Any) -> PictureHead:
     start = memoryview(record)[:_HEAD_BYTES]  # not bytes: few of them are looked at
     try:
         if start[0] == 0xFF and start[1] == 0xD8:
-            head = _jpeg_head(start) or PictureHead(*simplejpeg.decode_jpeg_header(record)[:2])
+            head = jpeg_head(start) or PictureHead(*simplejpeg.decode_jpeg_header(record)[:2])
         elif bytes(start[:8]) == b"\x89PNG\r\n\x1a\n":
             width, height = struct.unpack_from(">II", start, 16)
             head = PictureHead(height, width)
         else:
-            head = PictureHead(*_webp_size(bytes(start)))
+            head = PictureHead(*_webp_size(bytes(start[:32])))
     except (ValueError, struct.error, IndexError) as error:
         raise CodecError(f"the header of the picture cannot be read ({error})") from error
     if not 0 < head.height * head.width <= MAX_PIXELS:
@@ -71,23 +63,6 @@ def picture_head(record: Any) -> PictureHead:
 def picture_size(record: Any) -> tuple[int, int]:
     """Read (height, width) from the header of an encoded picture; CodecError as ``picture_head``."""
     return picture_head(record)[:2]
-
-
-def _jpeg_head(start: memoryview) -> PictureHead | None:
-    """Read the frame header of a sequential Huffman JPEG; None for any other.
-
-    Source: ITU-T T.81, annex B.
-    """
-    at = 2
-    while at + 9 < len(start) and start[at] == 0xFF:
-        marker = start[at + 1]
-        if marker in (0xC0, 0xC1):
-            height, width = _SIDES.unpack_from(start, at + 5)
-            return PictureHead(height, width, at + 5)
-        if marker in _NO_BASELINE:
-            return None
-        at += 2 + (start[at + 2] << 8 | start[at + 3])
-    return None
 
 
 def _check_pixels(height: int, width: int) -> None:
@@ -159,15 +134,16 @@ class PictureCodec:
         _check_pixels(*array.shape[:2])
         if self.field.codec == "jpeg":
             return encode_jpeg(array, quality)
-        return _encode_cv2(array, f".{self.field.codec}", quality)
+        return _encode_cv2(array, f".{self.field.codec}", quality).tobytes()
 
     def decode(
         self,
         record: UInt8Array,
         reduction: int = 1,
-        rows: int | None = None,
         out: UInt8Array | None = None,
         head: PictureHead | None = None,
+        *,
+        ends_early: bool = False,
     ) -> npt.NDArray[Any]:
         """Return the picture as H x W x C (masks H x W), C-contiguous.
 
@@ -175,11 +151,10 @@ class PictureCodec:
             record: The encoded file.
             reduction: 1, 2, 4 or 8: JPEG comes out smaller by this factor (sides rounded up); others
                 do not.
-            rows: How many rows from the top are needed: JPEG may come out with fewer than it has, but
-                not fewer than this. Damage in what is left of it may then go unnoticed.
             out: Where to decode to, flat uint8 of at least the picture's size; used if the decoder
                 can (JPEG), and undefined after an error.
             head: From ``picture_head``, where it was read already.
+            ends_early: The header tells of fewer rows than follow, as ``PicturePart`` says.
 
         Raises:
             CodecError: The file is damaged, is not what the field holds, or does not fit ``out``.
@@ -190,20 +165,31 @@ class PictureCodec:
             return self._decode_cv2(record)
         if out is None:  # else the buffer bounds what a header can ask for
             picture_size(record)
-        is_cut = False
-        if rows is not None:
-            record, is_cut = first_rows(record, rows, head)
         height = width = 0  # at least: of any size
         if reduction > 1:
-            height, width = picture_size(record) if is_cut or head is None else head[:2]
+            height, width = picture_size(record) if head is None else head[:2]
             height, width = -(-height // reduction), -(-width // reduction)
         try:
-            # Not strict where rows were cut off: their data is what the decoder did not expect.
+            # Not strict where it ends early: what follows is what the decoder did not expect.
             return simplejpeg.decode_jpeg(  # type: ignore[no-any-return]
-                record, self.colorspace, False, False, height, width, reduction, out, not is_cut
+                record,
+                self.colorspace,
+                False,
+                False,
+                height,
+                width,
+                reduction,
+                out,
+                not ends_early,
             )
         except ValueError as error:
             raise CodecError(f"the JPEG cannot be decoded ({error})") from error
+
+    def part(self, record: UInt8Array, head: PictureHead, box: Sequence[int]) -> PicturePart:
+        """Return as little of a picture's file as a box (y, x, height, width) needs: less, of JPEG."""
+        if head.height_at is None or not self._keeps_jpeg:
+            return PicturePart(record, head)
+        return part_of(record, head, box)
 
     def _decode_cv2(self, record: UInt8Array) -> npt.NDArray[Any]:
         picture_size(record)  # OpenCV knows more formats, and larger pictures
@@ -236,28 +222,6 @@ class PictureCodec:
         return color | depth | cv2.IMREAD_IGNORE_ORIENTATION
 
 
-def first_rows(
-    record: UInt8Array, rows: int, head: PictureHead | None = None
-) -> tuple[UInt8Array, bool]:
-    """Make a JPEG end early: its rows come one by one, and those below a crop need no decoding.
-
-    Returns:
-        The record with a smaller height in its header, and True; or, where that is impossible (a
-        progressive or cut file) or not worth it, the record as it is, and False. The first
-        ``rows`` rows decode to the same pixels either way.
-    """
-    head = head or _jpeg_head(record.data[:_HEAD_BYTES])
-    if head is None or head.height_at is None:
-        return record, False
-    rows = max(0, rows) + _MARGIN_ROWS
-    # A file without an end is decoded whole: only then does the decoder notice what is missing.
-    if rows * 16 > head.height * 15 or record[-2] != 0xFF or record[-1] != 0xD9:
-        return record, False
-    record = record.copy()
-    record[head.height_at], record[head.height_at + 1] = rows >> 8, rows & 255
-    return record, True
-
-
 def _to_rgba(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     code = {2: cv2.COLOR_GRAY2RGBA, 3: cv2.COLOR_BGR2RGBA}.get(array.ndim)
     if array.ndim == 3 and array.shape[2] == 4:
@@ -266,32 +230,39 @@ def _to_rgba(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def encode_jpeg(array: UInt8Array, quality: int = DEFAULT_QUALITY) -> bytes:
-    """Encode H x W x C uint8 (C = 1 or 3) as JPEG with 4:2:0 chroma, as nearly every camera does."""
+    """Encode H x W x C uint8 (C = 1 or 3) as JPEG with 4:2:0 chroma, as nearly every camera does.
+
+    With restart markers and an index of them: a crop is then decoded alone (``codecs.jpeg``).
+    """
     if array.shape[2] not in (1, 3):
         raise CodecError(f"JPEG holds 1 or 3 channels, got {array.shape[2]}")
-    gray = array.shape[2] == 1
-    try:
-        return simplejpeg.encode_jpeg(  # type: ignore[no-any-return]
-            array, quality, "GRAY" if gray else "RGB", "Gray" if gray else "420"
-        )
-    except ValueError as error:
-        what = f"JPEG cannot hold {array.shape[0]} x {array.shape[1]} pixels"
-        raise CodecError(f"{what} ({error})") from error
+    if max(array.shape) > _MAX_JPEG_SIDE:  # OpenCV would also print it
+        raise CodecError(f"JPEG cannot hold {array.shape[0]} x {array.shape[1]} pixels")
+    return with_index(_encode_cv2(array, ".jpeg", quality)).tobytes()
 
 
-def _encode_cv2(array: npt.NDArray[Any], suffix: str, quality: int) -> bytes:
-    if array.ndim == 3 and array.shape[2] in (3, 4):
-        array = cv2.cvtColor(
-            array, cv2.COLOR_RGB2BGR if array.shape[2] == 3 else cv2.COLOR_RGBA2BGRA
-        )
-    options = [cv2.IMWRITE_PNG_COMPRESSION, _PNG_LEVEL]
-    if suffix == ".webp":
-        options = [cv2.IMWRITE_WEBP_QUALITY, quality]
+def _encode_cv2(array: npt.NDArray[Any], suffix: str, quality: int) -> UInt8Array:
     what = f"{suffix[1:]} cannot hold {array.dtype} of {array.shape}"
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if channels > 1:
+        array = cv2.cvtColor(array, cv2.COLOR_RGB2BGR if channels == 3 else cv2.COLOR_RGBA2BGRA)
     try:
-        done, data = cv2.imencode(suffix, array, options)
+        done, data = cv2.imencode(suffix, array, _cv2_options(suffix, array, quality))
     except cv2.error as error:
         raise CodecError(f"{what} ({error.err})") from error
     if not done:
         raise CodecError(what)
-    return data.tobytes()
+    return data.reshape(-1)
+
+
+def _cv2_options(suffix: str, array: npt.NDArray[Any], quality: int) -> list[int]:
+    if suffix == ".webp":
+        return [cv2.IMWRITE_WEBP_QUALITY, quality]
+    if suffix == ".png":
+        return [cv2.IMWRITE_PNG_COMPRESSION, _PNG_LEVEL]
+    interval = restart_interval(array.shape[1], 8 if array.shape[2:] in ((), (1,)) else 16)
+    return [
+        *(cv2.IMWRITE_JPEG_QUALITY, quality),
+        *(cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420),
+        *(cv2.IMWRITE_JPEG_RST_INTERVAL, interval),
+    ]

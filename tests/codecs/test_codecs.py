@@ -21,7 +21,13 @@ from hypothesis import strategies as st
 
 from loaders import codecs
 from loaders.codecs import codec_for, register_codec
-from loaders.codecs.picture import MAX_PIXELS, PictureCodec, encode_jpeg, first_rows, picture_size
+from loaders.codecs.picture import (
+    MAX_PIXELS,
+    PictureCodec,
+    encode_jpeg,
+    picture_head,
+    picture_size,
+)
 from loaders.codecs.text import TextCodec
 from loaders.errors import CodecError
 from loaders.schema import Array, Boxes, Bytes, Field, Image, Json, Label, Mask, MultiLabel, Text
@@ -475,7 +481,7 @@ def test_a_cut_picture_is_a_codec_error(name: str) -> None:
         with pytest.raises(CodecError):
             codec.decode(data[:size])
         with pytest.raises(CodecError):
-            codec.decode(data[:size], 2, 20)
+            codec.decode(data[:size], 2)
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -539,7 +545,7 @@ def test_a_header_that_asks_for_absurd_sizes_allocates_nothing(
 ) -> None:
     codec = PictureCodec(field)
 
-    for options in ({}, {"reduction": 8}, {"rows": 5}, {"out": np.empty(768, np.uint8)}):
+    for options in ({}, {"reduction": 8}, {"out": np.empty(768, np.uint8)}):
         with pytest.raises(CodecError):
             codec.decode(data, **options)
 
@@ -712,173 +718,8 @@ def test_others_than_jpeg_are_not_reduced_or_cut() -> None:
     for name in ("png", "rgba png", "mask", "webp"):
         field, data = PICTURES[name]
         codec = PictureCodec(field)
-        assert np.array_equal(codec.decode(data, 4, 10), codec.decode(data))
-
-
-# -- the first rows of a JPEG ------------------------------------------------------------------
-
-
-def assert_first_rows(
-    data: npt.NDArray[np.uint8], channels: int, reduction: int, rows: int
-) -> bool:
-    """Compare with the whole picture; return whether less than that was decoded."""
-    codec = PictureCodec(Image(channels=channels))
-    whole = codec.decode(data, reduction)
-    needed = -(-rows // reduction)
-
-    part = codec.decode(data, reduction, rows)
-
-    assert part.shape[0] >= min(needed, whole.shape[0])
-    assert part.shape[1:] == whole.shape[1:]
-    assert np.array_equal(part[:needed], whole[:needed])
-    return len(part) < len(whole)
-
-
-@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
-@pytest.mark.parametrize("reduction", [1, 2, 4, 8])
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_the_first_rows_are_those_of_the_whole(
-    subsampling: str, reduction: int, channels: int
-) -> None:
-    """Chroma is interpolated between rows: the last rows of a cut picture may not be used."""
-    data = jpeg(photo(97, 41), subsampling)
-
-    cut = [assert_first_rows(data, channels, reduction, rows) for rows in range(98)]
-
-    assert cut[0]
-    assert cut[70]
-    assert not cut[-1]
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    height=st.integers(1, 200),
-    width=st.integers(1, 70),
-    subsampling=st.sampled_from(SUBSAMPLINGS),
-    quality=st.integers(1, 100),
-    reduction=st.sampled_from([1, 2, 4, 8]),
-    rows=st.integers(0, 300),
-    seed=st.integers(0, 9),
-)
-def test_the_first_rows_of_any_picture(
-    height: int, width: int, subsampling: str, quality: int, reduction: int, rows: int, seed: int
-) -> None:
-    data = jpeg(photo(height, width, seed=seed), subsampling, quality)
-
-    assert_first_rows(data, 3, reduction, rows)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"restart_marker_rows": 1},
-        {"restart_marker_blocks": 3},
-        {"optimize": True},
-        {"subsampling": 0},
-        {"exif": bytes(3000)},
-        {"comment": b"x" * 2000},
-    ],
-    ids=str,
-)
-def test_the_first_rows_of_files_of_other_encoders(options: dict[str, Any]) -> None:
-    image = photo(128, 64)
-    options = options | ({"exif": b"Exif\0\0" + options["exif"]} if "exif" in options else {})
-    data = pil_file(image, "JPEG", quality=90, **options)
-
-    for reduction in (1, 2, 4, 8):
-        assert [assert_first_rows(data, 3, reduction, rows) for rows in (1, 50, 99)] == [True] * 3
-
-
-def segments(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
-    """Split a JPEG into its segments and the data of its only scan."""
-    found: list[tuple[int, bytes]] = []
-    at = 2
-    while not found or found[-1][0] != 0xDA:
-        size = int.from_bytes(data[at + 2 : at + 4], "big")
-        found.append((data[at + 1], data[at + 4 : at + 2 + size]))
-        at += 2 + size
-    return found, data[at:-2]
-
-
-def segment(marker: int, body: bytes) -> bytes:
-    return bytes([0xFF, marker]) + (len(body) + 2).to_bytes(2, "big") + body
-
-
-def scan_by_scan(image: Pixels) -> npt.NDArray[np.uint8]:
-    """Make a sequential JPEG whose components come one after the other."""
-    parts = [segments(jpeg(image[:, :, c : c + 1].copy(), "Gray").tobytes()) for c in range(3)]
-    tables = [s for s in parts[0][0] if s[0] not in (0xC0, 0xDA)]
-    frame = dict(parts[0][0])[0xC0][:5] + b"\3" + b"".join(bytes([c, 0x11, 0]) for c in (1, 2, 3))
-    data = b"\xff\xd8" + b"".join(segment(*s) for s in tables) + segment(0xC0, frame)
-    for c, (_, scan) in enumerate(parts, 1):
-        data += segment(0xDA, bytes([1, c, 0, 0, 63, 0])) + scan
-    return record(data + b"\xff\xd9")
-
-
-def test_the_first_rows_of_a_file_of_several_scans() -> None:
-    data = scan_by_scan(photo(96, 64))
-
-    for reduction in (1, 2, 4, 8):
-        for rows in range(0, 97, 7):
-            assert_first_rows(data, 3, reduction, rows)
-
-
-def test_progressive_files_are_untouched() -> None:
-    data = pil_file(photo(128, 64), "JPEG", progressive=True)
-
-    found, cut = first_rows(data, 10)
-
-    assert found is data
-    assert not cut
-    assert not assert_first_rows(data, 3, 2, 10)
-
-
-def test_fill_bytes_between_segments_leave_a_file_untouched() -> None:
-    data = jpeg(photo(128, 64)).tobytes()
-    filled = record(data[:2] + b"\xff\xff" + data[2:])
-
-    assert first_rows(filled, 10) == (filled, False)
-    assert not assert_first_rows(filled, 3, 1, 10)
-
-
-def test_a_header_of_another_kind_leaves_a_file_untouched() -> None:
-    data = jpeg(photo(128, 64)).tobytes()
-    app = segment(0xE1, bytes(5000))  # longer than is looked at
-    for start in (b"", b"\xff\xd8", b"\xff\xd8\xff\xda", b"\xff\xd8\xff\xe0\0\0" * 3):
-        first_rows(record(start), 10)
-        first_rows(record(start + b"\xff\xd9"), 10)
-    long = record(data[:2] + app + data[2:])
-
-    assert first_rows(long, 10)[1] is False
-    assert not assert_first_rows(long, 3, 1, 10)
-
-
-def test_a_thumbnail_is_not_taken_for_the_picture() -> None:
-    data = jpeg(photo(128, 64)).tobytes()
-    thumbnail = jpeg(photo(16, 16)).tobytes()
-    with_thumbnail = record(data[:2] + segment(0xE1, b"Exif\0\0" + thumbnail) + data[2:])
-
-    assert assert_first_rows(with_thumbnail, 3, 1, 20)
-
-
-def test_the_record_is_not_changed() -> None:
-    data = jpeg(photo(128, 64))
-    before = data.tobytes()
-    writable = data.copy()
-
-    found, cut = first_rows(writable, 10)
-
-    assert cut
-    assert not np.shares_memory(found, writable)
-    assert writable.tobytes() == before
-
-
-def test_a_cut_file_is_noticed_also_by_its_first_rows() -> None:
-    data = jpeg(photo(128, 64))
-
-    for size in (len(data) // 2, len(data) - 2, len(data) - 1):
-        with pytest.raises(CodecError):
-            PictureCodec(Image()).decode(data[:size], 1, 8)
+        assert np.array_equal(codec.decode(data, 4), codec.decode(data))
+        assert codec.part(data, picture_head(data), (0, 0, 1, 1)).record is data
 
 
 # -- threads -----------------------------------------------------------------------------------
@@ -894,10 +735,10 @@ def test_one_codec_serves_all_threads(name: str) -> None:
     if channels == 4 and field.codec == "jpeg":
         images = [image[:, :, :3] for image in images]
     records = [record(codec.encode(image)) for image in images]
-    expected = [codec.decode(r, 2, 20).tobytes() for r in records]
+    expected = [codec.decode(r, 2).tobytes() for r in records]
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda i: codec.decode(records[i % 6], 2, 20), range(120)))
+        found = list(threads.map(lambda i: codec.decode(records[i % 6], 2), range(120)))
         again = list(threads.map(lambda i: codec.encode(images[i % 6]), range(24)))
 
     assert [array.tobytes() for array in found] == expected * 20
@@ -913,15 +754,3 @@ def test_the_limit_of_pixels_is_what_the_message_says() -> None:
 def test_jpeg_holds_one_or_three_channels() -> None:
     with pytest.raises(CodecError, match="1 or 3"):
         encode_jpeg(photo(8, 8, 2))
-
-
-@pytest.mark.parametrize("rows", [0, -1, -300])
-def test_no_rows_at_all_are_a_few(rows: int) -> None:
-    """A crop may lie in the border above a picture."""
-    data = jpeg(photo(128, 64))
-
-    found, cut = first_rows(data, rows)
-
-    assert cut
-    assert assert_first_rows(data, 3, 1, max(0, rows))
-    assert np.array_equal(found, first_rows(data, 0)[0])

@@ -12,7 +12,8 @@ import torch
 
 from loaders import augment
 from loaders.buffers import scratch
-from loaders.codecs.picture import PictureHead, picture_head
+from loaders.codecs.jpeg import PictureHead, PicturePart
+from loaders.codecs.picture import picture_head
 from loaders.datasets.reading.fixed import Layout
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
@@ -79,11 +80,14 @@ class PictureReader:
         nearest = isinstance(self.field, Mask)
         places = zip(*self._places(values, first, last), strict=True)
         pictures = zip(records, heads, needed, places, strict=True)
-        for i, (record, head, (reduction, rows, moves), outs) in enumerate(pictures, first):
-            image, source_size = self._decode(record, head, reduction, rows)
+        for i, (record, head, (reduction, cover, moves), outs) in enumerate(pictures, first):
+            part = self._part(record, head, cover)
+            image, source_size = self._decode(part, reduction)
             for view, (out, (box, size, flip)) in enumerate(zip(outs, moves, strict=True)):
+                y, x, height, width = box
+                inner = (y - part.top, x - part.left, height, width)
                 done = augment.apply(
-                    image, box, size, flip, out=out, nearest=nearest, source_size=source_size
+                    image, inner, size, flip, out=out, nearest=nearest, source_size=source_size
                 )
                 if out is None:
                     values[view][i] = _channels_first(done)
@@ -144,29 +148,35 @@ class PictureReader:
             view=view,
         )
 
-    def _decode(
-        self, record: UInt8Array, head: PictureHead, reduction: int, rows: int
-    ) -> tuple[npt.NDArray[Any], tuple[int, int] | None]:
-        """Decode as much of a picture as its crops need; return it and, if it was reduced, its size at full scale."""
+    def _part(self, record: UInt8Array, head: PictureHead, cover: Sequence[int]) -> PicturePart:
         if self.field.codec == "raw":
-            return self.codec.decode(record), None
+            return PicturePart(record, head)
+        return self.codec.part(record, head, cover)  # type: ignore[no-any-return]
+
+    def _decode(
+        self, part: PicturePart, reduction: int
+    ) -> tuple[npt.NDArray[Any], tuple[int, int] | None]:
+        """Decode a picture or a part of one; return it and, if it was reduced, its size at full scale."""
+        if self.field.codec == "raw":
+            return self.codec.decode(part.record), None
+        head = part.head
         buffer = scratch(head.height * head.width * self._channels)
-        image = self.codec.decode(record, reduction, rows, buffer, head)
-        if reduction == 1:
-            return image, None
-        return image, (min(head.height, image.shape[0] * reduction), head.width)
+        image = self.codec.decode(part.record, reduction, buffer, head, ends_early=part.ends_early)
+        return image, None if reduction == 1 else head[:2]
 
     def finish(self, values: list[Any]) -> list[Any]:
         return [v if size is None else v[0] for v, size in zip(values, self.sizes, strict=True)]
 
 
-def _needed(plans: Sequence[augment.Geometry]) -> tuple[list[int], list[int]]:
-    """Return by how much each picture may be reduced, and how many of its rows are needed, for all of its views."""
+def _needed(plans: Sequence[augment.Geometry]) -> tuple[list[int], list[list[int]]]:
+    """Return by how much each picture may be reduced, and the box that covers those of all its views."""
     reductions = [augment.reductions(plan.boxes, plan.sizes) for plan in plans]
-    rows = [plan.boxes[:, 0] + plan.boxes[:, 2] for plan in plans]
-    return np.minimum.reduce(reductions).tolist(), np.maximum.reduce(
-        [*rows, np.zeros_like(rows[0])]
-    ).tolist()
+    covers = plans[0].boxes
+    if len(plans) > 1:
+        starts = np.minimum.reduce([plan.boxes[:, :2] for plan in plans])
+        ends = np.maximum.reduce([plan.boxes[:, :2] + plan.boxes[:, 2:] for plan in plans])
+        covers = np.concatenate([starts, ends - starts], axis=1)
+    return np.minimum.reduce(reductions).tolist(), covers.tolist()
 
 
 def _moves(plan: augment.Geometry) -> Iterable[tuple[list[int], list[int], list[bool]]]:
