@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 import PIL.Image
+import simplejpeg
 import torch
 from page import write
 from resnet import SmallResNet, make_optimizer
@@ -25,7 +26,6 @@ from spine import conditions, number
 from torch.nn.functional import cross_entropy
 
 from loaders import DataLoader, Normalize, RAMDataset, ShardDataset, augment
-from loaders.codecs.picture import encode_jpeg
 from loaders.device.normalize import IMAGENET_MEAN, IMAGENET_STD
 from packdata import pack_images
 
@@ -123,7 +123,7 @@ def cut(photos: Path, folder: Path, num: int) -> list[Path]:
             y, x = (int(rng.integers(n - m + 1)) for n, m in zip(photo.shape, size, strict=False))
             file.parent.mkdir(parents=True, exist_ok=True)
             part = photo[y : y + size[0], x : x + size[1]]
-            file.write_bytes(encode_jpeg(np.ascontiguousarray(part), 90))
+            file.write_bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(part), 90, "RGB", "420"))
     return sorted(files)
 
 

@@ -95,7 +95,8 @@ class Data:
         (self.folder / name).mkdir(parents=True)
         files = [self.folder / name / f"{i:05}.jpg" for i in range(count)]
         for file in files:
-            file.write_bytes(encode_jpeg(np.ascontiguousarray(self._crop(size)), 90))
+            pixels = np.ascontiguousarray(self._crop(size))
+            file.write_bytes(simplejpeg.encode_jpeg(pixels, 90, "RGB", "420"))
         return files
 
     def packed(self, name: str, kind: str) -> ShardDataset:
@@ -105,9 +106,17 @@ class Data:
             self._pack(getattr(self, name), path, kind)
         return ShardDataset(path)
 
+    def encoded(self, name: str) -> ShardDataset:
+        """Return `original` or `presized` as packdata encodes it: with restart markers."""
+        path = self.folder / f"{name}-encoded"
+        if not path.exists():
+            files = (file.read_bytes() for file in getattr(self, name))
+            self._pack([encode_jpeg(simplejpeg.decode_jpeg(file)) for file in files], path, "lmdb")
+        return ShardDataset(path)
+
     def _pack(self, source: Any, path: Path, kind: str) -> None:
         field = Image()
-        if not isinstance(source[0], Path):
+        if isinstance(source[0], np.ndarray):
             field = Image(size=source[0].shape[:2], channels=source[0].shape[2], codec="raw")
         rows = ({"image": value, "label": i % 10} for i, value in enumerate(source))
         fields = {"image": field, "label": Label()}
@@ -270,12 +279,13 @@ def cases(data: Data) -> Iterator[Case]:
     for name, what in (("presized", "JPEG, shorter side 256"), ("original", "JPEG as it comes")):
         files: list[Path] = getattr(data, name)
         records = [file.read_bytes() for file in files]
+        datasets = {f"loaders, {kind}": data.packed(name, kind) for kind in ("lmdb", "parquet")}
+        datasets["loaders, lmdb, encoded by packdata (restart markers)"] = data.encoded(name)
         ours = {
-            f"loaders, {kind}": functools.partial(
-                loader_epoch,
-                DataLoader(data.packed(name, kind).replace(augment=OPS), 128, shuffle=True),
+            contender: functools.partial(
+                loader_epoch, DataLoader(dataset.replace(augment=OPS), 128, shuffle=True)
             )
-            for kind in ("lmdb", "parquet")
+            for contender, dataset in datasets.items()
         }
         yield Case(f"{what} -> RandomResizedCrop(224), flip; batch 128", "images/s", {
             "same decoder, crops and resize, no loader": decode_crop_resize(records),
@@ -358,9 +368,11 @@ def gil_held(data: Data) -> dict[str, Run]:
         return (1 / rate - inside[0] / len(dataset)) * 1e6
 
     jpeg = data.packed("presized", "lmdb").replace(augment=OPS)
+    encoded = data.encoded("presized").replace(augment=OPS)
     raw, small = data.packed("raw", "parquet"), data.packed("small", "parquet")
     return {  # the warm-up run compares the checksums
         "JPEG, crop, resize, flip": lambda: held(jpeg, 128),
+        "the same, encoded by packdata (restart markers)": lambda: held(encoded, 128),
         "raw 224 x 224": lambda: held(raw, 128),
         "raw 28 x 28": lambda: held(small, 1024),
     }

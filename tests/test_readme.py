@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset
-from loaders.codecs.picture import picture_size
+from loaders.codecs.heads import picture_size
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)

@@ -16,7 +16,7 @@ from loaders.bench.measure import Config, interleave, time_loader
 from loaders.bench.sweep import make_loader, round_size
 from loaders.bench.targets import ImageFiles, Target, ops_for
 from loaders.bench.verdict import Change
-from loaders.codecs.picture import picture_size
+from loaders.codecs.heads import picture_size
 from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.shard import ShardDataset

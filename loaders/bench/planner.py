@@ -14,7 +14,7 @@ from loaders.backends.maker import Maker, num_in_flight
 from loaders.bench.measure import batch_nbytes
 from loaders.bench.report import in_bytes
 from loaders.bench.targets import ImageFiles
-from loaders.codecs.picture import picture_size
+from loaders.codecs.heads import picture_size
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.loading import plan_columns
 from loaders.datasets.packed import PackedDataset

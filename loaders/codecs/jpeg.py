@@ -1,7 +1,8 @@
-"""JPEG files as bytes: what their headers say, and how little of a file a crop needs.
+"""Parts of JPEG files: how little of one a crop needs.
 
 A file is decoded from the top, and may end below a crop. Where it has restart markers, it is a grid of
-segments that decode alone: those of a crop, put together, are a JPEG of the same pixels.
+segments that decode alone: those of a crop, put together, are a JPEG of the same pixels. An index of the
+segments, which our own files have, spares looking for them.
 
 Source: ITU-T T.81, annex B; F.2.1.3.1 for what a restart marker resets.
 """
@@ -9,48 +10,31 @@ Source: ITU-T T.81, annex B; F.2.1.3.1 for what a restart marker resets.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from loaders.codecs.heads import APP9, SIDES, PictureHead, jpeg_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 UInt8Array = npt.NDArray[np.uint8]
+Bounds = npt.NDArray[np.integer[Any]]
 
 # Chroma is interpolated from what is beside it: up to 4 pixels, found by trying every subsampling
 # and reduction.
 _MARGIN = 8
-_MIN_PIXELS_SAVED = 8192  # decoding them takes as long as putting a file together
-_SIDES = struct.Struct(">HH")
-_NO_BASELINE = frozenset(
-    {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB), 0xFF}
-)  # other frames, what has no business before a frame, and fill bytes
-_SOS, _DRI, _RST0, _EOI, _APP9 = 0xDA, 0xDD, 0xD0, 0xD9, 0xE9
-_INDEX = b"SEGMENTS"
-_MAX_SEEN = 64
+# Putting a file together takes about 30 us with the interpreter's lock held, in which each thread
+# would else decode this many pixels.
+_PIXELS_PER_THREAD = 6_000
 _SEGMENT_PIXELS = 64  # half costs 1 % more bytes and gains no time; twice loses 5 to 10 % of time
-_MAX_INDEXED = (65_535 - 2 - len(_INDEX)) // 2
-_NUMBERS = (_RST0 + np.arange(1 << 10) % 8).astype(
-    np.uint8
-)  # of restart markers, one after the other
-
-
-class PictureHead(NamedTuple):
-    """What the first bytes of an encoded picture say.
-
-    Attributes:
-        height: In pixels.
-        width: In pixels.
-        height_at: Where the height stands in the frame header of a sequential Huffman JPEG.
-        index_at: Where such a one may have an index of its segments.
-    """
-
-    height: int
-    width: int
-    height_at: int | None = None
-    index_at: int | None = None
+_SOS, _DRI, _RST0, _EOI = 0xDA, 0xDD, 0xD0, 0xD9
+_NUMBERS = (_RST0 + np.arange(1 << 10) % 8).astype(np.uint8)  # of markers, one after the other
+_INDEX = b"SEGMENTS"
+_MAX_APP_BYTES = 65_535
+_MAX_SEEN = 1024
 
 
 class PicturePart(NamedTuple):
@@ -58,51 +42,60 @@ class PicturePart(NamedTuple):
 
     Attributes:
         record: The file.
-        head: Its header.
-        top: Where it begins in the whole picture, in pixels.
+        height: In pixels.
+        width: In pixels.
+        top: Where it begins in the whole picture.
         left: The same.
         ends_early: Data follow that the header does not tell of: a decoder must not mind.
     """
 
     record: UInt8Array
-    head: PictureHead
+    height: int
+    width: int
     top: int = 0
     left: int = 0
     ends_early: bool = False
 
 
-class _Scan(NamedTuple):
-    """How the only scan of a JPEG is divided: sides of a unit (MCU) in pixels, units between restart markers."""
-
-    starts_after: int  # the sides in the frame header
-    unit_height: int
-    unit_width: int
-    interval: int  # 0: no markers
-
-
 class _Grid(NamedTuple):
-    """Segments that decode alone, rows by columns, and the sides of each in pixels."""
+    """Segments that decode alone.
 
+    Attributes:
+        start: Of their data, behind the height in the frame header.
+        rows: Of segments.
+        columns: Of segments.
+        height: Of a segment, in pixels.
+        width: Of a segment, in pixels.
+    """
+
+    start: int
     rows: int
     columns: int
     height: int
     width: int
 
 
-def jpeg_head(start: memoryview) -> PictureHead | None:
-    """Read the frame header of a sequential Huffman JPEG; None for any other."""
-    at, index_at = 2, None
-    while at + 9 < len(start) and start[at] == 0xFF:
-        marker = start[at + 1]
-        if marker in (0xC0, 0xC1):
-            height, width = _SIDES.unpack_from(start, at + 5)
-            return PictureHead(height, width, at + 5, index_at)
-        if marker in _NO_BASELINE:
-            return None
-        if marker == _APP9:
-            index_at = at
-        at += 2 + (start[at + 2] << 8 | start[at + 3])
-    return None
+def part_of(
+    record: UInt8Array, head: PictureHead, box: Sequence[int], num_threads: int = 1
+) -> PicturePart:
+    """Make a JPEG of what a crop needs: its pixels are those of the whole, at any reduction.
+
+    A progressive or cut file, and what is not worth it, stays as it is. Damage in what is left out goes
+    unnoticed.
+
+    Args:
+        record: The file.
+        head: Its header.
+        box: y, x, height, width in pixels; it may reach outside.
+        num_threads: How many share the interpreter: the more they are, the more must be saved.
+    """
+    # A file without an end is decoded whole: only then does the decoder notice what is missing.
+    if head.height_at is None or record[-2] != 0xFF or record[-1] != _EOI:
+        return PicturePart(record, head.height, head.width)
+    grid = _grids.find(record, head)
+    min_saved = _PIXELS_PER_THREAD * num_threads
+    part = grid and _segments_of(record, head, head.height_at, grid, box, min_saved)
+    return part or _rows_of(record, head, box[0] + box[2])
 
 
 def restart_interval(width: int, unit_width: int) -> int:
@@ -113,145 +106,65 @@ def restart_interval(width: int, unit_width: int) -> int:
 
 
 def with_index(record: UInt8Array) -> UInt8Array:
-    """Write into a JPEG how long its segments are, which else takes looking at all of its bytes.
+    """Write into a JPEG where its segments are, which else takes looking at all of its bytes.
 
-    An APP9 segment, which decoders skip: a name, and the length of each in 2 bytes, little-endian, with the
-    restart marker behind it. A file that has no segments, or too long or too many, stays as it is.
+    An APP9 segment, which decoders skip: a name, 0, and where each segment ends behind the scan's header,
+    little-endian, in 2 bytes if the scan has less than 65,536 and in 4 if it has more. A file without
+    restart markers, or with too many, stays as it is.
     """
     head = jpeg_head(record.data)
-    found = None if head is None or head.index_at is not None else _segmented(record, head)
-    if found is None:
+    grid = head and head.height_at is not None and _grids.find(record, head)
+    if not head or head.height_at is None or not grid:
         return record
-    start, grid = found
-    bounds = _bounds(record, None, start, grid.rows * grid.columns)
-    lengths = None if bounds is None else np.diff(bounds)
-    if lengths is None or lengths.max() >= 1 << 16 or len(lengths) > _MAX_INDEXED:
+    data = record[head.height_at + grid.start :]
+    bounds = _found_bounds(data, grid.rows * grid.columns)
+    if head.index_at is not None or bounds is None:
         return record
-    body = _INDEX + lengths.astype("<u2").tobytes()
-    segment = struct.pack(">HH", 0xFF00 | _APP9, len(body) + 2) + body
+    body = _INDEX + bounds.astype(_index_dtype(data)).tobytes()
+    if len(body) + 2 > _MAX_APP_BYTES:
+        return record
+    segment = struct.pack(">HH", 0xFF00 | APP9, len(body) + 2) + body
     at = 4 + (int(record[4]) << 8 | int(record[5]))  # behind the JFIF segment
     return np.concatenate([record[:at], np.frombuffer(segment, np.uint8), record[at:]])
-
-
-def part_of(record: UInt8Array, head: PictureHead, box: Sequence[int]) -> PicturePart:
-    """Make a JPEG of what a crop needs: its pixels are those of the whole, at any reduction.
-
-    A progressive or cut file, and what is not worth it, stays as it is. Damage in what is left out goes
-    unnoticed.
-
-    Args:
-        record: The file.
-        head: Its header.
-        box: y, x, height, width in pixels; it may reach outside.
-    """
-    # A file without an end is decoded whole: only then does the decoder notice what is missing.
-    if head.height_at is None or record[-2] != 0xFF or record[-1] != _EOI:
-        return PicturePart(record, head)
-    return _segments_of(record, head, box) or _rows_of(record, head, box[0] + box[2])
 
 
 def _rows_of(record: UInt8Array, head: PictureHead, rows: int) -> PicturePart:
     """Let the picture end below its first rows."""
     rows = max(0, rows) + _MARGIN
     if rows * 16 > head.height * 15:
-        return PicturePart(record, head)
-    record, head = record.copy(), head._replace(height=rows)
-    _write_sides(record, head)
-    return PicturePart(record, head, ends_early=True)
+        return PicturePart(record, head.height, head.width)
+    record = record.copy()
+    SIDES.pack_into(record.data, head.height_at or 0, rows, head.width)
+    return PicturePart(record, rows, head.width, ends_early=True)
 
 
-def _write_sides(record: UInt8Array, head: PictureHead) -> None:
-    assert head.height_at is not None
-    _SIDES.pack_into(record.data, head.height_at, head.height, head.width)
-
-
-def _segments_of(record: UInt8Array, head: PictureHead, box: Sequence[int]) -> PicturePart | None:
-    """Put the segments below a box together; None if there are none, or too little is gained."""
-    found = _segmented(record, head)
-    if found is None:
-        return None
-    start, grid = found
+def _segments_of(
+    record: UInt8Array,
+    head: PictureHead,
+    height_at: int,
+    grid: _Grid,
+    box: Sequence[int],
+    min_saved: int,
+) -> PicturePart | None:
+    """Put the segments below a box together; None if they are not all there, or too few pixels are saved."""
     top, bottom = _span(box[0], box[2], grid.height, grid.rows)
     left, right = _span(box[1], box[3], grid.width, grid.columns)
     height = min(bottom * grid.height, head.height) - top * grid.height
     width = min(right * grid.width, head.width) - left * grid.width
-    if head.height * head.width - height * width < _MIN_PIXELS_SAVED:
+    if head.height * head.width - height * width < min_saved:
         return None
+    start = height_at + grid.start
     bounds = _bounds(record, head.index_at, start, grid.rows * grid.columns)
     if bounds is None:
         return None
-    part = _joined(record, bounds, grid.columns, (slice(top, bottom), slice(left, right)))
-    inner = PictureHead(height, width, head.height_at)
-    _write_sides(part, inner)
-    return PicturePart(part, inner, top * grid.height, left * grid.width)
-
-
-def _segmented(record: UInt8Array, head: PictureHead) -> tuple[int, _Grid] | None:
-    """Return where the scan's data begin and how they are divided; None if they are not."""
-    assert head.height_at is not None
-    scan = _scans.find(record, head.height_at)
-    grid = scan and scan.interval and _grid(scan, head)
-    return (head.height_at + scan.starts_after, grid) if scan and grid else None
-
-
-class _Scans:
-    """The scans that were read, by the tables before them: most files of a dataset have the same."""
-
-    def __init__(self) -> None:
-        self._tables_nbytes = 0
-        self._found: dict[bytes, _Scan] = {}
-
-    def find(self, record: UInt8Array, height_at: int) -> _Scan | None:
-        """Return the only scan of a file; None if there is none, or more than one."""
-        tables = record[height_at + _SIDES.size :]
-        scan = self._found.get(tables[: self._tables_nbytes].tobytes())
-        if scan is None:
-            scan = _read_scan(record.data, height_at)
-            if scan is not None:
-                self._keep(tables[: scan.starts_after - _SIDES.size].tobytes(), scan)
-        return scan
-
-    def _keep(self, tables: bytes, scan: _Scan) -> None:
-        self._tables_nbytes = len(tables)
-        self._found = {**(self._found if len(self._found) < _MAX_SEEN else {}), tables: scan}
-
-
-_scans = _Scans()
-
-
-def _read_scan(data: memoryview, height_at: int) -> _Scan | None:
-    """Read the tables behind a frame header, up to the scan's data; None if it is not all of the picture's."""
-    num_components = data[height_at + 4]
-    at, interval = height_at + 5 + 3 * num_components, 0
-    while at + 5 < len(data) and data[at] == 0xFF:
-        marker, end = data[at + 1], at + 2 + (data[at + 2] << 8 | data[at + 3])
-        if marker == _SOS:
-            sides = _unit_sides([data[height_at + 6 + 3 * i] for i in range(num_components)])
-            is_all = data[at + 4] == num_components
-            return _Scan(end - height_at, *sides, interval) if is_all and all(sides) else None
-        if marker == _DRI:
-            interval = data[at + 4] << 8 | data[at + 5]
-        at = end
-    return None
-
-
-def _unit_sides(sampling: list[int]) -> tuple[int, int]:
-    """Return height and width of a unit: what the components' blocks cover; of a single one, a block."""
-    if len(sampling) < 2:
-        return 8, 8
-    return 8 * max(both & 15 for both in sampling), 8 * max(both >> 4 for both in sampling)
-
-
-def _grid(scan: _Scan, head: PictureHead) -> _Grid | None:
-    """Lay the segments out; None if they are neither parts of rows of units nor rows of them."""
-    units = -(-head.width // scan.unit_width)  # side by side
-    if units % scan.interval == 0:
-        height, width = scan.unit_height, scan.interval * scan.unit_width
-    elif scan.interval % units == 0:
-        height, width = scan.interval // units * scan.unit_height, units * scan.unit_width
-    else:
+    begins = bounds[:-1].reshape(-1, grid.columns)[top:bottom, left:right]
+    ends = bounds[1:].reshape(-1, grid.columns)[top:bottom, left:right]
+    part = _joined(record.data, start, begins, ends)
+    if part is None:
         return None
-    return _Grid(-(-head.height // height), -(-head.width // width), height, width)
+    SIDES.pack_into(part, height_at, height, width)
+    whole = np.frombuffer(part, np.uint8)
+    return PicturePart(whole, height, width, top * grid.height, left * grid.width)
 
 
 def _span(start: int, extent: int, step: int, count: int) -> tuple[int, int]:
@@ -261,42 +174,19 @@ def _span(start: int, extent: int, step: int, count: int) -> tuple[int, int]:
     return first, max(last, first + 1)
 
 
-def _bounds(
-    record: UInt8Array, index_at: int | None, start: int, count: int
-) -> npt.NDArray[np.int64] | None:
-    """Return where the segments begin and the last one ends; None if they are not ``count``."""
-    lengths = None if index_at is None else _indexed(record, index_at, count)
-    if lengths is not None:
-        bounds = np.empty(count + 1, np.int64)
-        bounds[0], bounds[1:] = start, lengths
-        bounds = bounds.cumsum()
-        if bounds[-1] == len(record):
-            return bounds
-    data = record[start:]
-    marks = np.flatnonzero(data[:-1] == 0xFF)
-    marks = marks[data[marks + 1] != 0]  # a zero follows where 0xFF is data
-    return np.concatenate([[start], marks + (start + 2)]) if len(marks) == count else None
+def _joined(file: memoryview, start: int, begins: Bounds, ends: Bounds) -> bytearray | None:
+    """Put header and segments together, row by row, and number the restart markers anew.
 
-
-def _indexed(record: UInt8Array, at: int, count: int) -> npt.NDArray[np.uint16] | None:
-    """Read the lengths from an index that ``with_index`` has written."""
-    name = at + 4
-    lengths = record[name + len(_INDEX) : name + len(_INDEX) + 2 * count]
-    is_ours = record[name : name + len(_INDEX)].tobytes() == _INDEX
-    return lengths.view("<u2") if is_ours and len(lengths) == 2 * count else None
-
-
-def _joined(
-    record: UInt8Array, bounds: npt.NDArray[np.int64], columns: int, span: tuple[slice, slice]
-) -> UInt8Array:
-    """Put header and segments together, and number the restart markers anew."""
-    begins = bounds[:-1].reshape(-1, columns)[span]
-    ends = bounds[1:].reshape(-1, columns)[span]
+    None if an index has made the bounds up.
+    """
+    data = file[start:]
     rows = zip(begins[:, 0].tolist(), ends[:, -1].tolist(), strict=True)
-    start = bounds[0]
-    part = np.concatenate([record[:start], *[record[first:last] for first, last in rows]])
-    numbers = (ends - begins).cumsum() + (start - 1)
-    part[numbers] = _numbers(len(numbers))
+    part = bytearray().join([file[:start], *[data[first:last] for first, last in rows]])
+    numbers = (ends - begins).cumsum()
+    numbers += start - 1
+    if numbers[-1] != len(part) - 1:
+        return None
+    np.frombuffer(part, np.uint8)[numbers] = _numbers(len(numbers))
     part[-1] = _EOI
     return part
 
@@ -304,3 +194,100 @@ def _joined(
 def _numbers(count: int) -> UInt8Array:
     """Return the second bytes of restart markers, one after the other."""
     return _NUMBERS[:count] if count <= len(_NUMBERS) else np.resize(_NUMBERS, count)
+
+
+def _bounds(record: UInt8Array, index_at: int | None, start: int, count: int) -> Bounds | None:
+    """Return where the segments begin behind ``start``, and where the last one ends; None if they are not ``count``."""
+    data = record[start:]
+    if index_at is not None:
+        bounds = _indexed_bounds(record, data, index_at, count)
+        if bounds is not None:
+            return bounds
+    return _found_bounds(data, count)
+
+
+def _indexed_bounds(record: UInt8Array, data: UInt8Array, at: int, count: int) -> Bounds | None:
+    """Read an index that ``with_index`` has written; None if there is none, or that of another file."""
+    dtype, first = _index_dtype(data), at + 4 + len(_INDEX)
+    body = record[first : first + (count + 1) * dtype.itemsize]
+    if record[at + 4 : first].tobytes() != _INDEX or len(body) != (count + 1) * dtype.itemsize:
+        return None
+    bounds = body.view(dtype)
+    return bounds if bounds[-1] == len(data) else None
+
+
+def _index_dtype(data: UInt8Array) -> np.dtype[Any]:
+    return np.dtype("<u2" if len(data) < 1 << 16 else "<u4")
+
+
+def _found_bounds(data: UInt8Array, count: int) -> Bounds | None:
+    """Look for the markers."""
+    marks = np.flatnonzero(data[:-1] == 0xFF)
+    marks = marks[data[marks + 1] != 0]  # a zero follows where 0xFF is data
+    return np.concatenate([[0], marks + 2]) if len(marks) == count else None
+
+
+class _Grids:
+    """The grids that were laid out, by the header from the frame's sides on: most files of a dataset share it."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+        self._found: dict[bytes, _Grid | None] = {}
+
+    def find(self, record: UInt8Array, head: PictureHead) -> _Grid | None:
+        """Return how the only scan of a file is divided; None if it is not."""
+        header = record[head.height_at :]
+        try:
+            return self._found[header[: self._nbytes].tobytes()]
+        except KeyError:
+            scan, grid = _read_grid(header.data, head)
+            self._keep(header[:scan].tobytes(), grid)
+            return grid
+
+    def _keep(self, header: bytes, grid: _Grid | None) -> None:
+        if header:
+            self._nbytes = len(header)
+            self._found = {**(self._found if len(self._found) < _MAX_SEEN else {}), header: grid}
+
+
+_grids = _Grids()
+
+
+def _read_grid(header: memoryview, head: PictureHead) -> tuple[int, _Grid | None]:
+    """Read the tables from the frame's sides on; return where the scan's data begin, and the grid.
+
+    0 where no scan is found; no grid where there are no restart markers or several scans.
+    """
+    num_components = header[4]
+    at, interval = 5 + 3 * num_components, 0
+    while at + 5 < len(header) and header[at] == 0xFF:
+        marker, end = header[at + 1], at + 2 + (header[at + 2] << 8 | header[at + 3])
+        if marker == _SOS:
+            sampling = [header[6 + 3 * i] for i in range(num_components)]
+            is_all = header[at + 4] == num_components
+            return end, _grid(end, head, _unit_sides(sampling), interval) if is_all else None
+        if marker == _DRI:
+            interval = header[at + 4] << 8 | header[at + 5]
+        at = end
+    return 0, None
+
+
+def _unit_sides(sampling: list[int]) -> tuple[int, int]:
+    """Return height and width of a unit: what the components' blocks cover; of a single one, a block."""
+    if len(sampling) < 2:
+        return 8, 8
+    return 8 * max(both & 15 for both in sampling), 8 * max(both >> 4 for both in sampling)
+
+
+def _grid(start: int, head: PictureHead, unit: tuple[int, int], interval: int) -> _Grid | None:
+    """Lay the segments out; None if they are neither parts of rows of units nor rows of them."""
+    if not all(unit) or not interval:
+        return None
+    units = -(-head.width // unit[1])  # side by side
+    if units % interval == 0:
+        height, width = unit[0], interval * unit[1]
+    elif interval % units == 0:
+        height, width = interval // units * unit[0], units * unit[1]
+    else:
+        return None
+    return _Grid(start, -(-head.height // height), -(-head.width // width), height, width)

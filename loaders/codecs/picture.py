@@ -8,7 +8,6 @@ encoded; any of the three is read, because files are often kept as they came. Wh
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -16,14 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from loaders.codecs.jpeg import (
-    PictureHead,
-    PicturePart,
-    jpeg_head,
-    part_of,
-    restart_interval,
-    with_index,
-)
+from loaders.codecs.heads import PictureHead, check_pixels, picture_size
+from loaders.codecs.jpeg import PicturePart, part_of, restart_interval, with_index
 from loaders.errors import CodecError
 from loaders.schema import Field, Image, Mask
 
@@ -33,58 +26,7 @@ if TYPE_CHECKING:
 UInt8Array = npt.NDArray[np.uint8]
 DEFAULT_QUALITY = 90
 _PNG_LEVEL = 3  # zlib: on photos 6 saves 2 % more and takes 3 times as long
-MAX_PIXELS = 1 << 28
 _MAX_JPEG_SIDE = 65_500  # of libjpeg
-_HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer header is decoded whole
-
-
-def picture_head(record: Any) -> PictureHead:
-    """Read the header of an encoded picture.
-
-    Raises:
-        CodecError: The bytes are not JPEG, PNG or WebP, or cut within the header.
-    """
-    start = memoryview(record)[:_HEAD_BYTES]  # not bytes: few of them are looked at
-    try:
-        if start[0] == 0xFF and start[1] == 0xD8:
-            head = jpeg_head(start) or PictureHead(*simplejpeg.decode_jpeg_header(record)[:2])
-        elif bytes(start[:8]) == b"\x89PNG\r\n\x1a\n":
-            width, height = struct.unpack_from(">II", start, 16)
-            head = PictureHead(height, width)
-        else:
-            head = PictureHead(*_webp_size(bytes(start[:32])))
-    except (ValueError, struct.error, IndexError) as error:
-        raise CodecError(f"the header of the picture cannot be read ({error})") from error
-    if not 0 < head.height * head.width <= MAX_PIXELS:
-        _check_pixels(head.height, head.width)
-    return head
-
-
-def picture_size(record: Any) -> tuple[int, int]:
-    """Read (height, width) from the header of an encoded picture; CodecError as ``picture_head``."""
-    return picture_head(record)[:2]
-
-
-def _check_pixels(height: int, width: int) -> None:
-    if not 0 < height * width <= MAX_PIXELS:
-        what = f"the picture has {height} x {width} pixels"
-        raise CodecError(f"{what}; 1 to {MAX_PIXELS} are accepted")
-
-
-def _webp_size(head: bytes) -> tuple[int, int]:
-    """Source: RFC 9649, sections 2.5 to 2.7."""
-    if head[:4] != b"RIFF" or head[8:12] != b"WEBP":
-        raise ValueError(f"starts with {head[:12]!r}: not JPEG, PNG or WebP")
-    kind = head[12:16]
-    if kind == b"VP8 ":
-        width, height = struct.unpack_from("<HH", head, 26)
-        return height & 0x3FFF, width & 0x3FFF
-    if kind == b"VP8L":
-        bits = struct.unpack_from("<I", head, 21)[0]
-        return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
-    if kind == b"VP8X":
-        return 1 + int.from_bytes(head[27:30], "little"), 1 + int.from_bytes(head[24:27], "little")
-    raise ValueError(f"WebP chunk {kind!r} is unknown")
 
 
 class PictureCodec:
@@ -131,7 +73,7 @@ class PictureCodec:
             channels = "" if self.channels == 0 else f" x {self.channels}"
             got = f"{array.dtype} of {array.shape}"
             raise CodecError(f"takes {self.dtype.name} of H x W{channels}, got {got}")
-        _check_pixels(*array.shape[:2])
+        check_pixels(*array.shape[:2])
         if self.field.codec == "jpeg":
             return encode_jpeg(array, quality)
         return _encode_cv2(array, f".{self.field.codec}", quality).tobytes()
@@ -141,7 +83,7 @@ class PictureCodec:
         record: UInt8Array,
         reduction: int = 1,
         out: UInt8Array | None = None,
-        head: PictureHead | None = None,
+        size: tuple[int, int] | None = None,
         *,
         ends_early: bool = False,
     ) -> npt.NDArray[Any]:
@@ -153,7 +95,7 @@ class PictureCodec:
                 do not.
             out: Where to decode to, flat uint8 of at least the picture's size; used if the decoder
                 can (JPEG), and undefined after an error.
-            head: From ``picture_head``, where it was read already.
+            size: Height and width in the file's header, where they were read already.
             ends_early: The header tells of fewer rows than follow, as ``PicturePart`` says.
 
         Raises:
@@ -167,7 +109,7 @@ class PictureCodec:
             picture_size(record)
         height = width = 0  # at least: of any size
         if reduction > 1:
-            height, width = picture_size(record) if head is None else head[:2]
+            height, width = picture_size(record) if size is None else size
             height, width = -(-height // reduction), -(-width // reduction)
         try:
             # Not strict where it ends early: what follows is what the decoder did not expect.
@@ -185,11 +127,13 @@ class PictureCodec:
         except ValueError as error:
             raise CodecError(f"the JPEG cannot be decoded ({error})") from error
 
-    def part(self, record: UInt8Array, head: PictureHead, box: Sequence[int]) -> PicturePart:
-        """Return as little of a picture's file as a box (y, x, height, width) needs: less, of JPEG."""
+    def part(
+        self, record: UInt8Array, head: PictureHead, box: Sequence[int], num_threads: int = 1
+    ) -> PicturePart:
+        """Return as little of a picture's file as a box needs: of JPEG less than all, as ``part_of`` says."""
         if head.height_at is None or not self._keeps_jpeg:
-            return PicturePart(record, head)
-        return part_of(record, head, box)
+            return PicturePart(record, *head[:2])
+        return part_of(record, head, box, num_threads)
 
     def _decode_cv2(self, record: UInt8Array) -> npt.NDArray[Any]:
         picture_size(record)  # OpenCV knows more formats, and larger pictures

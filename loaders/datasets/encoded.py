@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from loaders.augment import Views
-from loaders.codecs.picture import picture_size
+from loaders.codecs.heads import picture_size
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.on_device import OnDevice
 from loaders.datasets.reading.crops import spatial_axes

@@ -200,7 +200,7 @@ class PackedDataset(BatchDataset):
 
     def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> BatchJob:
         """Return the work of reading a batch."""
-        return BatchJob(self, self.request(indices), memory, num_workers)
+        return BatchJob(self, self.request(indices, num_workers), memory)
 
     def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any] | None:
         """Return several batches, gathered at once, if all fields are only copied; they share memory."""
@@ -215,7 +215,7 @@ class PackedDataset(BatchDataset):
             tensors += reader.finish(values)
         return split_batch(self.names, tensors, sizes)
 
-    def request(self, indices: Any) -> Request:
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Turn indices, with the seed, epoch and draws that our samplers attach, into a request."""
         array = getattr(indices, "indices", None)
         if array is None:
@@ -227,7 +227,7 @@ class PackedDataset(BatchDataset):
         else:
             seed, epoch, draws = indices.seed, indices.epoch, indices.draws
         array = from_start(array, len(self), "sample")
-        return Request(array, self.rows_of(array), epoch, draws, seed)
+        return Request(array, self.rows_of(array), epoch, draws, seed, num_workers)
 
     def _epoch_and_draws(self, indices: Sequence[Any]) -> tuple[int, Indices | None]:
         """Read what a sampler that yields single indices attached to them."""

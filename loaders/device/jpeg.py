@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from loaders.codecs.picture import PictureCodec, picture_size
+from loaders.codecs.heads import picture_size
+from loaders.codecs.picture import PictureCodec
 from loaders.device.accelerator import as_device
 from loaders.errors import CodecError, LoadersError
 

@@ -21,13 +21,8 @@ from hypothesis import strategies as st
 
 from loaders import codecs
 from loaders.codecs import codec_for, register_codec
-from loaders.codecs.picture import (
-    MAX_PIXELS,
-    PictureCodec,
-    encode_jpeg,
-    picture_head,
-    picture_size,
-)
+from loaders.codecs.heads import MAX_PIXELS, picture_head, picture_size
+from loaders.codecs.picture import PictureCodec, encode_jpeg
 from loaders.codecs.text import TextCodec
 from loaders.errors import CodecError
 from loaders.schema import Array, Boxes, Bytes, Field, Image, Json, Label, Mask, MultiLabel, Text

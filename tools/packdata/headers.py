@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import simplejpeg
 
-from loaders.codecs.picture import picture_size
+from loaders.codecs.heads import picture_size
 from loaders.errors import CodecError
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ import PIL.Image
 import PIL.ImageOps
 import simplejpeg
 
-from loaders.codecs.picture import MAX_PIXELS
+from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError
 from packdata.headers import Header, exif_orientation, jpeg_segments, read_header
 

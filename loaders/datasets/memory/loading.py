@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from loaders.codecs import codec_for
-from loaders.codecs.picture import picture_size
+from loaders.codecs.heads import picture_size
 from loaders.columns import Column, FixedColumn, VarColumn, ends
 from loaders.datasets.reading.coefficients import WholeImages, has_halves
 from loaders.errors import CodecError, LoadersError

@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from loaders.checks import as_list, as_path, one_of, shown
-from loaders.codecs.picture import picture_size
+from loaders.codecs.heads import picture_size
 from loaders.codecs.raw import cast_exactly
 from loaders.columns import Column, FixedColumn, var_column
 from loaders.datasets.access.shards import MemoryShard

@@ -34,20 +34,18 @@ class BatchJob:
         dataset: Whose samples.
         request: Which of them.
         memory: Where the batch goes.
-        num_workers: How many threads may share the work.
     """
 
-    def __init__(
-        self, dataset: PackedDataset, request: Request, memory: Memory, num_workers: int = 1
-    ) -> None:
+    def __init__(self, dataset: PackedDataset, request: Request, memory: Memory) -> None:
         self.dataset = dataset
         self.request = request
         n = len(request)
         self._memory = memory
         self._values: list[list[Any]] | None = None
         self._lock = threading.Lock()
-        shares = dataset.parts_per_worker * num_workers
-        self._part_rows = n if num_workers < 2 else max(dataset.min_rows, -(-n // shares))
+        shares = dataset.parts_per_worker * request.num_workers
+        is_shared = request.num_workers > 1
+        self._part_rows = max(dataset.min_rows, -(-n // shares)) if is_shared else n
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
         self._transformed: list[Any] = [None] * n if dataset.transform is not None else []
         self._at: dict[int, int] = {}  # by part: the sample that is being transformed

@@ -12,8 +12,8 @@ import torch
 
 from loaders import augment
 from loaders.buffers import scratch
-from loaders.codecs.jpeg import PictureHead, PicturePart
-from loaders.codecs.picture import picture_head
+from loaders.codecs.heads import PictureHead, picture_head
+from loaders.codecs.jpeg import PicturePart
 from loaders.datasets.reading.fixed import Layout
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
@@ -81,7 +81,7 @@ class PictureReader:
         places = zip(*self._places(values, first, last), strict=True)
         pictures = zip(records, heads, needed, places, strict=True)
         for i, (record, head, (reduction, cover, moves), outs) in enumerate(pictures, first):
-            part = self._part(record, head, cover)
+            part = self._part(record, head, cover, request.num_workers)
             image, source_size = self._decode(part, reduction)
             for view, (out, (box, size, flip)) in enumerate(zip(outs, moves, strict=True)):
                 y, x, height, width = box
@@ -148,10 +148,12 @@ class PictureReader:
             view=view,
         )
 
-    def _part(self, record: UInt8Array, head: PictureHead, cover: Sequence[int]) -> PicturePart:
+    def _part(
+        self, record: UInt8Array, head: PictureHead, cover: Sequence[int], num_workers: int
+    ) -> PicturePart:
         if self.field.codec == "raw":
-            return PicturePart(record, head)
-        return self.codec.part(record, head, cover)  # type: ignore[no-any-return]
+            return PicturePart(record, *head[:2])
+        return self.codec.part(record, head, cover, num_workers)  # type: ignore[no-any-return]
 
     def _decode(
         self, part: PicturePart, reduction: int
@@ -159,10 +161,10 @@ class PictureReader:
         """Decode a picture or a part of one; return it and, if it was reduced, its size at full scale."""
         if self.field.codec == "raw":
             return self.codec.decode(part.record), None
-        head = part.head
-        buffer = scratch(head.height * head.width * self._channels)
-        image = self.codec.decode(part.record, reduction, buffer, head, ends_early=part.ends_early)
-        return image, None if reduction == 1 else head[:2]
+        size = part.height, part.width
+        buffer = scratch(part.height * part.width * self._channels)
+        image = self.codec.decode(part.record, reduction, buffer, size, ends_early=part.ends_early)
+        return image, None if reduction == 1 else size
 
     def finish(self, values: list[Any]) -> list[Any]:
         return [v if size is None else v[0] for v, size in zip(values, self.sizes, strict=True)]

@@ -29,6 +29,7 @@ class Request:
         epoch: The epoch, for augmentation.
         draws: How often each index came before in the epoch, or None for never.
         seed: For augmentation.
+        num_workers: How many threads share the work.
     """
 
     indices: npt.NDArray[np.int64]
@@ -36,6 +37,7 @@ class Request:
     epoch: int
     draws: npt.NDArray[np.int64] | None
     seed: int
+    num_workers: int = 1
 
     def __len__(self) -> int:
         return len(self.indices)
