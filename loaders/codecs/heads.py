@@ -11,11 +11,30 @@ from loaders.errors import CodecError
 
 MAX_PIXELS = 1 << 28
 SIDES = struct.Struct(">HH")  # height and width in a JPEG's frame header
-APP9 = 0xE9
+SOS, APP9 = 0xDA, 0xE9
+INDEX = b"SEGMENTS"  # begins an APP9 segment in files of ours: see codecs.jpeg
+_DRI = 0xDD
 _HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer header is decoded whole
 _NO_BASELINE = frozenset(
     {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB), 0xFF}
 )  # other frames, what has no business before a frame, and fill bytes
+_MAX_SEEN, _MAX_SEEN_BYTES = 4096, 2048
+
+
+class Segments(NamedTuple):
+    """Parts of a sequential JPEG that decode alone, as restart markers divide its scan.
+
+    Attributes:
+        rows: Of segments.
+        columns: Of segments.
+        height: Of a segment, in pixels.
+        width: Of a segment, in pixels.
+    """
+
+    rows: int
+    columns: int
+    height: int
+    width: int
 
 
 class PictureHead(NamedTuple):
@@ -25,13 +44,34 @@ class PictureHead(NamedTuple):
         height: In pixels.
         width: In pixels.
         height_at: Where the height stands in the frame header of a sequential Huffman JPEG.
-        index_at: Where such a one may have an index of its segments.
+        tables_end: Where the scan of such a one begins, or an index of its segments before that.
+        segments: How the scan is divided, if it is, and holds all components.
     """
 
     height: int
     width: int
     height_at: int | None = None
-    index_at: int | None = None
+    tables_end: int = 0
+    segments: Segments | None = None
+
+
+class _Seen:
+    """Headers of JPEG files, by their bytes: those of most datasets differ in the sides only."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+        self._heads: dict[bytes, PictureHead] = {}
+
+    def get(self, start: memoryview) -> PictureHead | None:
+        return self._heads.get(start[: self._nbytes].tobytes())
+
+    def keep(self, header: bytes, head: PictureHead) -> None:
+        if len(self._heads) >= _MAX_SEEN or len(header) != self._nbytes:
+            self._nbytes, self._heads = len(header), {}
+        self._heads[header] = head
+
+
+_seen = _Seen()
 
 
 def picture_head(record: Any) -> PictureHead:
@@ -41,6 +81,10 @@ def picture_head(record: Any) -> PictureHead:
         CodecError: The bytes are not JPEG, PNG or WebP, or cut within the header.
     """
     start = memoryview(record)[:_HEAD_BYTES]  # not bytes: few of them are looked at
+    return _seen.get(start) or _read_head(start, record)
+
+
+def _read_head(start: memoryview, record: Any) -> PictureHead:
     try:
         if start[0] == 0xFF and start[1] == 0xD8:
             head = jpeg_head(start) or PictureHead(*simplejpeg.decode_jpeg_header(record)[:2])
@@ -51,8 +95,9 @@ def picture_head(record: Any) -> PictureHead:
             head = PictureHead(*_webp_size(bytes(start[:32])))
     except (ValueError, struct.error, IndexError) as error:
         raise CodecError(f"the header of the picture cannot be read ({error})") from error
-    if not 0 < head.height * head.width <= MAX_PIXELS:
-        check_pixels(head.height, head.width)
+    check_pixels(head.height, head.width)
+    if 0 < head.tables_end <= _MAX_SEEN_BYTES:
+        _seen.keep(start[: head.tables_end].tobytes(), head)
     return head
 
 
@@ -69,22 +114,57 @@ def check_pixels(height: int, width: int) -> None:
 
 
 def jpeg_head(start: memoryview) -> PictureHead | None:
-    """Read the frame header of a sequential Huffman JPEG; None for any other.
+    """Read the header of a sequential Huffman JPEG; None for any other.
 
     Source: ITU-T T.81, annex B.
     """
-    at, index_at = 2, None
+    at = 2
     while at + 9 < len(start) and start[at] == 0xFF:
-        marker = start[at + 1]
+        marker, end = start[at + 1], at + 2 + (start[at + 2] << 8 | start[at + 3])
         if marker in (0xC0, 0xC1):
             height, width = SIDES.unpack_from(start, at + 5)
-            return PictureHead(height, width, at + 5, index_at)
+            return _with_tables(start, PictureHead(height, width, at + 5), end)
         if marker in _NO_BASELINE:
             return None
-        if marker == APP9:
-            index_at = at
-        at += 2 + (start[at + 2] << 8 | start[at + 3])
+        at = end
     return None
+
+
+def _with_tables(start: memoryview, head: PictureHead, at: int) -> PictureHead:
+    """Read on behind the frame header, up to the scan or the index before it."""
+    interval = 0
+    while at + 5 < len(start) and start[at] == 0xFF:
+        marker = start[at + 1]
+        if marker == SOS or (marker == APP9 and start[at + 4 : at + 12] == INDEX):
+            return head._replace(tables_end=at, segments=_segments(start, head, interval))
+        if marker == _DRI:
+            interval = start[at + 4] << 8 | start[at + 5]
+        at += 2 + (start[at + 2] << 8 | start[at + 3])
+    return head
+
+
+def _segments(start: memoryview, head: PictureHead, interval: int) -> Segments | None:
+    """Lay segments out; None if they are neither parts of rows of units (MCUs) nor rows of them."""
+    unit_height, unit_width = _unit_sides(start, head)
+    if not (interval and unit_height and unit_width):
+        return None
+    units = -(-head.width // unit_width)  # side by side
+    if units % interval == 0:
+        height, width = unit_height, interval * unit_width
+    elif interval % units == 0:
+        height, width = interval // units * unit_height, units * unit_width
+    else:
+        return None
+    return Segments(-(-head.height // height), -(-head.width // width), height, width)
+
+
+def _unit_sides(start: memoryview, head: PictureHead) -> tuple[int, int]:
+    """Return height and width of a unit: what the components' blocks cover; of a single one, a block."""
+    first = (head.height_at or 0) + SIDES.size
+    sampling = [start[first + 2 + 3 * i] for i in range(start[first])]
+    if len(sampling) < 2:
+        return 8, 8
+    return 8 * max(both & 15 for both in sampling), 8 * max(both >> 4 for both in sampling)
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:

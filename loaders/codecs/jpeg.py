@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaders.codecs.heads import APP9, SIDES, PictureHead, jpeg_head
+from loaders.codecs.heads import APP9, INDEX, SIDES, SOS, PictureHead, Segments, jpeg_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,11 +30,10 @@ _MARGIN = 8
 # would else decode this many pixels.
 _PIXELS_PER_THREAD = 6_000
 _SEGMENT_PIXELS = 64  # half costs 1 % more bytes and gains no time; twice loses 5 to 10 % of time
-_SOS, _DRI, _RST0, _EOI = 0xDA, 0xDD, 0xD0, 0xD9
+_RST0, _EOI = 0xD0, 0xD9
 _NUMBERS = (_RST0 + np.arange(1 << 10) % 8).astype(np.uint8)  # of markers, one after the other
-_INDEX = b"SEGMENTS"
+_SHORT, _LONG = np.dtype("<u2"), np.dtype("<u4")  # of an index
 _MAX_APP_BYTES = 65_535
-_MAX_SEEN = 1024
 
 
 class PicturePart(NamedTuple):
@@ -57,24 +56,6 @@ class PicturePart(NamedTuple):
     ends_early: bool = False
 
 
-class _Grid(NamedTuple):
-    """Segments that decode alone.
-
-    Attributes:
-        start: Of their data, behind the height in the frame header.
-        rows: Of segments.
-        columns: Of segments.
-        height: Of a segment, in pixels.
-        width: Of a segment, in pixels.
-    """
-
-    start: int
-    rows: int
-    columns: int
-    height: int
-    width: int
-
-
 def part_of(
     record: UInt8Array, head: PictureHead, box: Sequence[int], num_threads: int = 1
 ) -> PicturePart:
@@ -92,10 +73,11 @@ def part_of(
     # A file without an end is decoded whole: only then does the decoder notice what is missing.
     if head.height_at is None or record[-2] != 0xFF or record[-1] != _EOI:
         return PicturePart(record, head.height, head.width)
-    grid = _grids.find(record, head)
-    min_saved = _PIXELS_PER_THREAD * num_threads
-    part = grid and _segments_of(record, head, head.height_at, grid, box, min_saved)
-    return part or _rows_of(record, head, box[0] + box[2])
+    if head.segments is not None:
+        part = _segments_of(record, head, head.segments, box, _PIXELS_PER_THREAD * num_threads)
+        if part is not None:
+            return part
+    return _rows_of(record, head, box[0] + box[2])
 
 
 def restart_interval(width: int, unit_width: int) -> int:
@@ -113,19 +95,19 @@ def with_index(record: UInt8Array) -> UInt8Array:
     restart markers, or with too many, stays as it is.
     """
     head = jpeg_head(record.data)
-    grid = head and head.height_at is not None and _grids.find(record, head)
-    if not head or head.height_at is None or not grid:
+    if head is None or head.segments is None or record[head.tables_end + 1] == APP9:
         return record
-    data = record[head.height_at + grid.start :]
-    bounds = _found_bounds(data, grid.rows * grid.columns)
-    if head.index_at is not None or bounds is None:
+    start = _scan_start(record.data, head, head.tables_end)
+    data = record[start:]
+    bounds = _found_bounds(data, head.segments.rows * head.segments.columns)
+    if not start or bounds is None:
         return record
-    body = _INDEX + bounds.astype(_index_dtype(data)).tobytes()
+    body = INDEX + bounds.astype(_index_dtype(data)).tobytes()
     if len(body) + 2 > _MAX_APP_BYTES:
         return record
-    segment = struct.pack(">HH", 0xFF00 | APP9, len(body) + 2) + body
-    at = 4 + (int(record[4]) << 8 | int(record[5]))  # behind the JFIF segment
-    return np.concatenate([record[:at], np.frombuffer(segment, np.uint8), record[at:]])
+    index = struct.pack(">HH", 0xFF00 | APP9, len(body) + 2) + body
+    parts = record[: head.tables_end], np.frombuffer(index, np.uint8), record[head.tables_end :]
+    return np.concatenate(parts)
 
 
 def _rows_of(record: UInt8Array, head: PictureHead, rows: int) -> PicturePart:
@@ -139,12 +121,7 @@ def _rows_of(record: UInt8Array, head: PictureHead, rows: int) -> PicturePart:
 
 
 def _segments_of(
-    record: UInt8Array,
-    head: PictureHead,
-    height_at: int,
-    grid: _Grid,
-    box: Sequence[int],
-    min_saved: int,
+    record: UInt8Array, head: PictureHead, grid: Segments, box: Sequence[int], min_saved: int
 ) -> PicturePart | None:
     """Put the segments below a box together; None if they are not all there, or too few pixels are saved."""
     top, bottom = _span(box[0], box[2], grid.height, grid.rows)
@@ -153,16 +130,16 @@ def _segments_of(
     width = min(right * grid.width, head.width) - left * grid.width
     if head.height * head.width - height * width < min_saved:
         return None
-    start = height_at + grid.start
-    bounds = _bounds(record, head.index_at, start, grid.rows * grid.columns)
-    if bounds is None:
+    found = _bounds(record, head, grid.rows * grid.columns)
+    if found is None:
         return None
+    start, bounds = found
     begins = bounds[:-1].reshape(-1, grid.columns)[top:bottom, left:right]
     ends = bounds[1:].reshape(-1, grid.columns)[top:bottom, left:right]
     part = _joined(record.data, start, begins, ends)
     if part is None:
         return None
-    SIDES.pack_into(part, height_at, height, width)
+    SIDES.pack_into(part, head.height_at or 0, height, width)
     whole = np.frombuffer(part, np.uint8)
     return PicturePart(whole, height, width, top * grid.height, left * grid.width)
 
@@ -196,28 +173,49 @@ def _numbers(count: int) -> UInt8Array:
     return _NUMBERS[:count] if count <= len(_NUMBERS) else np.resize(_NUMBERS, count)
 
 
-def _bounds(record: UInt8Array, index_at: int | None, start: int, count: int) -> Bounds | None:
-    """Return where the segments begin behind ``start``, and where the last one ends; None if they are not ``count``."""
-    data = record[start:]
-    if index_at is not None:
-        bounds = _indexed_bounds(record, data, index_at, count)
-        if bounds is not None:
-            return bounds
-    return _found_bounds(data, count)
+def _bounds(record: UInt8Array, head: PictureHead, count: int) -> tuple[int, Bounds] | None:
+    """Return where the scan's data begin, and how far behind that each segment begins and the last one ends.
 
-
-def _indexed_bounds(record: UInt8Array, data: UInt8Array, at: int, count: int) -> Bounds | None:
-    """Read an index that ``with_index`` has written; None if there is none, or that of another file."""
-    dtype, first = _index_dtype(data), at + 4 + len(_INDEX)
-    body = record[first : first + (count + 1) * dtype.itemsize]
-    if record[at + 4 : first].tobytes() != _INDEX or len(body) != (count + 1) * dtype.itemsize:
+    None if they are not ``count``.
+    """
+    file, at = record.data, head.tables_end
+    if len(file) < at + 4:
         return None
-    bounds = body.view(dtype)
+    index = record[at : _segment_end(file, at)] if file[at + 1] == APP9 else record[:0]
+    start = _scan_start(file, head, at + len(index))
+    if not start:
+        return None
+    data = record[start:]
+    bounds = _indexed_bounds(index, data, count)
+    if bounds is None:
+        bounds = _found_bounds(data, count)
+    return None if bounds is None else (start, bounds)
+
+
+def _scan_start(file: memoryview, head: PictureHead, at: int) -> int:
+    """Return where the data of a scan of all components begin; 0 if there is none."""
+    if len(file) < at + 5 or file[at + 1] != SOS:
+        return 0
+    is_all = file[at + 4] == file[(head.height_at or 0) + SIDES.size]
+    return _segment_end(file, at) if is_all else 0
+
+
+def _segment_end(file: memoryview, at: int) -> int:
+    """Return where a segment of the header ends."""
+    return at + 2 + (file[at + 2] << 8 | file[at + 3])
+
+
+def _indexed_bounds(index: UInt8Array, data: UInt8Array, count: int) -> Bounds | None:
+    """Read what ``with_index`` has written; None if there is nothing, or that of another file."""
+    dtype, first = _index_dtype(data), 4 + len(INDEX)
+    if len(index) != first + (count + 1) * dtype.itemsize or index[4:first].tobytes() != INDEX:
+        return None
+    bounds = index[first:].view(dtype)
     return bounds if bounds[-1] == len(data) else None
 
 
 def _index_dtype(data: UInt8Array) -> np.dtype[Any]:
-    return np.dtype("<u2" if len(data) < 1 << 16 else "<u4")
+    return _SHORT if len(data) < 1 << 16 else _LONG
 
 
 def _found_bounds(data: UInt8Array, count: int) -> Bounds | None:
@@ -225,69 +223,3 @@ def _found_bounds(data: UInt8Array, count: int) -> Bounds | None:
     marks = np.flatnonzero(data[:-1] == 0xFF)
     marks = marks[data[marks + 1] != 0]  # a zero follows where 0xFF is data
     return np.concatenate([[0], marks + 2]) if len(marks) == count else None
-
-
-class _Grids:
-    """The grids that were laid out, by the header from the frame's sides on: most files of a dataset share it."""
-
-    def __init__(self) -> None:
-        self._nbytes = 0
-        self._found: dict[bytes, _Grid | None] = {}
-
-    def find(self, record: UInt8Array, head: PictureHead) -> _Grid | None:
-        """Return how the only scan of a file is divided; None if it is not."""
-        header = record[head.height_at :]
-        try:
-            return self._found[header[: self._nbytes].tobytes()]
-        except KeyError:
-            scan, grid = _read_grid(header.data, head)
-            self._keep(header[:scan].tobytes(), grid)
-            return grid
-
-    def _keep(self, header: bytes, grid: _Grid | None) -> None:
-        if header:
-            self._nbytes = len(header)
-            self._found = {**(self._found if len(self._found) < _MAX_SEEN else {}), header: grid}
-
-
-_grids = _Grids()
-
-
-def _read_grid(header: memoryview, head: PictureHead) -> tuple[int, _Grid | None]:
-    """Read the tables from the frame's sides on; return where the scan's data begin, and the grid.
-
-    0 where no scan is found; no grid where there are no restart markers or several scans.
-    """
-    num_components = header[4]
-    at, interval = 5 + 3 * num_components, 0
-    while at + 5 < len(header) and header[at] == 0xFF:
-        marker, end = header[at + 1], at + 2 + (header[at + 2] << 8 | header[at + 3])
-        if marker == _SOS:
-            sampling = [header[6 + 3 * i] for i in range(num_components)]
-            is_all = header[at + 4] == num_components
-            return end, _grid(end, head, _unit_sides(sampling), interval) if is_all else None
-        if marker == _DRI:
-            interval = header[at + 4] << 8 | header[at + 5]
-        at = end
-    return 0, None
-
-
-def _unit_sides(sampling: list[int]) -> tuple[int, int]:
-    """Return height and width of a unit: what the components' blocks cover; of a single one, a block."""
-    if len(sampling) < 2:
-        return 8, 8
-    return 8 * max(both & 15 for both in sampling), 8 * max(both >> 4 for both in sampling)
-
-
-def _grid(start: int, head: PictureHead, unit: tuple[int, int], interval: int) -> _Grid | None:
-    """Lay the segments out; None if they are neither parts of rows of units nor rows of them."""
-    if not all(unit) or not interval:
-        return None
-    units = -(-head.width // unit[1])  # side by side
-    if units % interval == 0:
-        height, width = unit[0], interval * unit[1]
-    elif interval % units == 0:
-        height, width = interval // units * unit[0], units * unit[1]
-    else:
-        return None
-    return _Grid(start, -(-head.height // height), -(-head.width // width), height, width)
