@@ -37,22 +37,32 @@ class Segments(NamedTuple):
     width: int
 
 
+class JpegLayout(NamedTuple):
+    """Where things are in a sequential Huffman JPEG.
+
+    Attributes:
+        height_at: The height in the frame header; the width, and the number of components, come behind it.
+        tables_end: The scan's header, or an index of segments before it; 0 if it was not found.
+        segments: How the scan is divided, if it is.
+    """
+
+    height_at: int
+    tables_end: int = 0
+    segments: Segments | None = None
+
+
 class PictureHead(NamedTuple):
     """What the header of an encoded picture says.
 
     Attributes:
         height: In pixels.
         width: In pixels.
-        height_at: Where the height stands in the frame header of a sequential Huffman JPEG.
-        tables_end: Where the scan of such a one begins, or an index of its segments before that.
-        segments: How the scan is divided, if it is, and holds all components.
+        jpeg: Of a JPEG that can be cut.
     """
 
     height: int
     width: int
-    height_at: int | None = None
-    tables_end: int = 0
-    segments: Segments | None = None
+    jpeg: JpegLayout | None = None
 
 
 class _Seen:
@@ -96,8 +106,8 @@ def _read_head(start: memoryview, record: Any) -> PictureHead:
     except (ValueError, struct.error, IndexError) as error:
         raise CodecError(f"the header of the picture cannot be read ({error})") from error
     check_pixels(head.height, head.width)
-    if 0 < head.tables_end <= _MAX_SEEN_BYTES:
-        _seen.keep(start[: head.tables_end].tobytes(), head)
+    if head.jpeg and 0 < head.jpeg.tables_end <= _MAX_SEEN_BYTES:
+        _seen.keep(start[: head.jpeg.tables_end].tobytes(), head)
     return head
 
 
@@ -123,48 +133,48 @@ def jpeg_head(start: memoryview) -> PictureHead | None:
         marker, end = start[at + 1], at + 2 + (start[at + 2] << 8 | start[at + 3])
         if marker in (0xC0, 0xC1):
             height, width = SIDES.unpack_from(start, at + 5)
-            return _with_tables(start, PictureHead(height, width, at + 5), end)
+            return PictureHead(height, width, _jpeg_layout(start, at + 5, (height, width), end))
         if marker in _NO_BASELINE:
             return None
         at = end
     return None
 
 
-def _with_tables(start: memoryview, head: PictureHead, at: int) -> PictureHead:
+def _jpeg_layout(start: memoryview, height_at: int, size: tuple[int, int], at: int) -> JpegLayout:
     """Read on behind the frame header, up to the scan or the index before it."""
     interval = 0
     while at + 5 < len(start) and start[at] == 0xFF:
         marker = start[at + 1]
         if marker == SOS or (marker == APP9 and start[at + 4 : at + 12] == INDEX):
-            return head._replace(tables_end=at, segments=_segments(start, head, interval))
+            unit = _unit_sides(start, height_at + SIDES.size)
+            return JpegLayout(height_at, at, _segments(size, unit, interval))
         if marker == _DRI:
             interval = start[at + 4] << 8 | start[at + 5]
         at += 2 + (start[at + 2] << 8 | start[at + 3])
-    return head
+    return JpegLayout(height_at)
 
 
-def _segments(start: memoryview, head: PictureHead, interval: int) -> Segments | None:
-    """Lay segments out; None if they are neither parts of rows of units (MCUs) nor rows of them."""
-    unit_height, unit_width = _unit_sides(start, head)
-    if not (interval and unit_height and unit_width):
-        return None
-    units = -(-head.width // unit_width)  # side by side
-    if units % interval == 0:
-        height, width = unit_height, interval * unit_width
-    elif interval % units == 0:
-        height, width = interval // units * unit_height, units * unit_width
-    else:
-        return None
-    return Segments(-(-head.height // height), -(-head.width // width), height, width)
-
-
-def _unit_sides(start: memoryview, head: PictureHead) -> tuple[int, int]:
-    """Return height and width of a unit: what the components' blocks cover; of a single one, a block."""
-    first = (head.height_at or 0) + SIDES.size
-    sampling = [start[first + 2 + 3 * i] for i in range(start[first])]
+def _unit_sides(start: memoryview, at: int) -> tuple[int, int]:
+    """Return height and width of a unit (MCU): what the components' blocks cover; of a single one, a block."""
+    sampling = [start[at + 2 + 3 * i] for i in range(start[at])]
     if len(sampling) < 2:
         return 8, 8
     return 8 * max(both & 15 for both in sampling), 8 * max(both >> 4 for both in sampling)
+
+
+def _segments(size: tuple[int, int], unit: tuple[int, int], interval: int) -> Segments | None:
+    """Lay segments out; None if they are neither parts of rows of units nor rows of them."""
+    (height, width), (unit_height, unit_width) = size, unit
+    if not (interval and unit_height and unit_width):
+        return None
+    units = -(-width // unit_width)  # side by side
+    if units % interval == 0:
+        rows, columns = unit_height, interval * unit_width
+    elif interval % units == 0:
+        rows, columns = interval // units * unit_height, units * unit_width
+    else:
+        return None
+    return Segments(-(-height // rows), -(-width // columns), rows, columns)
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaders.codecs.heads import APP9, INDEX, SIDES, SOS, PictureHead, Segments, jpeg_head
+from loaders.codecs.heads import APP9, INDEX, SIDES, SOS, JpegLayout, PictureHead, jpeg_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,13 +71,11 @@ def part_of(
         num_threads: How many share the interpreter: the more they are, the more must be saved.
     """
     # A file without an end is decoded whole: only then does the decoder notice what is missing.
-    if head.height_at is None or record[-2] != 0xFF or record[-1] != _EOI:
+    if head.jpeg is None or record[-2] != 0xFF or record[-1] != _EOI:
         return PicturePart(record, head.height, head.width)
-    if head.segments is not None:
-        part = _segments_of(record, head, head.segments, box, _PIXELS_PER_THREAD * num_threads)
-        if part is not None:
-            return part
-    return _rows_of(record, head, box[0] + box[2])
+    min_saved = _PIXELS_PER_THREAD * num_threads
+    part = head.jpeg.segments and _segments_of(record, head, head.jpeg, box, min_saved)
+    return part or _rows_of(record, head, head.jpeg, box[0] + box[2])
 
 
 def restart_interval(width: int, unit_width: int) -> int:
@@ -95,42 +93,45 @@ def with_index(record: UInt8Array) -> UInt8Array:
     restart markers, or with too many, stays as it is.
     """
     head = jpeg_head(record.data)
-    if head is None or head.segments is None or record[head.tables_end + 1] == APP9:
+    jpeg = None if head is None else head.jpeg
+    if jpeg is None or jpeg.segments is None or record[jpeg.tables_end + 1] == APP9:
         return record
-    start = _scan_start(record.data, head, head.tables_end)
+    start = _scan_start(record.data, jpeg, jpeg.tables_end)
     data = record[start:]
-    bounds = _found_bounds(data, head.segments.rows * head.segments.columns)
+    bounds = _found_bounds(data, jpeg.segments.rows * jpeg.segments.columns)
     if not start or bounds is None:
         return record
     body = INDEX + bounds.astype(_index_dtype(data)).tobytes()
     if len(body) + 2 > _MAX_APP_BYTES:
         return record
     index = struct.pack(">HH", 0xFF00 | APP9, len(body) + 2) + body
-    parts = record[: head.tables_end], np.frombuffer(index, np.uint8), record[head.tables_end :]
-    return np.concatenate(parts)
+    tables, scan = np.split(record, [jpeg.tables_end])
+    return np.concatenate([tables, np.frombuffer(index, np.uint8), scan])
 
 
-def _rows_of(record: UInt8Array, head: PictureHead, rows: int) -> PicturePart:
+def _rows_of(record: UInt8Array, head: PictureHead, jpeg: JpegLayout, rows: int) -> PicturePart:
     """Let the picture end below its first rows."""
     rows = max(0, rows) + _MARGIN
     if rows * 16 > head.height * 15:
         return PicturePart(record, head.height, head.width)
     record = record.copy()
-    SIDES.pack_into(record.data, head.height_at or 0, rows, head.width)
+    SIDES.pack_into(record.data, jpeg.height_at, rows, head.width)
     return PicturePart(record, rows, head.width, ends_early=True)
 
 
 def _segments_of(
-    record: UInt8Array, head: PictureHead, grid: Segments, box: Sequence[int], min_saved: int
+    record: UInt8Array, head: PictureHead, jpeg: JpegLayout, box: Sequence[int], min_saved: int
 ) -> PicturePart | None:
     """Put the segments below a box together; None if they are not all there, or too few pixels are saved."""
+    grid = jpeg.segments
+    assert grid is not None
     top, bottom = _span(box[0], box[2], grid.height, grid.rows)
     left, right = _span(box[1], box[3], grid.width, grid.columns)
     height = min(bottom * grid.height, head.height) - top * grid.height
     width = min(right * grid.width, head.width) - left * grid.width
     if head.height * head.width - height * width < min_saved:
         return None
-    found = _bounds(record, head, grid.rows * grid.columns)
+    found = _bounds(record, jpeg, grid.rows * grid.columns)
     if found is None:
         return None
     start, bounds = found
@@ -139,7 +140,7 @@ def _segments_of(
     part = _joined(record.data, start, begins, ends)
     if part is None:
         return None
-    SIDES.pack_into(part, head.height_at or 0, height, width)
+    SIDES.pack_into(part, jpeg.height_at, height, width)
     whole = np.frombuffer(part, np.uint8)
     return PicturePart(whole, height, width, top * grid.height, left * grid.width)
 
@@ -173,16 +174,16 @@ def _numbers(count: int) -> UInt8Array:
     return _NUMBERS[:count] if count <= len(_NUMBERS) else np.resize(_NUMBERS, count)
 
 
-def _bounds(record: UInt8Array, head: PictureHead, count: int) -> tuple[int, Bounds] | None:
+def _bounds(record: UInt8Array, jpeg: JpegLayout, count: int) -> tuple[int, Bounds] | None:
     """Return where the scan's data begin, and how far behind that each segment begins and the last one ends.
 
     None if they are not ``count``.
     """
-    file, at = record.data, head.tables_end
+    file, at = record.data, jpeg.tables_end
     if len(file) < at + 4:
         return None
     index = record[at : _segment_end(file, at)] if file[at + 1] == APP9 else record[:0]
-    start = _scan_start(file, head, at + len(index))
+    start = _scan_start(file, jpeg, at + len(index))
     if not start:
         return None
     data = record[start:]
@@ -192,11 +193,11 @@ def _bounds(record: UInt8Array, head: PictureHead, count: int) -> tuple[int, Bou
     return None if bounds is None else (start, bounds)
 
 
-def _scan_start(file: memoryview, head: PictureHead, at: int) -> int:
+def _scan_start(file: memoryview, jpeg: JpegLayout, at: int) -> int:
     """Return where the data of a scan of all components begin; 0 if there is none."""
     if len(file) < at + 5 or file[at + 1] != SOS:
         return 0
-    is_all = file[at + 4] == file[(head.height_at or 0) + SIDES.size]
+    is_all = file[at + 4] == file[jpeg.height_at + SIDES.size]
     return _segment_end(file, at) if is_all else 0
 
 

@@ -131,7 +131,7 @@ class PictureCodec:
         self, record: UInt8Array, head: PictureHead, box: Sequence[int], num_threads: int = 1
     ) -> PicturePart:
         """Return as little of a picture's file as a box needs: of JPEG less than all, as ``part_of`` says."""
-        if head.height_at is None or not self._keeps_jpeg:
+        if head.jpeg is None or not self._keeps_jpeg:
             return PicturePart(record, *head[:2])
         return part_of(record, head, box, num_threads)
 

@@ -242,7 +242,9 @@ def indexed(image: Pixels, interval: int | None = None, subsampling: str = "420"
 
 
 def index_at(data: UInt8Array) -> int | None:
-    at = picture_head(data).tables_end
+    jpeg = picture_head(data).jpeg
+    assert jpeg is not None
+    at = jpeg.tables_end
     return at if data[at + 1] == 0xE9 else None
 
 
@@ -399,10 +401,33 @@ def test_an_index_of_bounds_that_are_made_up_is_not_followed() -> None:
             decode(part(made_up, 100, 100, 60, 60), PictureCodec(Image()))
 
 
+def test_files_whose_headers_begin_alike_are_told_apart() -> None:
+    """What was read of a header is kept, and found again by the bytes before the scan."""
+    restart = segment(0xDD, b"\0\4")
+    image = photo(256, 256)
+    pixels = PictureCodec(Image()).decode(unindexed(image, 4))
+    for first in (unindexed(image, 4), jpeg(image)):
+        data = first.tobytes()
+        at = data.index(b"\xff\xda")
+        assert_same(first, (100, 100, 60, 60))
+        second = record(data[:at] + segment(0xFE, b"a comment") + data[at:])
+        assert_same(second, (100, 100, 60, 60))
+    plain = unindexed(image, 4).tobytes()
+    bare = plain.replace(restart, b"")
+    at = bare.index(b"\xff\xda")
+    assert (
+        part(record(bare), 100, 100, 60, 60).left == 0
+    )  # and is wrong, as its interval is missing
+    again = record(bare[:at] + restart + bare[at:])
+    assert_same(again, (100, 100, 60, 60))
+    assert np.array_equal(PictureCodec(Image()).decode(again), pixels)
+
+
 def test_a_gray_picture_has_units_of_a_block_whatever_its_sampling() -> None:
     data = indexed(photo(256, 256), None, "Gray").copy()
-    at = picture_head(data).height_at
-    assert at is not None
+    jpeg = picture_head(data).jpeg
+    assert jpeg is not None
+    at = jpeg.height_at
     data[at + 6] = 0x22
 
     found = assert_same(data, (100, 100, 60, 60), 1, 1)
@@ -412,8 +437,9 @@ def test_a_gray_picture_has_units_of_a_block_whatever_its_sampling() -> None:
 
 def test_a_sampling_of_nothing_is_left_to_the_decoder() -> None:
     data = indexed(photo(256, 256)).copy()
-    at = picture_head(data).height_at
-    assert at is not None
+    jpeg = picture_head(data).jpeg
+    assert jpeg is not None
+    at = jpeg.height_at
     data[[at + 6, at + 9, at + 12]] = 0
 
     found = part(data, 100, 100, 60, 60)
