@@ -26,12 +26,16 @@ Bounds = npt.NDArray[np.integer[Any]]
 # Chroma is interpolated from what is beside it: up to 4 pixels, found by trying every subsampling
 # and reduction.
 _MARGIN = 8
+# libjpeg does not interpolate rows of 1 or 2 pixels of chroma (``jinit_upsampler`` in ``jdsample.c``): at
+# most so many pixels wide is what has no more, at 4:2:2 and a quarter of its size.
+_NARROW = 16
 # Putting a file together takes about 30 us with the interpreter's lock held, in which each thread
 # would else decode this many pixels.
 _PIXELS_PER_THREAD = 6_000
 _SEGMENT_PIXELS = 64  # half costs 1 % more bytes and gains no time; twice loses 5 to 10 % of time
 _RST0, _EOI = 0xD0, 0xD9
 _NUMBERS = (_RST0 + np.arange(1 << 10) % 8).astype(np.uint8)  # of markers, one after the other
+_MIN_SEGMENT_AREA = 512  # pixels: a segment costs 5 to 7 bytes, and these have 100 to 200
 _SHORT, _LONG = np.dtype("<u2"), np.dtype("<u4")  # of an index
 _MAX_APP_BYTES = 65_535
 
@@ -78,10 +82,16 @@ def part_of(
     return part or _rows_of(record, head, head.jpeg, box[0] + box[2])
 
 
-def restart_interval(width: int, unit_width: int) -> int:
-    """Return how many units (MCUs) apart restart markers make a grid: segments of about 64 pixels, at most 128."""
+def restart_interval(height: int, width: int, unit_width: int) -> int:
+    """Return how many units (MCUs) apart restart markers make a grid: segments of about 64 pixels, or whole rows.
+
+    0 for a picture of which no part is worth making.
+    """
+    if height * width <= _PIXELS_PER_THREAD:
+        return 0
     units, wanted = -(-width // unit_width), _SEGMENT_PIXELS // unit_width
-    divisors = [n for n in range(1, 2 * wanted + 1) if units % n == 0]
+    least = max(1, _MIN_SEGMENT_AREA // unit_width**2)
+    divisors = [n for n in range(least, units + 1) if units % n == 0] or [units]
     return min(divisors, key=lambda n: max(n / wanted, wanted / n))
 
 
@@ -129,7 +139,7 @@ def _segments_of(
     left, right = _span(box[1], box[3], grid.width, grid.columns)
     height = min(bottom * grid.height, head.height) - top * grid.height
     width = min(right * grid.width, head.width) - left * grid.width
-    if head.height * head.width - height * width < min_saved:
+    if width <= _NARROW or head.height * head.width - height * width < min_saved:
         return None
     found = _bounds(record, jpeg, grid.rows * grid.columns)
     if found is None:

@@ -204,7 +204,8 @@ def _cv2_options(suffix: str, array: npt.NDArray[Any], quality: int) -> list[int
         return [cv2.IMWRITE_WEBP_QUALITY, quality]
     if suffix == ".png":
         return [cv2.IMWRITE_PNG_COMPRESSION, _PNG_LEVEL]
-    interval = restart_interval(array.shape[1], 8 if array.shape[2:] in ((), (1,)) else 16)
+    height, width = array.shape[:2]
+    interval = restart_interval(height, width, 8 if array.shape[2:] in ((), (1,)) else 16)
     return [
         *(cv2.IMWRITE_JPEG_QUALITY, quality),
         *(cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420),

@@ -226,10 +226,11 @@ def unindexed(image: Pixels, interval: int | None = None, subsampling: str = "42
         "411": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411,
         "420": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420,
     }
+    height, width = image.shape[:2]
     unit = {"444": 8, "440": 8, "411": 32, "Gray": 8}.get(subsampling, 16)
     options = [
         *(cv2.IMWRITE_JPEG_QUALITY, 90),
-        *(cv2.IMWRITE_JPEG_RST_INTERVAL, interval or restart_interval(image.shape[1], unit)),
+        *(cv2.IMWRITE_JPEG_RST_INTERVAL, interval or restart_interval(height, width, unit)),
         *([] if gray else (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factors[subsampling])),
     ]
     done, data = cv2.imencode(".jpg", image[:, :, 0] if gray else image, options)
@@ -310,6 +311,20 @@ def test_any_crop_of_any_file_with_restart_markers(
     data = make(photo(*sides), interval, subsampling)
 
     assert_same(data, (*corner, *extent), reduction, 1 if subsampling == "Gray" else 3)
+
+
+@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+@pytest.mark.parametrize("width", [64, 76, 80])
+def test_crops_of_a_few_pixels_are_not_too_narrow_to_interpolate(
+    subsampling: str, width: int
+) -> None:
+    """Decoders repeat chroma of one or two pixels a row, where they would interpolate more."""
+    data = unindexed(photo(160, width), 1, subsampling)
+
+    for reduction in REDUCTIONS:
+        for extent in range(reduction, 13):
+            for left in (0, width - extent):
+                assert_same(data, (70, left, extent, extent), reduction)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -522,13 +537,37 @@ def test_the_codec_writes_a_grid_and_its_index() -> None:
         (352, 16, 2),
         (400, 16, 5),
         (336, 16, 3),
-        (304, 16, 1),
-        (1, 16, 1),
+        (304, 16, 19),
+        (272, 8, 17),
+        (296, 8, 37),
+        (299, 8, 19),
+        (536, 8, 67),
     ],
 )
 def test_restart_intervals_divide_the_rows(width: int, unit: int, interval: int) -> None:
-    assert restart_interval(width, unit) == interval
-    assert restart_interval(256, 8) == 8
+    assert restart_interval(200, width, unit) == interval
+    assert restart_interval(200, 256, 8) == 8
+
+
+def test_pictures_too_small_for_parts_have_no_markers() -> None:
+    for channels in (1, 3):
+        small, large = (record(encode_jpeg(photo(n, n, channels))) for n in (77, 78))
+
+        assert b"\xff\xdd" not in small.tobytes()
+        assert index_at(small) is None
+        assert index_at(large) is not None
+        assert part(large, 0, 0, 1, 1).record is not large
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("width", [28, 97, 299, 304, 341, 592])
+def test_markers_and_index_cost_few_bytes_at_any_width(width: int, channels: int) -> None:
+    image = photo(2 * width // 3, width, channels)
+    sampling = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420)
+    options = [*(cv2.IMWRITE_JPEG_QUALITY, 75), *(sampling if channels == 3 else ())]
+    plain = cv2.imencode(".jpg", image[:, :, ::-1].copy(), options)[1]
+
+    assert len(encode_jpeg(image, 75)) < 1.09 * len(plain)
 
 
 def test_a_large_file_of_many_segments_gets_an_index_if_it_fits() -> None:
