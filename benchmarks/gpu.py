@@ -2,6 +2,9 @@
 
     python benchmarks/gpu.py [--out FOLDER] [--only NAME ...]
 
+Each case runs in a process of its own: one that fails, hangs or breaks the device takes no other with it.
+Each figure is in FOLDER/gpu.jsonl as soon as it is known, and in gpu.json and gpu.md after its case.
+
 Each case is checked against a reference first (float64 where it computes, the host's own batches
 where it moves bytes) and a case that is wrong has no time. Times are the median of CUDA event
 intervals after a warm-up; the figures beside them are limits of the same device, measured in the
@@ -19,9 +22,9 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-import traceback
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,18 +40,19 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass
 class Run:
-    """Where and how large."""
+    """Where and how large, and the file for what is found."""
 
     device: torch.device
     is_dry: bool
-    rows: list[Row] = field(default_factory=list)
+    rows: Path
 
     def size(self, full: int, dry: int) -> int:
         return dry if self.is_dry else full
 
     def add(self, case: str, what: str, value: float, unit: str, **beside: Any) -> None:
         row = Row(case, what, value, unit, beside)
-        self.rows.append(row)
+        with self.rows.open("a") as file:  # now: what comes next may end this process
+            file.write(json.dumps(asdict(row)) + "\n")
         print(row.line(), flush=True)
 
 
@@ -226,6 +230,7 @@ def jpeg(run: Run) -> None:
     records = [distinct[i % len(distinct)] for i in range(num)]
     finish = JpegFinish(Image(codec="jpeg"), run.device)
     images, host = finish(records), JpegFinish(Image(codec="jpeg"), "cpu")
+    refused = finish.num_refused  # of one batch: timing goes on counting
     for found, want in zip(images, host(records), strict=True):
         check(found.double().mean(), want.double().mean(), 1, "jpeg")
         check((found.cpu().double() - want.double()).abs().mean(), 0.0, 2, "jpeg")
@@ -233,7 +238,7 @@ def jpeg(run: Run) -> None:
     host(records)
     alone = num / (time.perf_counter() - began)
     took = seconds(run, lambda: finish(records), 9)
-    beside = {"batch": num, "refused": finish.num_refused, "of_one_core": num / took / alone}
+    beside = {"batch": num, "refused": refused, "of_one_core": num / took / alone}
     run.add("jpeg", f"JPEG {side} px, quality 90", num / took, "images/s", **beside)
 
 
@@ -517,14 +522,14 @@ def _has(package: str) -> bool:
     return False
 
 
-def conditions(run: Run) -> dict[str, Any]:
+def conditions(device: torch.device, *, is_dry: bool) -> dict[str, Any]:
     """Return what the figures belong to."""
     nvcomp = ("nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13")
     packages = ("torch", "triton", "torchvision", "numpy", *nvcomp)
     found: dict[str, Any] = {n: importlib.metadata.version(n) for n in packages if _has(n)}
-    found |= {"python": sys.version.split()[0], "device": str(run.device), "dry_run": run.is_dry}
-    if run.device.type == "cuda":
-        found["device"] = torch.cuda.get_device_name(run.device)
+    found |= {"python": sys.version.split()[0], "device": str(device), "dry_run": is_dry}
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device)
         found["cuda"] = torch.version.cuda
         found["driver"] = _output(
             "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
@@ -550,11 +555,44 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def run_each(
+    names: list[str], out: Path, found: dict[str, Any], limit_s: float, options: list[str]
+) -> int:
+    """Run each case in a process of its own; write what is there after each."""
+    out.mkdir(parents=True, exist_ok=True)
+    rows, failed = out / "gpu.jsonl", list[str]()
+    rows.write_text("")
+    report = write_report(out, found, rows, failed)
+    for name in names:
+        command = [sys.executable, __file__, "--only", name, "--rows", str(rows), *options]
+        try:
+            status = f"exit status {subprocess.run(command, timeout=limit_s).returncode}"
+        except subprocess.TimeoutExpired:
+            status = f"not done after {limit_s:g} s"
+        if status != "exit status 0":
+            failed.append(name)
+            print(f"{name} failed: {status}", file=sys.stderr, flush=True)
+        report = write_report(out, found, rows, failed)
+    print(report)
+    return 1 if failed else 0
+
+
+def write_report(out: Path, found: dict[str, Any], rows: Path, failed: list[str]) -> str:
+    """Write all that is known so far, and return it."""
+    known = [Row(**json.loads(line)) for line in rows.read_text().splitlines()]
+    result = {"conditions": found, "failed": failed, "rows": [asdict(row) for row in known]}
+    (out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / "gpu.md").write_text(table(known) + "\n")
+    return f"{table(known)}\n\n{json.dumps(result)}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, help="folder for gpu.json and gpu.md")
+    parser.add_argument("--out", type=Path, help="folder for gpu.jsonl, gpu.json and gpu.md")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--limit", type=float, default=300, help="seconds for one case")
     parser.add_argument("--dry-run", choices=["cpu"], help="everything, tiny, on the CPU")
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # of a case's own process
     args = parser.parse_args()
     if not args.dry_run and not torch.cuda.is_available():
         print(
@@ -562,22 +600,16 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    run = Run(torch.device(args.dry_run or "cuda:0"), is_dry=bool(args.dry_run))
-    found, failed = conditions(run), []
+    device, is_dry = torch.device(args.dry_run or "cuda:0"), bool(args.dry_run)
+    if args.rows:
+        for name in args.only:
+            CASES[name](Run(device, is_dry, args.rows))
+        return 0
+    found = conditions(device, is_dry=is_dry)
     print(json.dumps(found), flush=True)
-    for name in args.only:
-        try:
-            CASES[name](run)
-        except Exception:  # the other cases are worth having all the same
-            failed.append(name)
-            print(f"{name} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-    result = {"conditions": found, "failed": failed, "rows": [asdict(row) for row in run.rows]}
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
-        (args.out / "gpu.md").write_text(table(run.rows) + "\n")
-    print(f"{table(run.rows)}\n\n{json.dumps(result)}")
-    return 1 if failed else 0
+    options = ["--dry-run", args.dry_run] if is_dry else []
+    with tempfile.TemporaryDirectory() as folder:
+        return run_each(args.only, args.out or Path(folder), found, args.limit, options)
 
 
 if __name__ == "__main__":

@@ -99,6 +99,29 @@ def test_gpu_cases_run_on_the_cpu(tmp_path: Path) -> None:
     assert "no CUDA device" in bare.stderr
 
 
+def test_a_gpu_case_that_fails_or_hangs_takes_no_other_with_it(tmp_path: Path) -> None:
+    """What the others found is written, and which failed; of the first, a package cannot be imported."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/pyarrow.py").write_text("raise ImportError('broken')")
+    path = os.pathsep.join([str(tmp_path / "broken"), *sys.path])
+
+    def run(out: Path, *options: str) -> Any:
+        script = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--dry-run", "cpu"]
+        env = os.environ | {"PYTHONPATH": path}
+        done = subprocess.run(
+            [*script, "--out", str(out), *options], env=env, capture_output=True, timeout=200
+        )
+        assert done.returncode == 1
+        return json.loads((out / "gpu.json").read_text())
+
+    broken = run(tmp_path / "one", "--only", "crops", "augment")
+    slow = run(tmp_path / "two", "--only", "augment", "--limit", "0.01")
+
+    assert broken["failed"] == ["crops"]
+    assert {row["case"] for row in broken["rows"]} == {"augment"}
+    assert (slow["failed"], slow["rows"]) == (["augment"], [])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["jpeg256", "raw28", "tokens", "table"])
 def test_comparison_runs(tmp_path: Path, workload: str) -> None:
