@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     UInt8Array = npt.NDArray[np.uint8]
 
+_READ_ONLY = 8  # cudaHostRegisterReadOnly: without it, memory that is mapped read-only is refused
+_locked: dict[int, weakref.ref[Any]] = {}
+
 
 def pinned_buffer(nbytes: int) -> UInt8Array:
     """Return new page-locked memory, undefined: a batch slot.
@@ -35,7 +38,7 @@ def pinned_buffer(nbytes: int) -> UInt8Array:
 
 
 def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
-    """Page-lock memory that exists already, until the array dies.
+    """Page-lock memory that exists already, until the array dies; once, however often it is called.
 
     Args:
         array: Its memory, which must outlive it; views of the array keep it.
@@ -49,10 +52,24 @@ def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
         return
     runtime = torch.cuda.cudart() if runtime is None else runtime
     address = array.ctypes.data
-    code = int(runtime.cudaHostRegister(address, array.nbytes, 0))
+    if address in _locked and _locked[address]() is array:  # a shared copy is one for all datasets
+        return
+    flags = 0 if array.flags.writeable else _READ_ONLY
+    code = int(runtime.cudaHostRegister(address, array.nbytes, flags))
     if code:
+        hint = (
+            ""
+            if array.flags.writeable
+            else ". Not every GPU reads a shared copy: leave out shared"
+        )
         raise LoadersError(
             f"{what}: {array.nbytes / 1e9:.3g} GB could not be page-locked (CUDA error {code}). "
-            "Page-locked memory is bounded by the machine's RAM and by 'ulimit -l'"
+            f"Page-locked memory is bounded by the machine's RAM and by 'ulimit -l'{hint}"
         )
-    weakref.finalize(array, runtime.cudaHostUnregister, address)
+    _locked[address] = weakref.ref(array)
+    weakref.finalize(array, _unlock, runtime, address)
+
+
+def _unlock(runtime: Any, address: int) -> None:
+    _locked.pop(address, None)
+    runtime.cudaHostUnregister(address)

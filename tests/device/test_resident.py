@@ -9,6 +9,7 @@ import torch
 from loaders import DataLoader, RAMDataset, ShardDataset, augment
 from loaders.buffers import FreshMemory
 from loaders.datasets.memory.resident import Resident, _check_room
+from loaders.device import fused
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import page_lock
 from loaders.errors import LoadersError, SchemaError
@@ -159,10 +160,13 @@ class Runtime:
     """The two calls of the CUDA runtime, as they would be seen."""
 
     def __init__(self, code: int = 0) -> None:
-        self.code, self.locked = code, dict[int, int]()
+        self.code, self.locked, self.flags = code, dict[int, int](), set[int]()
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        if address in self.locked:
+            return 712  # cudaErrorHostMemoryAlreadyRegistered
         self.locked[address] = nbytes
+        self.flags.add(flags)
         return self.code
 
     def cudaHostUnregister(self, address: int) -> int:
@@ -202,6 +206,48 @@ def test_a_page_locked_arena_serves_the_same(monkeypatch: pytest.MonkeyPatch) ->
     assert len(runtime.locked) == 5
     assert isinstance(dataset._resident, Resident)
     assert dataset._resident.is_pinned
+
+
+def test_a_shared_copy_is_page_locked_once_and_for_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is mapped read-only, which CUDA has to be told; two datasets of a process have the same."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    fields = {"tokens": Array(dtype="uint16", dims=(8,)), "label": Label()}
+    rows = [{"tokens": np.arange(i, i + 8, dtype=np.uint16), "label": i} for i in range(9)]
+    pack(tmp_path / "packed", fields, rows, defaults=("tokens", "label"))
+    settings: dict[str, Any] = {"shared": True, "device": "cpu", "pin": True, "progress": False}
+
+    plain = ShardDataset(tmp_path / "packed")
+
+    first = RAMDataset(tmp_path / "packed", **settings)
+    second = RAMDataset(tmp_path / "packed", **settings)
+    del first
+
+    assert runtime.flags == {8}  # cudaHostRegisterReadOnly
+    assert len(runtime.locked) == 2
+    assert all(same(second[i], plain[i]) for i in range(9))
+    del second
+    assert runtime.locked == {}
+
+
+@pytest.mark.skipif(fused.kernels() is None, reason="needs Triton")
+def test_what_a_gpu_may_still_read_is_unlocked_after_its_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the dropped dataset's columns; with the two calls replaced."""
+    runtime, log = Runtime(), list[tuple[str, int]]()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(
+        torch.cuda, "synchronize", lambda device: log.append((str(device), len(runtime.locked)))
+    )
+    resident = Resident(arrays(), torch.device("cuda:1"), is_pinned=True)
+
+    del resident
+
+    assert log == [("cuda:1", 5)]
+    assert runtime.locked == {}
 
 
 @pytest.mark.gpu

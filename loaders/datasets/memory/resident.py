@@ -7,6 +7,8 @@ over the same tensors.
 
 from __future__ import annotations
 
+import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -75,6 +77,8 @@ class Resident:
         if is_pinned:
             _check_pins(device)
             self.columns = {name: self._pinned(dataset, name) for name in self.fields}
+            if device.type == "cuda":  # a dropped dataset may still be read by what is queued
+                weakref.finalize(self, _wait_for, device)
         else:
             _check_room(self.nbytes, device)
             self.columns = {name: _uploaded(dataset, name, device) for name in self.fields}
@@ -82,7 +86,7 @@ class Resident:
     def _pinned(self, dataset: PackedDataset, name: str) -> torch.Tensor:
         data = dataset.store.column(name)[0].data  # type: ignore[union-attr]
         page_lock(data, f"column {name!r}")
-        return torch.from_numpy(data)
+        return torch.from_numpy(np.asarray(_Readable(data)))
 
     def rows(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
         """Return where samples of the store lie here."""
@@ -107,6 +111,20 @@ class Resident:
             tensor = served(self.gather(name, numbers.rows), field)
             values.append(move_picture(tensor, field, numbers.moves))
         return batch_type(dataset.names)._make(values)
+
+
+class _Readable:
+    """An array's memory, which this keeps, as if it could be written: torch warns of what cannot, as a shared copy."""
+
+    def __init__(self, array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        self.array = array
+        place = {"data": (array.ctypes.data, False)}
+        self.__array_interface__ = array.__array_interface__ | place
+
+
+def _wait_for(device: torch.device) -> None:
+    with suppress(RuntimeError):  # of a broken device, or a forked process: nothing is read there
+        torch.cuda.synchronize(device)
 
 
 class RowHalf(SamplesOf["PackedDataset"]):
