@@ -53,6 +53,8 @@ def normalized(
     fits = images.dtype in _SOURCES and out.dtype in _TARGETS
     if source is None or target is None or not fits or pixels * channels > module.MAX_VALUES:
         return None
+    if any(c * (channels - 1) + p * pixels > module.MAX_VALUES for _, c, p in (source, target)):
+        return None  # a slice of something larger: its steps go further than its values
     if not out.numel():
         return out
     numbers, has_rows = (images, False) if rows is None else (rows, True)

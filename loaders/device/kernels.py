@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 BLOCK = 1024  # pixels, or values, of one program
-MAX_VALUES = 1 << 30  # of one image: positions inside it are 32-bit
+MAX_VALUES = 1 << 30  # from first to last of one image: positions inside it are 32-bit
 
 
 @triton.jit

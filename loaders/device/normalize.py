@@ -138,10 +138,14 @@ class Normalize(nn.Module):
         if images.dim() == 3:
             result = self._fused(images.unsqueeze(0), rows)
             return None if result is None else result.squeeze(0)
-        shape = images.shape if rows is None else (len(rows), *images.shape[1:])
-        out = torch.empty(
-            shape, dtype=self.dtype, device=self.mean.device, memory_format=self._order_of(images)
-        )
+        settings: dict[str, Any] = {"dtype": self.dtype, "device": self.mean.device}
+        if (
+            rows is None and self.memory_format is None
+        ):  # of slices, too, as plain operations keep it
+            out = torch.empty_like(images, **settings)
+        else:
+            shape = images.shape if rows is None else (len(rows), *images.shape[1:])
+            out = torch.empty(shape, memory_format=self._order_of(images), **settings)
         return fused.normalized(images, self.mean, self.std, out, rows)
 
     def _order_of(self, images: torch.Tensor) -> torch.memory_format:

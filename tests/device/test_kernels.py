@@ -55,6 +55,26 @@ def check_normalize(device: str, *, bfloat16_rounds: bool) -> None:
         torch.testing.assert_close(found, want, rtol=2.0**-7 if cut else 0, atol=0)
 
 
+def check_orders(device: str) -> None:
+    """What is cut out of images keeps their memory order, as plain operations keep it."""
+    torch.manual_seed(0)
+    whole = torch.randint(0, 256, (4, 4, 9, 7)).to(torch.uint8).to(device)
+    module, num_fused = Normalize([9.0, 8, 7], [2.0, 3, 4]).to(device), 0
+    mean, std = (values.view(-1, 1, 1) for values in (module.mean, module.std))
+
+    for is_last, is_one in itertools.product((False, True), repeat=2):
+        images = in_order(whole, is_last)
+        rgb = images[1, :3] if is_one else images[1:, :3]
+        for cut in (rgb, rgb[..., 1:5, :], rgb[..., ::2, :], rgb[..., 2:6]):
+            want = cut.float().sub_(mean).div_(std)
+            found = module._fused(cut)
+            if found is not None:
+                num_fused += 1
+                assert found.stride() == want.stride()
+                assert torch.equal(found, want)
+    assert num_fused >= 8
+
+
 def check_gather(source_device: str, device: str) -> None:
     """Rows chosen by number, raw and normalized; the rows may be in another memory than the result."""
     torch.manual_seed(0)
@@ -80,8 +100,8 @@ def check_gather(source_device: str, device: str) -> None:
 def test_kernels_under_the_interpreter() -> None:
     """In a process of its own: the interpreter must be chosen before Triton is imported."""
     code = (
-        "from tests.device.test_kernels import check_gather, check_normalize\n"
-        "check_normalize('cpu', bfloat16_rounds=False)\ncheck_gather('cpu', 'cpu')"
+        "from tests.device.test_kernels import check_gather, check_normalize, check_orders\n"
+        "check_normalize('cpu', bfloat16_rounds=False)\ncheck_orders('cpu')\ncheck_gather('cpu', 'cpu')"
     )
 
     done = subprocess.run(
@@ -148,6 +168,17 @@ def test_pixels_that_are_not_evenly_spaced_have_no_kernel() -> None:
     assert fused.strides(images[:, :, :1, :1]) == (192, 64, 1)
 
 
+@pytest.mark.skipif(fused.kernels() is None, reason="needs Triton")
+@pytest.mark.parametrize("steps", [(1 << 34, 1 << 30, 4, 1), (1 << 34, 1, 1 << 30, 1 << 28)])
+def test_slices_whose_positions_are_beyond_32_bits_have_no_kernel(steps: tuple[int, ...]) -> None:
+    """A few values of something large: positions are bounded by how far they reach, not by their number."""
+    images = torch.empty_strided((2, 3, 4, 4), steps, dtype=torch.uint8, device="meta")
+    mean = torch.ones(3, device="meta")
+
+    assert fused.strides(images) is not None
+    assert fused.normalized(images, mean, mean, torch.empty(2, 3, 4, 4, device="meta")) is None
+
+
 gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or fused.kernels() is None, reason="needs CUDA and Triton"
 )
@@ -157,6 +188,7 @@ gpu = pytest.mark.skipif(
 @gpu
 def test_kernels_on_a_gpu() -> None:
     check_normalize("cuda", bfloat16_rounds=True)
+    check_orders("cuda")
     check_gather("cuda", "cuda")
     check_gather("pinned", "cuda")
 
