@@ -354,8 +354,9 @@ def gather(run: Run) -> None:
         gb_per_s=2 * batch * nbytes / took / 1e9,
         of_copy=2 * batch * nbytes / took / rate,
     )
-    if run.device.type != "cuda" or fused.kernels() is None:
-        print("gather       from host memory: needs CUDA and Triton, left out", flush=True)
+    why = fused.why_not(run.device) if run.device.type == "cuda" else "needs CUDA and Triton"
+    if why is not None:
+        print(f"gather       from host memory: {why}, left out", flush=True)
         return
     locked = column.pin_memory()
     part, target = locked[:batch], torch.empty(batch, nbytes, dtype=torch.uint8, device=run.device)

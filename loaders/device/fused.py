@@ -1,8 +1,9 @@
-"""Fused steps on a GPU: one pass over the pixels where Triton is installed; None says that plain operations must do."""
+"""Fused steps on a GPU: one pass over the pixels where Triton works; None says that plain operations must do."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+_log = logging.getLogger(__name__)
 _SOURCES = (torch.uint8, torch.uint16, torch.int16)
 _TARGETS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -24,9 +26,29 @@ def kernels() -> Any:
     return module
 
 
+@cache
+def why_not(device: torch.device) -> str | None:
+    """Say why no kernel can be started on a device, having tried; None if one can.
+
+    Triton builds its launcher with a C compiler and Python's headers, which many images lack.
+    """
+    if kernels() is None:
+        return "Triton is not installed"
+    row = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    try:
+        gathered(row, row[0], torch.empty_like(row))
+    except Exception as error:  # whatever it is, plain operations give the same values
+        what = "Triton is installed but starts no kernel here; plain operations take its place"
+        _log.warning("%s: %s", what, error)
+        return str(error)
+    return None
+
+
 def can_fuse(tensor: torch.Tensor) -> bool:
     """Tell whether kernels may be used on this tensor now: not while it is traced by ``torch.compile``."""
-    return not torch.compiler.is_compiling() and tensor.is_cuda and kernels() is not None
+    if torch.compiler.is_compiling() or not tensor.is_cuda:
+        return False
+    return why_not(tensor.device) is None
 
 
 def normalized(

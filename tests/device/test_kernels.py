@@ -179,6 +179,19 @@ def test_slices_whose_positions_are_beyond_32_bits_have_no_kernel(steps: tuple[i
     assert fused.normalized(images, mean, mean, torch.empty(2, 3, 4, 4, device="meta")) is None
 
 
+@pytest.mark.skipif(fused.kernels() is None, reason="needs Triton")
+def test_where_triton_starts_no_kernel_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As on the CPU, and on a GPU without a C compiler; plain operations then do the work."""
+    fused.why_not.cache_clear()
+
+    whys = [fused.why_not(torch.device("cpu")) for _ in range(2)]
+
+    assert whys[0]
+    assert whys[1] == whys[0]
+    assert len(caplog.records) == 1
+    assert "plain operations take its place" in caplog.text
+
+
 gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or fused.kernels() is None, reason="needs CUDA and Triton"
 )

@@ -258,9 +258,11 @@ def _indexed(device: torch.device) -> torch.device:
 
 
 def _check_pins(device: torch.device) -> None:
-    if device.type == "cuda" and fused.kernels() is None:
+    why = fused.why_not(device) if device.type == "cuda" else None
+    if why is not None:
         raise LoadersError(
-            "pin=True needs Triton, whose kernels read host memory: pip install triton"
+            f"pin=True needs Triton, whose kernels read host memory: {why}. It needs "
+            "'pip install triton', a C compiler and Python's headers"
         )
 
 
