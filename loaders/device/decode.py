@@ -264,11 +264,15 @@ class DctFinish(nn.Module):
         return means.view(num, 1, blocks)
 
     def _sum_means(self, means: torch.Tensor) -> None:
-        """Turn differences, ``(N, blocks)``, into the means themselves."""
+        """Turn differences, ``(N, blocks)``, into the means themselves.
+
+        As integers: on CUDA, sums of floats are refused under ``torch.use_deterministic_algorithms``.
+        """
         for blocks, component in zip(self.grid.split(), self.grid.components, strict=True):
             plane = means[:, blocks].view(-1, component.rows, component.columns)
-            plane[:, :, 0] = plane[:, :, 0].cumsum(1)
-            plane.copy_(plane.cumsum(2))
+            steps = plane.long()
+            steps[:, :, 0] = steps[:, :, 0].cumsum(1)
+            plane.copy_(steps.cumsum(2))
 
     def _pixels(
         self, values: torch.Tensor, rows: int, columns: int, weights: Matrix

@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.device import decode
+from loaders.device.blocks import Cut
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, _in_two
 from loaders.device.normalize import Normalize
 from loaders.errors import BatchError
@@ -247,6 +249,33 @@ def test_autocast_does_not_reach_the_transform() -> None:
         served = finish(half)
 
     assert torch.equal(served, wanted)
+
+
+class Cumsums(TorchDispatchMode):
+    """Notes of what cumulative sums are made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes = set[torch.dtype]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten.cumsum:
+            self.dtypes.add(args[0].dtype)
+        return func(*args, **kwargs or {})
+
+
+def test_no_operation_is_one_that_deterministic_algorithms_refuse_on_cuda() -> None:
+    """Cumulative sums of floats are; of whole images and of windows."""
+    field = Image(size=(64, 64), codec="dct", quality=90)
+    codec, finish = DctCodec(field), DctFinish.of(field)
+    half = host_half(codec, [codec.encode(image) for image in pictures(2, (64, 64))], 8)
+
+    with Cumsums() as whole:
+        finish(half)
+    with Cumsums() as windows:
+        finish(half, Cut(torch.tensor([[0, 1], [2, 0]]), (2, 2)))
+
+    assert whole.dtypes == windows.dtypes == {torch.int64}
 
 
 def test_other_batches_are_refused() -> None:
