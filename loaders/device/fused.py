@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 _log = logging.getLogger(__name__)
+# Plain operations round after each step, and so do kernels; Triton 3.9 warns where it is left open.
+LAUNCH = {"enable_fp_fusion": False}
 _SOURCES = (torch.uint8, torch.uint16, torch.int16)
 _TARGETS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -81,6 +83,7 @@ def normalized(
         return out
     numbers, has_rows = (images, False) if rows is None else (rows, True)
     options = {"CHANNELS": channels, "HAS_ROWS": has_rows, "BLOCK": module.BLOCK}
+    options |= LAUNCH
     is_interleaved = source[1:] == target[1:] == (1, channels)
     num_items = pixels * channels if is_interleaved else pixels
     num_blocks = -(-num_items // module.BLOCK)
@@ -109,7 +112,9 @@ def gathered(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> torch.Te
         with on_device_of(out):
             grid = (len(out) * num_blocks,)
             module.gather_rows[grid](
-                x, out, rows, num_values, num_blocks, x.stride(0), BLOCK=module.BLOCK
+                *(x, out, rows, num_values, num_blocks, x.stride(0)),
+                BLOCK=module.BLOCK,
+                **LAUNCH,
             )
     return out
 

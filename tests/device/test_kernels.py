@@ -140,15 +140,17 @@ def compile_all() -> None:
         signature = dict.fromkeys(names, "i32") | types | dict.fromkeys(constants, "constexpr")
         source = ASTSource(kernel, signature=signature, constexprs=constants)
         for target in (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)):
-            assert "cubin" in triton.compile(source, target=target).asm
+            assert "cubin" in triton.compile(source, target=target, options=fused.LAUNCH).asm
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_kernels_compile(tmp_path: Path) -> None:
-    """In a process of its own, with nothing compiled before."""
+    """In a process of its own, with nothing compiled before, and without a warning."""
+    code = "from tests.device.test_kernels import compile_all as f; f()"
+
     done = subprocess.run(
-        [sys.executable, "-c", "from tests.device.test_kernels import compile_all as f; f()"],
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
         env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
