@@ -684,6 +684,21 @@ def test_channels_that_may_be_last_are_asked_about(tmp_path: Path) -> None:
     assert any("--channels last" in note for note in pack_arrays(src, tmp_path / "dst").notes)
 
 
+@pytest.mark.parametrize(
+    ("shape", "place"), [((9, 8, 3), "last"), ((3, 9, 8), "first"), ((9, 8, 7), None)]
+)
+def test_a_volume_that_looks_like_a_picture_is_asked_about(
+    tmp_path: Path, shape: tuple[int, ...], place: str | None
+) -> None:
+    src = save(tmp_path / "src", {"a": numbers(shape)})
+
+    notes = make_arrays_plan(src).notes()
+
+    taken = f"{' x '.join(map(str, shape))} taken as a volume; if it is a picture, say --channels"
+    assert notes == ([] if place is None else [f"{taken} {place}"])
+    assert make_arrays_plan(src, channels=place or "none").notes() == []
+
+
 @pytest.mark.parametrize("format", ["lmdb", "parquet"])
 def test_packed_volumes_are_split_merged_appended_and_verified(
     volumes: Path, format: str, capsys: pytest.CaptureFixture[str]

@@ -427,6 +427,20 @@ class TestLabels:
         ):
             encode(plan(tmp_path / "l.csv"))
 
+    def test_a_value_that_does_not_fit_names_its_column(self, tmp_path: Path) -> None:
+        images = [save(tmp_path / "x.png", photo())]
+        pq.write_table(
+            pa.table({"image": images, "other": [{"bytes": b"x"}]}), tmp_path / "a.parquet"
+        )
+        pq.write_table(pa.table({"image": images, "score": [1e300]}), tmp_path / "b.parquet")
+
+        with pytest.raises(
+            SourceError, match=r"row 0: its other is {'bytes': b'x'}: the value is"
+        ):
+            encode(plan(tmp_path / "a.parquet"))
+        with pytest.raises(SourceError, match=r"row 0: its score is 1e\+300: .* float32\. Change"):
+            encode(plan(tmp_path / "b.parquet"))
+
     def test_hugging_face_classes_keep_their_numbers(self, tmp_path: Path) -> None:
         """Also when --classes orders them anew, and -1 stays the mark of unlabelled pictures."""
         png = save(tmp_path / "x.png", photo())
@@ -517,6 +531,14 @@ class TestMasks:
         with pytest.raises(SourceError, match=r"a\.jpg: the mask has colors"):
             encode(recipe)
 
+    def test_of_a_cut_mask_it_is_said_that_it_is_the_mask(self, tmp_path: Path) -> None:
+        recipe = self.make(tmp_path, np.zeros((40, 60), np.uint8))
+        mask = next((tmp_path / "masks").rglob("*.png"))
+        mask.write_bytes(mask.read_bytes()[:-12])
+
+        with pytest.raises(SourceError, match=r"a\.jpg: the mask cannot be read: the PNG is cut"):
+            encode(recipe)
+
     def test_masks_of_splits_lie_in_folders_of_the_same_name(self, tmp_path: Path) -> None:
         for split, value in (("train", 1), ("val", 2)):
             save(tmp_path / f"images/{split}/a.png", photo(4, 4))
@@ -555,6 +577,15 @@ class TestIdx:
         assert first["image"].ravel().tolist() == list(range(20))
         assert second["image"].ravel().tolist() == list(range(20, 40))
         assert [int(first["label"]), int(second["label"])] == [7, 3]
+
+    def test_labels_that_are_not_there_are_missed(self, tmp_path: Path) -> None:
+        path = self.write(tmp_path)
+        assert make_images_plan(path).notes() == []
+
+        (tmp_path / "train-labels-idx1-ubyte").unlink()
+
+        missing = "train-labels-idx1-ubyte does not lie beside train-images-idx3-ubyte"
+        assert make_images_plan(path).notes() == [f"no label: {missing}"]
 
     @pytest.mark.parametrize("codec", ["png", "jpeg", None])
     def test_other_codecs_and_sizes(self, tmp_path: Path, codec: str | None) -> None:

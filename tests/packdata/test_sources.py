@@ -462,7 +462,7 @@ class TestTars:
             "json": Column("json"),
             "caption": Column("text"),
         }
-        assert source.ignored == {".d": 1}
+        assert source.ignored == {".c.d": 1}
         assert [first.key, second.key] == ["000/a", "000/b"]
         assert first.labels == {"label": 3, "json": {"x": [1]}, "caption": "größer"}
         assert first.where == f"{path}: ./000/a.jpg"
@@ -498,6 +498,20 @@ class TestTars:
         with pytest.raises(SourceError, match=r"1\.jpg and 1\.png are both the image"):
             open_source(path)
 
+    def test_what_is_passed_over_is_told_by_all_that_follows_the_first_dot(
+        self, tmp_path: Path
+    ) -> None:
+        """A picture that is passed over shall not look like those that are packed."""
+        members = {"1.jpg": b"", "2.v2.jpg": b"", "3": b""}
+
+        source = open_source(write_tar(tmp_path / "a.tar", members))
+
+        assert source.ignored == {".v2.jpg": 1, "no suffix": 1}
+        with pytest.raises(
+            SourceError, match=r"holds no pictures, but 1 x \.v2\.jpg\. Pictures end"
+        ):
+            open_source(write_tar(tmp_path / "b.tar", {"2.v2.jpg": b""}))
+
     def test_broken_samples_are_rejected_one_by_one(self, tmp_path: Path) -> None:
         members = {"1.jpg": b"", "1.cls": b"cat", "2.cls": b"1", "3.jpg": b"3", "3.cls": b"1"}
         members |= {"4.jpg": b""}
@@ -505,7 +519,9 @@ class TestTars:
 
         one, two, three, four = source.items()
 
-        with pytest.raises(SourceError, match=r"a\.tar: 1\.cls: it is not a whole number"):
+        with pytest.raises(
+            SourceError, match=r"a\.tar: 1\.cls: it is not a whole number, but 'cat'"
+        ):
             one.read()
         with pytest.raises(SourceError, match=r"a\.tar: 2\.cls: the sample has no picture"):
             two.read()

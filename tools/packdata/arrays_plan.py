@@ -15,10 +15,12 @@ from packdata.settings import PackSettings, take
 from packdata.shards import MAX_RECORD_BYTES, Format
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from packdata.engine import Summary
 
+_MAX_COLORS = 4  # RGB and alpha
 _LARGE_BYTES = 1 << 20  # from here on a value of its own is better than a long column
 
 
@@ -35,12 +37,28 @@ class ArraysPlan(FilesPlan[ArraysRecipe]):
         for split, recipe in self.parts:
             field = recipe.targets[0].schema.fields[ARRAY]
             assert isinstance(field, Array)
-            if recipe.options.channels is None and recipe.axes.num == len(field.dims) == 4:
+            if recipe.options.channels is not None:
+                continue
+            what = ""
+            if recipe.axes.num == len(field.dims) == 4:
                 first, last = field.dims[0], field.dims[-1]
                 if first is None or (last is not None and last < first):
-                    what = f"{split}: axis 0 of {first or 'varying'} taken as channels"
-                    return [f"{what.removeprefix(': ')}; if they come last, say --channels last"]
+                    what = f"axis 0 of {first or 'varying'} taken as channels; if they come last, "
+                    what += "say --channels last"
+            elif recipe.axes.num == 3:
+                what = _flat_volume(field.dims[1:])
+            if what:
+                return [f"{split}: {what}" if split else what]
         return []
+
+
+def _flat_volume(dims: Sequence[int | None]) -> str:
+    """Say of a volume that looks like a picture how it would be one."""
+    for length, place in ((dims[-1], "last"), (dims[0], "first")):
+        if length is not None and length <= _MAX_COLORS:
+            shape = " x ".join(str(each or "any") for each in dims)
+            return f"{shape} taken as a volume; if it is a picture, say --channels {place}"
+    return ""
 
 
 def make_arrays_plan(

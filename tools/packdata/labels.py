@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaders.checks import shown
 from loaders.codecs import Codec, codec_for
-from loaders.errors import SourceError
+from loaders.errors import CodecError, SourceError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Bytes, Field, Json, Label, Text
 from packdata.sources import Column, Item, Source
@@ -49,13 +50,18 @@ class LabelField:
         object.__setattr__(self, "has_digits", any(map(_WHOLE.fullmatch, classes)))
 
     def encode(self, item: Item) -> bytes:
-        """Return the record of an item's label; SourceError if it is missing or no class."""
+        """Return the record of an item's label; SourceError if it is missing, no class, or does not fit."""
         value = item.labels.get(self.name)
         if value is None and self.column.kind != "json":
             raise SourceError(f"its {self.name} is missing", item.where)
         if isinstance(self.field, Label):
             value = self._number(value, item.where)
-        return self.codec.encode(value)
+        try:
+            return self.codec.encode(value)
+        except CodecError as error:
+            what = f"its {self.name} is {shown(value)}: {error}"
+            hint = "Change the column, or leave it out of the source"
+            raise SourceError(what, item.where, hint) from error
 
     def _number(self, value: Any, where: str) -> int:
         if isinstance(value, int) and self.column.kind == "class":

@@ -12,6 +12,7 @@ from packdata.describe import counted
 from packdata.labels import LABEL, LabelField, label_fields
 from packdata.sources import MaskFolder, Source, find_splits, open_source
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind
+from packdata.sources.idx import IdxSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,14 +100,17 @@ def source_notes(parts: Sequence[Part]) -> list[str]:
             unlabelled |= dict.fromkeys(source.labels)
     notes = []
     if ignored:
-        counts = (f"{count:,} {suffix or 'without suffix'}" for suffix, count in ignored.items())
-        notes.append(f"passed over: {', '.join(counts)}")
+        counts = [
+            f"{count:,} {suffix or 'without suffix'}" for suffix, count in ignored.most_common()
+        ]
+        notes.append(f"passed over: {_some(counts)}")
     if empty := _empty_classes(parts):
         notes.append(f"no class, for nothing is in it: {_some(empty)}; --classes can name it")
     if suffixed := [file for part in parts for file in getattr(part.source, "suffixed", ())]:
         what = f"{counted(len(suffixed), 'file')} differ from others in the suffix alone"
         notes.append(f"{what}, which their keys keep: {_some(suffixed)}")
     notes += _unused_masks(parts)
+    notes += _idx_without_labels(parts)
     if unlabelled:
         notes.append(
             f"no label: no column is called {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
@@ -137,6 +141,12 @@ def _unused_masks(parts: Sequence[Part]) -> Iterator[str]:
     names = [str(root / file) for root, files in left.items() for file in files.values()]
     if names:
         yield f"{counted(len(names), 'mask')} used by nothing in the source: {_some(names)}"
+
+
+def _idx_without_labels(parts: Sequence[Part]) -> Iterator[str]:
+    for source in (part.source for part in parts):
+        if isinstance(source, IdxSource) and not source.labels:
+            yield f"no label: {source.labels_name} does not lie beside {source.name}"
 
 
 def _some(names: Sequence[str]) -> str:

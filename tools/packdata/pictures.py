@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 import struct
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from loaders.errors import CodecError
 from packdata.headers import Header, exif_orientation, jpeg_segments, read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from packdata.fit import Size
     from packdata.scratch import Scratch
@@ -354,17 +355,32 @@ def decode_mask(data: bytes) -> Array:
     """
     if not len(data):
         raise CodecError("the mask is empty")
-    header = read_header(data)
+    with _naming_the_mask():
+        header = read_header(data)
     if header is not None and header.format != "png":
         raise CodecError(f"a mask as {header.format} is not exact; save it as PNG")
-    if header is None or header.color == "palette" or header.depth == 1 or header.animated:
-        values = _decode_indices(data)
-    else:
-        _check_size(header.size)
-        values = _decode_cv2(data, "png")
-        if header.depth in (2, 4) and header.color == "gray":
-            values = values // (255 // (2**header.depth - 1))  # decoders stretch them to 8 bits
+    with _naming_the_mask():
+        values = _mask_values(data, header)
     return _one_channel(values)
+
+
+@contextmanager
+def _naming_the_mask() -> Iterator[None]:
+    """Say of an error about a file that it is the mask's: the place it gets is the picture's."""
+    try:
+        yield
+    except CodecError as error:
+        raise CodecError(f"the mask cannot be read: {error}") from error
+
+
+def _mask_values(data: bytes, header: Header | None) -> Array:
+    if header is None or header.color == "palette" or header.depth == 1 or header.animated:
+        return _decode_indices(data)
+    _check_size(header.size)
+    values = _decode_cv2(data, "png")
+    if header.depth in (2, 4) and header.color == "gray":
+        values = values // (255 // (2**header.depth - 1))  # decoders stretch them to 8 bits
+    return values
 
 
 def _decode_indices(data: bytes) -> Array:
@@ -377,7 +393,7 @@ def _decode_indices(data: bytes) -> Array:
             return _narrow(values)
         return values.astype(np.uint16 if values.dtype.itemsize == 2 else np.uint8)
     except _PIL_ERRORS as error:
-        raise CodecError(f"the mask is cut or damaged ({error})") from error
+        raise CodecError(f"it is cut or damaged ({error})") from error
 
 
 def _one_channel(values: Array) -> Array:

@@ -147,7 +147,7 @@ class FolderSource:
         if num_top and len(listing.files) > num_top:
             raise _mixed(root, kind, listing.files[:num_top], listing.files[num_top:])
         if not listing.files:
-            raise _empty(root, kind, listing.ignored)
+            raise no_files(root, kind, listing.ignored)
         self.kind = "folder" if num_top else "classes"
         self.labels: Mapping[str, Column] = {}
         self.empty_classes: tuple[str, ...] = ()
@@ -195,7 +195,8 @@ def _mixed(root: Path, kind: FileKind, top: list[str], below: list[str]) -> Sour
     return SourceError(what, root, "Move them into the folder of their class, or out of this one")
 
 
-def _empty(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
+def no_files(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
+    """Return the error that there is nothing of a kind, with what is there instead."""
     if not ignored:
         return SourceError(f"it holds no {kind.names}", root, "Check the path")
     seen = ", ".join(f"{count} x {suffix}" for suffix, count in ignored.most_common(5))
@@ -219,7 +220,7 @@ class MaskFolder:
         for folder in listing.add_top():
             listing.add_below(folder)
         if not listing.files:
-            raise _empty(root, kind, listing.ignored)
+            raise no_files(root, kind, listing.ignored)
         check_unique(((key_of(file), file) for file in listing.files), root)
         self.root, self._kind = root, kind
         self.identity = {"num_files": len(listing.files), "files": listing.digest}

@@ -40,6 +40,7 @@ class IdxSource:
         self._images = images
         self.pixels: tuple[int, int] | None = (images.shape[1], images.shape[2])
         self.ignored: Mapping[str, int] = {}
+        self.labels_name = _labels_name(path)
         labels = _labels_beside(path)
         self._labels = None if labels is None else _read_idx(labels, num_axes=1)
         if self._labels is not None and len(self._labels) != len(images):
@@ -63,9 +64,13 @@ class IdxSource:
             yield Item(f"{i:0{digits}d}", f"{self.path}, image {i}", read, labels)
 
 
-def _labels_beside(path: Path) -> Path | None:
+def _labels_name(path: Path) -> str:
     plain = re.sub(r"\.gz$", "", path.name)
-    name = re.sub("(?i)images([-.])idx3", r"labels\1idx1", plain)
+    return re.sub("(?i)images([-.])idx3", r"labels\1idx1", plain)
+
+
+def _labels_beside(path: Path) -> Path | None:
+    name = _labels_name(path)
     found = [path.with_name(name + end) for end in ("", ".gz")]
     return next((file for file in found if file.name != path.name and file.is_file()), None)
 

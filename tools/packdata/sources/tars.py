@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from loaders.checks import shown
 from loaders.errors import SourceError
 from packdata.sources.base import (
     PICTURE_SUFFIXES,
+    PICTURES,
     Column,
     Item,
     broken_item,
@@ -29,6 +31,7 @@ from packdata.sources.base import (
     is_hidden,
     parse_json,
 )
+from packdata.sources.folders import no_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +73,7 @@ class TarSource:
         self.ignored: Mapping[str, int] = dict(ignored)
         roles = {role for sample in self._samples for role in sample.members}
         if "image" not in roles:
-            raise SourceError("it holds no pictures", self.paths[0], "Check the path")
+            raise no_files(self.paths[0], PICTURES, ignored)
         self.has_masks = "mask" in roles
         self._roles = [role for role in _LABELS if role in roles]
         self.labels: Mapping[str, Column] = dict(_LABELS[role] for role in self._roles)
@@ -126,7 +129,7 @@ def _scan(path: Path, number: int, ignored: Counter[str]) -> list[_Sample]:
                 key, role = _role_of(member)
                 if role is None:
                     if not is_hidden(os.path.basename(member.name)):
-                        ignored[os.path.splitext(member.name)[1] or "no suffix"] += 1
+                        ignored[_suffix_of(member)] += 1
                     continue
                 check_name(member.name, path)
                 _add(samples.setdefault(key, _Sample(number, key)), role, member, path)
@@ -150,6 +153,12 @@ def _role_of(member: tarfile.TarInfo) -> tuple[str, str | None]:
         role = suffix
     usable = member.isreg() and not is_hidden(name) and not member.issparse()
     return (f"{folder}/{stem}" if folder else stem), role if usable else None
+
+
+def _suffix_of(member: tarfile.TarInfo) -> str:
+    """Return what follows a name's first dot: the part that says why it is no picture or label."""
+    dot, suffix = os.path.basename(member.name).partition(".")[1:]
+    return dot + suffix or "no suffix"
 
 
 def _add(sample: _Sample, role: str, member: tarfile.TarInfo, path: Path) -> None:
@@ -216,5 +225,8 @@ def _label(file: IO[bytes], sample: _Sample, role: str, path: Path) -> Any:
             return int(data)
         return parse_json(data) if role == "json" else data.decode()
     except (ValueError, RecursionError) as error:
-        what = "it is not a whole number" if role == "cls" else f"it cannot be read ({error})"
-        raise SourceError(what, f"{path}: {name}") from error
+        what, hint = f"it cannot be read ({error})", ""
+        if role == "cls":
+            found = shown(data.decode(errors="replace").strip())
+            what, hint = f"it is not a whole number, but {found}", "It takes a class number"
+        raise SourceError(what, f"{path}: {name}", hint) from error
