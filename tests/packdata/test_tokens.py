@@ -134,6 +134,19 @@ def test_a_folder_is_read_in_order_of_names_and_tells_what_it_passed_over(tmp_pa
     assert plan.notes() == ["passed over: 1 .png", NO_END + BYTES_END]
 
 
+@pytest.mark.parametrize("names", [("train.bin", "val.bin"), ("train/a.bin", "test/a.bin")])
+def test_splits_that_become_one_stream_are_told(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        write(tmp_path / "src" / name, bytes(8))
+
+    told = [note for note in make_plan(tmp_path / "src").notes() if "splits become one" in note]
+
+    assert len(told) == 1
+    assert make_plan(tmp_path / "src" / names[0]).notes() == []
+    write(tmp_path / "src/more.bin", bytes(8))
+    assert make_plan(tmp_path / "src").notes() == []
+
+
 def compress(data: bytes, how: str) -> bytes:
     if how == "gz":
         return gzip.compress(data[:1000]) + gzip.compress(data[1000:])  # members follow each other

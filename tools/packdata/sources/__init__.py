@@ -28,7 +28,15 @@ from packdata.sources.tars import TAR_SUFFIXES, TarSource
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Column", "Item", "MaskFolder", "Source", "find_splits", "open_source"]
+__all__ = [
+    "Column",
+    "Item",
+    "MaskFolder",
+    "Source",
+    "find_splits",
+    "joined_splits",
+    "open_source",
+]
 
 SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLIT_NAMES)}|t10k)([-_.].*)?", re.IGNORECASE)
@@ -102,7 +110,8 @@ def _open_files(path: Path, kind: FileKind, columns: Mapping[str, str | None]) -
     if suffix_of(path.name) in LIST_SUFFIXES:
         return ListSource(path, kind, **columns)
     if suffix_of(path.name) in kind.suffixes:
-        raise SourceError("it is one file of a source", path, "Give the folder that holds it")
+        hint = "Give the folder that holds it, with a file for each sample; packdata.pack takes the rows of one array"
+        raise SourceError("it is one file of a source", path, hint)
     hint = f"Sources are a folder of {kind.names} ({', '.join(sorted(kind.suffixes))}) or of one"
     hint += " folder per class, or a .csv, .tsv or .jsonl list of such files"
     raise SourceError("this kind of source is not known", path, hint)
@@ -130,6 +139,27 @@ def find_splits(path: Path | str) -> dict[str, Path] | None:
     if splits and not others:
         return {name: splits[name] for name in sorted(splits, key=_split_rank)}
     return None if folders and not _archives(inside) else _split_files(path, inside)
+
+
+def joined_splits(files: Sequence[Path]) -> list[str]:
+    """Return a note if all files are of splits, by their names or folders, and of more than one.
+
+    For sources that are read as one: tokens and tables.
+    """
+    splits = [_split_of(file) for file in files]
+    names = sorted({name for name in splits if name is not None}, key=_split_rank)
+    if len(names) < 2 or None in splits:
+        return []
+    return [
+        f"splits become one dataset ({', '.join(names)}): to keep them apart, pack each by itself"
+    ]
+
+
+def _split_of(file: Path) -> str | None:
+    match = _SPLIT_FILE.fullmatch(file.name)
+    name = (match[1] if match else file.parent.name).lower()
+    name = "test" if name == "t10k" else name
+    return name if name in SPLIT_NAMES else None
 
 
 def _split_rank(name: str) -> tuple[int, str]:

@@ -14,6 +14,7 @@ from packdata.plan import pack_plan
 from packdata.progress import Progress, Quiet
 from packdata.settings import PackSettings, take
 from packdata.shards import TABLE_SHARD_BYTES, Format
+from packdata.sources import joined_splits
 from packdata.sources.base import files_identity
 from packdata.tables.files import open_tables
 from packdata.tables.like import TARGETS, plan_like
@@ -61,21 +62,24 @@ class TablesJob:
             "parts": len(self.recipe),
             "rows": self.recipe.num_samples,
             "schema": self.plan.schema.to_json(),
-            "notes": list(self.plan.notes),
+            "notes": [*self.plan.notes, *self._joined_splits()],
         }
 
     def __str__(self) -> str:
         rows = self.recipe.num_samples
         count = "rows" if rows is None else counted(rows, "row")
         files = counted(len(self.files), "file")
-        return "\n".join([f"{count} in {files}:", *self.plan.lines()])
+        return "\n".join([f"{count} in {files}:", *self.plan.lines(), *self._joined_splits()])
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the columns, and once they are packed of their values."""
         counts = sorted(self.recipe.unknown.items())
         unknown = [f"{name} ({count:,})" for name, count in counts if count]
         notes = [f"stored as 0, unknown to the vocabulary: {in_words(unknown)}"] if unknown else []
-        return [*self.plan.notes, *notes]
+        return [*self.plan.notes, *self._joined_splits(), *notes]
+
+    def _joined_splits(self) -> list[str]:
+        return joined_splits([file.path for file in self.files])
 
     def amount(self, packed: Summary) -> str:
         """Leave it to the number of samples."""

@@ -11,6 +11,7 @@ from loaders.errors import SourceError
 from packdata.describe import counted, describe_field
 from packdata.plan import pack_plan
 from packdata.reader import PackedReader
+from packdata.sources import joined_splits
 from packdata.tokens.files import Listing, identity_of, list_files
 from packdata.tokens.ids import PIECE_TOKENS, IdsSource
 from packdata.tokens.recipe import TokensRecipe
@@ -149,6 +150,7 @@ class TokensPlan:
             notes.append(f"passed over: {ignored}")
         if empty:
             notes.append(f"empty: {', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}")
+        notes += joined_splits([file.path for file in self.listing.files])
         return [*notes, *self._end_notes()]
 
     def amount(self, packed: Summary) -> str:
