@@ -94,6 +94,13 @@ class TestFolders:
         with pytest.raises(SourceError, match=r"2 x \.txt"):
             open_source(touch(tmp_path, "a.txt", "b/c.txt"))
 
+    def test_archives_one_folder_below_are_pointed_to(self, tmp_path: Path) -> None:
+        """As Hugging Face lays out its repositories."""
+        touch(tmp_path, "README.md", "data/train-00000-of-00002.parquet")
+
+        with pytest.raises(SourceError, match=r"Give the folder in which the \.parquet files lie"):
+            open_source(tmp_path)
+
     def test_files_that_differ_in_the_suffix_alone_keep_it_in_their_keys(
         self, tmp_path: Path
     ) -> None:
@@ -539,6 +546,12 @@ class TestTars:
             path.write_bytes(data[:size])
             with pytest.raises(SourceError, match=r"whole tar|was probably cut|no pictures"):
                 open_source(path)
+
+    def test_braces_are_no_pattern(self, tmp_path: Path) -> None:
+        write_tar(tmp_path / "a-0.tar", {"1.jpg": b""})
+
+        with pytest.raises(SourceError, match=r"no such file or folder\. A pattern has '\*'"):
+            open_source(tmp_path / "a-{0..1}.tar")
 
     def test_joined_tars_are_refused(self, tmp_path: Path) -> None:
         path = write_tar(tmp_path / "a.tar", {"1.jpg": b""})

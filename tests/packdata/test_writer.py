@@ -327,6 +327,16 @@ def test_what_cannot_be_decoded_surfaces_at_the_end_at_latest(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_mask_of_values_that_do_not_fit_tells_them(tmp_path: Path) -> None:
+    mask = np.array([[0, 300]])
+
+    with (
+        pytest.raises(CodecError, match=r"takes uint8 .* got int64 .* with values from 0 to 300"),
+        Writer(tmp_path / "out", {"mask": Mask()}) as writer,
+    ):
+        writer.add(mask=mask)
+
+
 def test_a_mask_file_must_have_the_size_of_the_image_file(tmp_path: Path) -> None:
     fields = {"image": Image(), "mask": Mask()}
     wrong = encoded(np.zeros((30, 39), np.uint8), "PNG")

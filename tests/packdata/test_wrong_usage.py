@@ -38,6 +38,7 @@ USAGE = [
     ("tables t.csv {dst} --features ','", "argument --features: takes names separated by commas, got ','"),
     ("tables t.csv {dst} --like train --dtype float64", "dtype follows from the dataset of --like"),
     ("arrays scans {dst} --mask-dtype uint8", "there are no masks to store as uint8: give --masks"),
+    ("images photos photos {dst}", "unrecognized arguments: {dst}: quote a pattern, or the shell"),
     ("arrays scans {dst} --dtype complex64", "dtype 'complex64' cannot be stored here"),
     ("preview packed --text --out x.png", "--out is of a sheet, and --text draws none"),
     ("preview packed --text --columns 2", "--columns is of a sheet, and --text draws none"),
@@ -134,7 +135,7 @@ def test_wrong_use_is_one_error_and_writes_nothing(
     error, *rest = err.splitlines()
     command = line.split()[0]
     assert error.startswith(f"packdata {command}: error: " if status == 2 else "packdata: ")
-    assert what in error
+    assert what.format(dst=tmp_path / "dst") in error
     assert len(rest) <= 1
     assert there(Path(), tmp_path) == before
 

@@ -151,7 +151,10 @@ def _check_picture(array: np.ndarray[Any, Any], field: Image | Mask) -> Size:
     shape = array.shape[:2] if channels is None else (*array.shape[:2], channels)
     fits = array.shape == shape or (channels == 1 and array.ndim == 2)
     if not fits or array.ndim < 2 or 0 in array.shape or not _holds(field, array):
-        raise CodecError(f"takes {field.dtype} of {wanted}, got {_shown(array)}")
+        values = ""
+        if isinstance(field, Mask) and array.dtype.kind in "ui" and array.size:
+            values = f" with values from {array.min()} to {array.max()}"
+        raise CodecError(f"takes {field.dtype} of {wanted}, got {_shown(array)}{values}")
     size = (int(array.shape[0]), int(array.shape[1]))
     _check_size(size, field)
     return size

@@ -48,7 +48,9 @@ class Parser(argparse.ArgumentParser):
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             parser: argparse.ArgumentParser = getattr(found, "parser", self)
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+            paths = not any(word.startswith("-") for word in unknown)
+            hint = ": quote a pattern, or the shell makes several of it" if paths else ""
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found
 
 

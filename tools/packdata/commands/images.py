@@ -38,7 +38,7 @@ examples:
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
     summary = "pack pictures with their labels and masks"
-    src = "folder, list, tar, Parquet or IDX file"
+    src = "folder, list, tar, Parquet or IDX file, or a quoted pattern: 'a/*.tar'"
     parser = new_packing_parser(subparsers, "images", summary, _ABOUT, _EXAMPLES, src=src)
     _add_picture_options(parser.add_argument_group("pictures"))
     add_source_options(parser.add_argument_group("source"), files="picture")

@@ -226,7 +226,9 @@ def _files_at(path: Path) -> list[Path] | None:
     else:
         files = [Path(name) for name in sorted(glob.glob(str(path))) if not Path(name).is_dir()]
         if not files:
-            raise SourceError("there is no such file or folder", path, "Check the path")
+            braces = "{" in str(path)  # as WebDataset writes them
+            hint = "A pattern has '*' in place of braces" if braces else "Check the path"
+            raise SourceError("there is no such file or folder", path, hint)
     _check_one_kind(path, files)
     return files
 

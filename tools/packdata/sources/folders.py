@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+_ARCHIVES = (".parquet", ".tar")
+
 
 class Listing:
     """The files of a kind in a folder and below it, relative to ``root``, in order.
@@ -201,6 +203,9 @@ def no_files(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
         return SourceError(f"it holds no {kind.names}", root, "Check the path")
     seen = ", ".join(f"{count} x {suffix}" for suffix, count in ignored.most_common(5))
     hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
+    archive = next((suffix for suffix in _ARCHIVES if suffix in ignored), None)
+    if kind is PICTURES and archive is not None:  # Hugging Face has its files in data/
+        hint = f"Give the folder in which the {archive} files lie"
     return SourceError(f"it holds no {kind.names}, but {seen}", root, hint)
 
 
