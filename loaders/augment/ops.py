@@ -180,6 +180,9 @@ class RandomResizedCrop(Op):
 class RandomCrop(Op):
     """Crop at a random place, optionally from an image with a border of zeros.
 
+    A mask has zeros there, too: where 0 is a class that shall be learned, put a ``Resize`` before the
+    crop instead of padding.
+
     ``RandomCrop(32, padding=4)`` is the usual recipe for CIFAR, ``RandomCrop((32, 64, 64))`` or
     ``RandomCrop(64)`` one for volumes.
 
@@ -411,7 +414,7 @@ class Views:
     Iterates as (name, ops) pairs; a pair's position is the ``view`` that ``plan`` draws under.
 
     Args:
-        **lists: The ops of each view under its name; the names become fields of the sample.
+        **lists: The ops of each view under its name: ``a`` makes the field ``image`` ``image_a``.
 
     Raises:
         TypeError: At construction, one of the lists is not a list of ops.
