@@ -76,9 +76,9 @@ class _Seen:
         return self._heads.get(start[: self._nbytes].tobytes())
 
     def keep(self, header: bytes, head: PictureHead) -> None:
-        if len(self._heads) >= _MAX_SEEN or len(header) != self._nbytes:
-            self._nbytes, self._heads = len(header), {}
-        self._heads[header] = head
+        if len(self._heads) >= _MAX_SEEN:
+            self._heads = {}
+        self._heads[header], self._nbytes = head, len(header)
 
 
 _seen = _Seen()
@@ -107,7 +107,7 @@ def _read_head(start: memoryview, record: Any) -> PictureHead:
         raise CodecError(f"the header of the picture cannot be read ({error})") from error
     check_pixels(head.height, head.width)
     if head.jpeg and 0 < head.jpeg.tables_end <= _MAX_SEEN_BYTES:
-        _seen.keep(start[: head.jpeg.tables_end].tobytes(), head)
+        _seen.keep(start[: head.jpeg.tables_end + 2].tobytes(), head)  # and what comes next
     return head
 
 
