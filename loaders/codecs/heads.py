@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import simplejpeg
@@ -18,7 +19,6 @@ _HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer heade
 _NO_BASELINE = frozenset(
     {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB), 0xFF}
 )  # other frames, what has no business before a frame, and fill bytes
-_MAX_SEEN, _MAX_SEEN_BYTES = 4096, 2048
 
 
 class Segments(NamedTuple):
@@ -65,23 +65,38 @@ class PictureHead(NamedTuple):
     jpeg: JpegLayout | None = None
 
 
-class _Seen:
-    """Headers of JPEG files, by their bytes: those of most datasets differ in the sides only."""
+class _Tables(NamedTuple):
+    """What stands behind the sides in a JPEG's header, by its distance from the height.
 
-    def __init__(self) -> None:
-        self._nbytes = 0
-        self._heads: dict[bytes, PictureHead] = {}
+    Attributes:
+        components: Number, sampling and tables of the frame's components, as written.
+        interval_at: The segment of the restart interval; 0 if there is none.
+        interval: That segment, as written.
+        end: The scan's header, or an index before it.
+        next: The marker there, as written.
+    """
 
-    def get(self, start: memoryview) -> PictureHead | None:
-        return self._heads.get(start[: self._nbytes].tobytes())
+    components: bytes
+    interval_at: int
+    interval: bytes
+    end: int
+    next: bytes
 
-    def keep(self, header: bytes, head: PictureHead) -> None:
-        if len(self._heads) >= _MAX_SEEN:
-            self._heads = {}
-        self._heads[header], self._nbytes = head, len(header)
+    def are_in(self, start: memoryview, height_at: int) -> bool:
+        """Tell whether a file has the same, as far as it matters: looking at little of it."""
+        end = height_at + self.end
+        if start[end : end + 2] != self.next:
+            return False
+        if not self.interval_at:
+            return True
+        first, at = height_at + SIDES.size, height_at + self.interval_at
+        return (
+            start[first : first + len(self.components)] == self.components
+            and start[at : at + len(self.interval)] == self.interval
+        )
 
 
-_seen = _Seen()
+_last_tables = _Tables(b"", 0, b"", 0, b"?")  # most files of a dataset have the same
 
 
 def picture_head(record: Any) -> PictureHead:
@@ -91,10 +106,6 @@ def picture_head(record: Any) -> PictureHead:
         CodecError: The bytes are not JPEG, PNG or WebP, or cut within the header.
     """
     start = memoryview(record)[:_HEAD_BYTES]  # not bytes: few of them are looked at
-    return _seen.get(start) or _read_head(start, record)
-
-
-def _read_head(start: memoryview, record: Any) -> PictureHead:
     try:
         if start[0] == 0xFF and start[1] == 0xD8:
             head = jpeg_head(start) or PictureHead(*simplejpeg.decode_jpeg_header(record)[:2])
@@ -105,9 +116,8 @@ def _read_head(start: memoryview, record: Any) -> PictureHead:
             head = PictureHead(*_webp_size(bytes(start[:32])))
     except (ValueError, struct.error, IndexError) as error:
         raise CodecError(f"the header of the picture cannot be read ({error})") from error
-    check_pixels(head.height, head.width)
-    if head.jpeg and 0 < head.jpeg.tables_end <= _MAX_SEEN_BYTES:
-        _seen.keep(start[: head.jpeg.tables_end + 2].tobytes(), head)  # and what comes next
+    if not 0 < head.height * head.width <= MAX_PIXELS:
+        check_pixels(head.height, head.width)
     return head
 
 
@@ -141,30 +151,48 @@ def jpeg_head(start: memoryview) -> PictureHead | None:
 
 
 def _jpeg_layout(start: memoryview, height_at: int, size: tuple[int, int], at: int) -> JpegLayout:
+    """Say what a header tells behind its sides."""
+    global _last_tables
+    tables = _last_tables
+    if not tables.are_in(start, height_at):
+        found = _read_tables(start[height_at:], at - height_at)
+        if found is None:
+            return JpegLayout(height_at)
+        tables = _last_tables = found
+    segments = tables.interval_at and _segments(size, tables.components, tables.interval)
+    return JpegLayout(height_at, height_at + tables.end, segments or None)
+
+
+def _read_tables(header: memoryview, at: int) -> _Tables | None:
     """Read on behind the frame header, up to the scan or the index before it."""
-    interval = 0
-    while at + 5 < len(start) and start[at] == 0xFF:
-        marker = start[at + 1]
-        if marker == SOS or (marker == APP9 and start[at + 4 : at + 12] == INDEX):
-            unit = _unit_sides(start, height_at + SIDES.size)
-            return JpegLayout(height_at, at, _segments(size, unit, interval))
+    interval_at = 0
+    while at + 5 < len(header) and header[at] == 0xFF:
+        marker = header[at + 1]
+        if marker == SOS or (marker == APP9 and header[at + 4 : at + 12] == INDEX):
+            components = header[SIDES.size :][: 1 + 3 * header[SIDES.size]].tobytes()
+            interval = header[interval_at:][: 6 if interval_at else 0].tobytes()
+            return _Tables(components, interval_at, interval, at, header[at : at + 2].tobytes())
         if marker == _DRI:
-            interval = start[at + 4] << 8 | start[at + 5]
-        at += 2 + (start[at + 2] << 8 | start[at + 3])
-    return JpegLayout(height_at)
+            interval_at = at
+        at += 2 + (header[at + 2] << 8 | header[at + 3])
+    return None
 
 
-def _unit_sides(start: memoryview, at: int) -> tuple[int, int]:
+def _unit_sides(components: bytes) -> tuple[int, int]:
     """Return height and width of a unit (MCU): what the components' blocks cover; of a single one, a block."""
-    sampling = [start[at + 2 + 3 * i] for i in range(start[at])]
+    sampling = components[2::3]
     if len(sampling) < 2:
         return 8, 8
     return 8 * max(both & 15 for both in sampling), 8 * max(both >> 4 for both in sampling)
 
 
-def _segments(size: tuple[int, int], unit: tuple[int, int], interval: int) -> Segments | None:
+@lru_cache(maxsize=1024)
+def _segments(
+    size: tuple[int, int], components: bytes, interval_segment: bytes
+) -> Segments | None:
     """Lay segments out; None if they are neither parts of rows of units nor rows of them."""
-    (height, width), (unit_height, unit_width) = size, unit
+    (height, width), (unit_height, unit_width) = size, _unit_sides(components)
+    interval = int.from_bytes(interval_segment[4:], "big")
     if not (interval and unit_height and unit_width):
         return None
     units = -(-width // unit_width)  # side by side

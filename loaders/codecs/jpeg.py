@@ -63,10 +63,10 @@ class PicturePart(NamedTuple):
 def part_of(
     record: UInt8Array, head: PictureHead, box: Sequence[int], num_threads: int = 1
 ) -> PicturePart:
-    """Make a JPEG of what a crop needs: its pixels are those of the whole, at any reduction.
+    """Make a picture of what a crop needs: its pixels are those of the whole, at any reduction.
 
-    A progressive or cut file, and what is not worth it, stays as it is. Damage in what is left out goes
-    unnoticed.
+    Other formats, progressive and cut files, and what is not worth it, stay as they are. Damage in what is left
+    out goes unnoticed.
 
     Args:
         record: The file.

@@ -8,20 +8,17 @@ encoded; any of the three is read, because files are often kept as they came. Wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from loaders.codecs.heads import PictureHead, check_pixels, picture_size
-from loaders.codecs.jpeg import PicturePart, part_of, restart_interval, with_index
+from loaders.codecs.heads import check_pixels, picture_size
+from loaders.codecs.jpeg import restart_interval, with_index
 from loaders.errors import CodecError
 from loaders.schema import Field, Image, Mask
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 UInt8Array = npt.NDArray[np.uint8]
 DEFAULT_QUALITY = 90
@@ -126,14 +123,6 @@ class PictureCodec:
             )
         except ValueError as error:
             raise CodecError(f"the JPEG cannot be decoded ({error})") from error
-
-    def part(
-        self, record: UInt8Array, head: PictureHead, box: Sequence[int], num_threads: int = 1
-    ) -> PicturePart:
-        """Return as little of a picture's file as a box needs: of JPEG less than all, as ``part_of`` says."""
-        if head.jpeg is None or not self._keeps_jpeg:
-            return PicturePart(record, *head[:2])
-        return part_of(record, head, box, num_threads)
 
     def _decode_cv2(self, record: UInt8Array) -> npt.NDArray[Any]:
         picture_size(record)  # OpenCV knows more formats, and larger pictures

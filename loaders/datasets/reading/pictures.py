@@ -13,7 +13,7 @@ import torch
 from loaders import augment
 from loaders.buffers import scratch
 from loaders.codecs.heads import PictureHead, picture_head
-from loaders.codecs.jpeg import PicturePart
+from loaders.codecs.jpeg import PicturePart, part_of
 from loaders.datasets.reading.fixed import Layout
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
@@ -81,13 +81,13 @@ class PictureReader:
         places = zip(*self._places(values, first, last), strict=True)
         pictures = zip(records, heads, needed, places, strict=True)
         for i, (record, head, (reduction, cover, moves), outs) in enumerate(pictures, first):
-            part = self._part(record, head, cover, request.num_workers)
+            part = part_of(record, head, cover, request.num_workers)
             image, source_size = self._decode(part, reduction)
             for view, (out, (box, size, flip)) in enumerate(zip(outs, moves, strict=True)):
-                y, x, height, width = box
-                inner = (y - part.top, x - part.left, height, width)
+                if part.top or part.left:
+                    box = [box[0] - part.top, box[1] - part.left, *box[2:]]
                 done = augment.apply(
-                    image, inner, size, flip, out=out, nearest=nearest, source_size=source_size
+                    image, box, size, flip, out=out, nearest=nearest, source_size=source_size
                 )
                 if out is None:
                     values[view][i] = _channels_first(done)
@@ -147,13 +147,6 @@ class PictureReader:
             draws=draws,
             view=view,
         )
-
-    def _part(
-        self, record: UInt8Array, head: PictureHead, cover: Sequence[int], num_workers: int
-    ) -> PicturePart:
-        if self.field.codec == "raw":
-            return PicturePart(record, *head[:2])
-        return self.codec.part(record, head, cover, num_workers)  # type: ignore[no-any-return]
 
     def _decode(
         self, part: PicturePart, reduction: int
