@@ -169,8 +169,6 @@ def run(args: argparse.Namespace) -> dict[str, float]:
         found = evaluate(model, val, precision, log)
         log.figures(f"epoch {epoch} evaluated", step, found)
         figures |= found
-    if dist.is_initialized():
-        dist.destroy_process_group()
     return figures
 
 
@@ -187,6 +185,17 @@ def join_ranks() -> tuple[int, int, torch.device]:
         return 0, 1, device
     dist.init_process_group("nccl" if has_cuda else "gloo", device_id=device if has_cuda else None)
     return dist.get_rank(), dist.get_world_size(), device
+
+
+def leave_ranks() -> None:
+    """Leave the group, and give its threads the time to put down what they hold.
+
+    DDP of torch 2.13 keeps gloo's threads beyond the group, and one that frees the tensor of the last collective while
+    the interpreter ends aborts the process.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        time.sleep(0.2)
 
 
 def summed(values: torch.Tensor) -> torch.Tensor:
@@ -324,6 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
     if args.command == "run":
         run(args)
+        leave_ranks()
     else:
         from ladder import compare
 
