@@ -23,6 +23,8 @@ from loaders.augment import (
     Resize,
     Views,
     apply,
+    as_augment,
+    mask_fill,
     move_boxes,
     output_size,
     plan,
@@ -750,6 +752,44 @@ def test_masks_longer_than_16_bits_are_picked_exactly(length: int) -> None:
     expected = [(2 * i + 1) * length // 448 for i in range(224)]
     assert wide[0].tolist() == expected
     assert tall[:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [
+        ("uint8", 255),
+        ("bool", 1),
+        ("int8", -1),
+        ("int16", -100),
+        ("uint16", 65535),
+        ("int32", -100),
+        ("uint32", 2**32 - 1),
+        ("int64", -100),
+        ("uint64", 2**63),
+        ("float16", 7),
+    ],
+)
+@pytest.mark.parametrize("size", [(9, 8), (4, 3)], ids=str)
+def test_what_fills_a_box_is_kept_as_it_is(dtype: str, fill: int, size: tuple[int, int]) -> None:
+    mask = noise((5, 4), dtype)
+
+    result = apply(mask, (-2, -3, 9, 8), size, (False, True), fill, nearest=True)
+
+    padded = np.pad(mask, ((2, 2), (3, 1)), constant_values=fill)
+    rows, cols = (
+        [(2 * i + 1) * n // (2 * m) for i in range(m)] for n, m in zip((9, 8), size, strict=True)
+    )
+    np.testing.assert_array_equal(result, padded[np.ix_(rows, cols)][:, ::-1])
+
+
+def test_ops_agree_on_what_lies_outside_of_masks() -> None:
+    ops = [RandomCrop(8, padding=2, fill_mask=255), Resize(9), CenterCrop(12)]
+    assert mask_fill(ops) == mask_fill([*ops, CenterCrop(20, fill_mask=255)]) == 255
+    assert mask_fill([CenterCrop(4)]) == 0
+    disagreeing = [*ops, CenterCrop(20, fill_mask=7)]
+    for make in (as_augment, lambda view: Views(weak=view, strong=ops)):
+        with pytest.raises(ValueError, match=r"fill_mask must be the same .* got 7 and 255"):
+            make(disagreeing)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "int32", "int64", "uint32", "float16"])

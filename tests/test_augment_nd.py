@@ -103,7 +103,9 @@ GOLDEN_FLIPS = [[False, False, False], [True, False, False], [True, False, True]
 def test_one_length_is_for_all_axes_and_several_are_for_as_many() -> None:
     assert plan_of([CenterCrop(4)], (9, 10, 12)).boxes.tolist() == [[2, 3, 4, 4, 4, 4]]
     assert plan_of([CenterCrop((1, 2, 3))], (9, 10, 12)).boxes.tolist() == [[4, 4, 4, 1, 2, 3]]
-    with pytest.raises(BatchError, match=r"CenterCrop\(size=\(4, 4\)\) crops 2 axes.* have 3"):
+    with pytest.raises(
+        BatchError, match=r"CenterCrop\(size=\(4, 4\), fill_mask=0\) crops 2 axes.* have 3"
+    ):
         plan_of([CenterCrop((4, 4))], (9, 10, 12))
     with pytest.raises(BatchError, match="crops 3 axes, the samples have 2"):
         plan_of([RandomCrop((4, 4, 4))], (9, 10))

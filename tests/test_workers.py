@@ -382,10 +382,15 @@ def test_an_error_waits_for_the_other_parts_of_its_job() -> None:
     """Whoever catches it may free what they write to."""
     pool, gate = Workers(2), Gate()
 
-    pool.put(Call(lambda part: gate(part) if part == 0 else raise_(ValueError()), 2))
-    gate.wait_until_entered()
+    def run(part: int) -> int:
+        if part == 0:
+            return gate(part)
+        gate.wait_until_entered()
+        raise ValueError(part)
+
+    pool.put(Call(run, 2))
     with pytest.raises(TimeoutError):
-        pool.take(timeout_s=0.05)
+        pool.take(timeout_s=0.5)
     gate.opened.set()
 
     with pytest.raises(ValueError):  # noqa: PT011

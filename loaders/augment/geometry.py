@@ -8,8 +8,9 @@ source pixels, once. Hence:
 - Ops that undo each other or change nothing cost nothing: ``Resize(256)`` of a 256-pixel image,
   then ``CenterCrop(224)``, is a plain copy of 224 x 224 pixels.
 - A crop after a ``Resize`` is at most half a source pixel off at each edge.
-- What lies outside the *image* is zero; nothing else is. A crop with padding that follows another
-  crop therefore shows the image's own pixels around it, where torchvision has zeros.
+- What lies outside the *image* is zero (of a mask, ``fill_mask``); nothing else is. A crop with
+  padding that follows another crop therefore shows the image's own pixels around it, where
+  torchvision has zeros.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Geometry:
 
     Attributes:
         boxes: ``(N, 4)`` int64: y, x, height, width in source pixels, height and width at least 1.
-            A box may reach outside its image: zeros there. Of K axes: ``(N, 2 K)``, the corner
+            A box may reach outside its image, where nothing is: see ``mask_fill``. Of K axes: ``(N, 2 K)``, the corner
             and then the extent.
         sizes: ``(N, 2)`` int64: height and width of the result; ``(N, K)``.
         flips: ``(N, 2)`` bool, after the crop: vertical (upside down), horizontal; ``(N, K)``.
@@ -137,6 +138,7 @@ def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
 
     Raises:
         TypeError: One of them is not; ``what`` and its position say which.
+        ValueError: They do not agree on what lies outside of masks.
     """
     if not isinstance(ops, (list, tuple)):
         raise TypeError(f"{what} must be a list of ops, got {ops!r}")
@@ -147,7 +149,26 @@ def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
             raise TypeError(
                 f"{what}[{position}] must be an op such as CenterCrop(224), got {op!r}{hint}"
             )
+    mask_fill(ops)
     return tuple(ops)
+
+
+def mask_fill(ops: Sequence[Op]) -> int:
+    """Return what lies outside of masks: 0, or what some of the ops say.
+
+    Raises:
+        ValueError: They say different things.
+
+    Example:
+        >>> from loaders.augment import CenterCrop, RandomCrop
+        >>> mask_fill([RandomCrop(32, padding=4, fill_mask=255), CenterCrop(28)])
+        255
+    """
+    fills = {fill for op in ops if (fill := int(getattr(op, "fill_mask", 0)))}
+    if len(fills) > 1:
+        several = " and ".join(map(str, sorted(fills)))
+        raise ValueError(f"fill_mask must be the same in all ops that set it, got {several}")
+    return fills.pop() if fills else 0
 
 
 def output_size(ops: Sequence[Op]) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loaders.augment.geometry import Op, as_ops
-from loaders.checks import as_list, real_number
+from loaders.checks import as_list, real_number, whole_number
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -180,9 +180,6 @@ class RandomResizedCrop(Op):
 class RandomCrop(Op):
     """Crop at a random place, optionally from an image with a border of zeros.
 
-    A mask has zeros there, too: where 0 is a class that shall be learned, put a ``Resize`` before the
-    crop instead of padding.
-
     ``RandomCrop(32, padding=4)`` is the usual recipe for CIFAR, ``RandomCrop((32, 64, 64))`` or
     ``RandomCrop(64)`` one for volumes.
 
@@ -192,6 +189,7 @@ class RandomCrop(Op):
         padding: Pixels of zeros added on every side.
         pad_if_needed: Add zeros on both sides of an axis that is still shorter than the crop, by
             what is missing; otherwise such an image is an error.
+        fill_mask: What ``Mask`` fields have there instead: the number that the loss ignores, often 255.
 
     Raises:
         ValueError: At construction, a size or padding that is none.
@@ -204,6 +202,7 @@ class RandomCrop(Op):
     size: Lengths
     padding: int = 0
     pad_if_needed: bool = False
+    fill_mask: int = 0
     _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 2
@@ -213,6 +212,7 @@ class RandomCrop(Op):
         _set_lengths(self)
         if self.padding != 0 and not _is_length(self.padding):
             raise ValueError(f"padding must be an int of at least 0, got {self.padding!r}")
+        whole_number("fill_mask", self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
@@ -250,6 +250,7 @@ class CenterCrop(Op):
     Args:
         size: Of the crop: a square's (or cube's) side, (height, width), or one length for each
             spatial axis.
+        fill_mask: What ``Mask`` fields have there instead: the number that the loss ignores, often 255.
 
     Raises:
         ValueError: At construction, a size that is none.
@@ -260,12 +261,14 @@ class CenterCrop(Op):
     """
 
     size: Lengths
+    fill_mask: int = 0
     _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         _set_lengths(self)
+        whole_number("fill_mask", self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""

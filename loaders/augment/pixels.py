@@ -32,6 +32,7 @@ _STAND_INS: dict[np.dtype[Any], np.dtype[Any]] = {
     **dict.fromkeys(map(np.dtype, ("int64", "uint64")), np.dtype("float64")),
 }
 _POWERS = np.array([1, 2, 4, 8])  # by which libjpeg reduces
+_ZERO = np.zeros((), np.uint8)
 _MAX_CHANNELS = 128  # CV_CN_MAX of OpenCV 5; 512 before
 _MAX_AREA_CHANNELS = 4  # INTER_AREA asserts it
 _MAX_NEAREST_SIDE = 32767  # INTER_NEAREST_EXACT of OpenCV 4 overflows its 16.16 steps beyond
@@ -42,6 +43,7 @@ def apply(
     box: Sequence[int],
     size: Sequence[int],
     flip: Sequence[bool],
+    fill: int = 0,
     *,
     out: Array | None = None,
     nearest: bool = False,
@@ -51,8 +53,8 @@ def apply(
 
     If box and size agree, pixels are copied exactly. Otherwise they are interpolated bilinearly
     between pixel centres, or averaged (``cv2.INTER_AREA``) where both sides shrink by more than 2.
-    The crop's own edge pixels continue beyond its edges; the image's zeros do where the box
-    reaches outside of it.
+    The crop's own edge pixels continue beyond its edges; what fills the box does where it reaches
+    outside the image.
 
     Args:
         image: ``(H, W, C)`` or ``(H, W)``, pixels contiguous; uint8, uint16, int16, float32 or
@@ -60,6 +62,7 @@ def apply(
         box: y, x, height, width in source pixels: a row of ``Geometry.boxes`` as plain ints.
         size: Height and width of the result: a row of ``Geometry.sizes``.
         flip: Vertical, horizontal: a row of ``Geometry.flips``.
+        fill: What the box has outside the image.
         out: Contiguous array of the result's shape and dtype to write to, such as a row of a
             batch; a new one by default. It must not overlap the image.
         nearest: Take the pixel nearest to each centre instead: for masks, whose values must stay
@@ -86,13 +89,13 @@ def apply(
         out = np.empty(out_shape, image.dtype)
     elif out.shape != out_shape or out.dtype != image.dtype:
         raise BatchError(f"out must be {image.dtype} {out_shape}, got {out.dtype} {out.shape}")
-    source, target = image, out
+    source, target, around = image, out, np.array(fill, image.dtype) if fill else _ZERO
     if image.dtype not in _INTERPOLABLE:
-        source, target = _stand_in(
-            source, target, moves_only=nearest or tuple(box[2:]) == tuple(size)
-        )
+        moves_only = nearest or tuple(box[2:]) == tuple(size)
+        source, target = _stand_in(source, target, moves_only=moves_only)
+        around = around.view(source.dtype) if fill else _ZERO
     try:
-        source = _crop(source, box, target)
+        source = _crop(source, box, target, around)
         if source.shape != out_shape:
             _resize(source, target, nearest)
             source = target
@@ -118,24 +121,24 @@ def _stand_in(source: Array, target: Array, *, moves_only: bool) -> tuple[Array,
     return source.view(stand_in), target.view(stand_in)
 
 
-def _crop(image: Array, box: Sequence[int], target: Array) -> Array:
-    """Take the box: as a view, or with zeros around it, then in target if it has its size."""
+def _crop(image: Array, box: Sequence[int], target: Array, around: Array) -> Array:
+    """Take the box: as a view, or with what fills it around it, then in target if it has its size."""
     y, x, height, width = box
     bottom, right = y + height, x + width
     if y >= 0 and x >= 0 and bottom <= image.shape[0] and right <= image.shape[1]:
         return image[y:bottom, x:right]
     shape = (height, width, *image.shape[2:])
     canvas = target if shape == target.shape else np.empty(shape, image.dtype)
-    _copy_padded(image, y, x, canvas)
+    _copy_padded(image, y, x, canvas, around)
     return canvas
 
 
-def _copy_padded(image: Array, y: int, x: int, canvas: Array) -> None:
-    """Fill a canvas with what the image has from (y, x) on, and zeros where it has nothing."""
+def _copy_padded(image: Array, y: int, x: int, canvas: Array, around: Array) -> None:
+    """Fill a canvas with what the image has from (y, x) on, and a number where it has nothing."""
     height, width = canvas.shape[:2]
     part = image[max(y, 0) : max(y + height, 0), max(x, 0) : max(x + width, 0)]
     top, left = max(-y, 0), max(-x, 0)
-    canvas[...] = 0
+    canvas[...] = around
     canvas[top : top + part.shape[0], left : left + part.shape[1]] = part
 
 

@@ -6,9 +6,10 @@ of a few source rows (or columns), all samples at once.
 
 The rules are those of ``loaders.augment.apply``: bilinear between pixel centres, or averages over
 areas where both sides of a sample's box shrink by more than 2; the box's edge pixels continue
-beyond its edges; what lies outside the image is zero. OpenCV weighs with 11 bits where this uses
-float32, so interpolated pixels may differ by one step of uint8; copied ones never do. Of a mask,
-where a centre lies exactly between two pixels, OpenCV takes either (by its rounding), this the later.
+beyond its edges; what lies outside the image is zero, outside a mask ``fill_mask``. OpenCV weighs
+with 11 bits where this uses float32, so interpolated pixels may differ by one step of uint8; copied
+ones never do. Of a mask, where a centre lies exactly between two pixels, OpenCV takes either (by its
+rounding), this the later.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from loaders.augment import plan
+from loaders.augment import mask_fill, plan
 from loaders.augment.geometry import as_ops
 from loaders.checks import shown, whole_number
 from loaders.errors import BatchError
@@ -42,12 +43,14 @@ class Moves(NamedTuple):
         size: The K lengths of every result.
         num_taps: Per axis, how many source rows the widest average needs.
         is_copy: Nothing is resampled: all boxes have the result's size.
+        fill_mask: What lies outside of masks.
     """
 
     table: torch.Tensor
     size: tuple[int, ...]
     num_taps: tuple[int, ...]
     is_copy: bool
+    fill_mask: int = 0
 
 
 def draw_moves(
@@ -75,6 +78,7 @@ def draw_moves(
         tuple(target.tolist()),
         tuple(taps.max(axis=0, initial=2).tolist()),
         bool((lengths == drawn.sizes).all()),
+        mask_fill(ops),
     )
 
 
@@ -187,6 +191,15 @@ def _check(images: torch.Tensor, masks: tuple[torch.Tensor, ...], moves: Moves) 
             raise BatchError(
                 f"a mask {tuple(mask.shape)} does not fit images {tuple(images.shape)}"
             )
+        if not _holds(mask.dtype, moves.fill_mask):
+            raise BatchError(f"fill_mask {moves.fill_mask} does not fit into {mask.dtype}")
+
+
+def _holds(dtype: torch.dtype, number: int) -> bool:
+    if dtype == torch.bool:
+        return number in (0, 1)
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return limits.min <= number <= limits.max
 
 
 def _moved(table: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -198,7 +211,7 @@ def _moved(table: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def move_masks(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
     """Return masks ``(N, *spatial)`` moved; ``moves`` is on their device."""
-    return _nearest(masks, moves, False)
+    return _nearest(masks, moves, False, moves.fill_mask)
 
 
 def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
@@ -287,9 +300,12 @@ def _take(lines: torch.Tensor, axis: int, positions: torch.Tensor) -> torch.Tens
     return lines.gather(axis, positions.reshape(view).expand(shape))
 
 
-def _nearest(values: torch.Tensor, moves: Moves, has_channels: bool) -> torch.Tensor:
-    """Take the pixel nearest to each centre; exact, for any dtype."""
+def _nearest(
+    values: torch.Tensor, moves: Moves, has_channels: bool, fill: int = 0
+) -> torch.Tensor:
+    """Take the pixel nearest to each centre, or ``fill`` outside; exact, for any dtype."""
     kind = values.dtype
+    around = torch.full((), fill, dtype=kind).view(_SIGNED.get(kind, kind))
     lines = values.movedim(1, -1) if has_channels else values.unsqueeze(-1)
     lines = lines.view(_SIGNED.get(kind, kind))
     for axis, size in enumerate(moves.size):
@@ -302,6 +318,6 @@ def _nearest(values: torch.Tensor, moves: Moves, has_channels: bool) -> torch.Te
         lines = _take(lines, axis + 1, positions)
         shape = [len(values), *(1,) * (lines.dim() - 1)]
         shape[axis + 1] = size
-        lines = lines.masked_fill(~inside.view(shape), 0)
+        lines = lines.masked_fill(~inside.view(shape), around)
     lines = lines.view(kind)
     return lines.movedim(-1, 1) if has_channels else lines.squeeze(-1)

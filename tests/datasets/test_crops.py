@@ -297,6 +297,13 @@ def test_ops_that_cannot_be_carried_out_are_refused_at_once(
     assert "fields=[...]" in str(caught.value)
 
 
+def test_what_fills_masks_does_not_fill_arrays_in_silence(tmp_path: Path) -> None:
+    fields: dict[str, Field] = {"mask": Array(dims=(9, 9, 9), dtype="uint8")}
+
+    with pytest.raises(SchemaError, match="fill_mask is for Mask fields, and there is none"):
+        served(tmp_path, fields, [CenterCrop(12, fill_mask=255)])
+
+
 def test_a_volume_that_is_too_small_is_an_error_or_replaced(tmp_path: Path) -> None:
     fields: dict[str, Field] = {"array": Array(dims=(None, 9, 9), spatial=3), "key": Text()}
     rows = [{"array": np.ones((n, 9, 9)), "key": f"k{n}"} for n in (9, 3, 8, 7)]

@@ -446,6 +446,37 @@ def test_image_mask_and_boxes_move_together(tmp_path: Path, codec: str) -> None:
         assert boxes.tolist() == [[float(n) for n in found]]
 
 
+@pytest.mark.parametrize(
+    ("codec", "augment_on"), [("png", "host"), ("raw", "host"), ("raw", "device")]
+)
+def test_outside_of_a_mask_is_what_the_loss_ignores(
+    tmp_path: Path, codec: str, augment_on: str
+) -> None:
+    fields = {"image": Image(codec=codec, size=(24, 32)), "mask": Mask(codec=codec, size=(24, 32))}
+    rows = [{name: blocks(i)[name] for name in fields} for i in range(12)]
+    folder = pack(tmp_path / "a", fields, rows)
+    ops = [augment.RandomCrop(40, padding=2, pad_if_needed=True, fill_mask=255)]
+    settings: Any = {"augment_on": augment_on, "device": "cpu"}
+    (batch,) = DataLoader(ShardDataset(folder, augment=ops), 12, seed=5, **settings)
+
+    outside = batch.mask == 255
+    assert outside.sum(dim=(1, 2)).tolist() == [40 * 40 - 24 * 32] * 12
+    assert not batch.image[outside.unsqueeze(1).expand_as(batch.image)].any()
+    assert torch.equal(batch.image[:, 0], batch.mask.masked_fill(outside, 0))
+
+
+def test_an_ignored_number_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    fields = {"image": Image(codec="png"), "mask": Mask()}
+    folder = pack(tmp_path / "a", fields, [{name: blocks(0)[name] for name in fields}])
+
+    for fill in (-100, 256):
+        crop = augment.CenterCrop(80, fill_mask=fill)
+        with pytest.raises(
+            SchemaError, match=rf"fill_mask {fill} does not fit into uint8.*'mask'"
+        ):
+            ShardDataset(folder, augment=[crop])
+
+
 def test_a_box_that_is_cropped_away_stays_at_its_place_without_area(tmp_path: Path) -> None:
     """The line on the page drops it, together with what belongs to it."""
     fields = {"image": Image(codec="png"), "boxes": Boxes(), "kinds": Array("int64", (None,))}

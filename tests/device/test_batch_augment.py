@@ -263,3 +263,36 @@ def test_an_empty_batch_stays_empty() -> None:
 def test_what_does_not_fit_is_refused(images: Any, masks: Any, indices: Any, what: str) -> None:
     with pytest.raises(BatchError, match=what):
         BatchAugment([augment.Resize((4, 5))])(images, *masks, indices=indices)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [
+        ("bool", 1),
+        ("uint8", 255),
+        ("int16", -100),
+        ("uint16", 65535),
+        ("int64", -100),
+        ("float32", -1),
+    ],
+)
+def test_what_lies_outside_of_masks_is_what_the_ops_say(dtype: str, fill: int) -> None:
+    ops = [augment.RandomCrop(40, pad_if_needed=True, fill_mask=fill), augment.RandomFlip()]
+    masks = np.random.default_rng(0).integers(0, 2, (3, 30, 44)).astype(dtype)
+    images = torch.from_numpy(masks.astype(np.uint8) + 1).unsqueeze(1)
+
+    moved, found = BatchAugment(ops)(images, torch.from_numpy(masks), indices=range(3))
+
+    inside = moved[:, 0] > 0
+    want = np.where(inside, moved[:, 0].long() - 1, fill).astype(dtype)
+    assert found.dtype == torch.from_numpy(masks).dtype
+    assert np.array_equal(found.numpy(), want)
+    assert inside.sum(dim=(1, 2)).tolist() == [30 * 40] * 3
+
+
+@pytest.mark.parametrize(("dtype", "fill"), [("bool", 255), ("uint8", 256), ("uint8", -1)])
+def test_masks_that_cannot_hold_what_lies_outside_are_refused(dtype: str, fill: int) -> None:
+    images = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+    masks = torch.from_numpy(np.zeros((1, 8, 8), dtype))
+    with pytest.raises(BatchError, match=rf"fill_mask {fill} does not fit into torch.{dtype}"):
+        BatchAugment([augment.CenterCrop(9, fill_mask=fill)])(images, masks, indices=[0])

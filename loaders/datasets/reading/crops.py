@@ -66,6 +66,11 @@ def crop_readers(
     if not any(views.values()):
         return {}
     names, axes = list(fields), spatial_axes(fields.values())
+    has_masks = any(isinstance(field, Mask) for field in fields.values())
+    if axes and not has_masks and any(map(augment.mask_fill, views.values())):
+        raise SchemaError(
+            "fill_mask is for Mask fields, and there is none: arrays have zeros around them"
+        )
     return {
         names[i]: _crop_reader(store, names[i], fields[names[i]], num, views, batching)
         for i, num in axes.items()

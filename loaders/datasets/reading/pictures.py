@@ -41,6 +41,7 @@ class PictureReader:
     sizes: tuple[
         tuple[int, int] | None, ...
     ]  # of every sample of a view, or None: a list of tensors
+    fills: tuple[int, ...]  # of each view: what lies outside of the pictures
     min_rows: int = 4
 
     @property
@@ -87,8 +88,9 @@ class PictureReader:
                 if part.top or part.left:
                     box = [box[0] - part.top, box[1] - part.left, *box[2:]]
                 done = augment.apply(
-                    image, box, size, flip, out=out, nearest=nearest, source_size=source_size
-                )
+                    image, box, size, flip, self.fills[view],
+                    out=out, nearest=nearest, source_size=source_size,
+                )  # fmt: skip
                 if out is None:
                     values[view][i] = _channels_first(done)
 

@@ -205,7 +205,18 @@ def _picture_reader(
     else:
         codec = codec_for(field)
     sizes = tuple(_output_size(field, ops) for ops in views.values())
-    return PictureReader(source, name, field, named, codec, sizes)
+    fills = tuple(_fill(name, field, ops) for ops in views.values())
+    return PictureReader(source, name, field, named, codec, sizes, fills)
+
+
+def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> int:
+    """Return what lies outside of a field's pictures; SchemaError if they cannot hold it."""
+    if isinstance(field, Image):
+        return 0
+    fill, limits = augment.mask_fill(ops), np.iinfo(field.dtype)
+    if not limits.min <= fill <= limits.max:
+        raise SchemaError(f"fill_mask {fill} does not fit into {field.dtype}, as mask {name!r} is")
+    return fill
 
 
 def _half_reader(
