@@ -720,9 +720,13 @@ def test_an_error_is_not_the_end_of_the_epoch(tmp_path: Path) -> None:
     assert loader.state_dict()["sampler"]["epoch"] == 0
 
 
+def as_it_is(sample: Any) -> Any:
+    return sample
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("backend", ["thread", "process"])
-@pytest.mark.parametrize("transform", [None, lambda sample: sample])
+@pytest.mark.parametrize("transform", [None, as_it_is])
 def test_without_a_batch_size_samples_come_alone(
     one: Path, num_workers: int, backend: Any, transform: Any
 ) -> None:

@@ -518,13 +518,14 @@ def test_an_error_arrives_with_type_and_text_after_what_came_before(
     iterator.close()
 
 
+class Breaks(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+        raise ZeroDivisionError("some text")
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_error_of_an_iterable_dataset_arrives(num_workers: int) -> None:
-    class Breaks(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            yield 1
-            raise ZeroDivisionError("some text")
-
     iterator: Any = iter(DataLoader(Breaks(), None, num_workers=num_workers))
 
     assert next(iterator) == 1
@@ -545,15 +546,16 @@ def test_an_error_while_a_worker_is_prepared_arrives() -> None:
     iterator.close()
 
 
+class Ragged(Dataset[Any]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.zeros(i + 1)
+
+
 @every_way
 def test_a_collate_function_that_fails_says_so(way: dict[str, Any]) -> None:
-    class Ragged(Dataset[Any]):
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, i: int) -> Any:
-            return torch.zeros(i + 1)
-
     iterator: Any = iter(DataLoader(Ragged(), 2, **way))
 
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):

@@ -13,6 +13,7 @@ import resource
 import time
 from typing import TYPE_CHECKING, Any
 
+from loaders.backends.subprocess import start_method
 from loaders.backends.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -32,11 +33,9 @@ _MIN_STEP_S = (
 
 def can_fork() -> bool:
     """Tell whether a child process can be started without anything that pickles, or a main module that is guarded."""
-    method = multiprocessing.get_start_method(allow_none=True)
-    if method is None:
-        method = multiprocessing.get_all_start_methods()[0]  # the platform's default comes first
     has_counts = hasattr(resource, "RUSAGE_THREAD")
-    return method == "fork" and has_counts and not multiprocessing.current_process().daemon
+    is_daemon = multiprocessing.current_process().daemon
+    return start_method() == "fork" and has_counts and not is_daemon
 
 
 class StepWatch:

@@ -14,16 +14,17 @@ Contract:
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
 import socket
+import sys
 import time
 import weakref
 from collections import deque
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from loaders.backends import child
@@ -39,12 +40,23 @@ if TYPE_CHECKING:
 _END_TIMEOUT_S = 5.0
 
 
+def start_method() -> str:
+    """Return how the child is started where nobody says: what was set, else by a fork, on Linux.
+
+    Python 3.14 has another default, which pickles and imports the main module; the child of a fork runs nothing but
+    our threads. What was set to Python's default cannot be told from what was not set.
+    """
+    default = multiprocessing.get_all_start_methods()[0]
+    method = multiprocessing.get_start_method(allow_none=True) or default
+    return "fork" if method == default and sys.platform == "linux" else method
+
+
 class Child:
     """A process that makes batches on as many threads as the maker says; for one pool after another.
 
     Args:
         maker: Makes them; it goes to the process.
-        context: How the process is started: a ``multiprocessing`` context or method; None is Python's default.
+        context: How the process is started: a ``multiprocessing`` context or method; None: see ``start_method``.
 
     Attributes:
         pid: Of the process.
@@ -55,7 +67,7 @@ class Child:
 
     def __init__(self, maker: Maker, context: Any = None) -> None:
         if context is None or isinstance(context, str):
-            context = get_context(context)
+            context = multiprocessing.get_context(context or start_method())
         self.is_up, self.num_passes, self.is_whole = False, 0, True
         lock = partial(page_lock, what="a batch slot") if maker.pin else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -100,6 +100,25 @@ def test_batches_are_those_of_the_plain_path(folder: Path, method: str) -> None:
     assert not children()
 
 
+@pytest.mark.parametrize(
+    ("methods", "said", "used"),
+    [
+        (["fork", "spawn", "forkserver"], None, "fork"),  # Python 3.11 to 3.13
+        (["fork", "spawn", "forkserver"], "forkserver", "forkserver"),
+        (["forkserver", "spawn", "fork"], None, "fork"),  # 3.14
+        (["forkserver", "spawn", "fork"], "forkserver", "fork"),  # said by whoever asked for it
+        (["forkserver", "spawn", "fork"], "spawn", "spawn"),
+    ],
+)
+def test_a_fork_is_taken_unless_another_method_was_set(
+    monkeypatch: pytest.MonkeyPatch, methods: list[str], said: str | None, used: str
+) -> None:
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: methods)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: said)
+
+    assert backend.start_method() == used
+
+
 def test_small_batches_in_groups_are_the_same(folder: Path) -> None:
     data = ShardDataset(folder, fields=["label", "score"])
     loader = child_loader(data, 2, shuffle=True)
