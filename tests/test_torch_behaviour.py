@@ -341,11 +341,13 @@ def test_pinning_without_a_gpu_is_no_obstacle(way: dict[str, Any]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         batches = served(DataLoader(Squares(4), 2, pin_memory=True, **way))
+        told = [str(w.message) for w in caught if "pin_memory" in str(w.message)]
+        caught.clear()
+        list(torch.utils.data.DataLoader(Squares(4), 2, pin_memory=True))
 
     assert batches == [[0, 1], [4, 9]]
-    told = [str(w.message) for w in caught if "pin_memory" in str(w.message)]
     if way.get("backend") is None:
-        assert told  # by torch
+        assert bool(told) == bool(caught)  # torch 2.6 says nothing
 
 
 # -- iterable datasets ---------------------------------------------------------------------------------
