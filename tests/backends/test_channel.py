@@ -53,15 +53,16 @@ def test_descriptors_come_in_order_with_their_message(
     ends: tuple[Channel, Channel], count: int
 ) -> None:
     ours, theirs = ends
-    fds = temporary_fds(count)
+    fds = temporary_fds(min(count, 251))  # and some of them again: often 1,024 may be open
 
-    sender = threading.Thread(target=ours.send, args=(b"slots", fds))
+    sent = [fds[i % 251] for i in range(count)]
+    sender = threading.Thread(target=ours.send, args=(b"slots", sent))
     sender.start()
     assert theirs.receive(10) == b"slots"
     sender.join(10)
 
     names = [os.readlink(f"/proc/self/fd/{fd}") for fd in theirs.fds]
-    assert names == [f"/memfd:number-{i} (deleted)" for i in range(count)]
+    assert names == [f"/memfd:number-{i % 251} (deleted)" for i in range(count)]
     assert not any(os.get_inheritable(fd) for fd in theirs.fds)
     for fd in fds:
         os.close(fd)
