@@ -441,6 +441,22 @@ class TestLabels:
         with pytest.raises(SourceError, match=r"row 0: its score is 1e\+300: .* float32\. Change"):
             encode(plan(tmp_path / "b.parquet"))
 
+    def test_numbers_that_are_rounded_are_told(self, tmp_path: Path) -> None:
+        image = save(tmp_path / "x.png", photo())
+        (tmp_path / "l.csv").write_text("path,label,score,time\nx.png,1,nan,1700000000.25\n")
+        table = {
+            "image": [image],
+            "label": [1],
+            "score": np.array([0.1], np.float32),
+            "time": [0.5],
+        }
+        pq.write_table(pa.table(table), tmp_path / "a.parquet")
+
+        for name in ("l.csv", "a.parquet"):
+            assert make_images_plan(tmp_path / name).notes() == [
+                "stored as float32, of 24 bits: time"
+            ]
+
     def test_hugging_face_classes_keep_their_numbers(self, tmp_path: Path) -> None:
         """Also when --classes orders them anew, and -1 stays the mark of unlabelled pictures."""
         png = save(tmp_path / "x.png", photo())

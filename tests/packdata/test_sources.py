@@ -592,7 +592,7 @@ class TestParquet:
         assert source.labels == {
             "label": Column("class", ("zebra", "ant"), numbered=True),
             "caption": Column("text"),
-            "score": Column("float"),
+            "score": Column("float", is_double=True),
             "tags": Column("json"),
         }
         assert first.labels == {"label": 1, "caption": "x", "score": 1.5, "tags": [1]}

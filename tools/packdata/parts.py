@@ -109,6 +109,8 @@ def source_notes(parts: Sequence[Part]) -> list[str]:
     if suffixed := [file for part in parts for file in getattr(part.source, "suffixed", ())]:
         what = f"{counted(len(suffixed), 'file')} differ from others in the suffix alone"
         notes.append(f"{what}, which their keys keep: {_some(suffixed)}")
+    if doubles := sorted({f.name for part in parts for f in part.labels if f.column.is_double}):
+        notes.append(f"stored as float32, of 24 bits: {_some(doubles)}")
     notes += _unused_masks(parts)
     notes += _idx_without_labels(parts)
     if unlabelled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import keyword
+import math
 import os
 import re
 from collections import Counter
@@ -33,6 +34,8 @@ _PLAIN_PATH = re.compile(r"/?[^/.][^/]*(/[^/.][^/]*)*", re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
+_FLOAT32_WHOLE = 1 << 24  # up to here it holds every whole number
+
 ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
 
 
@@ -45,11 +48,13 @@ class Column:
             ``text``, ``json`` or ``bytes``.
         classes: The names by number, for ``class``.
         numbered: True if the source itself fixes the order of the classes.
+        is_double: True of a ``float`` whose numbers may need more than the 24 bits of float32.
     """
 
     kind: ColumnKind
     classes: tuple[str, ...] = ()
     numbered: bool = False
+    is_double: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,17 +302,20 @@ def column_of(field: str, values: Iterable[Any]) -> Column:
     """
     kinds: Counter[str] = Counter()
     names: set[str] = set()
+    largest = 0.0
     for value in values:
         if value is None:
             continue
         kind = _kind_of(value)
         kinds[kind] += 1
+        if kind in ("int", "float") and math.isfinite(value):
+            largest = max(largest, abs(value))
         if field == "label" and kind != "json":
             names.add(str(value))
     if field == "label" and "text" in kinds and "json" not in kinds:
         return Column("class", tuple(sorted(names)))
-    if set(kinds) == {"int", "float"}:
-        return Column("float")
+    if kinds and set(kinds) <= {"int", "float"} and "float" in kinds:
+        return Column("float", is_double=largest > _FLOAT32_WHOLE)
     return Column(next(iter(kinds)) if len(kinds) == 1 else "json" if kinds else "text")  # type: ignore[arg-type]
 
 

@@ -227,7 +227,7 @@ def _column(kind: pa.DataType) -> Column:
     if types.is_integer(kind) or types.is_boolean(kind):
         return Column("int")
     if types.is_floating(kind):
-        return Column("float")
+        return Column("float", is_double=types.is_float64(kind))
     if _is_binary(kind):
         return Column("bytes")
     nested = types.is_nested(kind) and not types.is_map(kind)
