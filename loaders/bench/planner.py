@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import multiprocessing
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ import torch
 
 from loaders.backends.maker import Maker, num_in_flight
 from loaders.bench.measure import batch_nbytes
+from loaders.bench.processes import memory
 from loaders.bench.report import in_bytes
 from loaders.bench.targets import ImageFiles
 from loaders.codecs.heads import picture_size
@@ -96,8 +99,7 @@ def plan(
     most = math.inf if epoch is None else epoch
     batches = int(min(ahead * group_size + _HELD, most))
     pinned_batches = int(min((ahead + 1) * group_size, most)) if pinned else 0
-    is_process = config.backend == "process"
-    per_worker = _PROCESS_BYTES if is_process else _SCRATCH_BYTES
+    per_worker = _process_bytes() if config.backend == "process" else _SCRATCH_BYTES
     return Plan(
         batch_bytes=batch_bytes,
         batches=batches,
@@ -108,6 +110,13 @@ def plan(
         cache_copies=1 if shared else ranks,
         ranks=ranks,
     )
+
+
+def _process_bytes() -> int:
+    """Return what a worker process needs: little of a fork; else (Python 3.14) what this one has, imports and all."""
+    methods = multiprocessing.get_all_start_methods()
+    is_fork = (multiprocessing.get_start_method(allow_none=True) or methods[0]) == "fork"
+    return _PROCESS_BYTES if is_fork else memory([os.getpid()]).own_bytes
 
 
 def in_flight(config: Config, group_size: int = 1) -> int:

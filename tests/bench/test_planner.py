@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
@@ -77,7 +78,10 @@ def test_no_more_batches_exist_than_an_epoch_of_the_rank_has() -> None:
     assert table({"": plan(100, config, epoch=1)})[2][0] == "1 batch at a time"
 
 
-def test_the_table_has_a_row_for_each_part_and_a_column_per_plan() -> None:
+def test_the_table_has_a_row_for_each_part_and_a_column_per_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "fork")
     config = Config(2, 8, "process")
     node = plan(100, config, pinned=True, cache_bytes=10**9, ranks=2)
 
@@ -124,7 +128,7 @@ def test_bytes_of_a_sample_are_those_in_a_batch() -> None:
 
 
 MEASURED = """
-import gc, sys
+import gc, multiprocessing, sys
 import numpy as np
 from loaders import RAMDataset
 from loaders.bench.measure import Config, end
@@ -132,6 +136,7 @@ from loaders.bench.planner import group_size_of, plan, sample_bytes_of
 from loaders.bench.processes import family, memory
 from loaders.bench.sweep import make_loader
 backend, workers = sys.argv[1], int(sys.argv[2])
+multiprocessing.set_start_method(sys.argv[3])
 dataset = RAMDataset.from_arrays(image=np.ones((400, 3, 128, 128), np.uint8))
 config = Config(workers, 200, backend)
 predicted = plan(sample_bytes_of(dataset), config, group_size=group_size_of(dataset, config)).rank_bytes
@@ -149,12 +154,17 @@ end(batches)
 
 
 @pytest.mark.parametrize(
-    ("backend", "workers"), [("thread", 2), pytest.param("process", 2, marks=pytest.mark.slow)]
+    ("backend", "method"),
+    [
+        ("thread", "fork"),
+        pytest.param("process", "fork", marks=pytest.mark.slow),
+        pytest.param("process", "spawn", marks=pytest.mark.slow),
+    ],
 )
-def test_the_prediction_is_near_what_is_measured(backend: str, workers: int) -> None:
+def test_the_prediction_is_near_what_is_measured(backend: str, method: str) -> None:
     """Enough, and not twice too much: PSS of all processes without mapped files, in a fresh process."""
     gc.collect()
-    command = [sys.executable, "-c", MEASURED, backend, str(workers)]
+    command = [sys.executable, "-c", MEASURED, backend, "2", method]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
 
