@@ -295,12 +295,14 @@ def test_a_report_of_a_stalled_disk_does_not_stall(
 
 
 _HANGING = """
-import os, signal, sys, time
+import multiprocessing, os, signal, sys, time
 from loaders import DataLoader, ShardDataset
 def previous(*_): os.write(2, b"previous handler\\n")
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, previous)
     folder, backend, num_workers = sys.argv[1:]
+    if backend == "process":
+        multiprocessing.set_start_method("fork")  # Python 3.14 would pickle what hangs
     def transform(sample):
         if sample.sample_id == 6:
             os.write(1, b"hangs\\n")

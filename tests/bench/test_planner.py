@@ -158,7 +158,7 @@ end(batches)
     [
         ("thread", "fork"),
         pytest.param("process", "fork", marks=pytest.mark.slow),
-        pytest.param("process", "spawn", marks=pytest.mark.slow),
+        pytest.param("process", "forkserver", marks=pytest.mark.slow),
     ],
 )
 def test_the_prediction_is_near_what_is_measured(backend: str, method: str) -> None:
