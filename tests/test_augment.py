@@ -24,7 +24,7 @@ from loaders.augment import (
     Views,
     apply,
     as_augment,
-    mask_fill,
+    fill_mask_of,
     move_boxes,
     output_size,
     plan,
@@ -784,8 +784,8 @@ def test_what_fills_a_box_is_kept_as_it_is(dtype: str, fill: int, size: tuple[in
 
 def test_ops_agree_on_what_lies_outside_of_masks() -> None:
     ops = [RandomCrop(8, padding=2, fill_mask=255), Resize(9), CenterCrop(12)]
-    assert mask_fill(ops) == mask_fill([*ops, CenterCrop(20, fill_mask=255)]) == 255
-    assert mask_fill([CenterCrop(4)]) == 0
+    assert fill_mask_of(ops) == fill_mask_of([*ops, CenterCrop(20, fill_mask=255)]) == 255
+    assert fill_mask_of([CenterCrop(4)]) == 0
     disagreeing = [*ops, CenterCrop(20, fill_mask=7)]
     for make in (as_augment, lambda view: Views(weak=view, strong=ops)):
         with pytest.raises(ValueError, match=r"fill_mask must be the same .* got 7 and 255"):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 # As on Debian without python3-venv: an environment without pip, and an error.
 _NO_PIP = f"""#!/bin/sh
 echo "$@" >>"$(dirname "$0")/calls"
-{sys.executable} "$@" --without-pip
+"{sys.executable}" "$@" --without-pip
 echo "ensurepip is not available" >&2
 exit 1
 """

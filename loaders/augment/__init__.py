@@ -19,7 +19,7 @@ carries them out.
 
 from typing import Any
 
-from loaders.augment.geometry import Geometry, Op, Window, mask_fill, output_size, plan
+from loaders.augment.geometry import Geometry, Op, Window, fill_mask_of, output_size, plan
 from loaders.augment.nd import check_ops, cut, output_lengths
 from loaders.augment.ops import (
     CenterCrop,
@@ -51,7 +51,7 @@ __all__ = [
     "as_augment",
     "check_ops",
     "cut",
-    "mask_fill",
+    "fill_mask_of",
     "move_boxes",
     "output_lengths",
     "output_size",

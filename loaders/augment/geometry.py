@@ -41,8 +41,8 @@ class Geometry:
 
     Attributes:
         boxes: ``(N, 4)`` int64: y, x, height, width in source pixels, height and width at least 1.
-            A box may reach outside its image, where nothing is: see ``mask_fill``. Of K axes: ``(N, 2 K)``, the corner
-            and then the extent.
+            A box may reach outside its image: zeros there, or ``fill_mask``. Of K axes:
+            ``(N, 2 K)``, the corner and then the extent.
         sizes: ``(N, 2)`` int64: height and width of the result; ``(N, K)``.
         flips: ``(N, 2)`` bool, after the crop: vertical (upside down), horizontal; ``(N, K)``.
     """
@@ -149,11 +149,11 @@ def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
             raise TypeError(
                 f"{what}[{position}] must be an op such as CenterCrop(224), got {op!r}{hint}"
             )
-    mask_fill(ops)
+    fill_mask_of(ops)
     return tuple(ops)
 
 
-def mask_fill(ops: Sequence[Op]) -> int:
+def fill_mask_of(ops: Sequence[Op]) -> int:
     """Return what lies outside of masks: 0, or what some of the ops say.
 
     Raises:
@@ -161,7 +161,7 @@ def mask_fill(ops: Sequence[Op]) -> int:
 
     Example:
         >>> from loaders.augment import CenterCrop, RandomCrop
-        >>> mask_fill([RandomCrop(32, padding=4, fill_mask=255), CenterCrop(28)])
+        >>> fill_mask_of([RandomCrop(32, padding=4, fill_mask=255), CenterCrop(28)])
         255
     """
     fills = {fill for op in ops if (fill := int(getattr(op, "fill_mask", 0)))}

@@ -193,6 +193,7 @@ class RandomCrop(Op):
 
     Raises:
         ValueError: At construction, a size or padding that is none.
+        TypeError: At construction, a ``fill_mask`` that is no whole number.
         BatchError: In ``plan``, an image is smaller than the crop.
 
     Source:
@@ -254,6 +255,7 @@ class CenterCrop(Op):
 
     Raises:
         ValueError: At construction, a size that is none.
+        TypeError: At construction, a ``fill_mask`` that is no whole number.
 
     Source:
         ``center_crop`` of torchvision, whose rounding this is: half to even inside, and of an odd

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from loaders.augment import mask_fill, plan
+from loaders.augment import fill_mask_of, plan
 from loaders.augment.geometry import as_ops
 from loaders.checks import shown, whole_number
 from loaders.errors import BatchError
@@ -78,7 +78,7 @@ def draw_moves(
         tuple(target.tolist()),
         tuple(taps.max(axis=0, initial=2).tolist()),
         bool((lengths == drawn.sizes).all()),
-        mask_fill(ops),
+        fill_mask_of(ops),
     )
 
 
@@ -305,7 +305,7 @@ def _nearest(
 ) -> torch.Tensor:
     """Take the pixel nearest to each centre, or ``fill`` outside; exact, for any dtype."""
     kind = values.dtype
-    around = torch.full((), fill, dtype=kind).view(_SIGNED.get(kind, kind))
+    around = torch.full((), fill, dtype=kind).view(_SIGNED.get(kind, kind)).item()
     lines = values.movedim(1, -1) if has_channels else values.unsqueeze(-1)
     lines = lines.view(_SIGNED.get(kind, kind))
     for axis, size in enumerate(moves.size):

@@ -67,7 +67,7 @@ def crop_readers(
         return {}
     names, axes = list(fields), spatial_axes(fields.values())
     has_masks = any(isinstance(field, Mask) for field in fields.values())
-    if axes and not has_masks and any(map(augment.mask_fill, views.values())):
+    if axes and not has_masks and any(map(augment.fill_mask_of, views.values())):
         raise SchemaError(
             "fill_mask is for Mask fields, and there is none: arrays have zeros around them"
         )

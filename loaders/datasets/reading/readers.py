@@ -213,7 +213,7 @@ def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> int:
     """Return what lies outside of a field's pictures; SchemaError if they cannot hold it."""
     if isinstance(field, Image):
         return 0
-    fill, limits = augment.mask_fill(ops), np.iinfo(field.dtype)
+    fill, limits = augment.fill_mask_of(ops), np.iinfo(field.dtype)
     if not limits.min <= fill <= limits.max:
         raise SchemaError(f"fill_mask {fill} does not fit into {field.dtype}, as mask {name!r} is")
     return fill
