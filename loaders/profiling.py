@@ -316,6 +316,9 @@ class _TimedBatch:
         self._job, self._profile = job, profile
         self.num_parts, self.describe = job.num_parts, job.describe
 
+    def ask(self) -> None:
+        self._job.ask()
+
     def run(self, part: int) -> None:
         began = self._profile.clock()
         self._job.run(part)

@@ -39,6 +39,8 @@ _JOIN_TIMEOUT_S = 30.0
 class Job(Protocol):
     """A piece of work that splits into independent parts.
 
+    It may have a method ``ask``: see there.
+
     Attributes:
         num_parts: How many calls of ``run`` it takes, at least one.
     """
@@ -55,6 +57,16 @@ class Job(Protocol):
 
     def describe(self, part: int) -> str:
         """Say in a few words what a part does, for stall reports."""
+
+
+def ask(job: Job) -> None:
+    """Have storage begin to read what a job's parts will need, if the job knows it.
+
+    A worker does this as soon as it is free, before it goes on with earlier jobs.
+    """
+    function = getattr(job, "ask", None)
+    if function is not None:
+        function()
 
 
 class _Ticket:
@@ -130,6 +142,7 @@ _Running = dict[int, tuple[_Ticket, int, float]]
 
 def _work(
     tasks: SimpleQueue[_Task | None],
+    asking: deque[_Ticket],
     finished: SimpleQueue[None],
     running: _Running,
     prepare: Callable[[], None],
@@ -140,6 +153,7 @@ def _work(
         prepare_once()
     me = threading.get_ident()
     while (task := tasks.get()) is not None:
+        _ask_ahead(asking, running, me)
         ticket, part = task
         running[me] = (ticket, part, time.monotonic())
         last = ticket.run(part, prepare_once)
@@ -147,6 +161,16 @@ def _work(
         if last:
             finished.put(None)
             on_done()
+
+
+def _ask_ahead(asking: deque[_Ticket], running: _Running, me: int) -> None:
+    """Let jobs that were put in ask for what they will need; what fails is raised by the part that needs it."""
+    while asking:
+        with suppress(Exception):
+            ticket = asking.popleft()
+            running[me] = (ticket, 0, time.monotonic())
+            ask(ticket.job)
+        running.pop(me, None)
 
 
 class Workers:
@@ -174,9 +198,10 @@ class Workers:
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._asking: deque[_Ticket] = deque()
         self._finished: SimpleQueue[None] = SimpleQueue()
         self._running: _Running = {}
-        args = (self._tasks, self._finished, self._running, prepare, on_done)
+        args = (self._tasks, self._asking, self._finished, self._running, prepare, on_done)
         self._threads = [
             threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
             for i in range(num_workers)
@@ -209,6 +234,7 @@ class Workers:
         self._check_open()
         ticket = _Ticket(job)
         self._tickets.append(ticket)
+        self._asking.append(ticket)
         for part in range(ticket.remaining):
             self._tasks.put((ticket, part))
 
@@ -259,6 +285,7 @@ class Workers:
 
     def close(self) -> None:
         """Drop what has not begun, wait for what has, and end the threads."""
+        self._asking.clear()
         self._close()
         self._tickets.clear()
 

@@ -12,6 +12,7 @@ from loaders.buffers import Slots
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.job import CallJob, OneSample
 from loaders.datasets.reading.samples import collate
+from loaders.workers import ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,6 +125,10 @@ class BatchOf:
         self.num_parts = read.num_parts
         self.run = read.run
         self._is_read = False
+
+    def ask(self) -> None:
+        """Have storage read its samples."""
+        ask(self._read)
 
     def finish(self) -> list[Any]:
         """Return the batch, in a list as those of a group."""

@@ -115,6 +115,10 @@ class CompressedReader:
         parts: dict[int, tuple[int, tuple[list[memoryview], Escapes]]] = {}
         return [parts, memory]
 
+    def ask(self, request: Request) -> None:
+        """Ask for the records."""
+        self.reader.ask(request)
+
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Find the bands of a range of samples."""
         reader = self.reader

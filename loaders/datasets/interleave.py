@@ -16,6 +16,7 @@ from loaders.datasets.reading.samples import (
     item,
 )
 from loaders.errors import BatchError
+from loaders.workers import ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,11 @@ class InterleavedJob:
         self._begins, self._memory = begins, memory
         self._ends = np.cumsum([job.num_parts for job in self._jobs]).tolist()
         self.num_parts: int = self._ends[-1]
+
+    def ask(self) -> None:
+        """Have storage read the samples of all."""
+        for job in self._jobs:
+            ask(job)
 
     def run(self, part: int) -> None:
         """Do a part of the job of one dataset."""

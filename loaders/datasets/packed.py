@@ -210,6 +210,8 @@ class PackedDataset(BatchDataset):
         request = self.request(np.concatenate([_numbers_in(batch) for batch in batches]))
         tensors: list[torch.Tensor] = []
         for reader in self.readers:
+            reader.ask(request)
+        for reader in self.readers:
             values = reader.begin(len(request), memory)
             reader.read(values, request, 0, len(request))
             tensors += reader.finish(values)

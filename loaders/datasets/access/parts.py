@@ -11,8 +11,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from loaders.datasets.access.advice import ask_for
+from loaders.datasets.access.pages import fits_memory
 from loaders.datasets.access.shards import FileShard
 from loaders.datasets.access.store import Rows
 from loaders.errors import ChecksumError, ShardError
 from loaders.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
-from loaders.limits import memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +35,6 @@ UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 _NONE = np.empty(0, np.int64)
 _HINT = "Run 'packdata verify', and restore the shard"
-_MEMORY_SHARE = 0.5  # of a machine's memory: what the page cache can be trusted to keep
-_WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ class PartialRecords:
     def __init__(self, store: Store, field: str) -> None:
         self._store, self._field = store, field
         self._chunks: dict[int, _Chunks | None] = {}
-        self._fits_memory = _size_bytes(store) < _MEMORY_SHARE * memory_bytes()
+        self._fits_memory = fits_memory(store.shards)
 
     def __reduce__(self) -> Any:
         return PartialRecords, (self._store, self._field)
@@ -141,16 +138,13 @@ class PartialRecords:
 
     def _fetch(self, record: UInt8Array, numbers: Indices, chunk_bytes: int) -> None:
         """Ask for chunks of a record, run by run; the pages arrive while others are copied."""
-        if _madvise is None:
-            return
         breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
         first = numbers[np.append(0, breaks)] * chunk_bytes
         last = (numbers[np.append(breaks, len(numbers)) - 1] + 1) * chunk_bytes
+        sizes = np.minimum(last, len(record)) - first
         address = record.__array_interface__["data"][0]
-        first = (first + address) // mmap.PAGESIZE * mmap.PAGESIZE
-        sizes = np.minimum(last, len(record)) + address - first
-        for start, size in zip(first.tolist(), sizes.tolist(), strict=True):
-            _madvise(start, size, _WILLNEED)  # advice: whether it is followed does not matter
+        for start, size in zip((address + first).tolist(), sizes.tolist(), strict=True):
+            ask_for(start, size)
 
     def verify(self, part: Part) -> None:
         """Compare the chunks that a part touches, unless that was done before.
@@ -234,19 +228,3 @@ class Spans:
         most = int((last - first).max()) + 1
         touched: Indices = np.minimum(first[:, None] + np.arange(most), last[:, None])
         return touched.reshape(-1)
-
-
-def _size_bytes(store: Store) -> int:
-    return sum(shard.info.size_bytes for shard in store.shards if isinstance(shard, FileShard))
-
-
-def _find_madvise() -> Any:
-    """Return the C function, which lets the GIL go and needs no map object; None where there is none."""
-    function = None if _WILLNEED is None else getattr(ctypes.CDLL(None), "madvise", None)
-    if function is None:
-        return None
-    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return function
-
-
-_madvise = _find_madvise()

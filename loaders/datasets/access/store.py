@@ -17,6 +17,7 @@ from loaders.columns import Column, VarColumn
 from loaders.datasets.access.finder import ShardFinder
 from loaders.datasets.access.gather import Gather
 from loaders.datasets.access.locks import ForkLock
+from loaders.datasets.access.pages import Pages
 from loaders.datasets.access.verifier import Verifier
 from loaders.errors import ShardError
 
@@ -71,6 +72,7 @@ class Store:
         self._open: list[OpenShard | None] = [None] * len(self.shards)
         self._verifiers: dict[str, Verifier] = {}
         self._gathers: dict[str, Gather] = {}
+        self._pages: dict[str, Pages] = {}
 
     def __reduce__(self) -> Any:
         return Store, (self.shards, self.check)
@@ -102,8 +104,20 @@ class Store:
         """Find the shards of some samples; their numbers must be in range."""
         return Rows(indices, self.shards_of(indices))
 
+    def ask(self, field: str, rows: Rows) -> None:
+        """Have storage read the records of some samples, which come while others are read."""
+        self._pages_of(field).ask(rows)
+
+    def _pages_of(self, field: str) -> Pages:
+        pages = self._pages.get(field)
+        if pages is None:
+            # Not ``self``: it would live on until garbage is collected, with all its memory.
+            pages = self._pages.setdefault(field, Pages(weakref.proxy(self), field))
+        return pages
+
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
-        """Return the record of each sample as a view, verified."""
+        """Return the record of each sample as a view, in memory and verified."""
+        self._pages_of(field).wait(rows)
         self.verify(field, rows)
         numbers = (rows.indices - self.starts[rows.shards]).tolist()
         columns = [self.shard(number).columns[field] for number in rows.shards.tolist()]
@@ -133,8 +147,7 @@ class Store:
     def _gather(self, field: str, nbytes: int) -> Gather:
         gather = self._gathers.get(field)
         if gather is None:
-            # Not ``self``: it would live on until garbage is collected, with all its memory.
-            store = weakref.proxy(self)
+            store = weakref.proxy(self)  # as above
             gather = Gather(
                 nbytes, self.starts, lambda number: store._equal_rows(field, number, nbytes)
             )

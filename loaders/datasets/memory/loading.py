@@ -118,7 +118,11 @@ def names_to_load(dataset: PackedDataset) -> list[str]:
 
 
 def _records_of(store: Store, name: str, rows: Rows) -> Records:
-    return lambda part: store.records(name, rows[part])
+    def read(part: slice) -> list[UInt8Array]:
+        store.ask(name, rows[part])
+        return store.records(name, rows[part])
+
+    return read
 
 
 def _plan_copy(store: Store, name: str, field: Field, rows: Rows) -> ColumnPlan:
@@ -132,6 +136,7 @@ def _plan_copy(store: Store, name: str, field: Field, rows: Rows) -> ColumnPlan:
 
     def fill(column: Column, report: Report) -> None:
         for part in parts(len(rows), part_rows):
+            store.ask(name, rows[part])
             if isinstance(column, FixedColumn):
                 store.gather(name, rows[part], column.data[part])
             else:

@@ -100,6 +100,9 @@ class PrefixRecords:
     def __reduce__(self) -> Any:
         return PrefixRecords, (self._store, self._codec, self._side)
 
+    def ask(self, field: str, rows: Rows) -> None:
+        """Ask for nothing: how much of a record is needed, its first bytes say."""
+
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
         """Return the record of each sample as a view, its prefix verified."""
         store, found = self._store, []
@@ -177,6 +180,10 @@ class MovingReader:
         requests: dict[int, tuple[int, Request]] = {}
         return [self.reader.begin(num_samples, memory), requests, num_samples]
 
+    def ask(self, request: Request) -> None:
+        """Ask for the half."""
+        self.reader.ask(request)
+
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Read a range of samples."""
         half, requests, _ = values
@@ -224,6 +231,10 @@ class CoefficientReader:
         flat = memory.take(self.name, num_samples * nbytes)
         parts: dict[int, tuple[int, Escapes]] = {}
         return [torch.from_numpy(flat).view(num_samples, nbytes), flat.reshape(-1, nbytes), parts]
+
+    def ask(self, request: Request) -> None:
+        """Ask for the records."""
+        self.source.ask(self.name, request.rows)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Decompress a range of samples."""

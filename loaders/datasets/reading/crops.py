@@ -166,6 +166,9 @@ class CropReader:
         tensor = torch.from_numpy(flat).view(kind).view(num_samples, *shape)
         return tensor, flat.view(dtype).reshape(num_samples, *shape)
 
+    def ask(self, request: Request) -> None:
+        """Ask for nothing: of large records only parts are read, which ``read`` asks for."""
+
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Cut the crops of rows ``first`` to ``last``."""
         rows = request.part(first, last)

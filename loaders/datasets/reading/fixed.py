@@ -44,6 +44,9 @@ class FixedReader:
         flat = memory.take(self.name, num_samples * self.nbytes)
         return [self.layout.tensor(flat, num_samples), flat.reshape(num_samples, self.nbytes)]
 
+    def ask(self, request: Request) -> None:
+        self.store.ask(self.name, request.rows)
+
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         self.store.gather(self.name, request.part(first, last), values[1][first:last])
 

@@ -68,6 +68,9 @@ class PictureReader:
         rows = flat.view(dtype).reshape(num_samples, *layout.shape)
         return layout.tensor(flat, num_samples), rows
 
+    def ask(self, request: Request) -> None:
+        self.store.ask(self.name, request.rows)
+
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         records = self.store.records(self.name, request.part(first, last))
         if self._is_plain:

@@ -56,6 +56,9 @@ class ObjectReader:
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [[None] * num_samples for _ in self.names]
 
+    def ask(self, request: Request) -> None:
+        self.store.ask(self.name, request.rows)
+
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         records = self.store.records(self.name, request.part(first, last))
         if self.picture is not None and isinstance(self.field, Boxes):
@@ -99,6 +102,9 @@ class SampleIdReader:
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [torch.empty(num_samples, dtype=torch.int64)]
+
+    def ask(self, request: Request) -> None:
+        pass
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         values[0][first:last] = torch.from_numpy(request.indices[first:last])

@@ -66,6 +66,9 @@ class Reader(Protocol):
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Return the values of a batch, one per name, undefined as yet."""
 
+    def ask(self, request: Request) -> None:
+        """Have storage read what the batch will need of it, without waiting."""
+
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Fill in rows ``first`` to ``last``."""
 

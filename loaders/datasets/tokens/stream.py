@@ -260,7 +260,9 @@ class TokenStream:
         rows = np.unique(_spans(firsts, lasts))
         always = self._store.check == "always"
         if always or not self._verified[rows].all():
-            self._store.verify(TOKENS, self._store.rows(rows))
+            wanted = self._store.rows(rows)
+            self._store.ask(TOKENS, wanted)
+            self._store.verify(TOKENS, wanted)
             self._verified[rows] = True
             self._all_verified = not always and bool(self._verified.all())
 

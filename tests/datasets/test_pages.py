@@ -1,0 +1,299 @@
+"""Records are asked for before they are read, and waited for: seen in the page cache and in the questions."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from loaders import DataLoader, Mixture, RAMDataset, ShardDataset
+from loaders.bench import pagecache
+from loaders.datasets.access import advice, pages
+from loaders.datasets.access.advice import READ_BYTES, ask_for
+from loaders.errors import SampleError, ShardError
+from loaders.manifest import read_manifest
+from loaders.schema import Array, Field, Image, Label, Text
+from tests.packdata.packing import pack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TIMEOUT_S = 20.0
+NUM, PER_SHARD = 24, 8
+FIELDS: dict[str, Field] = {"data": Array(dtype="uint8", dims=(None,)), "label": Label()}
+
+
+@pytest.fixture(params=["lmdb", "parquet"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def noise(nbytes: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+def packed(path: Path, kind: str = "lmdb", nbytes: int = 300_000, num: int = NUM) -> Path:
+    """Pack arrays of somewhat different sizes, and a label each."""
+    samples = [{"data": noise(nbytes + 7 * i, i), "label": i % 3} for i in range(num)]
+    return pack(path, FIELDS, samples, format=kind, per_shard=PER_SHARD)
+
+
+def files(folder: Path) -> list[Path]:
+    return [folder / shard.file for shard in read_manifest(folder).shards]
+
+
+def dropped(dataset: ShardDataset, *indices: int) -> list[np.ndarray[Any, Any]]:
+    """Return records that nobody has touched, out of the page cache; skip where that cannot be done, or seen.
+
+    Their files are opened before: that reads some of them, and the kernel reads on.
+    """
+    records = unread(dataset, *indices)
+    can_drop = pagecache._libc() is not None and pagecache.drop(files(dataset.path))
+    if not can_drop or any(map(in_memory, records)):
+        pytest.skip("files cannot be taken out of the page cache here")
+    return records
+
+
+def in_memory(record: np.ndarray[Any, Any]) -> bool:
+    """Tell whether all pages of a mapped record are in the page cache, without touching them."""
+    libc = pagecache._libc()
+    assert libc is not None
+    address = record.__array_interface__["data"][0]
+    first = address // 4096 * 4096
+    states = np.zeros(-(-(address + len(record) - first) // 4096), np.uint8)
+    assert not libc.mincore(first, address + len(record) - first, states.ctypes.data)
+    return bool((states & 1).all())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Address and size of all that the kernel is asked for."""
+    found: list[tuple[int, int]] = []
+
+    def ask(address: int, nbytes: int) -> None:
+        found.append((address, nbytes))
+        ask_for(address, nbytes)
+
+    monkeypatch.setattr(pages, "ask_for", ask)
+    return found
+
+
+def rows_of(dataset: ShardDataset, *indices: int) -> Any:
+    return dataset.rows_of(np.array(indices, np.int64))
+
+
+def unread(dataset: ShardDataset, *indices: int) -> list[np.ndarray[Any, Any]]:
+    """Return records as views that nobody has touched."""
+    found = []
+    for i in indices:
+        shard = dataset.store.shard(i // PER_SHARD)
+        found.append(shard.columns["data"].row(i % PER_SHARD))
+    return found
+
+
+# -- asking ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_is_asked_for_comes_whole_without_being_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fits: bool
+) -> None:
+    """Records of 1 MB: the kernel reads no more than its read-ahead of one question."""
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0.5 if fits else 0)
+    dataset = ShardDataset(packed(tmp_path / "a", kind, 1_000_000, 10), check="never")
+    records = dropped(dataset, 3, 8)
+
+    dataset.store.ask("data", rows_of(dataset, 3, 8))
+
+    wait_until(lambda: all(map(in_memory, records)))
+
+
+def test_a_dataset_that_fits_into_memory_is_asked_for_once_and_in_blocks(
+    tmp_path: Path, asked: list[tuple[int, int]], kind: str
+) -> None:
+    dataset = ShardDataset(packed(tmp_path / "a", kind, 20_000), fields=["data"])
+    loader = DataLoader(dataset, 5, shuffle=True, num_workers=1)  # two may ask for the same
+
+    for _ in range(3):
+        assert sum(len(batch.data) for batch in loader) == NUM
+
+    starts = [address for address, _ in asked]
+    assert len(set(starts)) == len(starts)
+    assert {nbytes for _, nbytes in asked} <= set(range(1, READ_BYTES + 1))
+    for record in unread(dataset, *range(NUM)):
+        first = record.__array_interface__["data"][0]
+        covered = sum(
+            max(0, min(first + len(record), address + nbytes) - max(first, address))
+            for address, nbytes in asked
+        )
+        assert covered == len(record)
+
+
+def test_one_that_does_not_fit_is_asked_for_each_time_and_by_the_record(
+    tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
+    dataset = ShardDataset(packed(tmp_path / "a", kind), fields=["data"])
+    loader = DataLoader(dataset, 6, shuffle=True, num_workers=2)
+
+    for _ in range(2):
+        assert sum(len(batch.data) for batch in loader) == NUM
+
+    places = [
+        (record.__array_interface__["data"][0], len(record))
+        for record in unread(dataset, *range(NUM))
+    ]
+    assert sorted(asked) == sorted(2 * places)
+
+
+def test_a_batch_is_asked_for_before_any_of_it_is_read(
+    tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads it: threads, in parts, and torch's processes, by ``__getitems__``."""
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
+    fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=(300_000,))}
+    samples = [{"data": noise(300_000, i)} for i in range(NUM)]
+    dataset = ShardDataset(pack(tmp_path / "a", fields, samples, per_shard=PER_SHARD))
+    job = dataset.job(range(16), _Fresh(), num_workers=2)
+    assert job.num_parts > 1
+    job.run(1)
+    assert len(asked) == 16
+    job.ask()
+    job.run(0)
+    assert len(asked) == 16
+
+    dataset.__getitems__([2, 3])
+    assert len(asked) == 18
+
+
+class _Fresh:
+    def take(self, name: str, nbytes: int) -> Any:
+        return np.empty(nbytes, np.uint8)
+
+
+def test_groups_of_small_batches_are_asked_for(
+    tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
+    fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=(5_000,))}
+    samples = [{"data": noise(5_000, i)} for i in range(NUM)]
+    dataset = ShardDataset(pack(tmp_path / "a", fields, samples, per_shard=PER_SHARD))
+
+    batches = list(DataLoader(dataset, 2, num_workers=1))
+
+    assert torch.cat([batch.data for batch in batches]).shape == (NUM, 5_000)
+    assert len(asked) == NUM
+
+
+def test_mixtures_ask_for_what_comes_from_each(
+    tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
+    parts = [ShardDataset(packed(tmp_path / name), fields=["data"]) for name in "ab"]
+    mixture = Mixture(parts, [0.5, 0.5])
+    job: Any = mixture.job([0, NUM, 1, NUM + 1], _Fresh())
+
+    job.ask()
+
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize("nbytes", [100, 3_900])
+def test_small_records_are_left_to_the_kernel(
+    tmp_path: Path, asked: list[tuple[int, int]], nbytes: int
+) -> None:
+    dataset = ShardDataset(packed(tmp_path / "a", nbytes=nbytes))
+    assert sum(len(batch.label) for batch in DataLoader(dataset, 4, num_workers=2)) == NUM
+    assert asked == []
+
+
+def test_what_is_in_memory_is_not_asked_for(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
+    folder = packed(tmp_path / "a", nbytes=20_000)
+    dataset = RAMDataset(folder)
+    del asked[:]  # reading the files asks for them
+    assert sum(len(batch.data) for batch in DataLoader(dataset, 4, num_workers=2)) == NUM
+    assert asked == []
+
+
+def test_filling_ram_asks_ahead(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
+    folder = packed(tmp_path / "a", nbytes=20_000)
+    RAMDataset(folder)
+    assert sum(nbytes for _, nbytes in asked) >= NUM * 20_000
+
+
+# -- waiting ---------------------------------------------------------------------------------------
+
+
+def test_records_are_in_memory_before_python_looks_at_them(tmp_path: Path, kind: str) -> None:
+    dataset = ShardDataset(packed(tmp_path / "a", kind, 1_000_000), check="never")
+    dropped(dataset, 4, 12, 20)
+    advice.wait_for(dataset.store.shard(0).columns["data"].row(4).ctypes.data, 1)
+    if not in_memory(dataset.store.shard(0).columns["data"].row(4)[:1]):
+        pytest.skip("this kernel cannot wait for pages")
+
+    found = dataset.store.records("data", rows_of(dataset, 4, 12, 20))
+
+    assert all(map(in_memory, found))
+
+
+def cut(file: Path, nbytes: int) -> None:
+    os.truncate(file, nbytes)
+
+
+def test_a_file_that_is_cut_while_it_is_in_use_is_an_error(tmp_path: Path, kind: str) -> None:
+    """Touching what is missing would end the process (SIGBUS)."""
+    folder = packed(tmp_path / "a", kind)
+    dataset = ShardDataset(folder, check="never")
+    assert len(dataset[0].data) == 300_000  # the file is open
+    cut(files(folder)[0], 1_000_000)
+
+    with pytest.raises(
+        SampleError, match=r"row 7\): .*field data: its pages cannot be read"
+    ) as caught:
+        dataset[7]
+
+    assert isinstance(caught.value.__cause__, ShardError)
+    assert "cut since it was opened" in str(caught.value)
+    assert len(dataset[9].data) == 300_000 + 7 * 9  # of another file
+
+
+def test_pictures_of_a_cut_file_are_replaced_if_that_is_asked_for(tmp_path: Path) -> None:
+    fields: dict[str, Field] = {"image": Image(), "key": Text()}
+    rng = np.random.default_rng(0)
+    samples = []
+    for i in range(16):
+        done, file = cv2.imencode(".jpg", rng.integers(0, 256, (200, 200, 3), np.uint8))
+        assert done
+        samples.append({"image": file.tobytes(), "key": str(i)})
+    folder = pack(tmp_path / "a", fields, samples, per_shard=PER_SHARD)
+    dataset = ShardDataset(folder, on_error="replace", fields=["image"])
+    assert dataset[0].image.shape == (3, 200, 200)
+    cut(files(folder)[0], files(folder)[0].stat().st_size // 2)
+
+    images = [image for batch in DataLoader(dataset, 4, num_workers=2) for image in batch.image]
+
+    assert len(images) == 16
+    assert dataset.num_replaced > 0
+
+
+def test_a_kernel_without_the_words_reads_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder = packed(tmp_path / "a", kind)
+    monkeypatch.setattr(advice, "_madvise", None)
+    dataset = ShardDataset(folder)
+    for i, sample in enumerate(dataset):
+        assert np.array_equal(sample.data.numpy(), noise(300_000 + 7 * i, i))
