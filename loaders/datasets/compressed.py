@@ -122,7 +122,7 @@ class CompressedReader:
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Find the bands of a range of samples."""
         reader = self.reader
-        records = reader.source.records(reader.name, request.part(first, last))
+        records = request.records(reader.source, reader.name, first, last)
         put_range(values[0], first, last, reader.codec.split(records, reader.side))
 
     def finish(self, values: list[Any]) -> list[Any]:

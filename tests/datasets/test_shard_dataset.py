@@ -446,6 +446,53 @@ def test_image_mask_and_boxes_move_together(tmp_path: Path, codec: str) -> None:
         assert boxes.tolist() == [[float(n) for n in found]]
 
 
+def test_crops_are_drawn_once_for_all_parts_of_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes as long for four pictures as for forty, with the interpreter's lock held; boxes follow the same."""
+    plan, drawn = augment.plan, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        drawn.append(len(kwargs["indices"]))
+        return plan(*args, **kwargs)
+
+    fields = {"image": Image(codec="png"), "boxes": Boxes()}
+    folder = pack(tmp_path / "a", fields, [{k: blocks(i)[k] for k in fields} for i in range(40)])
+    ops = [augment.RandomCrop(20), augment.RandomHorizontalFlip()]
+    dataset = ShardDataset(folder, augment=ops)
+    (alone,) = DataLoader(dataset, 40, seed=5)
+    monkeypatch.setattr(augment, "plan", counted)
+
+    (together,) = DataLoader(dataset, 40, seed=5, num_workers=5)
+
+    assert drawn == [40]
+    assert torch.equal(together.image, alone.image)
+    for one, other in zip(together.boxes, alone.boxes, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("num_workers", [1, 5])
+def test_one_bad_header_does_not_take_the_batch_with_it(tmp_path: Path, num_workers: int) -> None:
+    fields = {"image": Image(codec="png"), "boxes": Boxes()}
+    rows = [{k: blocks(i)[k] for k in fields} for i in range(40)]
+    rows[17]["image"] = b"not a picture at all, whatever its name says"
+    folder = pack(tmp_path / "a", fields, rows)
+    ops = [augment.RandomCrop(20), augment.RandomHorizontalFlip()]
+    dataset = ShardDataset(folder, augment=ops, on_error="replace")
+    right = pack(tmp_path / "b", fields, [{k: blocks(i)[k] for k in fields} for i in range(40)])
+    (expected,) = DataLoader(ShardDataset(right, augment=ops), 40, seed=5)
+
+    (batch,) = DataLoader(dataset, 40, seed=5, num_workers=num_workers)
+
+    assert dataset.num_replaced > 0
+    same = [
+        torch.equal(one, other) for one, other in zip(batch.image, expected.image, strict=True)
+    ]
+    assert [i for i, is_same in enumerate(same) if not is_same] == [17]
+    with pytest.raises(SampleError, match=r"row 1\): .*not JPEG, PNG or WebP"):
+        list(DataLoader(dataset.replace(on_error="raise"), 40, num_workers=num_workers))
+
+
 @pytest.mark.parametrize(
     ("codec", "augment_on"), [("png", "host"), ("raw", "host"), ("raw", "device")]
 )

@@ -239,7 +239,7 @@ class CoefficientReader:
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Decompress a range of samples."""
         _, rows, parts = values
-        records = self.source.records(self.name, request.part(first, last))
+        records = request.records(self.source, self.name, first, last)
         put_range(parts, first, last, self.codec.fill(records, rows[first:last]))
 
     def finish(self, values: list[Any]) -> list[Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,24 @@ if TYPE_CHECKING:
     from loaders.datasets.reading.request import Memory, Request
 
     UInt8Array = npt.NDArray[np.uint8]
+
+
+class Wanted(NamedTuple):
+    """What is wanted of one picture.
+
+    Attributes:
+        record: The file.
+        head: Its header.
+        reduction: By how much it may be reduced.
+        cover: The box that covers those of all views.
+        moves: Box, size and flips of each view, as plain numbers.
+    """
+
+    record: UInt8Array
+    head: PictureHead
+    reduction: int
+    cover: list[int]
+    moves: Sequence[tuple[list[int], list[int], list[bool]]]
 
 
 @dataclass(frozen=True)
@@ -72,19 +90,14 @@ class PictureReader:
         self.store.ask(self.name, request.rows)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        records = self.store.records(self.name, request.part(first, last))
         if self._is_plain:
-            for i, record in enumerate(records, first):
+            for i, record in enumerate(request.records(self.store, self.name, first, last), first):
                 self._read_plain(values, i, record)
             return
-        heads = [self._head(record) for record in records]
-        shapes = [head[:2] for head in heads]
-        plans = [self.geometry(v, request, shapes, first, last) for v in range(len(self.views))]
-        needed = zip(*_needed(plans), zip(*map(_moves, plans), strict=True), strict=True)
         nearest = isinstance(self.field, Mask)
         places = zip(*self._places(values, first, last), strict=True)
-        pictures = zip(records, heads, needed, places, strict=True)
-        for i, (record, head, (reduction, cover, moves), outs) in enumerate(pictures, first):
+        pictures = zip(self.wanted(request, first, last), places, strict=True)
+        for i, ((record, head, reduction, cover, moves), outs) in enumerate(pictures, first):
             part = part_of(record, head, cover, request.num_workers)
             image, source_size = self._decode(part, reduction)
             for view, (out, (box, size, flip)) in enumerate(zip(outs, moves, strict=True)):
@@ -96,6 +109,19 @@ class PictureReader:
                 )  # fmt: skip
                 if out is None:
                     values[view][i] = _channels_first(done)
+
+    def wanted(self, request: Request, first: int, last: int) -> Sequence[Wanted]:
+        """Find pictures, read their headers, and draw their crops and flips."""
+        find = partial(self._wanted, request)
+        return request.shared(f"what is wanted of {self.name}", find, first, last)
+
+    def _wanted(self, request: Request, first: int, last: int) -> list[Wanted]:
+        records = self.store.records(self.name, request.part(first, last))
+        heads = [self._head(record) for record in records]
+        shapes = [head[:2] for head in heads]
+        plans = [self._geometry(v, request, shapes, first, last) for v in range(len(self.views))]
+        moves = zip(*map(_moves, plans), strict=True)
+        return list(map(Wanted, records, heads, *_needed(plans), moves))
 
     def _places(self, values: list[Any], first: int, last: int) -> Iterator[Sequence[Any]]:
         """Yield for each view where its pictures go; None where their sizes differ."""
@@ -134,11 +160,7 @@ class PictureReader:
             return picture_head(record)
         return PictureHead(*(self.field.size or self.codec.decode(record).shape[:2]))
 
-    def picture_size(self, record: UInt8Array) -> tuple[int, int]:
-        """Return (height, width) of a stored picture, without decoding it."""
-        return self._head(record)[:2]
-
-    def geometry(
+    def _geometry(
         self, view: int, request: Request, shapes: Sequence[tuple[int, int]], first: int, last: int
     ) -> augment.Geometry:
         """Draw the crops and flips of one view; the same for every field whose pictures have these sizes."""

@@ -25,6 +25,8 @@ from loaders.errors import SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Mask
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from loaders.datasets.access.store import Store
@@ -60,7 +62,7 @@ class ObjectReader:
         self.store.ask(self.name, request.rows)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        records = self.store.records(self.name, request.part(first, last))
+        records = request.records(self.store, self.name, first, last)
         if self.picture is not None and isinstance(self.field, Boxes):
             self._read_boxes(self.picture, values, request, records, first)
             return
@@ -75,18 +77,14 @@ class ObjectReader:
         picture: PictureReader,
         values: list[Any],
         request: Request,
-        records: list[UInt8Array],
+        records: Sequence[UInt8Array],
         first: int,
     ) -> None:
-        last = first + len(records)
-        pictures = self.store.records(picture.name, request.part(first, last))
-        shapes = [picture.picture_size(record) for record in pictures]
-        for view, moved in enumerate(values):
-            plan = picture.geometry(view, request, shapes, first, last)
-            boxes, sizes, flips = plan.boxes.tolist(), plan.sizes.tolist(), plan.flips.tolist()
-            for i, record in enumerate(records):
-                value = augment.move_boxes(self.codec.decode(record), boxes[i], sizes[i], flips[i])
-                moved[first + i] = torch.from_numpy(value)
+        pictures = picture.wanted(request, first, first + len(records))
+        for i, (record, wanted) in enumerate(zip(records, pictures, strict=True), first):
+            for moved, move in zip(values, wanted.moves, strict=True):
+                value = augment.move_boxes(self.codec.decode(record), *move)
+                moved[i] = torch.from_numpy(value)
 
     def finish(self, values: list[Any]) -> list[Any]:
         return [in_form(tensors, self.batching) for tensors in values]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import numpy as np
     import numpy.typing as npt
 
     from loaders.datasets.access.store import Rows
+
+    UInt8Array = npt.NDArray[np.uint8]
+
+T = TypeVar("T")
 
 
 class Memory(Protocol):
@@ -17,6 +24,13 @@ class Memory(Protocol):
 
     def take(self, name: str, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return ``nbytes`` bytes of undefined content."""
+
+
+class Records(Protocol):
+    """Where records are: a store, or something in its place."""
+
+    def records(self, field: str, rows: Rows) -> list[UInt8Array]:
+        """Return the record of each sample as a view."""
 
 
 @dataclass(slots=True)
@@ -38,6 +52,8 @@ class Request:
     draws: npt.NDArray[np.int64] | None
     seed: int
     num_workers: int = 1
+    _shared: dict[str, Sequence[Any]] = field(default_factory=dict, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -45,6 +61,28 @@ class Request:
     def part(self, first: int, last: int) -> Rows:
         """Return a range of the samples, as the store knows them."""
         return self.rows if last - first == len(self.indices) else self.rows[first:last]
+
+    def shared(
+        self, name: str, make: Callable[[int, int], Sequence[T]], first: int, last: int
+    ) -> Sequence[T]:
+        """Return rows ``first`` to ``last`` of what is made once, for all parts: its calls take as long for few rows.
+
+        A single row is made alone: where one of a batch is bad, the others are read one by one.
+        """
+        if last - first == 1:
+            return make(first, last)
+        with self._lock:
+            if name not in self._shared:
+                self._shared[name] = make(0, len(self))
+        return self._shared[name][first:last]
+
+    def records(self, source: Records, name: str, first: int, last: int) -> Sequence[UInt8Array]:
+        """Return the records of a range of the samples, found for all parts at once."""
+
+        def find(first: int, last: int) -> list[UInt8Array]:
+            return source.records(name, self.part(first, last))
+
+        return self.shared(f"records of {name}", find, first, last)
 
 
 class Reader(Protocol):
