@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-_ORDER = ("spine", "trust", "compare", "codecs", "tokens", "tables", "arrays", "shared", "train")
+_ORDER = (
+    "spine",
+    "trust",
+    "storage",
+    "compare",
+    "codecs",
+    "tokens",
+    "tables",
+    "arrays",
+    "shared",
+    "train",
+)
 
 
 def write(out: Path, name: str, title: str, told: dict[str, Any], tables: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,17 +25,33 @@ def ran(script: str, *words: str, out: Path, status: int = 0) -> Any:
     return done
 
 
+def can_mount() -> bool:
+    """Tell whether file systems in user space can be compiled and mounted."""
+    tools = all(map(shutil.which, ("cc", "pkg-config", "fusermount3")))
+    if not tools or not os.access("/dev/fuse", os.W_OK):
+        return False
+    return not subprocess.run(["pkg-config", "--exists", "fuse3"], check=False).returncode
+
+
+NEEDS_FUSE = pytest.mark.skipif(
+    not can_mount(), reason="needs libfuse 3, a C compiler and /dev/fuse"
+)
 CASES = [
     ("spine", ["--scale", "0.1"], 10),
     ("tokens", ["--tokens", "100000", "--workers", "1"], 4),
     ("arrays", ["--side", "80", "--volumes", "2", "--crops", "16"], 4),
     ("tables", ["--rows", "20000", "--csv-rows", "2000"], 2),
     ("trust", ["--scale", "0.06", "--seconds", "0.05", "--epochs", "21"], 19),
+    pytest.param("storage", ["--scale", "0.02", "--late-us", "100"], 2, marks=NEEDS_FUSE),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes", "num_cases"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("name", "sizes", "num_cases"),
+    CASES,
+    ids=["spine", "tokens", "arrays", "tables", "trust", "storage"],
+)
 def test_cases_run(tmp_path: Path, name: str, sizes: list[str], num_cases: int) -> None:
     """Each contender of each case gives a figure, and the report names them all."""
     ran(f"{name}.py", *sizes, "--repeats", "1", out=tmp_path)
