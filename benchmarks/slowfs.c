@@ -29,6 +29,7 @@ static int open_file(const char *path, struct fuse_file_info *file) {
     char real[PATH_MAX];
     int fd = open(real_path(path, real), O_RDONLY);
     file->fh = fd;
+    file->keep_cache = 1;  /* as network file systems do while a file stays as it is */
     return fd < 0 ? -errno : 0;
 }
 
