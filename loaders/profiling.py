@@ -316,8 +316,8 @@ class _TimedBatch:
         self._job, self._profile = job, profile
         self.num_parts, self.describe = job.num_parts, job.describe
 
-    def ask(self) -> None:
-        self._job.ask()
+    def look_ahead(self) -> None:
+        self._job.look_ahead()
 
     def run(self, part: int) -> None:
         began = self._profile.clock()

@@ -39,7 +39,7 @@ _JOIN_TIMEOUT_S = 30.0
 class Job(Protocol):
     """A piece of work that splits into independent parts.
 
-    It may have a method ``ask``: see there.
+    It may have a method ``look_ahead``: see there.
 
     Attributes:
         num_parts: How many calls of ``run`` it takes, at least one.
@@ -59,12 +59,13 @@ class Job(Protocol):
         """Say in a few words what a part does, for stall reports."""
 
 
-def ask(job: Job) -> None:
-    """Have storage begin to read what a job's parts will need, if the job knows it.
+def look_ahead(job: Job) -> None:
+    """Let a job do what it can before its turn, such as having storage read what its parts will need.
 
-    A worker does this as soon as it is free, before it goes on with earlier jobs.
+    A worker does this as soon as it is free, before it goes on with earlier jobs. What fails is raised by the part
+    that needs it.
     """
-    function = getattr(job, "ask", None)
+    function = getattr(job, "look_ahead", None)
     if function is not None:
         function()
 
@@ -142,7 +143,7 @@ _Running = dict[int, tuple[_Ticket, int, float]]
 
 def _work(
     tasks: SimpleQueue[_Task | None],
-    asking: deque[_Ticket],
+    new: deque[_Ticket],
     finished: SimpleQueue[None],
     running: _Running,
     prepare: Callable[[], None],
@@ -153,7 +154,7 @@ def _work(
         prepare_once()
     me = threading.get_ident()
     while (task := tasks.get()) is not None:
-        _ask_ahead(asking, running, me)
+        _look_ahead(new, running, me)
         ticket, part = task
         running[me] = (ticket, part, time.monotonic())
         last = ticket.run(part, prepare_once)
@@ -163,13 +164,13 @@ def _work(
             on_done()
 
 
-def _ask_ahead(asking: deque[_Ticket], running: _Running, me: int) -> None:
-    """Let jobs that were put in ask for what they will need; what fails is raised by the part that needs it."""
-    while asking:
-        with suppress(Exception):
-            ticket = asking.popleft()
+def _look_ahead(new: deque[_Ticket], running: _Running, me: int) -> None:
+    """Let jobs look ahead that were put in since."""
+    while new:
+        with suppress(BaseException):  # a worker that dies is a hang
+            ticket = new.popleft()
             running[me] = (ticket, 0, time.monotonic())
-            ask(ticket.job)
+            look_ahead(ticket.job)
         running.pop(me, None)
 
 
@@ -198,10 +199,10 @@ class Workers:
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._asking: deque[_Ticket] = deque()
+        self._new: deque[_Ticket] = deque()
         self._finished: SimpleQueue[None] = SimpleQueue()
         self._running: _Running = {}
-        args = (self._tasks, self._asking, self._finished, self._running, prepare, on_done)
+        args = (self._tasks, self._new, self._finished, self._running, prepare, on_done)
         self._threads = [
             threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
             for i in range(num_workers)
@@ -234,7 +235,7 @@ class Workers:
         self._check_open()
         ticket = _Ticket(job)
         self._tickets.append(ticket)
-        self._asking.append(ticket)
+        self._new.append(ticket)
         for part in range(ticket.remaining):
             self._tasks.put((ticket, part))
 
@@ -285,7 +286,7 @@ class Workers:
 
     def close(self) -> None:
         """Drop what has not begun, wait for what has, and end the threads."""
-        self._asking.clear()
+        self._new.clear()
         self._close()
         self._tickets.clear()
 

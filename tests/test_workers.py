@@ -850,11 +850,11 @@ while True:
     assert seconds < 15
 
 
-# -- asking ahead ------------------------------------------------------------------------------
+# -- looking ahead -----------------------------------------------------------------------------
 
 
-class Asking(Call):
-    """Notes when it is asked for, and when its parts run."""
+class Looking(Call):
+    """Notes when it looks ahead, and when its parts run."""
 
     def __init__(self, number: int, noted: list[Any], function: Any, num_parts: int = 1) -> None:
         super().__init__(function, num_parts)
@@ -864,29 +864,29 @@ class Asking(Call):
         self._noted.append((self._number, part))
         super().run(part)
 
-    def ask(self) -> None:
-        self._noted.append((self._number, "ask"))
+    def look_ahead(self) -> None:
+        self._noted.append((self._number, "ahead"))
 
 
-def test_a_job_is_asked_for_before_earlier_jobs_go_on() -> None:
+def test_a_job_looks_ahead_before_earlier_jobs_go_on() -> None:
     """One worker, busy with the first of three parts, when another job is put in."""
     noted: list[Any] = []
     pool, gate = Workers(1), Gate()
 
-    pool.put(Asking(1, noted, lambda part: part == 0 and gate(part), 3))
+    pool.put(Looking(1, noted, lambda part: part == 0 and gate(part), 3))
     gate.wait_until_entered()
-    pool.put(Asking(2, noted, lambda part: part))
+    pool.put(Looking(2, noted, lambda part: part))
     gate.opened.set()
     pool.take(timeout_s=TIMEOUT_S)
     pool.take(timeout_s=TIMEOUT_S)
     pool.close()
 
-    assert noted == [(1, "ask"), (1, 0), (2, "ask"), (1, 1), (1, 2), (2, 0)]
+    assert noted == [(1, "ahead"), (1, 0), (2, "ahead"), (1, 1), (1, 2), (2, 0)]
 
 
-def test_an_error_in_asking_is_left_to_the_part_that_meets_it() -> None:
+def test_an_error_in_looking_ahead_is_left_to_the_part_that_meets_it() -> None:
     class Failing(Call):
-        def ask(self) -> None:
+        def look_ahead(self) -> None:
             raise OSError("no storage")
 
     pool = Workers(2)
@@ -898,11 +898,11 @@ def test_an_error_in_asking_is_left_to_the_part_that_meets_it() -> None:
     assert found == [[number] for number in range(20)]
 
 
-def test_a_worker_that_hangs_in_asking_says_what_it_does() -> None:
+def test_a_worker_that_hangs_in_looking_ahead_says_what_it_does() -> None:
     gate = Gate()
 
     class Hanging(Call):
-        def ask(self) -> None:
+        def look_ahead(self) -> None:
             gate(0)
 
     pool = Workers(1)

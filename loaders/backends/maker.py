@@ -12,7 +12,7 @@ from loaders.buffers import Slots
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.job import CallJob, OneSample
 from loaders.datasets.reading.samples import collate
-from loaders.workers import ask
+from loaders.workers import look_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,9 +126,9 @@ class BatchOf:
         self.run = read.run
         self._is_read = False
 
-    def ask(self) -> None:
-        """Have storage read its samples."""
-        ask(self._read)
+    def look_ahead(self) -> None:
+        """Do what reading can before its turn."""
+        look_ahead(self._read)
 
     def finish(self) -> list[Any]:
         """Return the batch, in a list as those of a group."""

@@ -16,7 +16,7 @@ from loaders.datasets.reading.samples import (
     item,
 )
 from loaders.errors import BatchError
-from loaders.workers import ask
+from loaders.workers import look_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +47,10 @@ class InterleavedJob:
         self._ends = np.cumsum([job.num_parts for job in self._jobs]).tolist()
         self.num_parts: int = self._ends[-1]
 
-    def ask(self) -> None:
-        """Have storage read the samples of all."""
+    def look_ahead(self) -> None:
+        """Do what all can before their turn."""
         for job in self._jobs:
-            ask(job)
+            look_ahead(job)
 
     def run(self, part: int) -> None:
         """Do a part of the job of one dataset."""

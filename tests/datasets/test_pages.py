@@ -171,7 +171,7 @@ def test_a_batch_is_asked_for_before_any_of_it_is_read(
     assert job.num_parts > 1
     job.run(1)
     assert len(asked) == 16
-    job.ask()
+    job.look_ahead()
     job.run(0)
     assert len(asked) == 16
 
@@ -206,7 +206,7 @@ def test_mixtures_ask_for_what_comes_from_each(
     mixture = Mixture(parts, [0.5, 0.5])
     job: Any = mixture.job([0, NUM, 1, NUM + 1], _Fresh())
 
-    job.ask()
+    job.look_ahead()
 
     assert len(asked) == 4
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import (
     SampleBatch,
     TransformedSamples,
@@ -49,21 +50,25 @@ class BatchJob:
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
         self._transformed: list[Any] = [None] * n if dataset.transform is not None else []
         self._at: dict[int, int] = {}  # by part: the sample that is being transformed
-        self._is_asked_for = False
+        self._has_looked_ahead = False
 
-    def ask(self) -> None:
-        """Have storage read the samples of all parts; once, and before any of them is run."""
-        if not self._is_asked_for:
-            self._is_asked_for = True
-            for reader in self.dataset.readers:
-                reader.ask(self.request)
+    def look_ahead(self) -> None:
+        """Have storage read the samples, and find what all parts share; once, and before any of them is run."""
+        if self._has_looked_ahead:
+            return
+        self._has_looked_ahead = True
+        for reader in self.dataset.readers:
+            reader.ask(self.request)
+        for reader in self.dataset.readers:
+            if isinstance(reader, PictureReader):
+                reader.prepare(self.request)
 
     def run(self, part: int) -> None:
         """Read one range of samples; bad ones are replaced if the dataset says so."""
         first = part * self._part_rows
         last = min(first + self._part_rows, len(self.request))
         try:
-            self.ask()
+            self.look_ahead()
             self._read(first, last)
         except LoadersError:  # of one of them, or of more: one by one says which
             for position in range(first, last):

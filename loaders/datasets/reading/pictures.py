@@ -91,7 +91,7 @@ class PictureReader:
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         if self._is_plain:
-            for i, record in enumerate(request.records(self.store, self.name, first, last), first):
+            for i, record in enumerate(self._records(request, first, last), first):
                 self._read_plain(values, i, record)
             return
         nearest = isinstance(self.field, Mask)
@@ -109,6 +109,14 @@ class PictureReader:
                 )  # fmt: skip
                 if out is None:
                     values[view][i] = _channels_first(done)
+
+    def prepare(self, request: Request) -> None:
+        """Find the pictures of all parts, and what is wanted of them."""
+        find = self._records if self._is_plain else self.wanted
+        find(request, 0, len(request))
+
+    def _records(self, request: Request, first: int, last: int) -> Sequence[UInt8Array]:
+        return request.records(self.store, self.name, first, last)
 
     def wanted(self, request: Request, first: int, last: int) -> Sequence[Wanted]:
         """Find pictures, read their headers, and draw their crops and flips."""

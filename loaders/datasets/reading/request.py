@@ -69,7 +69,7 @@ class Request:
 
         A single row is made alone: where one of a batch is bad, the others are read one by one.
         """
-        if last - first == 1:
+        if last - first == 1 < len(self):
             return make(first, last)
         with self._lock:
             if name not in self._shared:
