@@ -97,7 +97,8 @@ class Pages:
 
     def __init__(self, store: Store, field: str) -> None:
         self._store, self._field = store, field
-        self._maps: dict[int, _Map | None] = {}
+        self._maps: dict[int, _Map] = {}
+        self._are_large: bool | None = None  # which the first shard that is met tells of all
         keeps = fits_memory(store.shards)
         self._asked = np.zeros(len(store), bool) if keeps else None
         self._arrived = np.zeros(len(store), bool) if keeps else None
@@ -126,6 +127,10 @@ class Pages:
     ) -> Iterator[tuple[_Map, int, int]]:
         """Yield map, shard and row of what is not known, and note it in the end."""
         indices, shards = rows.indices, rows.shards
+        if self._are_large is None and len(shards):
+            self._are_large = self._look(int(shards[0]))
+        if not self._are_large:
+            return
         if known is not None:
             new = ~known.take(indices)
             if not new.any():
@@ -133,19 +138,19 @@ class Pages:
             indices, shards = indices[new], shards[new]
         numbers = (indices - self._store.starts[shards]).tolist()
         for shard, row in zip(shards.tolist(), numbers, strict=True):
-            found = self._map(shard)
-            if found is not None:
-                yield found, shard, row
+            yield self._map(shard), shard, row
         if known is not None:
             known[indices] = True
 
-    def _map(self, number: int) -> _Map | None:
-        """Look where a shard's records lie; None if they are in memory, or small."""
+    def _look(self, number: int) -> bool:
+        """Tell whether records lie in files, and are large enough to be asked for one by one."""
+        column = self._store.shard(number).columns[self._field]
+        in_file = isinstance(self._store.shards[number], FileShard)
+        return in_file and column.nbytes >= _MIN_ROW_BYTES * len(column)
+
+    def _map(self, number: int) -> _Map:
         if number not in self._maps:
-            column = self._store.shard(number).columns[self._field]
-            in_file = isinstance(self._store.shards[number], FileShard)
-            is_large = column.nbytes >= _MIN_ROW_BYTES * len(column)
-            self._maps[number] = _Map.of(column) if in_file and is_large else None
+            self._maps[number] = _Map.of(self._store.shard(number).columns[self._field])
         return self._maps[number]
 
 
