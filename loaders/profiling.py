@@ -316,8 +316,14 @@ class _TimedBatch:
         self._job, self._profile = job, profile
         self.num_parts, self.describe = job.num_parts, job.describe
 
-    def look_ahead(self) -> None:
-        self._job.look_ahead()
+    @property
+    def asks(self) -> bool:
+        return self._job.asks
+
+    def ask(self) -> None:
+        began = self._profile.clock()
+        self._job.ask()
+        self._profile.add(_MAKE, began)
 
     def run(self, part: int) -> None:
         began = self._profile.clock()

@@ -27,7 +27,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +38,6 @@ _JOIN_TIMEOUT_S = 30.0
 
 class Job(Protocol):
     """A piece of work that splits into independent parts.
-
-    It may have a method ``look_ahead``: see there.
 
     Attributes:
         num_parts: How many calls of ``run`` it takes, at least one.
@@ -59,21 +57,30 @@ class Job(Protocol):
         """Say in a few words what a part does, for stall reports."""
 
 
-def look_ahead(job: Job) -> None:
-    """Let a job do what it can before its turn, such as having storage read what its parts will need.
+class AskingJob(Job, Protocol):
+    """A job that can have storage read what its parts will need, before they are run.
 
-    A worker does this as soon as it is free, before it goes on with earlier jobs. What fails is raised by the part
-    that needs it.
+    A thread of the pool's own lets it ask, so that what is asked for comes while earlier jobs are done: their workers
+    may be waiting for storage themselves. What fails there is raised by the part that needs it.
     """
-    function = getattr(job, "look_ahead", None)
-    if function is not None:
-        function()
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is something to ask for."""
+
+    def ask(self) -> None:
+        """Ask, without waiting for what is asked for."""
+
+
+def is_asking(job: Job) -> TypeGuard[AskingJob]:
+    """Tell whether a job has something to ask for."""
+    return getattr(job, "asks", False)
 
 
 class _Ticket:
     """A job on its way: who has to finish it, and how it ended."""
 
-    __slots__ = ("done", "error", "job", "lock", "remaining", "result")
+    __slots__ = ("__weakref__", "done", "error", "job", "lock", "remaining", "result")
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -138,12 +145,12 @@ class _Once:
 
 
 _Task = tuple[_Ticket, int]
+_Asking = SimpleQueue["weakref.ref[_Ticket] | None"]  # weak: who asks late keeps no batch alive
 _Running = dict[int, tuple[_Ticket, int, float]]
 
 
 def _work(
     tasks: SimpleQueue[_Task | None],
-    new: deque[_Ticket],
     finished: SimpleQueue[None],
     running: _Running,
     prepare: Callable[[], None],
@@ -154,7 +161,6 @@ def _work(
         prepare_once()
     me = threading.get_ident()
     while (task := tasks.get()) is not None:
-        _look_ahead(new, running, me)
         ticket, part = task
         running[me] = (ticket, part, time.monotonic())
         last = ticket.run(part, prepare_once)
@@ -164,14 +170,16 @@ def _work(
             on_done()
 
 
-def _look_ahead(new: deque[_Ticket], running: _Running, me: int) -> None:
-    """Let jobs look ahead that were put in since."""
-    while new:
-        with suppress(BaseException):  # a worker that dies is a hang
-            ticket = new.popleft()
-            running[me] = (ticket, 0, time.monotonic())
-            look_ahead(ticket.job)
-        running.pop(me, None)
+def _ask(asking: _Asking, running: _Running) -> None:
+    me = threading.get_ident()
+    while (reference := asking.get()) is not None:
+        ticket = reference()
+        if ticket is None or not is_asking(ticket.job):  # it was faster
+            continue
+        running[me] = (ticket, 0, time.monotonic())
+        with suppress(BaseException):
+            ticket.job.ask()
+        del running[me], ticket
 
 
 class Workers:
@@ -195,20 +203,20 @@ class Workers:
     ) -> None:
         if num_workers < 1:
             raise ValueError(f"num_workers must be at least 1, got {num_workers}")
-        self.num_workers = num_workers
+        self.num_workers, self._name = num_workers, name
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._new: deque[_Ticket] = deque()
+        self._asking: _Asking = SimpleQueue()
         self._finished: SimpleQueue[None] = SimpleQueue()
         self._running: _Running = {}
-        args = (self._tasks, self._new, self._finished, self._running, prepare, on_done)
+        args = (self._tasks, self._finished, self._running, prepare, on_done)
         self._threads = [
             threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
             for i in range(num_workers)
         ]
         self._close = weakref.finalize(
-            self, _close, self._tasks, self._finished, self._threads, self._running
+            self, _close, self._tasks, self._asking, self._finished, self._threads, self._running
         )
         for thread in self._threads:
             thread.start()
@@ -235,9 +243,17 @@ class Workers:
         self._check_open()
         ticket = _Ticket(job)
         self._tickets.append(ticket)
-        self._new.append(ticket)
+        if is_asking(job):
+            self._let_ask(ticket)
         for part in range(ticket.remaining):
             self._tasks.put((ticket, part))
+
+    def _let_ask(self, ticket: _Ticket) -> None:
+        if len(self._threads) == self.num_workers:  # many datasets never ask
+            args, name = (self._asking, self._running), f"{self._name}-ask"
+            self._threads.append(threading.Thread(target=_ask, args=args, name=name, daemon=True))
+            self._threads[-1].start()
+        self._asking.put(weakref.ref(ticket))
 
     def take(self, *, timeout_s: float | None = None) -> Any:
         """Return the result of the oldest job, waiting for it.
@@ -286,20 +302,22 @@ class Workers:
 
     def close(self) -> None:
         """Drop what has not begun, wait for what has, and end the threads."""
-        self._new.clear()
         self._close()
         self._tickets.clear()
 
 
 def _close(
     tasks: SimpleQueue[_Task | None],
+    asking: _Asking,
     finished: SimpleQueue[None],
     threads: list[threading.Thread],
     running: _Running,
 ) -> None:
-    with suppress(Empty):
-        while True:
-            tasks.get_nowait()
+    for queue in (tasks, asking):
+        with suppress(Empty):
+            while True:
+                queue.get_nowait()
+    asking.put(None)
     for _ in threads:
         tasks.put(None)
     finished.put(None)  # an owner that waits shall see it now

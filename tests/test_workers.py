@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -850,67 +851,95 @@ while True:
     assert seconds < 15
 
 
-# -- looking ahead -----------------------------------------------------------------------------
+# -- asking ahead ------------------------------------------------------------------------------
 
 
-class Looking(Call):
-    """Notes when it looks ahead, and when its parts run."""
+class Asking(Call):
+    """Calls another function when it is to ask."""
 
-    def __init__(self, number: int, noted: list[Any], function: Any, num_parts: int = 1) -> None:
-        super().__init__(function, num_parts)
-        self._number, self._noted = number, noted
+    asks = True
 
-    def run(self, part: int) -> None:
-        self._noted.append((self._number, part))
-        super().run(part)
+    def __init__(self, ask: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._ask = ask
 
-    def look_ahead(self) -> None:
-        self._noted.append((self._number, "ahead"))
+    def ask(self) -> None:
+        self._ask()
 
 
-def test_a_job_looks_ahead_before_earlier_jobs_go_on() -> None:
-    """One worker, busy with the first of three parts, when another job is put in."""
-    noted: list[Any] = []
-    pool, gate = Workers(1), Gate()
+def test_jobs_ask_while_all_workers_are_busy_with_earlier_ones() -> None:
+    pool, gate, asked = Workers(2), Gate(), Gate()
+    asked.opened.set()
 
-    pool.put(Looking(1, noted, lambda part: part == 0 and gate(part), 3))
-    gate.wait_until_entered()
-    pool.put(Looking(2, noted, lambda part: part))
+    for number in range(4):
+        pool.put(Asking(partial(asked, number), gate, num_parts=2))
+    asked.wait_until_entered(4)
+    assert pool.num_ready == 0
     gate.opened.set()
-    pool.take(timeout_s=TIMEOUT_S)
-    pool.take(timeout_s=TIMEOUT_S)
+    found = [pool.take(timeout_s=TIMEOUT_S) for _ in range(4)]
     pool.close()
 
-    assert noted == [(1, "ahead"), (1, 0), (2, "ahead"), (1, 1), (1, 2), (2, 0)]
+    assert found == [[0, 1]] * 4
 
 
-def test_an_error_in_looking_ahead_is_left_to_the_part_that_meets_it() -> None:
-    class Failing(Call):
-        def look_ahead(self) -> None:
-            raise OSError("no storage")
+def test_jobs_ask_in_order_and_only_those_that_have_something_to_ask_for() -> None:
+    noted: list[int] = []
+    pool, gate = Workers(1), Gate()
+    for number in range(6):
+        job = Asking(partial(noted.append, number), gate)
+        job.asks = number % 2 == 0
+        pool.put(job)
+    wait_until(lambda: len(noted) == 3)
+    gate.opened.set()
+    for _ in range(6):
+        pool.take(timeout_s=TIMEOUT_S)
+    pool.close()
 
+    assert noted == [0, 2, 4]
+
+
+def test_an_error_in_asking_is_left_to_the_part_that_meets_it() -> None:
     pool = Workers(2)
     for number in range(20):
-        pool.put(Failing(lambda part, number=number: number))  # type: ignore[misc]
+        ask = partial(raise_, SystemExit() if number % 2 else OSError("no storage"))
+        pool.put(Asking(ask, lambda part, number=number: number))
     found = [pool.take(timeout_s=TIMEOUT_S) for _ in range(20)]
     pool.close()
 
     assert found == [[number] for number in range(20)]
 
 
-def test_a_worker_that_hangs_in_looking_ahead_says_what_it_does() -> None:
-    gate = Gate()
+def test_asking_that_hangs_holds_nothing_back_and_is_in_the_report() -> None:
+    pool, gate = Workers(1), Gate()
 
-    class Hanging(Call):
-        def look_ahead(self) -> None:
-            gate(0)
-
-    pool = Workers(1)
-    pool.put(Hanging(name="a slow disk"))
+    pool.put(Asking(partial(gate, 0), name="a slow disk"))
     gate.wait_until_entered()
-    text = pool.describe()
-    gate.opened.set()
-    pool.take(timeout_s=TIMEOUT_S)
-    pool.close()
+    assert "a slow disk, part 0 for" in pool.describe()
+    assert pool.take(timeout_s=TIMEOUT_S) == [0]
+    late = Asking(partial(gate, 0))
+    reference = weakref.ref(late)
+    pool.put(late)
+    del late
+    assert pool.take(timeout_s=TIMEOUT_S) == [0]
 
-    assert "a slow disk, part 0 for" in text
+    wait_until(lambda: reference() is None)  # its batch is not kept until it can ask
+    gate.opened.set()
+    pool.close()
+    assert not gate.entered.acquire(blocking=False)
+
+
+def test_closing_drops_what_has_not_asked() -> None:
+    noted: list[int] = []
+    pool, gate = Workers(1), Gate()
+    pool.put(Asking(partial(gate, 0), gate))
+    pool.put(Asking(partial(noted.append, 1), gate))
+    gate.wait_until_entered(2)
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    wait_until(lambda: not pool._close.alive)
+    gate.opened.set()
+    closing.join(TIMEOUT_S)
+
+    assert not closing.is_alive()
+    assert noted == []
+    assert not any(thread.is_alive() for thread in pool._threads)

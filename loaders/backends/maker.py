@@ -12,7 +12,7 @@ from loaders.buffers import Slots
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.job import CallJob, OneSample
 from loaders.datasets.reading.samples import collate
-from loaders.workers import look_ahead
+from loaders.workers import is_asking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,9 +126,15 @@ class BatchOf:
         self.run = read.run
         self._is_read = False
 
-    def look_ahead(self) -> None:
-        """Do what reading can before its turn."""
-        look_ahead(self._read)
+    @property
+    def asks(self) -> bool:
+        """Whether reading has something to ask storage for."""
+        return is_asking(self._read)
+
+    def ask(self) -> None:
+        """Let reading ask."""
+        if is_asking(self._read):
+            self._read.ask()
 
     def finish(self) -> list[Any]:
         """Return the batch, in a list as those of a group."""

@@ -106,6 +106,11 @@ class CompressedReader:
         return self.reader.min_rows
 
     @property
+    def asks_for(self) -> str | None:
+        """What the other does."""
+        return self.reader.asks_for
+
+    @property
     def unit(self) -> int:
         """Pixels a side of the smallest part that can be made."""
         return self.reader.unit
@@ -114,10 +119,6 @@ class CompressedReader:
         """Keep what is read by its range of rows: how much it is, is known at the end."""
         parts: dict[int, tuple[int, tuple[list[memoryview], Escapes]]] = {}
         return [parts, memory]
-
-    def ask(self, request: Request) -> None:
-        """Ask for the records."""
-        self.reader.ask(request)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Find the bands of a range of samples."""

@@ -147,7 +147,8 @@ class EncodedJob:
     def __init__(self, half: EncodedHalf, read: BatchJob) -> None:
         self._half, self._read = half, read
         self.num_parts = read.num_parts
-        self.look_ahead, self.run, self.describe = read.look_ahead, read.run, read.describe
+        self.asks, self.ask = read.asks, read.ask
+        self.run, self.describe = read.run, read.describe
 
     def finish(self) -> SampleBatch:
         """Return the two."""

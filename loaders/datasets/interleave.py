@@ -16,7 +16,7 @@ from loaders.datasets.reading.samples import (
     item,
 )
 from loaders.errors import BatchError
-from loaders.workers import look_ahead
+from loaders.workers import is_asking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,11 +46,13 @@ class InterleavedJob:
         self._begins, self._memory = begins, memory
         self._ends = np.cumsum([job.num_parts for job in self._jobs]).tolist()
         self.num_parts: int = self._ends[-1]
+        self.asks = any(map(is_asking, self._jobs))
 
-    def look_ahead(self) -> None:
-        """Do what all can before their turn."""
+    def ask(self) -> None:
+        """Have storage read the samples of all."""
         for job in self._jobs:
-            look_ahead(job)
+            if is_asking(job):
+                job.ask()
 
     def run(self, part: int) -> None:
         """Do a part of the job of one dataset."""

@@ -21,7 +21,7 @@ from loaders.buffers import FreshMemory
 from loaders.checks import as_list, did_you_mean, shares, shown, whole_number
 from loaders.columns import Column, FixedColumn
 from loaders.datasets import frame
-from loaders.datasets.access.store import Rows, Store
+from loaders.datasets.access.store import Store
 from loaders.datasets.base import BatchDataset, from_start, whole_numbers
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
 from loaders.datasets.reading.crops import CropReader
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+
+    from loaders.datasets.access.finder import Rows
 
 logger = logging.getLogger(__name__)
 Indices = npt.NDArray[np.int64]
@@ -209,13 +211,25 @@ class PackedDataset(BatchDataset):
         sizes = [len(batch) for batch in batches]
         request = self.request(np.concatenate([_numbers_in(batch) for batch in batches]))
         tensors: list[torch.Tensor] = []
-        for reader in self.readers:
-            reader.ask(request)
+        self.ask(request)
         for reader in self.readers:
             values = reader.begin(len(request), memory)
             reader.read(values, request, 0, len(request))
             tensors += reader.finish(values)
         return split_batch(self.names, tensors, sizes)
+
+    def asks(self, request: Request) -> bool:
+        """Tell whether storage was not asked yet for some of the samples."""
+        return any(self.store.asks(name, request.rows) for name in self._asked_for)
+
+    def ask(self, request: Request) -> None:
+        """Have storage read the samples, without waiting for them."""
+        for name in self._asked_for:
+            self.store.ask(name, request.rows)
+
+    @cached_property
+    def _asked_for(self) -> list[str]:
+        return [reader.asks_for for reader in self.readers if reader.asks_for is not None]
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Turn indices, with the seed, epoch and draws that our samplers attach, into a request."""

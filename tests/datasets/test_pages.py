@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, Mixture, RAMDataset, ShardDataset
+from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
 from loaders.bench import pagecache
 from loaders.datasets.access import advice, pages
 from loaders.datasets.access.advice import READ_BYTES, ask_for
-from loaders.errors import SampleError, ShardError
+from loaders.datasets.access.shards import FileShard
+from loaders.errors import LoadersError, SampleError, ShardError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.packdata.packing import pack
@@ -125,11 +126,13 @@ def test_a_dataset_that_fits_into_memory_is_asked_for_once_and_in_blocks(
     tmp_path: Path, asked: list[tuple[int, int]], kind: str
 ) -> None:
     dataset = ShardDataset(packed(tmp_path / "a", kind, 20_000), fields=["data"])
-    loader = DataLoader(dataset, 5, shuffle=True, num_workers=1)  # two may ask for the same
+    loader = DataLoader(dataset, 5, shuffle=True, num_workers=1)
 
     for _ in range(3):
         assert sum(len(batch.data) for batch in loader) == NUM
 
+    job: Any = dataset.job(range(NUM), _Fresh())
+    assert not job.asks
     starts = [address for address, _ in asked]
     assert len(set(starts)) == len(starts)
     assert {nbytes for _, nbytes in asked} <= set(range(1, READ_BYTES + 1))
@@ -171,9 +174,10 @@ def test_a_batch_is_asked_for_before_any_of_it_is_read(
     assert job.num_parts > 1
     job.run(1)
     assert len(asked) == 16
-    job.look_ahead()
+    job.ask()
     job.run(0)
     assert len(asked) == 16
+    assert dataset.job(range(16), _Fresh()).asks
 
     dataset.__getitems__([2, 3])
     assert len(asked) == 18
@@ -206,7 +210,7 @@ def test_mixtures_ask_for_what_comes_from_each(
     mixture = Mixture(parts, [0.5, 0.5])
     job: Any = mixture.job([0, NUM, 1, NUM + 1], _Fresh())
 
-    job.look_ahead()
+    job.ask()
 
     assert len(asked) == 4
 
@@ -224,6 +228,8 @@ def test_what_is_in_memory_is_not_asked_for(tmp_path: Path, asked: list[tuple[in
     folder = packed(tmp_path / "a", nbytes=20_000)
     dataset = RAMDataset(folder)
     del asked[:]  # reading the files asks for them
+    job: Any = dataset.job(range(NUM), _Fresh())
+    assert not job.asks
     assert sum(len(batch.data) for batch in DataLoader(dataset, 4, num_workers=2)) == NUM
     assert asked == []
 
@@ -268,6 +274,84 @@ def test_a_file_that_is_cut_while_it_is_in_use_is_an_error(tmp_path: Path, kind:
     assert isinstance(caught.value.__cause__, ShardError)
     assert "cut since it was opened" in str(caught.value)
     assert len(dataset[9].data) == 300_000 + 7 * 9  # of another file
+
+
+ROW = 60_000
+OF_ONE_SIZE: dict[str, Field] = {"data": Array(dtype="uint8", dims=(ROW,))}
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_rows_that_are_gathered_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fits: bool
+) -> None:
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0.5 if fits else 0)
+    samples = [{"data": noise(ROW, i)} for i in range(NUM)]
+    folder = pack(tmp_path / "a", OF_ONE_SIZE, samples, format=kind, per_shard=PER_SHARD)
+    dataset = ShardDataset(folder, check="never")
+    assert len(dataset[0].data) == ROW
+    cut(files(folder)[0], 4 * ROW)
+
+    with pytest.raises(SampleError, match=r"row 7\): .*its pages cannot be read"):
+        dataset[7]
+    with pytest.raises(SampleError, match="its pages cannot be read"):
+        list(DataLoader(dataset, 8, num_workers=2))
+
+
+def test_neighbours_that_are_verified_with_a_record_are_waited_for(
+    tmp_path: Path, kind: str
+) -> None:
+    """Eight or so of these have one checksum."""
+    folder = packed(tmp_path / "a", kind, nbytes=8_000)
+    dataset = ShardDataset(folder, fields=["data"])
+    shard = dataset.store.shard(0)
+    assert shard.checksums["data"].rows_per_block > 3
+    column: Any = shard.columns["data"]
+    cut(files(folder)[0], int(column.starts[2]))
+
+    with pytest.raises(SampleError, match=r"row [2-7]: its pages cannot be read"):
+        dataset[0]
+
+
+@pytest.mark.parametrize("check", ["first", "never"])
+def test_parts_of_large_records_are_waited_for(tmp_path: Path, kind: str, check: Any) -> None:
+    fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=(1, 96, 128, 128), spatial=3)}
+    samples = [{"data": np.full((1, 96, 128, 128), i, np.uint8)} for i in range(4)]
+    folder = pack(tmp_path / "a", fields, samples, format=kind)
+    dataset = ShardDataset(folder, augment=[augment.RandomCrop((96, 16, 16))], check=check)
+    assert dataset[0].data.shape == (1, 96, 16, 16)
+    cut(files(folder)[0], files(folder)[0].stat().st_size * 3 // 4)
+
+    with pytest.raises(SampleError, match=r"row 3\): .*its pages cannot be read"):
+        dataset[3]
+
+
+def test_filling_ram_from_a_cut_file_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder = packed(tmp_path / "a", kind)
+    opened = FileShard.open
+
+    def cut_when_open(shard: FileShard, check: Any) -> Any:
+        found = opened(shard, check)
+        cut(shard.path, 1_000_000)
+        return found
+
+    monkeypatch.setattr(FileShard, "open", cut_when_open)
+    with pytest.raises(LoadersError, match="its pages cannot be read"):
+        RAMDataset(folder)
+
+
+def test_memory_before_files_does_not_hide_them(
+    tmp_path: Path, asked: list[tuple[int, int]], kind: str
+) -> None:
+    folder = packed(tmp_path / "a", kind, 20_000)
+    dataset: Any = concat([RAMDataset(folder), ShardDataset(folder)])
+    del asked[:]
+
+    assert len(dataset[0].data) == 20_000
+    assert asked == []
+    assert len(dataset[NUM].data) == 20_000
+    assert asked
 
 
 def test_pictures_of_a_cut_file_are_replaced_if_that_is_asked_for(tmp_path: Path) -> None:

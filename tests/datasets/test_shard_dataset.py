@@ -4,12 +4,15 @@ import logging
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
+from loaders.codecs import heads
 from loaders.datasets import packed
+from loaders.datasets.reading import pictures
 from loaders.datasets.views import as_ours
 from loaders.errors import (
     ChecksumError,
@@ -742,6 +745,34 @@ def test_a_picture_too_small_for_its_crop_is_replaced_alone(tmp_path: Path) -> N
     kept = [i for i, n in enumerate(sizes) if n == 24]
     assert batch.sample_id[kept].tolist() == kept
     assert set(batch.sample_id.tolist()) <= set(kept)
+
+
+@pytest.mark.parametrize(("bad", "most"), [("header", 140), ("body", 90)])
+def test_one_bad_picture_does_not_have_its_batch_looked_at_again_by_each_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, most: int
+) -> None:
+    """A batch is looked at together; if that fails, each part of it looks at its own."""
+    file = cv2.imencode(".jpg", np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8))
+    samples = [{"image": file[1].tobytes()} for _ in range(128)]
+    if bad == "header":
+        samples[63]["image"] = b"no picture"
+    else:
+        samples[1]["image"] = samples[1]["image"][:300]
+    folder = pack(tmp_path / "a", {"image": Image()}, samples)
+    ops = [augment.RandomResizedCrop(16)]
+    dataset = ShardDataset(folder, augment=ops, on_error="replace")[:64]
+    calls: list[int] = []
+
+    def counted(record: Any) -> Any:
+        calls.append(1)
+        return heads.picture_head(record)
+
+    monkeypatch.setattr(pictures, "picture_head", counted)
+    (batch,) = DataLoader(dataset, 64, num_workers=4, backend="thread")
+
+    assert batch.image.shape == (64, 3, 16, 16)
+    assert dataset.num_replaced == 1
+    assert len(calls) <= most
 
 
 def test_a_dataset_of_nothing_but_bad_samples_ends(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from loaders.columns import FixedColumn
 from loaders.datasets.access import verifier as module
+from loaders.datasets.access.finder import Rows
 from loaders.datasets.access.shards import OpenShard
 from loaders.datasets.access.verifier import Verifier
 from loaders.errors import ChecksumError
@@ -42,9 +43,9 @@ class Shards:
     def verifier(self, *, always: bool = False) -> Verifier:
         return Verifier("x", self.starts, self.open.__getitem__, always=always)
 
-    def of(self, indices: Any) -> tuple[np.ndarray, np.ndarray]:
+    def of(self, indices: Any) -> Rows:
         indices = np.asarray(indices, np.int64)
-        return indices, np.searchsorted(self.ends, indices, "right")
+        return Rows(indices, np.searchsorted(self.ends, indices, "right"))
 
     def records(self, indices: Any) -> np.ndarray:
         rows: np.ndarray = np.concatenate([c.data for c in self.columns])[indices]
@@ -53,7 +54,7 @@ class Shards:
 
 def verify(shards: Shards, verifier: Verifier, indices: Any, way: str) -> None:
     """Verify stored records, or copies."""
-    found = verifier.unknown(*shards.of(indices))
+    found = verifier.unknown(shards.of(indices))
     if found is not None:
         verifier.verify(found, shards.records(indices) if way == "copies" else None)
 
@@ -92,7 +93,7 @@ def test_every_block_is_verified_when_it_is_first_read_and_not_again(
     verifier, seen = shards.verifier(), set[int]()
     for _ in range(4):
         indices = data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=40))
-        found = verifier.unknown(*shards.of(indices))
+        found = verifier.unknown(shards.of(indices))
         new = sorted(set(indices) - seen)
         at = [] if found is None else found.at.tolist()
         assert sorted(indices[i] for i in at) == new
@@ -100,7 +101,7 @@ def test_every_block_is_verified_when_it_is_first_read_and_not_again(
         seen |= set(indices)
     verify(shards, verifier, range(sum(sizes)), way)
 
-    assert verifier.unknown(*shards.of(range(sum(sizes)))) is None
+    assert verifier.unknown(shards.of(range(sum(sizes)))) is None
 
 
 @pytest.mark.parametrize("way", ["stored", "copies"])
@@ -155,7 +156,7 @@ def test_a_copy_is_verified_not_what_it_is_a_copy_of() -> None:
     shards = Shards([5], LARGE)
     records, verifier = shards.records(range(5)), shards.verifier()
     records[3, 7] ^= 1
-    found = verifier.unknown(*shards.of(range(5)))
+    found = verifier.unknown(shards.of(range(5)))
     assert found is not None
 
     with pytest.raises(ChecksumError) as caught:
@@ -168,13 +169,13 @@ def test_a_copy_is_verified_not_what_it_is_a_copy_of() -> None:
 def test_copies_are_those_of_their_samples_in_any_order_and_repeated() -> None:
     shards, order = Shards([5, 4], LARGE), [4, 1, 8, 1, 0, 2]
     records, verifier = shards.records(order), shards.verifier()
-    found = verifier.unknown(*shards.of(order))
+    found = verifier.unknown(shards.of(order))
     assert found is not None
     assert found.at.tolist() == [0, 1, 2, 4, 5]
     verifier.verify(found, records)
 
-    assert verifier.unknown(*shards.of(order)) is None
-    rest = verifier.unknown(*shards.of(range(9)))
+    assert verifier.unknown(shards.of(order)) is None
+    rest = verifier.unknown(shards.of(range(9)))
     assert rest is not None
     assert rest.at.tolist() == [3, 5, 6, 7]
 
@@ -182,14 +183,14 @@ def test_copies_are_those_of_their_samples_in_any_order_and_repeated() -> None:
 def test_what_two_found_at_once_counts_once() -> None:
     shards = Shards([4], LARGE)
     verifier = shards.verifier()
-    found = [verifier.unknown(*shards.of([0, 1])) for _ in range(2)]
+    found = [verifier.unknown(shards.of([0, 1])) for _ in range(2)]
 
     for each in found:
         assert each is not None
         verifier.verify(each)
 
-    assert verifier.unknown(*shards.of([0, 1])) is None
-    left = verifier.unknown(*shards.of([1, 2, 3]))
+    assert verifier.unknown(shards.of([0, 1])) is None
+    left = verifier.unknown(shards.of([1, 2, 3]))
     assert left is not None
     assert left.at.tolist() == [1, 2]
 
@@ -210,9 +211,9 @@ def test_shards_without_checksums_are_taken_as_they_are() -> None:
     shards.columns[0].data[:] = 0
     verifier = shards.verifier()
 
-    assert verifier.unknown(*shards.of(range(5))) is None
+    assert verifier.unknown(shards.of(range(5))) is None
     verify(shards, verifier, range(10), "copies")
-    assert verifier.unknown(*shards.of(range(10))) is None
+    assert verifier.unknown(shards.of(range(10))) is None
 
 
 def test_many_threads_leave_nothing_unverified() -> None:
@@ -234,6 +235,6 @@ def test_many_threads_leave_nothing_unverified() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(work, range(4))) == [6] * 4
-    found = verifier.unknown(*shards.of(range(180)))
+    found = verifier.unknown(shards.of(range(180)))
     assert found is not None
     assert found.shards == [23]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,20 @@ if TYPE_CHECKING:
     Indices = npt.NDArray[np.int64]
 
 _MAX_BUCKETS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Samples by number, and the shards they lie in."""
+
+    indices: Indices
+    shards: Indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, part: slice | npt.NDArray[np.bool_]) -> Rows:
+        return Rows(self.indices[part], self.shards[part])
 
 
 class ShardFinder:

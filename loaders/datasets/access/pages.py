@@ -1,12 +1,13 @@
 """Records on their way from storage: asked for together, and waited for without the interpreter's lock.
 
 A mapped page that is not in memory is read when it is touched: one after the other, and by a thread that may
-hold the lock, so that all others wait with it. So all records of a batch are asked for when it is begun, and
-storage reads them at the same time; each thread then waits for its own, before Python looks at them.
+hold the lock, so that all others wait with it; and where it cannot be read, the process ends (SIGBUS). So all
+records of a batch are asked for as soon as the batch is known, storage reads them at the same time, and whoever
+reads some of them waits for these first, and raises where they do not come.
 
 Where a dataset fits into memory, this is done once for each record, and whole blocks are asked for: their
 other records will be wanted, too, and storage prefers large reads. Where it does not fit, it is done every
-time, and for the record alone.
+time, and for the record alone. Small records are left to the kernel.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.datasets.access.finder import Rows
     from loaders.datasets.access.shards import MemoryShard
-    from loaders.datasets.access.store import Rows, Store
+    from loaders.datasets.access.store import Store
+    from loaders.datasets.access.verifier import Unknown
 
 _MIN_ROW_BYTES = 4 << 10  # smaller ones share pages, and the kernel reads ahead
 _MEMORY_SHARE = 0.5  # of a machine's memory: what the page cache can be trusted to keep
-_HINT = "The file was cut since it was opened, or its storage failed: run 'packdata verify'"
+UNREADABLE = "its pages cannot be read"
+UNREADABLE_HINT = (
+    "The file was cut since it was opened, or its storage failed: run 'packdata verify'"
+)
 
 
 @dataclass(slots=True)
@@ -43,19 +49,19 @@ class _Map:
         column: The records.
         address: Of the first byte of what they lie in.
         nbytes: How many follow.
-        asked: For each block of it, whether it was asked for.
+        asked: For each block of it, whether it was asked for; None where records are asked for alone.
     """
 
     column: Column
     address: int
     nbytes: int
-    asked: bytearray
+    asked: bytearray | None
 
     @classmethod
-    def of(cls, column: Column) -> _Map:
+    def of(cls, column: Column, *, in_blocks: bool) -> _Map:
         """Look where a column's records lie."""
         data = column.data if isinstance(column, FixedColumn) else column.buffer
-        asked = bytearray(-(-data.nbytes // READ_BYTES))
+        asked = bytearray(-(-data.nbytes // READ_BYTES)) if in_blocks else None
         return cls(column, int(data.ctypes.data), data.nbytes, asked)
 
     def span(self, row: int) -> tuple[int, int]:
@@ -66,13 +72,11 @@ class _Map:
         return int(self.column.starts[row]), int(self.column.lengths[row])
 
     def ask(self, row: int) -> None:
-        """Ask for a record alone."""
+        """Ask for a record, or for those of its blocks that were not asked for."""
         first, nbytes = self.span(row)
-        ask_for(self.address + first, nbytes)
-
-    def ask_blocks(self, row: int) -> None:
-        """Ask for the blocks that a record lies in, each once."""
-        first, nbytes = self.span(row)
+        if self.asked is None:
+            ask_for(self.address + first, nbytes)
+            return
         for block in range(first // READ_BYTES, -(-(first + nbytes) // READ_BYTES)):
             if not self.asked[block]:
                 self.asked[block] = True
@@ -98,18 +102,22 @@ class Pages:
     def __init__(self, store: Store, field: str) -> None:
         self._store, self._field = store, field
         self._maps: dict[int, _Map] = {}
-        self._are_large: bool | None = None  # which the first shard that is met tells of all
+        self._in_file = np.array([isinstance(shard, FileShard) for shard in store.shards])
+        self._are_large = None if self._in_file.any() else False  # the first file tells of all
         keeps = fits_memory(store.shards)
         self._asked = np.zeros(len(store), bool) if keeps else None
         self._arrived = np.zeros(len(store), bool) if keeps else None
 
+    def asks(self, rows: Rows) -> bool:
+        """Tell whether some records were not asked for yet, or may not have been: no file is opened to see it."""
+        return self._are_large is None or self._new(rows, self._asked) is not None
+
     def ask(self, rows: Rows) -> None:
         """Have storage read some records, without waiting for them."""
-        for found, _, row in self._new(rows, self._asked):
-            if self._asked is None:
-                found.ask(row)
-            else:
-                found.ask_blocks(row)
+        if new := self._new(rows, self._asked):
+            for shard, row in self._places(new):
+                self._map(shard).ask(row)
+            _note(new, self._asked)
 
     def wait(self, rows: Rows) -> None:
         """Wait until some records are in memory.
@@ -117,41 +125,52 @@ class Pages:
         Raises:
             ShardError: One of them cannot be read.
         """
-        for found, shard, row in self._new(rows, self._arrived):
-            if not found.wait(row):
-                path = self._store.shards[shard].path
-                raise ShardError("its pages cannot be read", path, row, self._field, _HINT)
+        if new := self._new(rows, self._arrived):
+            for shard, row in self._places(new):
+                if not self._map(shard).wait(row):
+                    path = self._store.shards[shard].path
+                    raise ShardError(UNREADABLE, path, row, self._field, UNREADABLE_HINT)
+            _note(new, self._arrived)
 
-    def _new(
-        self, rows: Rows, known: npt.NDArray[np.bool_] | None
-    ) -> Iterator[tuple[_Map, int, int]]:
-        """Yield map, shard and row of what is not known, and note it in the end."""
-        indices, shards = rows.indices, rows.shards
-        if self._are_large is None and len(shards):
-            self._are_large = self._look(int(shards[0]))
-        if not self._are_large:
-            return
-        if known is not None:
-            new = ~known.take(indices)
-            if not new.any():
-                return
-            indices, shards = indices[new], shards[new]
-        numbers = (indices - self._store.starts[shards]).tolist()
-        for shard, row in zip(shards.tolist(), numbers, strict=True):
-            yield self._map(shard), shard, row
-        if known is not None:
-            known[indices] = True
+    def wait_for_blocks(self, found: Unknown) -> None:
+        """Wait for all records of the blocks that are to be verified: their neighbours, too, are hashed."""
+        if self._are_large is not False:
+            self.wait(found.rows(self._store.starts, self._store.ends))
 
-    def _look(self, number: int) -> bool:
-        """Tell whether records lie in files, and are large enough to be asked for one by one."""
-        column = self._store.shard(number).columns[self._field]
-        in_file = isinstance(self._store.shards[number], FileShard)
-        return in_file and column.nbytes >= _MIN_ROW_BYTES * len(column)
+    def _new(self, rows: Rows, known: npt.NDArray[np.bool_] | None) -> Rows | None:
+        """Return which of some records are large, in files, and not known; None if none is."""
+        if self._are_large is None:
+            self._are_large = self._look(rows)
+        if not self._are_large or known is None:
+            return rows if self._are_large else None
+        is_known = known.take(rows.indices)
+        return None if is_known.all() else rows[~is_known]
+
+    def _look(self, rows: Rows) -> bool | None:
+        """Tell whether records are large enough to be asked for one by one; None if none of these lies in a file."""
+        found = rows.shards[self._in_file.take(rows.shards)]
+        if not len(found):
+            return None
+        column = self._store.shard(int(found[0])).columns[self._field]
+        return column.nbytes >= _MIN_ROW_BYTES * len(column)
+
+    def _places(self, rows: Rows) -> Iterator[tuple[int, int]]:
+        """Yield the shard of each record, and its row there."""
+        numbers = rows.indices - self._store.starts.take(rows.shards)
+        return zip(rows.shards.tolist(), numbers.tolist(), strict=True)
 
     def _map(self, number: int) -> _Map:
-        if number not in self._maps:
-            self._maps[number] = _Map.of(self._store.shard(number).columns[self._field])
-        return self._maps[number]
+        found = self._maps.get(number)
+        if found is None:
+            column = self._store.shard(number).columns[self._field]
+            new = _Map.of(column, in_blocks=self._asked is not None)
+            found = self._maps.setdefault(number, new)
+        return found
+
+
+def _note(rows: Rows, known: npt.NDArray[np.bool_] | None) -> None:
+    if known is not None:
+        known[rows.indices] = True
 
 
 def fits_memory(shards: Sequence[FileShard | MemoryShard]) -> bool:

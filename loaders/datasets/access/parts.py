@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.datasets.access.advice import ask_for
-from loaders.datasets.access.pages import fits_memory
+from loaders.datasets.access.advice import ask_for, wait_for
+from loaders.datasets.access.finder import Rows
+from loaders.datasets.access.pages import UNREADABLE, UNREADABLE_HINT, fits_memory
 from loaders.datasets.access.shards import FileShard
-from loaders.datasets.access.store import Rows
 from loaders.errors import ChecksumError, ShardError
 from loaders.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
 
@@ -132,29 +132,24 @@ class PartialRecords:
             touched = touched[~chunks.known[touched]]
         if not len(touched):
             return Part(number, row, record, _NONE)
-        touched = np.unique(touched)
-        self._fetch(record, touched - chunks.first[row], chunks.nbytes)
-        return Part(number, row, record, touched)
-
-    def _fetch(self, record: UInt8Array, numbers: Indices, chunk_bytes: int) -> None:
-        """Ask for chunks of a record, run by run; the pages arrive while others are copied."""
-        breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
-        first = numbers[np.append(0, breaks)] * chunk_bytes
-        last = (numbers[np.append(breaks, len(numbers)) - 1] + 1) * chunk_bytes
-        sizes = np.minimum(last, len(record)) - first
-        address = record.__array_interface__["data"][0]
-        for start, size in zip((address + first).tolist(), sizes.tolist(), strict=True):
+        part = Part(number, row, record, np.unique(touched))
+        for start, size in _runs(part, chunks):  # the pages arrive while other parts are copied
             ask_for(start, size)
+        return part
 
     def verify(self, part: Part) -> None:
-        """Compare the chunks that a part touches, unless that was done before.
+        """Wait for the chunks that a part touches, and compare them, unless that was done before.
 
         Raises:
-            ChecksumError: A chunk differs from its checksum.
+            ShardError: A chunk cannot be read.
+            ChecksumError: It differs from its checksum.
         """
         chunks = self._chunks[part.shard]
         if chunks is None or not len(part.chunks):
             return
+        if not all(wait_for(start, size) for start, size in _runs(part, chunks)):
+            path = self._store.shards[part.shard].path
+            raise ShardError(UNREADABLE, path, part.row, self._field, UNREADABLE_HINT)
         if chunks.hashes is not None:
             wanted = part.chunks
             if self._store.check == "first":
@@ -190,6 +185,17 @@ class PartialRecords:
             raise ShardError(what, shard.path, None, self._field, _HINT)
         hashes = None if sums is None else sums.chunks
         return _Chunks(nbytes, np.cumsum(counts) - counts, hashes, np.zeros(total, bool))
+
+
+def _runs(part: Part, chunks: _Chunks) -> list[tuple[int, int]]:
+    """Return where each run of a part's chunks lies in memory, and its size."""
+    numbers = part.chunks - chunks.first[part.row]
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    first = numbers[np.append(0, breaks)] * chunks.nbytes
+    last = (numbers[np.append(breaks, len(numbers)) - 1] + 1) * chunks.nbytes
+    sizes = np.minimum(last, len(part.record)) - first
+    address = part.record.__array_interface__["data"][0]
+    return list(zip((address + first).tolist(), sizes.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

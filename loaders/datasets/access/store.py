@@ -7,14 +7,13 @@ gathers rows of equal size from any number of mapped files in one call.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.columns import Column, VarColumn
-from loaders.datasets.access.finder import ShardFinder
+from loaders.datasets.access.finder import Rows, ShardFinder
 from loaders.datasets.access.gather import Gather
 from loaders.datasets.access.locks import ForkLock
 from loaders.datasets.access.pages import Pages
@@ -29,20 +28,6 @@ if TYPE_CHECKING:
 
 Indices = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Samples by number, and the shards they lie in."""
-
-    indices: Indices
-    shards: Indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, part: slice) -> Rows:
-        return Rows(self.indices[part], self.shards[part])
 
 
 class Store:
@@ -104,6 +89,10 @@ class Store:
         """Find the shards of some samples; their numbers must be in range."""
         return Rows(indices, self.shards_of(indices))
 
+    def asks(self, field: str, rows: Rows) -> bool:
+        """Tell whether storage was not asked yet for some records, as far as can be said without waiting."""
+        return self._pages_of(field).asks(rows)
+
     def ask(self, field: str, rows: Rows) -> None:
         """Have storage read the records of some samples, which come while others are read."""
         self._pages_of(field).ask(rows)
@@ -135,13 +124,19 @@ class Store:
             field: A field whose records all have the size of a row of ``out``.
             rows: N samples.
             out: ``(N, nbytes)`` uint8, C-contiguous.
+
+        Raises:
+            ShardError: One of them cannot be read.
+            ChecksumError: One of them is damaged.
         """
         if not len(rows):
             return
         gather, verifier = self._gather(field, out.shape[1]), self._verifier(field)
-        found = None if verifier is None else verifier.unknown(rows.indices, rows.shards)
+        found = None if verifier is None else verifier.unknown(rows)
+        self._pages_of(field).wait(rows)
         gather(rows.indices, rows.shards, out)
         if verifier is not None and found is not None:
+            self._pages_of(field).wait_for_blocks(found)
             verifier.verify(found, out)
 
     def _gather(self, field: str, nbytes: int) -> Gather:
@@ -171,8 +166,9 @@ class Store:
             ChecksumError: One of them is damaged.
         """
         verifier = self._verifier(field)
-        found = None if verifier is None else verifier.unknown(rows.indices, rows.shards)
+        found = None if verifier is None else verifier.unknown(rows)
         if verifier is not None and found is not None:
+            self._pages_of(field).wait_for_blocks(found)
             verifier.verify(found)
 
     def _verifier(self, field: str) -> Verifier | None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from loaders.datasets.access.finder import Rows
 from loaders.datasets.access.locks import ForkLock
 from loaders.errors import ChecksumError
 from loaders.formats.checksums import hash_block
@@ -40,6 +41,16 @@ class Unknown(NamedTuple):
     sizes: list[int]
     hashes: list[int]
 
+    def rows(self, starts: Indices, ends: Indices) -> Rows:
+        """Return all samples of the blocks, given where shards start and end."""
+        shards = np.array(self.shards)
+        sizes = np.array(self.sizes)
+        first = starts[shards] + np.array(self.local) * sizes
+        sizes = np.minimum(sizes, ends[shards] - first)
+        begins = np.cumsum(sizes) - sizes
+        indices = np.arange(sizes.sum()) + np.repeat(first - begins, sizes)
+        return Rows(indices, np.repeat(shards, sizes))
+
 
 class Verifier:
     """Verifies the records of one field.
@@ -68,8 +79,9 @@ class Verifier:
         self._num_unknown, self._num_closed = 0, len(starts)
         self._lock = ForkLock()
 
-    def unknown(self, indices: Indices, shards: Indices) -> Unknown | None:
+    def unknown(self, rows: Rows) -> Unknown | None:
         """Return which of some samples are still to be verified; None if none is."""
+        indices, shards = rows.indices, rows.shards
         if not (self._num_unknown or self._num_closed or self._always) or not len(indices):
             return None
         sizes = self._rows_per_block.take(shards)

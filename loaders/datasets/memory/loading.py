@@ -28,7 +28,8 @@ from loaders.schema import Field, Image, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from loaders.datasets.access.store import Rows, Store
+    from loaders.datasets.access.finder import Rows
+    from loaders.datasets.access.store import Store
     from loaders.datasets.packed import PackedDataset
 
     UInt8Array = npt.NDArray[np.uint8]

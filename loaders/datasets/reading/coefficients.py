@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from loaders.codecs.dct import Escapes
     from loaders.codecs.yuv import Size
-    from loaders.datasets.access.store import Rows, Store
+    from loaders.datasets.access.finder import Rows
+    from loaders.datasets.access.store import Store
     from loaders.datasets.reading.request import Memory, Reader, Request
 
     UInt8Array = npt.NDArray[np.uint8]
@@ -99,9 +100,6 @@ class PrefixRecords:
 
     def __reduce__(self) -> Any:
         return PrefixRecords, (self._store, self._codec, self._side)
-
-    def ask(self, field: str, rows: Rows) -> None:
-        """Ask for nothing: how much of a record is needed, its first bytes say."""
 
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
         """Return the record of each sample as a view, its prefix verified."""
@@ -175,14 +173,15 @@ class MovingReader:
         """As many as the half's."""
         return self.reader.min_rows
 
+    @property
+    def asks_for(self) -> str | None:
+        """What the half's does."""
+        return self.reader.asks_for
+
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Take the slot; the requests are kept by range, since bad samples are replaced."""
         requests: dict[int, tuple[int, Request]] = {}
         return [self.reader.begin(num_samples, memory), requests, num_samples]
-
-    def ask(self, request: Request) -> None:
-        """Ask for the half."""
-        self.reader.ask(request)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Read a range of samples."""
@@ -225,16 +224,17 @@ class CoefficientReader:
         """Pixels a side of the smallest part that can be made."""
         return unit_of(self.codec.grid, self.side)
 
+    @property
+    def asks_for(self) -> str | None:
+        """The field; None if only a prefix is read, whose size the first bytes of a record say."""
+        return None if isinstance(self.source, PrefixRecords) else self.name
+
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Take the slot; escapes are kept by the range of rows that they were read with."""
         nbytes = self.codec.row_nbytes(self.side)
         flat = memory.take(self.name, num_samples * nbytes)
         parts: dict[int, tuple[int, Escapes]] = {}
         return [torch.from_numpy(flat).view(num_samples, nbytes), flat.reshape(-1, nbytes), parts]
-
-    def ask(self, request: Request) -> None:
-        """Ask for the records."""
-        self.source.ask(self.name, request.rows)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Decompress a range of samples."""

@@ -127,6 +127,7 @@ class CropReader:
     codec: RawCodec
     shapes: tuple[tuple[int, ...] | None, ...]  # of every sample of a view
     batching: str = "list"
+    asks_for: str | None = None  # ``parts`` do, for what is cut
     parts: PartialRecords = dataclass_field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -165,9 +166,6 @@ class CropReader:
         kind = torch.from_numpy(np.empty(0, dtype)).dtype
         tensor = torch.from_numpy(flat).view(kind).view(num_samples, *shape)
         return tensor, flat.view(dtype).reshape(num_samples, *shape)
-
-    def ask(self, request: Request) -> None:
-        """Ask for nothing: of large records only parts are read, which ``read`` asks for."""
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Cut the crops of rows ``first`` to ``last``."""

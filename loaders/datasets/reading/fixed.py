@@ -40,12 +40,13 @@ class FixedReader:
     def min_rows(self) -> int:
         return max(1, _PART_BYTES // self.nbytes)
 
+    @property
+    def asks_for(self) -> str:
+        return self.name
+
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         flat = memory.take(self.name, num_samples * self.nbytes)
         return [self.layout.tensor(flat, num_samples), flat.reshape(num_samples, self.nbytes)]
-
-    def ask(self, request: Request) -> None:
-        self.store.ask(self.name, request.rows)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         self.store.gather(self.name, request.part(first, last), values[1][first:last])

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import (
     SampleBatch,
     TransformedSamples,
@@ -35,6 +34,9 @@ class BatchJob:
         dataset: Whose samples.
         request: Which of them.
         memory: Where the batch goes.
+
+    Attributes:
+        asks: Whether storage is still to be asked for some of them.
     """
 
     def __init__(self, dataset: PackedDataset, request: Request, memory: Memory) -> None:
@@ -50,25 +52,20 @@ class BatchJob:
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
         self._transformed: list[Any] = [None] * n if dataset.transform is not None else []
         self._at: dict[int, int] = {}  # by part: the sample that is being transformed
-        self._has_looked_ahead = False
+        self.asks = dataset.asks(request)
 
-    def look_ahead(self) -> None:
-        """Have storage read the samples, and find what all parts share; once, and before any of them is run."""
-        if self._has_looked_ahead:
-            return
-        self._has_looked_ahead = True
-        for reader in self.dataset.readers:
-            reader.ask(self.request)
-        for reader in self.dataset.readers:
-            if isinstance(reader, PictureReader):
-                reader.prepare(self.request)
+    def ask(self) -> None:
+        """Have storage read the samples, without waiting for them; once."""
+        if self.asks:
+            self.asks = False
+            self.dataset.ask(self.request)
 
     def run(self, part: int) -> None:
         """Read one range of samples; bad ones are replaced if the dataset says so."""
         first = part * self._part_rows
         last = min(first + self._part_rows, len(self.request))
         try:
-            self.look_ahead()
+            self.ask()
             self._read(first, last)
         except LoadersError:  # of one of them, or of more: one by one says which
             for position in range(first, last):

@@ -75,7 +75,8 @@ class MovingJob:
     def __init__(self, half: MovingHalf, read: BatchJob) -> None:
         self._half, self._read = half, read
         self.num_parts = read.num_parts
-        self.look_ahead, self.run, self.describe = read.look_ahead, read.run, read.describe
+        self.asks, self.ask = read.asks, read.ask
+        self.run, self.describe = read.run, read.describe
 
     def finish(self) -> SampleBatch:
         """Return the two."""

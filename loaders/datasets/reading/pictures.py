@@ -66,6 +66,10 @@ class PictureReader:
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.views)
 
+    @property
+    def asks_for(self) -> str:
+        return self.name
+
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [
             [None] * num_samples
@@ -85,9 +89,6 @@ class PictureReader:
         flat = memory.take(name, num_samples * prod(layout.shape) * dtype.itemsize)
         rows = flat.view(dtype).reshape(num_samples, *layout.shape)
         return layout.tensor(flat, num_samples), rows
-
-    def ask(self, request: Request) -> None:
-        self.store.ask(self.name, request.rows)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         if self._is_plain:
@@ -110,18 +111,13 @@ class PictureReader:
                 if out is None:
                     values[view][i] = _channels_first(done)
 
-    def prepare(self, request: Request) -> None:
-        """Find the pictures of all parts, and what is wanted of them."""
-        find = self._records if self._is_plain else self.wanted
-        find(request, 0, len(request))
-
     def _records(self, request: Request, first: int, last: int) -> Sequence[UInt8Array]:
         return request.records(self.store, self.name, first, last)
 
     def wanted(self, request: Request, first: int, last: int) -> Sequence[Wanted]:
         """Find pictures, read their headers, and draw their crops and flips."""
         find = partial(self._wanted, request)
-        return request.shared(f"what is wanted of {self.name}", find, first, last)
+        return request.shared(("wanted", self.name), find, first, last)
 
     def _wanted(self, request: Request, first: int, last: int) -> list[Wanted]:
         records = self.store.records(self.name, request.part(first, last))

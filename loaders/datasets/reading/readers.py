@@ -55,11 +55,12 @@ class ObjectReader:
             f"{self.name}{name.removeprefix(self.picture.name)}" for name in self.picture.names
         )
 
+    @property
+    def asks_for(self) -> str:
+        return self.name
+
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [[None] * num_samples for _ in self.names]
-
-    def ask(self, request: Request) -> None:
-        self.store.ask(self.name, request.rows)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         records = request.records(self.store, self.name, first, last)
@@ -96,13 +97,11 @@ class SampleIdReader:
 
     names: tuple[str, ...] = ("sample_id",)
     min_rows: int = 1 << 30
+    asks_for: str | None = None
     nbytes: int = 8  # of each
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [torch.empty(num_samples, dtype=torch.int64)]
-
-    def ask(self, request: Request) -> None:
-        pass
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         values[0][first:last] = torch.from_numpy(request.indices[first:last])

@@ -6,13 +6,15 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from loaders.errors import LoadersError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
-    from loaders.datasets.access.store import Rows
+    from loaders.datasets.access.finder import Rows
 
     UInt8Array = npt.NDArray[np.uint8]
 
@@ -44,6 +46,7 @@ class Request:
         draws: How often each index came before in the epoch, or None for never.
         seed: For augmentation.
         num_workers: How many threads share the work.
+        known: What was made once for all parts, by a name; None where one of the samples was in the way.
     """
 
     indices: npt.NDArray[np.int64]
@@ -52,8 +55,10 @@ class Request:
     draws: npt.NDArray[np.int64] | None
     seed: int
     num_workers: int = 1
-    _shared: dict[str, Sequence[Any]] = field(default_factory=dict, init=False, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    known: dict[Hashable, Sequence[Any] | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -63,18 +68,26 @@ class Request:
         return self.rows if last - first == len(self.indices) else self.rows[first:last]
 
     def shared(
-        self, name: str, make: Callable[[int, int], Sequence[T]], first: int, last: int
+        self, name: Hashable, make: Callable[[int, int], Sequence[T]], first: int, last: int
     ) -> Sequence[T]:
         """Return rows ``first`` to ``last`` of what is made once, for all parts: its calls take as long for few rows.
 
-        A single row is made alone: where one of a batch is bad, the others are read one by one.
+        Where a sample is bad, each part makes its own. A single row is always made alone: that is how bad samples
+        are found and replaced, which leaves the rest as it is known.
         """
-        if last - first == 1 < len(self):
+        if last - first == 1:
             return make(first, last)
-        with self._lock:
-            if name not in self._shared:
-                self._shared[name] = make(0, len(self))
-        return self._shared[name][first:last]
+        with self.lock:
+            if name not in self.known:
+                self.known[name] = self._try(make)
+            known = self.known[name]
+        return make(first, last) if known is None else known[first:last]
+
+    def _try(self, make: Callable[[int, int], Sequence[T]]) -> Sequence[T] | None:
+        try:
+            return make(0, len(self))
+        except LoadersError:
+            return None
 
     def records(self, source: Records, name: str, first: int, last: int) -> Sequence[UInt8Array]:
         """Return the records of a range of the samples, found for all parts at once."""
@@ -82,7 +95,7 @@ class Request:
         def find(first: int, last: int) -> list[UInt8Array]:
             return source.records(name, self.part(first, last))
 
-        return self.shared(f"records of {name}", find, first, last)
+        return self.shared(("records", name), find, first, last)
 
 
 class Reader(Protocol):
@@ -93,6 +106,7 @@ class Reader(Protocol):
     Attributes:
         names: What it contributes to a sample: the field's name, or one name per view.
         min_rows: How many rows are worth a thread.
+        asks_for: The field of whose records storage may read all bytes in advance, or None.
     """
 
     @property
@@ -101,11 +115,11 @@ class Reader(Protocol):
     @property
     def min_rows(self) -> int: ...
 
+    @property
+    def asks_for(self) -> str | None: ...
+
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Return the values of a batch, one per name, undefined as yet."""
-
-    def ask(self, request: Request) -> None:
-        """Have storage read what the batch will need of it, without waiting."""
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Fill in rows ``first`` to ``last``."""
