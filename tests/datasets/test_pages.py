@@ -312,17 +312,61 @@ def test_neighbours_that_are_verified_with_a_record_are_waited_for(
         dataset[0]
 
 
+@pytest.mark.parametrize("dims", [(None,), (1_000,)])
+def test_small_records_are_waited_for_when_they_are_verified(
+    tmp_path: Path, kind: str, dims: tuple[int | None]
+) -> None:
+    fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=dims)}
+    samples = [{"data": noise(1_000, i)} for i in range(400)]
+    folder = pack(tmp_path / "a", fields, samples, format=kind, per_shard=400)
+    dataset = ShardDataset(folder)
+    assert len(dataset[0].data) == 1_000
+    cut(files(folder)[0], 200_000)
+
+    for index in (399, 300):
+        with pytest.raises(SampleError, match="its pages cannot be read"):
+            dataset[index]
+    with pytest.raises(SampleError, match="its pages cannot be read"):
+        list(DataLoader(dataset, 8, shuffle=True, num_workers=2))
+
+
 @pytest.mark.parametrize("check", ["first", "never"])
-def test_parts_of_large_records_are_waited_for(tmp_path: Path, kind: str, check: Any) -> None:
-    fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=(1, 96, 128, 128), spatial=3)}
+@pytest.mark.parametrize("height", [128, None])
+def test_parts_of_large_records_are_waited_for(
+    tmp_path: Path, kind: str, check: Any, height: int | None
+) -> None:
+    """Where sizes vary, they stand in front of each record."""
+    dims = (1, 96, height, height)
+    fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=dims, spatial=3)}
     samples = [{"data": np.full((1, 96, 128, 128), i, np.uint8)} for i in range(4)]
     folder = pack(tmp_path / "a", fields, samples, format=kind)
     dataset = ShardDataset(folder, augment=[augment.RandomCrop((96, 16, 16))], check=check)
     assert dataset[0].data.shape == (1, 96, 16, 16)
-    cut(files(folder)[0], files(folder)[0].stat().st_size * 3 // 4)
 
+    cut(files(folder)[0], files(folder)[0].stat().st_size * 15 // 16)
     with pytest.raises(SampleError, match=r"row 3\): .*its pages cannot be read"):
         dataset[3]
+    cut(files(folder)[0], files(folder)[0].stat().st_size // 2)
+    with pytest.raises(SampleError, match=r"row 2\): .*its pages cannot be read"):
+        dataset[2]
+
+
+@pytest.mark.parametrize("check", ["first", "never"])
+@pytest.mark.parametrize("scale", [1 / 2, 1])
+def test_prefixes_of_coefficients_are_waited_for(
+    tmp_path: Path, kind: str, check: Any, scale: float
+) -> None:
+    fields: dict[str, Field] = {"data": Image(codec="dct", size=(256, 256))}
+    samples = [{"data": noise(256 * 256 * 3, i).reshape(256, 256, 3)} for i in range(8)]
+    folder = pack(tmp_path / "a", fields, samples, format=kind, per_shard=8)
+    dataset = ShardDataset(folder, scale=scale, check=check)
+    dataset[0]
+
+    column: Any = dataset.store.shard(0).columns["data"]
+    cut(files(folder)[0], int(column.starts[5]) + (8 << 10))  # the header is still there
+    for index in range(5, 8):
+        with pytest.raises(SampleError, match="its pages cannot be read"):
+            dataset[index]
 
 
 def test_filling_ram_from_a_cut_file_is_an_error(

@@ -7,7 +7,8 @@ reads some of them waits for these first, and raises where they do not come.
 
 Where a dataset fits into memory, this is done once for each record, and whole blocks are asked for: their
 other records will be wanted, too, and storage prefers large reads. Where it does not fit, it is done every
-time, and for the record alone. Small records are left to the kernel.
+time, and for the record alone. Small records are left to the kernel, and waited for when they are verified, with
+all that have one checksum together.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from loaders.datasets.access.verifier import Unknown
 
 _MIN_ROW_BYTES = 4 << 10  # smaller ones share pages, and the kernel reads ahead
+_MAX_BLOCK_BYTES = (
+    1 << 20
+)  # in which the records of one checksum lie: 64 KiB, with others between them
 _MEMORY_SHARE = 0.5  # of a machine's memory: what the page cache can be trusted to keep
 UNREADABLE = "its pages cannot be read"
 UNREADABLE_HINT = (
@@ -88,6 +92,23 @@ class _Map:
         first, nbytes = self.span(row)
         return wait_for(self.address + first, nbytes)
 
+    def wait_for_all(self, rows: range) -> int | None:
+        """Wait for neighbours; return the first that cannot be read."""
+        first, end = self._around(rows)
+        is_near = end - first <= _MAX_BLOCK_BYTES  # their places are what a file says
+        if is_near and wait_for(self.address + first, end - first):
+            return None
+        return next((row for row in rows if not self.wait(row)), None)
+
+    def _around(self, rows: range) -> tuple[int, int]:
+        """Return where the first byte of some records is, and the end of the last."""
+        if isinstance(self.column, FixedColumn):
+            nbytes = self.column.data.shape[1]
+            return rows.start * nbytes, rows.stop * nbytes
+        starts = self.column.starts[rows.start : rows.stop]
+        ends = starts + self.column.lengths[rows.start : rows.stop]
+        return int(starts.min()), int(ends.max())
+
 
 class Pages:
     """What is known of the pages of one field's records.
@@ -104,9 +125,9 @@ class Pages:
         self._maps: dict[int, _Map] = {}
         self._in_file = np.array([isinstance(shard, FileShard) for shard in store.shards])
         self._are_large = None if self._in_file.any() else False  # the first file tells of all
-        keeps = fits_memory(store.shards)
-        self._asked = np.zeros(len(store), bool) if keeps else None
-        self._arrived = np.zeros(len(store), bool) if keeps else None
+        self._keeps = fits_memory(store.shards)
+        self._asked = np.zeros(len(store), bool) if self._keeps else None
+        self._arrived = np.zeros(len(store), bool)
 
     def asks(self, rows: Rows) -> bool:
         """Tell whether some records were not asked for yet, or may not have been: no file is opened to see it."""
@@ -117,7 +138,8 @@ class Pages:
         if new := self._new(rows, self._asked):
             for shard, row in self._places(new):
                 self._map(shard).ask(row)
-            _note(new, self._asked)
+            if self._asked is not None:
+                self._asked[new.indices] = True
 
     def wait(self, rows: Rows) -> None:
         """Wait until some records are in memory.
@@ -125,17 +147,37 @@ class Pages:
         Raises:
             ShardError: One of them cannot be read.
         """
-        if new := self._new(rows, self._arrived):
+        self._wait(rows, self._arrived if self._keeps else None)
+
+    def wait_once(self, rows: Rows, unknown: Unknown | None) -> None:
+        """Wait for records that were never in memory, and for all that will be verified with them.
+
+        Raises:
+            ShardError: One of them cannot be read.
+        """
+        self._wait(rows, self._arrived)
+        if unknown is not None:
+            self._wait_for_neighbours(unknown)
+
+    def _wait(self, rows: Rows, known: npt.NDArray[np.bool_] | None) -> None:
+        if new := self._new(rows, known):
             for shard, row in self._places(new):
                 if not self._map(shard).wait(row):
-                    path = self._store.shards[shard].path
-                    raise ShardError(UNREADABLE, path, row, self._field, UNREADABLE_HINT)
-            _note(new, self._arrived)
+                    raise self._error(shard, row)
+            self._arrived[new.indices] = True
 
-    def wait_for_blocks(self, found: Unknown) -> None:
-        """Wait for all records of the blocks that are to be verified: their neighbours, too, are hashed."""
-        if self._are_large is not False:
-            self.wait(found.rows(self._store.starts, self._store.ends))
+    def _wait_for_neighbours(self, unknown: Unknown) -> None:
+        blocks = zip(unknown.shards, unknown.local, unknown.sizes, strict=True)
+        for shard, block, size in blocks:
+            if size > 1:
+                last = min((block + 1) * size, self._store.shards[shard].num_samples)
+                bad = self._map(shard).wait_for_all(range(block * size, last))
+                if bad is not None:
+                    raise self._error(shard, bad)
+
+    def _error(self, shard: int, row: int) -> ShardError:
+        path = self._store.shards[shard].path
+        return ShardError(UNREADABLE, path, row, self._field, UNREADABLE_HINT)
 
     def _new(self, rows: Rows, known: npt.NDArray[np.bool_] | None) -> Rows | None:
         """Return which of some records are large, in files, and not known; None if none is."""
@@ -166,11 +208,6 @@ class Pages:
             new = _Map.of(column, in_blocks=self._asked is not None)
             found = self._maps.setdefault(number, new)
         return found
-
-
-def _note(rows: Rows, known: npt.NDArray[np.bool_] | None) -> None:
-    if known is not None:
-        known[rows.indices] = True
 
 
 def fits_memory(shards: Sequence[FileShard | MemoryShard]) -> bool:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 _NONE = np.empty(0, np.int64)
+_HEADER_BYTES = 256  # more than the sizes of all axes take
 _HINT = "Run 'packdata verify', and restore the shard"
 
 
@@ -101,7 +102,14 @@ class PartialRecords:
             store.records(field, Rows(rows.indices[here], rows.shards[here]))
         numbers = (rows.indices - store.starts[rows.shards]).tolist()
         pairs = zip(shards, numbers, strict=True)
-        return [shard.columns[field].row(row) for shard, row in pairs]
+        return [self._begun(shard, row) for shard, row in pairs]
+
+    def _begun(self, shard: OpenShard, row: int) -> UInt8Array:
+        """Return a record whose shape can be looked at, where it stands in front of it."""
+        record = shard.columns[self._field].row(row)
+        if not wait_for(record.__array_interface__["data"][0], min(len(record), _HEADER_BYTES)):
+            raise ShardError(UNREADABLE, shard.path, row, self._field, UNREADABLE_HINT)
+        return record
 
     def _is_whole(self, shard: OpenShard) -> bool:
         sums = shard.checksums.get(self._field)

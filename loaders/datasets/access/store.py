@@ -133,10 +133,9 @@ class Store:
             return
         gather, verifier = self._gather(field, out.shape[1]), self._verifier(field)
         found = None if verifier is None else verifier.unknown(rows)
-        self._pages_of(field).wait(rows)
+        self._pages_of(field).wait_once(rows, found)
         gather(rows.indices, rows.shards, out)
         if verifier is not None and found is not None:
-            self._pages_of(field).wait_for_blocks(found)
             verifier.verify(found, out)
 
     def _gather(self, field: str, nbytes: int) -> Gather:
@@ -163,12 +162,13 @@ class Store:
         """Hash the blocks that these records lie in, unless that was done before.
 
         Raises:
+            ShardError: One of them cannot be read.
             ChecksumError: One of them is damaged.
         """
         verifier = self._verifier(field)
         found = None if verifier is None else verifier.unknown(rows)
         if verifier is not None and found is not None:
-            self._pages_of(field).wait_for_blocks(found)
+            self._pages_of(field).wait_once(rows, found)
             verifier.verify(found)
 
     def _verifier(self, field: str) -> Verifier | None:

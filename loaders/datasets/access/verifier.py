@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.datasets.access.finder import Rows
 from loaders.datasets.access.locks import ForkLock
 from loaders.errors import ChecksumError
 from loaders.formats.checksums import hash_block
@@ -16,6 +15,7 @@ from loaders.formats.checksums import hash_block
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from loaders.datasets.access.finder import Rows
     from loaders.datasets.access.shards import OpenShard
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -40,16 +40,6 @@ class Unknown(NamedTuple):
     local: list[int]
     sizes: list[int]
     hashes: list[int]
-
-    def rows(self, starts: Indices, ends: Indices) -> Rows:
-        """Return all samples of the blocks, given where shards start and end."""
-        shards = np.array(self.shards)
-        sizes = np.array(self.sizes)
-        first = starts[shards] + np.array(self.local) * sizes
-        sizes = np.minimum(sizes, ends[shards] - first)
-        begins = np.cumsum(sizes) - sizes
-        indices = np.arange(sizes.sum()) + np.repeat(first - begins, sizes)
-        return Rows(indices, np.repeat(shards, sizes))
 
 
 class Verifier:

@@ -19,14 +19,17 @@ import torch
 
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
+from loaders.datasets.access.advice import wait_for
+from loaders.datasets.access.pages import UNREADABLE, UNREADABLE_HINT
 from loaders.device.augment import BatchAugment, Moves, draw_moves
 from loaders.device.blocks import Cut, cut_around
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of, unit_of
-from loaders.errors import SchemaError
+from loaders.errors import SchemaError, ShardError
 from loaders.schema import Boxes, Field, Image, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
     UInt8Array = npt.NDArray[np.uint8]
 
+_HEADER_BYTES = 4 << 10  # with most of what stands between header and bands
 _MIN_ROWS = 16  # worth a thread: some 20 us each
 
 
@@ -96,26 +100,32 @@ class PrefixRecords:
 
     def __init__(self, store: Store, codec: DctCodec, side: int) -> None:
         self._store, self._codec, self._side = store, codec, side
-        self._verified = np.zeros(len(store), bool)
+        self._known = np.zeros(len(store), bool)
 
     def __reduce__(self) -> Any:
         return PrefixRecords, (self._store, self._codec, self._side)
 
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
-        """Return the record of each sample as a view, its prefix verified."""
+        """Return the record of each sample as a view, its prefix in memory and verified."""
         store, found = self._store, []
         numbers = (rows.indices - store.starts[rows.shards]).tolist()
         for shard, row in zip(rows.shards.tolist(), numbers, strict=True):
             found.append(store.shard(shard).columns[field].row(row))
-        if store.check != "never":
-            self._verify(found, rows.indices)
+        new = np.flatnonzero(~self._known[rows.indices]).tolist()
+        for i in new:
+            self._wait(found[i], field, store.shard(int(rows.shards[i])).path, numbers[i])
+            if store.check != "never":
+                self._codec.check(found[i], self._side)
+        if new and store.check != "always":
+            self._known[rows.indices] = True
         return found
 
-    def _verify(self, records: list[UInt8Array], indices: npt.NDArray[np.int64]) -> None:
-        for i in np.flatnonzero(~self._verified[indices]).tolist():
-            self._codec.check(records[i], self._side)
-        if self._store.check == "first":
-            self._verified[indices] = True
+    def _wait(self, record: UInt8Array, field: str, path: Path, row: int) -> None:
+        """Wait for a prefix, whose size the first bytes say."""
+        address = record.__array_interface__["data"][0]
+        begins = wait_for(address, min(len(record), _HEADER_BYTES))
+        if not begins or not wait_for(address, self._codec.prefix_nbytes(record, self._side)):
+            raise ShardError(UNREADABLE, path, row, field, UNREADABLE_HINT)
 
 
 class Moved(NamedTuple):
