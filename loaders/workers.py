@@ -174,12 +174,12 @@ def _ask(asking: _Asking, running: _Running) -> None:
     me = threading.get_ident()
     while (reference := asking.get()) is not None:
         ticket = reference()
-        if ticket is None or not is_asking(ticket.job):  # it was faster
-            continue
-        running[me] = (ticket, 0, time.monotonic())
-        with suppress(BaseException):
-            ticket.job.ask()
-        del running[me], ticket
+        if ticket is not None and is_asking(ticket.job):  # no worker was faster
+            running[me] = (ticket, 0, time.monotonic())
+            with suppress(BaseException):
+                ticket.job.ask()
+            del running[me]
+        del ticket  # as above
 
 
 class Workers:
@@ -251,8 +251,12 @@ class Workers:
     def _let_ask(self, ticket: _Ticket) -> None:
         if len(self._threads) == self.num_workers:  # many datasets never ask
             args, name = (self._asking, self._running), f"{self._name}-ask"
-            self._threads.append(threading.Thread(target=_ask, args=args, name=name, daemon=True))
-            self._threads[-1].start()
+            thread = threading.Thread(target=_ask, args=args, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: workers ask for themselves
+                return
+            self._threads.append(thread)
         self._asking.put(weakref.ref(ticket))
 
     def take(self, *, timeout_s: float | None = None) -> Any:

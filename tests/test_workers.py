@@ -928,6 +928,32 @@ def test_asking_that_hangs_holds_nothing_back_and_is_in_the_report() -> None:
     assert not gate.entered.acquire(blocking=False)
 
 
+def test_who_asked_keeps_no_batch_alive() -> None:
+    """Neither where the worker was faster, and there is nothing left to ask for."""
+    pool = Workers(1)
+    for still_asks in (True, False):
+        job = Asking(lambda: None)
+        pool.put(job)
+        assert pool.take(timeout_s=TIMEOUT_S) == [0]
+        job.asks = still_asks
+        reference = weakref.ref(job)
+        del job
+        wait_until(lambda: reference() is None)  # noqa: B023
+    pool.close()
+
+
+def test_no_thread_left_to_ask_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Workers(2)
+    monkeypatch.setattr(threading.Thread, "start", partial(raise_, RuntimeError("no more")))
+
+    for _ in range(3):
+        pool.put(Asking(lambda: None))
+    found = [pool.take(timeout_s=TIMEOUT_S) for _ in range(3)]
+    pool.close()
+
+    assert found == [[0]] * 3
+
+
 def test_closing_drops_what_has_not_asked() -> None:
     noted: list[int] = []
     pool, gate = Workers(1), Gate()

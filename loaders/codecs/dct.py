@@ -208,6 +208,14 @@ class DctCodec:
         if at > len(record) or (side == SIDES[-1] and at < len(record)):
             raise CodecError(f"the record has {len(record)} bytes, its header says {at}")
 
+    header_nbytes = _HEADER.size
+
+    def head_nbytes(self, record: UInt8Array) -> int:
+        """Return how many bytes there are before the bands, as the first ``header_nbytes`` of a record say."""
+        if len(record) < _HEADER.size:
+            return len(record)
+        return _HEADER.size + int(_HEADER.unpack_from(record.data)[6]) * _ESCAPE.itemsize
+
     def prefix_nbytes(self, record: UInt8Array, side: int) -> int:
         """Return how many bytes of a record a scale needs."""
         head = self._head(record)

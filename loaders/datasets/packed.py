@@ -120,6 +120,7 @@ class PackedDataset(BatchDataset):
             plain = dict.fromkeys(self.batching, "list")
             self.readers = make_readers(self.store, fields, self.augment, plain, self.scale)
         self.names = tuple(name for reader in self.readers for name in reader.names)
+        self._asked_for = [r.asks_for for r in self.readers if r.asks_for is not None]
         self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
         # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
         # together, and the next batch is already begun.
@@ -227,10 +228,6 @@ class PackedDataset(BatchDataset):
         for name in self._asked_for:
             self.store.ask(name, request.rows)
 
-    @cached_property
-    def _asked_for(self) -> list[str]:
-        return [reader.asks_for for reader in self.readers if reader.asks_for is not None]
-
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Turn indices, with the seed, epoch and draws that our samplers attach, into a request."""
         array = getattr(indices, "indices", None)
@@ -284,7 +281,7 @@ class PackedDataset(BatchDataset):
         if "key" not in self.schema.fields:
             return None
         try:
-            record = self.store.records("key", self.rows_of(np.array([index], np.int64)))[0]
+            record = self.store.record("key", self.rows_of(np.array([index], np.int64)))
         except LoadersError:
             return None
         return record.tobytes().decode(errors="replace")

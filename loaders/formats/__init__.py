@@ -159,9 +159,9 @@ def _column(data: npt.NDArray[np.uint8], place: Place, n: int, path: Path, name:
     if place.row_nbytes is not None:
         rows = data[place.offset : place.offset + n * place.row_nbytes]
         return FixedColumn(rows.reshape(n, place.row_nbytes))
-    lengths = _numbers(data, place.lengths or 0, n, "<i4")
+    lengths = _numbers(data, path, place.lengths or 0, n, "<i4")
     if place.starts is not None:
-        starts = _numbers(data, place.starts, n, "<i8")
+        starts = _numbers(data, path, place.starts, n, "<i8")
     else:
         starts = place.offset + ends(lengths + place.gap) - lengths
     bad = (lengths < 0) | (starts < 0) | (starts > len(data) - lengths)
@@ -174,9 +174,18 @@ def _column(data: npt.NDArray[np.uint8], place: Place, n: int, path: Path, name:
 
 
 def _numbers(
-    data: npt.NDArray[np.uint8], offset: int, n: int, dtype: str
+    data: npt.NDArray[np.uint8], path: Path, offset: int, n: int, dtype: str
 ) -> npt.NDArray[np.int64]:
-    return np.frombuffer(data, dtype, n, offset).astype(np.int64)
+    """Read numbers from the file that is mapped: what cannot be read there would end the process in the map."""
+    wanted = np.frombuffer(data, dtype, n, offset)  # ValueError if they lie outside
+    try:
+        numbers = np.fromfile(path, dtype, n, offset=offset)
+    except OSError as error:
+        what = f"where its records lie cannot be read ({error.strerror or error})"
+        raise ShardError(what, path, hint=_RESTORE) from error
+    if len(numbers) < len(wanted):
+        raise ShardError("it was cut while it was opened", path, hint=_RESTORE)
+    return numbers.astype(np.int64)
 
 
 def open_checksums(path: Path, info: ShardInfo) -> dict[str, Checksums]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
+from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat, formats
 from loaders.bench import pagecache
 from loaders.datasets.access import advice, pages
 from loaders.datasets.access.advice import READ_BYTES, ask_for
@@ -28,6 +30,20 @@ if TYPE_CHECKING:
 TIMEOUT_S = 20.0
 NUM, PER_SHARD = 24, 8
 FIELDS: dict[str, Field] = {"data": Array(dtype="uint8", dims=(None,)), "label": Label()}
+
+
+class Refusing:
+    """A C library whose kernel refuses to copy, as a sandbox makes it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ctypes.CDLL(None), name)
+
+    def process_vm_readv(self, *args: Any) -> int:
+        ctypes.set_errno(errno.EPERM)
+        return -1
+
+    def syscall(self, *args: Any) -> int:
+        return -1
 
 
 @pytest.fixture(params=["lmdb", "parquet"])
@@ -84,9 +100,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Address and size of all that the kernel is asked for."""
     found: list[tuple[int, int]] = []
 
-    def ask(address: int, nbytes: int) -> None:
-        found.append((address, nbytes))
-        ask_for(address, nbytes)
+    def ask(spans: list[tuple[int, int]]) -> None:
+        found.extend(spans)
+        ask_for(spans)
 
     monkeypatch.setattr(pages, "ask_for", ask)
     return found
@@ -188,6 +204,57 @@ class _Fresh:
         return np.empty(nbytes, np.uint8)
 
 
+def test_a_changed_dataset_asks_for_what_it_reads(
+    tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
+    dataset = ShardDataset(packed(tmp_path / "a"), fields=["data"])
+    dataset.__getitems__([0, 1])
+    del asked[:]
+
+    dataset.replace(fields=["label"]).__getitems__([0, 1])
+    assert asked == []
+    dataset.replace(fields=["label"]).replace(fields=["data"]).__getitems__([0, 1])
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_records_of_which_a_prefix_is_read_are_not_asked_for_whole(
+    tmp_path: Path, asked: list[tuple[int, int]], half: bool
+) -> None:
+    fields: dict[str, Field] = {"image": Image(codec="dct", size=(128, 128))}
+    samples = [{"image": noise(128 * 128 * 3, i).reshape(128, 128, 3)} for i in range(4)]
+    folder = pack(tmp_path / "a", fields, samples)
+
+    dataset = ShardDataset(folder, scale=1 / 2)
+    list(DataLoader(dataset, 2, num_workers=1, device="cpu" if half else None))
+
+    assert asked == []
+
+
+def test_each_word_is_said_once_for_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that lets the lock go for each record gets it back from a busy one after 5 ms."""
+    dataset = ShardDataset(packed(tmp_path / "a", nbytes=20_000), fields=["data"], check="never")
+    dataset[0], dataset[PER_SHARD], dataset[2 * PER_SHARD]  # files are open
+    calls: list[str] = []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            return getattr(real, name)
+
+    real = advice._libc
+    monkeypatch.setattr(advice, "_libc", Counted())
+    rows = rows_of(dataset, *range(NUM))
+    dataset.store.ask("data", rows)
+    dataset.store.records("data", rows)
+
+    assert len(calls) <= 4 or "madvise" in calls  # where asking in one call is not allowed
+    assert calls.count("process_vm_readv") <= 2  # one looks whether it is there
+
+
 def test_groups_of_small_batches_are_asked_for(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +313,7 @@ def test_filling_ram_asks_ahead(tmp_path: Path, asked: list[tuple[int, int]]) ->
 def test_records_are_in_memory_before_python_looks_at_them(tmp_path: Path, kind: str) -> None:
     dataset = ShardDataset(packed(tmp_path / "a", kind, 1_000_000), check="never")
     dropped(dataset, 4, 12, 20)
-    advice.wait_for(dataset.store.shard(0).columns["data"].row(4).ctypes.data, 1)
+    advice.wait_for([(dataset.store.shard(0).columns["data"].row(4).ctypes.data, 1)])
     if not in_memory(dataset.store.shard(0).columns["data"].row(4)[:1]):
         pytest.skip("this kernel cannot wait for pages")
 
@@ -398,6 +465,60 @@ def test_memory_before_files_does_not_hide_them(
     assert asked
 
 
+def test_shards_of_small_records_do_not_speak_for_others(tmp_path: Path, kind: str) -> None:
+    fields: dict[str, Field] = {"data": Text()}
+    samples = [{"data": "x" * (50 if i < 8 else 40_000)} for i in range(16)]
+    folder = pack(tmp_path / "a", fields, samples, format=kind, per_shard=8)
+    dataset = ShardDataset(folder)
+    assert (len(dataset[0].data), len(dataset[8].data)) == (50, 40_000)
+    cut(files(folder)[1], 100_000)
+
+    with pytest.raises(SampleError, match=r"row 7\): .*its pages cannot be read"):
+        dataset[15]
+
+
+@pytest.mark.parametrize("check", ["first", "never"])
+def test_the_report_of_an_error_is_not_its_own_end(tmp_path: Path, kind: str, check: Any) -> None:
+    """It names the sample's key, which may be what is missing."""
+    fields = FIELDS | {"key": Text()}
+    samples = [{"data": noise(50_000, i), "label": 0, "key": f"k{i}"} for i in range(16)]
+    folder = pack(tmp_path / "a", fields, samples, format=kind, per_shard=16)
+    dataset = ShardDataset(folder, check=check, fields=["data"])
+    assert dataset.find("k0") == 0
+    cut(files(folder)[0], 4096)
+
+    with pytest.raises(SampleError, match="its pages cannot be read"):
+        dataset[7]
+
+
+def test_a_file_that_is_cut_while_it_is_opened_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder = packed(tmp_path / "a", kind)
+    mapped = formats.map_shard
+
+    def cut_when_mapped(path: Path, info: Any) -> Any:
+        found = mapped(path, info)
+        cut(path, 1_000)
+        return found
+
+    monkeypatch.setattr(formats, "map_shard", cut_when_mapped)
+    with pytest.raises(SampleError, match="it was cut while it was opened|it has 1000 bytes"):
+        ShardDataset(folder, check="never")[0]
+
+
+@pytest.mark.parametrize("check", ["first", "always", "never"])
+@pytest.mark.parametrize("files_first", [False, True])
+def test_memory_and_files_join_whatever_is_checked(
+    tmp_path: Path, check: Any, files_first: bool
+) -> None:
+    mapped = ShardDataset(packed(tmp_path / "a"), check=check)
+    parts = [mapped, RAMDataset(mapped)]
+    dataset: Any = concat(parts if files_first else parts[::-1])
+    for i in (0, NUM - 1, NUM, 2 * NUM - 1):
+        assert np.array_equal(dataset[i].data.numpy(), noise(300_000 + 7 * (i % NUM), i % NUM))
+
+
 def test_pictures_of_a_cut_file_are_replaced_if_that_is_asked_for(tmp_path: Path) -> None:
     fields: dict[str, Field] = {"image": Image(), "key": Text()}
     rng = np.random.default_rng(0)
@@ -417,11 +538,14 @@ def test_pictures_of_a_cut_file_are_replaced_if_that_is_asked_for(tmp_path: Path
     assert dataset.num_replaced > 0
 
 
+@pytest.mark.parametrize("libc", [None, Refusing()])
+@pytest.mark.parametrize("dims", [(None,), (300_000,)])
 def test_a_kernel_without_the_words_reads_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, libc: Any, dims: tuple[int | None]
 ) -> None:
-    folder = packed(tmp_path / "a", kind)
-    monkeypatch.setattr(advice, "_madvise", None)
-    dataset = ShardDataset(folder)
-    for i, sample in enumerate(dataset):
-        assert np.array_equal(sample.data.numpy(), noise(300_000 + 7 * i, i))
+    fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=dims)}
+    samples = [{"data": noise(300_000, i)} for i in range(4)]
+    folder = pack(tmp_path / "a", fields, samples, format=kind)
+    monkeypatch.setattr(advice, "_libc", libc)
+    for i, sample in enumerate(ShardDataset(folder)):
+        assert np.array_equal(sample.data.numpy(), noise(300_000, i))

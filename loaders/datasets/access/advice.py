@@ -1,6 +1,8 @@
-"""Two words to the kernel about pages of a map: bring them, and say when they are there.
+"""Two words to the kernel about pages of maps: bring them, and say when they are there.
 
-Both let the interpreter's lock go. Where a system knows neither, nothing is said, and pages come when they are touched.
+Each is said of many places in one call, which lets the interpreter's lock go once. A call for each place would let it
+go as often, and a busy thread gives it back only after the switch interval: 5 ms a record. Where a system does not know
+the call, nothing is said, and pages come when they are touched.
 """
 
 from __future__ import annotations
@@ -8,40 +10,131 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-import sys
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Indices = npt.NDArray[np.int64]
 
 # No more is read of one question: the usual read-ahead (``force_page_cache_readahead`` in mm/readahead.c).
 READ_BYTES = 128 << 10
+_COPY_BYTES = 64 << 10  # stays in a core's cache
+_MAX_PLACES = 1024  # of one call (UIO_MAXIOV)
 _WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
-_POPULATE_READ = 22 if sys.platform == "linux" else None  # since 5.14; mmap has no name for it
+_PROCESS_MADVISE = 440  # the system call's number, on all processors
+
+Span = tuple[int, int]  # an address, and how many bytes
 
 
-def ask_for(address: int, nbytes: int) -> None:
-    """Have the kernel read some bytes into memory, without waiting for them."""
-    for start in range(address, address + nbytes, READ_BYTES):
-        _advise(start, min(READ_BYTES, address + nbytes - start), _WILLNEED)
+def ask_for(spans: Sequence[Span]) -> None:
+    """Have the kernel read some spans of memory, without waiting for them."""
+    if not spans or _libc is None:
+        return
+    starts, sizes = np.array(spans, np.int64).T
+    firsts = starts // mmap.PAGESIZE * mmap.PAGESIZE
+    pieces, _ = _pieces(firsts, starts + sizes - firsts, READ_BYTES)
+    for first in range(0, len(pieces), _MAX_PLACES):
+        some = pieces[first : first + _MAX_PLACES]
+        if not _ask_at_once(some):
+            for start, nbytes in some.tolist():
+                _libc.madvise(start, nbytes, _WILLNEED)
 
 
-def wait_for(address: int, nbytes: int) -> bool:
-    """Wait until some bytes are in memory; False if they cannot be read, and touching them would end the process."""
-    return _advise(address, nbytes, _POPULATE_READ) != errno.EFAULT
+def _ask_at_once(pieces: Indices) -> bool:
+    """Ask in one call; False where the system refuses: most Linux before 6.13 do, unless it is root who asks."""
+    if not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        process = os.pidfd_open(os.getpid())
+    except OSError:
+        return False
+    try:
+        args = (_PROCESS_MADVISE, process, _address(pieces), len(pieces), int(_WILLNEED or 0), 0)
+        return bool(_libc.syscall(*map(ctypes.c_long, args)) >= 0)
+    finally:
+        os.close(process)
 
 
-def _advise(address: int, nbytes: int, advice: int | None) -> int:
-    """Return the error's number, or 0."""
-    if advice is None or _madvise is None:
-        return 0
-    first = address // mmap.PAGESIZE * mmap.PAGESIZE
-    return ctypes.get_errno() if _madvise(first, address + nbytes - first, advice) else 0
+def wait_for(spans: Sequence[Span]) -> int | None:
+    """Wait until some spans are in memory, by having the kernel copy them to where nobody looks.
+
+    Returns:
+        The number of the first one that cannot be read: touching it would end the process. None if all can, and where
+        the system does not tell.
+    """
+    if not spans:
+        return None
+    starts, sizes = np.array(spans, np.int64).T
+    pieces, owners = _pieces(starts, sizes, _COPY_BYTES)
+    unseen = np.empty(_COPY_BYTES, np.uint8)
+    targets = pieces.copy()
+    targets[:, 0] = _address(unseen)
+    copied = _copy(pieces, targets)
+    return None if copied is None or copied == len(pieces) else int(owners[copied])
 
 
-def _find_madvise() -> Any:
-    """Return the C function, which needs no map object; None where there is none."""
-    function = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None) if _WILLNEED else None
-    if function is not None:
-        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return function
+def copy(spans: Sequence[Span], out: npt.NDArray[np.uint8]) -> int | None:
+    """Have the kernel copy spans to the rows of an array: what cannot be read does not end the process.
+
+    Args:
+        spans: N of them, each as long as a row.
+        out: ``(N, nbytes)`` uint8, C-contiguous.
+
+    Returns:
+        How many were copied before one that cannot be read; None where the system copies none.
+    """
+    pieces = np.array(spans, np.int64)
+    targets = pieces.copy()
+    targets[:, 0] = _address(out) + np.arange(len(out)) * out.shape[1]
+    return _copy(pieces, targets)
 
 
-_madvise = _find_madvise()
+def _copy(pieces: Indices, targets: Indices) -> int | None:
+    """Copy from addresses to addresses; return how many pieces came whole, or None if the system does not copy."""
+    if _libc is None or not hasattr(_libc, "process_vm_readv"):
+        return None
+    for first in range(0, len(pieces), _MAX_PLACES):
+        some, there = pieces[first : first + _MAX_PLACES], targets[first : first + _MAX_PLACES]
+        args = (os.getpid(), _address(there), len(there), _address(some), len(some), 0)
+        copied = _libc.process_vm_readv(*map(ctypes.c_long, args))
+        if copied < 0 and ctypes.get_errno() != errno.EFAULT:
+            return None
+        ends = np.cumsum(some[:, 1])
+        if copied < ends[-1]:
+            return first + int(np.searchsorted(ends, max(copied, 0), "right"))
+    return len(pieces)
+
+
+def _pieces(starts: Indices, sizes: Indices, most: int) -> tuple[Indices, Indices]:
+    """Cut spans into pieces; return address and size of each, and which span it is of."""
+    counts = -(-sizes // most)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    begun = np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]  # of its span before it
+    pieces = np.empty((len(owners), 2), np.int64)
+    pieces[:, 0] = starts[owners] + begun * most
+    pieces[:, 1] = np.minimum(sizes[owners] - begun * most, most)
+    return pieces, owners
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    return int(array.ctypes.data)
+
+
+def _find_libc() -> Any:
+    """Return the C library, which lets the lock go with each call; None where there is none of that name."""
+    if _WILLNEED is None:
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    if hasattr(libc, "process_vm_readv"):
+        libc.process_vm_readv.restype = ctypes.c_ssize_t
+    return libc
+
+
+_libc = _find_libc()

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loaders.columns import Column, FixedColumn
-from loaders.datasets.access.advice import READ_BYTES, ask_for, wait_for
+from loaders.datasets.access.advice import READ_BYTES, Span, ask_for, copy, wait_for
 from loaders.datasets.access.shards import FileShard
 from loaders.errors import ShardError
 from loaders.limits import memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -35,14 +36,8 @@ if TYPE_CHECKING:
     from loaders.datasets.access.verifier import Unknown
 
 _MIN_ROW_BYTES = 4 << 10  # smaller ones share pages, and the kernel reads ahead
-_MAX_BLOCK_BYTES = (
-    1 << 20
-)  # in which the records of one checksum lie: 64 KiB, with others between them
 _MEMORY_SHARE = 0.5  # of a machine's memory: what the page cache can be trusted to keep
-UNREADABLE = "its pages cannot be read"
-UNREADABLE_HINT = (
-    "The file was cut since it was opened, or its storage failed: run 'packdata verify'"
-)
+_UNKNOWN, _SMALL, _LARGE = -1, 0, 1  # records of a shard
 
 
 @dataclass(slots=True)
@@ -68,46 +63,40 @@ class _Map:
         asked = bytearray(-(-data.nbytes // READ_BYTES)) if in_blocks else None
         return cls(column, int(data.ctypes.data), data.nbytes, asked)
 
-    def span(self, row: int) -> tuple[int, int]:
-        """Return where a record begins, and its size."""
+    def span(self, row: int) -> Span:
+        """Return the address of a record, and its size."""
         if isinstance(self.column, FixedColumn):
             nbytes = self.column.data.shape[1]
-            return row * nbytes, nbytes
-        return int(self.column.starts[row]), int(self.column.lengths[row])
+            return self.address + row * nbytes, nbytes
+        return self.address + int(self.column.starts[row]), int(self.column.lengths[row])
 
-    def ask(self, row: int) -> None:
-        """Ask for a record, or for those of its blocks that were not asked for."""
-        first, nbytes = self.span(row)
+    def unasked(self, row: int) -> list[Span]:
+        """Return what is to be asked for, and note that it is: a record, or those of its blocks that were not yet."""
+        start, nbytes = self.span(row)
         if self.asked is None:
-            ask_for(self.address + first, nbytes)
-            return
-        for block in range(first // READ_BYTES, -(-(first + nbytes) // READ_BYTES)):
-            if not self.asked[block]:
-                self.asked[block] = True
-                start = block * READ_BYTES
-                ask_for(self.address + start, min(READ_BYTES, self.nbytes - start))
+            return [(start, nbytes)]
+        first = start - self.address
+        blocks = range(first // READ_BYTES, -(-(first + nbytes) // READ_BYTES))
+        new = [block for block in blocks if not self.asked[block]]
+        for block in new:
+            self.asked[block] = True
+        return [self._block(block) for block in new]
 
-    def wait(self, row: int) -> bool:
-        """Wait for a record; False if it cannot be read."""
-        first, nbytes = self.span(row)
-        return wait_for(self.address + first, nbytes)
+    def _block(self, number: int) -> Span:
+        start = number * READ_BYTES
+        return self.address + start, min(READ_BYTES, self.nbytes - start)
 
-    def wait_for_all(self, rows: range) -> int | None:
-        """Wait for neighbours; return the first that cannot be read."""
-        first, end = self._around(rows)
-        is_near = end - first <= _MAX_BLOCK_BYTES  # their places are what a file says
-        if is_near and wait_for(self.address + first, end - first):
-            return None
-        return next((row for row in rows if not self.wait(row)), None)
-
-    def _around(self, rows: range) -> tuple[int, int]:
-        """Return where the first byte of some records is, and the end of the last."""
+    def spans(self, rows: range) -> list[Span]:
+        """Return where neighbours lie: all of them as one if they are close together, or each."""
         if isinstance(self.column, FixedColumn):
             nbytes = self.column.data.shape[1]
-            return rows.start * nbytes, rows.stop * nbytes
+            return [(self.address + rows.start * nbytes, len(rows) * nbytes)]
         starts = self.column.starts[rows.start : rows.stop]
-        ends = starts + self.column.lengths[rows.start : rows.stop]
-        return int(starts.min()), int(ends.max())
+        lengths = self.column.lengths[rows.start : rows.stop]
+        first, end = int(starts.min()), int((starts + lengths).max())
+        if end - first <= 4 * int(lengths.sum()):  # a file says where they are
+            return [(self.address + first, end - first)]
+        return list(zip((starts + self.address).tolist(), lengths.tolist(), strict=True))
 
 
 class Pages:
@@ -123,21 +112,27 @@ class Pages:
     def __init__(self, store: Store, field: str) -> None:
         self._store, self._field = store, field
         self._maps: dict[int, _Map] = {}
-        self._in_file = np.array([isinstance(shard, FileShard) for shard in store.shards])
-        self._are_large = None if self._in_file.any() else False  # the first file tells of all
+        self._sizes = np.array([_guess(shard) for shard in store.shards], np.int8)
+        self._may_be_large = bool(self._sizes.any())
         self._keeps = fits_memory(store.shards)
         self._asked = np.zeros(len(store), bool) if self._keeps else None
         self._arrived = np.zeros(len(store), bool)
 
     def asks(self, rows: Rows) -> bool:
         """Tell whether some records were not asked for yet, or may not have been: no file is opened to see it."""
-        return self._are_large is None or self._new(rows, self._asked) is not None
+        if not self._may_be_large:
+            return False
+        if self._asked is not None and self._asked.take(rows.indices).all():
+            return False
+        new = self._sizes.take(rows.shards) != _SMALL
+        if self._asked is not None:
+            new &= ~self._asked.take(rows.indices)
+        return bool(new.any())
 
     def ask(self, rows: Rows) -> None:
         """Have storage read some records, without waiting for them."""
         if new := self._new(rows, self._asked):
-            for shard, row in self._places(new):
-                self._map(shard).ask(row)
+            ask_for([s for shard, row in self._places(new) for s in self._map(shard).unasked(row)])
             if self._asked is not None:
                 self._asked[new.indices] = True
 
@@ -159,47 +154,91 @@ class Pages:
         if unknown is not None:
             self._wait_for_neighbours(unknown)
 
+    def copy_once(self, rows: Rows, out: npt.NDArray[np.uint8], unknown: Unknown | None) -> bool:
+        """Copy records of one size to the rows of ``out`` if one of them was never in memory.
+
+        And wait for all that will be verified with them.
+
+        Returns:
+            False if nothing was copied.
+
+        Raises:
+            ShardError: One of them cannot be read.
+        """
+        is_copied = False
+        if self._new(rows, self._arrived):
+            places = self._places(rows)
+            spans = [self._map(shard).span(row) for shard, row in places]
+            if any(nbytes != out.shape[1] for _, nbytes in spans):
+                return False  # of which ``Gather`` tells
+            copied = copy(spans, out)
+            if copied is not None and copied < len(places):
+                raise self._error(*places[copied])
+            is_copied = copied is not None
+            self._arrived[rows.indices] = True
+        if unknown is not None:
+            self._wait_for_neighbours(unknown)
+        return is_copied
+
+    def wait_for_small(self, rows: Rows) -> None:
+        """Wait for some records, whatever their size.
+
+        Raises:
+            ShardError: One of them cannot be read.
+        """
+        self._wait_for(self._places(rows))
+
     def _wait(self, rows: Rows, known: npt.NDArray[np.bool_] | None) -> None:
         if new := self._new(rows, known):
-            for shard, row in self._places(new):
-                if not self._map(shard).wait(row):
-                    raise self._error(shard, row)
+            self._wait_for(self._places(new))
             self._arrived[new.indices] = True
+
+    def _wait_for(self, places: list[tuple[int, int]]) -> None:
+        bad = wait_for([self._map(shard).span(row) for shard, row in places])
+        if bad is not None:
+            raise self._error(*places[bad])
 
     def _wait_for_neighbours(self, unknown: Unknown) -> None:
         blocks = zip(unknown.shards, unknown.local, unknown.sizes, strict=True)
-        for shard, block, size in blocks:
-            if size > 1:
-                last = min((block + 1) * size, self._store.shards[shard].num_samples)
-                bad = self._map(shard).wait_for_all(range(block * size, last))
-                if bad is not None:
-                    raise self._error(shard, bad)
+        ranges = [
+            (shard, range(block * size, min((block + 1) * size, self._num_rows(shard))))
+            for shard, block, size in blocks
+            if size > 1
+        ]
+        spans = [span for shard, rows in ranges for span in self._map(shard).spans(rows)]
+        if wait_for(spans) is not None:  # in one of them, or between them
+            self._wait_for([(shard, row) for shard, rows in ranges for row in rows])
+
+    def _num_rows(self, shard: int) -> int:
+        return self._store.shards[shard].num_samples
 
     def _error(self, shard: int, row: int) -> ShardError:
-        path = self._store.shards[shard].path
-        return ShardError(UNREADABLE, path, row, self._field, UNREADABLE_HINT)
+        return unreadable(self._store.shards[shard].path, row, self._field)
 
     def _new(self, rows: Rows, known: npt.NDArray[np.bool_] | None) -> Rows | None:
         """Return which of some records are large, in files, and not known; None if none is."""
-        if self._are_large is None:
-            self._are_large = self._look(rows)
-        if not self._are_large or known is None:
-            return rows if self._are_large else None
-        is_known = known.take(rows.indices)
-        return None if is_known.all() else rows[~is_known]
-
-    def _look(self, rows: Rows) -> bool | None:
-        """Tell whether records are large enough to be asked for one by one; None if none of these lies in a file."""
-        found = rows.shards[self._in_file.take(rows.shards)]
-        if not len(found):
+        if not self._may_be_large or (known is not None and known.take(rows.indices).all()):
             return None
-        column = self._store.shard(int(found[0])).columns[self._field]
-        return column.nbytes >= _MIN_ROW_BYTES * len(column)
+        sizes = self._sizes.take(rows.shards)
+        if (sizes == _UNKNOWN).any():
+            self._look(np.unique(rows.shards[sizes == _UNKNOWN]).tolist())
+            sizes = self._sizes.take(rows.shards)
+        new = sizes == _LARGE
+        if known is not None:
+            new &= ~known.take(rows.indices)
+        return rows[new] if new.any() else None
 
-    def _places(self, rows: Rows) -> Iterator[tuple[int, int]]:
-        """Yield the shard of each record, and its row there."""
+    def _look(self, shards: list[int]) -> None:
+        for number in shards:
+            column = self._store.shard(number).columns[self._field]
+            is_large = column.nbytes >= _MIN_ROW_BYTES * len(column)
+            self._sizes[number] = _LARGE if is_large else _SMALL
+        self._may_be_large = bool(self._sizes.any())
+
+    def _places(self, rows: Rows) -> list[tuple[int, int]]:
+        """Return the shard of each record, and its row there."""
         numbers = rows.indices - self._store.starts.take(rows.shards)
-        return zip(rows.shards.tolist(), numbers.tolist(), strict=True)
+        return list(zip(rows.shards.tolist(), numbers.tolist(), strict=True))
 
     def _map(self, number: int) -> _Map:
         found = self._maps.get(number)
@@ -208,6 +247,22 @@ class Pages:
             new = _Map.of(column, in_blocks=self._asked is not None)
             found = self._maps.setdefault(number, new)
         return found
+
+
+def _guess(shard: FileShard | MemoryShard) -> int:
+    """Tell from a shard's size whether its records can be large."""
+    if (
+        not isinstance(shard, FileShard)
+        or shard.info.size_bytes < _MIN_ROW_BYTES * shard.num_samples
+    ):
+        return _SMALL
+    return _UNKNOWN
+
+
+def unreadable(path: Path, row: int, field: str) -> ShardError:
+    """Return what is raised for a record that storage does not bring."""
+    hint = "The file was cut since it was opened, or its storage failed: run 'packdata verify'"
+    return ShardError("its pages cannot be read", path, row, field, hint)
 
 
 def fits_memory(shards: Sequence[FileShard | MemoryShard]) -> bool:

@@ -19,8 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.datasets.access.advice import ask_for, wait_for
-from loaders.datasets.access.finder import Rows
-from loaders.datasets.access.pages import UNREADABLE, UNREADABLE_HINT, fits_memory
+from loaders.datasets.access.pages import fits_memory, unreadable
 from loaders.datasets.access.shards import FileShard
 from loaders.errors import ChecksumError, ShardError
 from loaders.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
@@ -28,7 +27,7 @@ from loaders.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaders.datasets.access.shards import OpenShard
+    from loaders.datasets.access.finder import Rows
     from loaders.datasets.access.store import Store
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -87,6 +86,7 @@ class PartialRecords:
     def __init__(self, store: Store, field: str) -> None:
         self._store, self._field = store, field
         self._chunks: dict[int, _Chunks | None] = {}
+        self._begun = np.zeros(len(store), bool)  # whose heads were waited for
         self._fits_memory = fits_memory(store.shards)
 
     def __reduce__(self) -> Any:
@@ -95,25 +95,40 @@ class PartialRecords:
     def find(self, rows: Rows) -> list[UInt8Array]:
         """Return the record of each sample as a view; those without chunks are verified."""
         store, field = self._store, self._field
-        shards = [store.shard(number) for number in rows.shards.tolist()]
-        whole = [self._is_whole(shard) for shard in shards]
-        if any(whole):
-            here = np.array(whole)
-            store.records(field, Rows(rows.indices[here], rows.shards[here]))
-        numbers = (rows.indices - store.starts[rows.shards]).tolist()
-        pairs = zip(shards, numbers, strict=True)
-        return [self._begun(shard, row) for shard, row in pairs]
+        numbers = rows.shards.tolist()
+        whole = np.array([self._is_whole(number) for number in numbers], bool)
+        if whole.any():
+            store.records(field, rows[whole])
+        columns = [store.shard(number).columns[field] for number in numbers]
+        places = list(
+            zip(numbers, (rows.indices - store.starts[rows.shards]).tolist(), strict=True)
+        )
+        records = [column.row(row) for column, (_, row) in zip(columns, places, strict=True)]
+        self._wait_for_heads(rows.indices, places, records)
+        return records
 
-    def _begun(self, shard: OpenShard, row: int) -> UInt8Array:
-        """Return a record whose shape can be looked at, where it stands in front of it."""
-        record = shard.columns[self._field].row(row)
-        if not wait_for(record.__array_interface__["data"][0], min(len(record), _HEADER_BYTES)):
-            raise ShardError(UNREADABLE, shard.path, row, self._field, UNREADABLE_HINT)
-        return record
+    def _wait_for_heads(
+        self, indices: Indices, places: list[tuple[int, int]], records: list[UInt8Array]
+    ) -> None:
+        """Wait, the first time, for what tells of a record's shape."""
+        new = np.flatnonzero(~self._begun.take(indices)).tolist()
+        heads = [(_address(records[i]), min(len(records[i]), _HEADER_BYTES)) for i in new]
+        bad = wait_for(heads)
+        if bad is not None:
+            number, row = places[new[bad]]
+            raise unreadable(self._store.shards[number].path, row, self._field)
+        if new:
+            self._begun[indices] = True
 
-    def _is_whole(self, shard: OpenShard) -> bool:
-        sums = shard.checksums.get(self._field)
-        return sums is not None and not sums.chunk_bytes
+    def _is_whole(self, number: int) -> bool:
+        """Tell whether a shard is mapped, and has no chunks."""
+        if not isinstance(self._store.shards[number], FileShard):
+            return False
+        shard = self._store.shard(number)
+        sums, column = shard.checksums.get(self._field), shard.columns[self._field]
+        if sums is not None:
+            return not sums.chunk_bytes
+        return column.nbytes < CHUNKED_ROW_BYTES * len(column)
 
     def part(self, number: int, row: int, record: UInt8Array, spans: Spans) -> Part:
         """Name a part of a record, and have the kernel fetch what may not be in memory.
@@ -141,8 +156,7 @@ class PartialRecords:
         if not len(touched):
             return Part(number, row, record, _NONE)
         part = Part(number, row, record, np.unique(touched))
-        for start, size in _runs(part, chunks):  # the pages arrive while other parts are copied
-            ask_for(start, size)
+        ask_for(_runs(part, chunks))  # the pages arrive while other parts are copied
         return part
 
     def verify(self, part: Part) -> None:
@@ -155,9 +169,8 @@ class PartialRecords:
         chunks = self._chunks[part.shard]
         if chunks is None or not len(part.chunks):
             return
-        if not all(wait_for(start, size) for start, size in _runs(part, chunks)):
-            path = self._store.shards[part.shard].path
-            raise ShardError(UNREADABLE, path, part.row, self._field, UNREADABLE_HINT)
+        if wait_for(_runs(part, chunks)) is not None:
+            raise unreadable(self._store.shards[part.shard].path, part.row, self._field)
         if chunks.hashes is not None:
             wanted = part.chunks
             if self._store.check == "first":
@@ -181,9 +194,7 @@ class PartialRecords:
         """Return the chunks of a shard that is mapped and has large records, else None."""
         store, shard = self._store, self._store.shard(number)
         column, sums = shard.columns[self._field], shard.checksums.get(self._field)
-        if not isinstance(store.shards[number], FileShard) or self._is_whole(shard):
-            return None
-        if sums is None and column.nbytes < CHUNKED_ROW_BYTES * len(column):
+        if not isinstance(store.shards[number], FileShard) or self._is_whole(number):
             return None
         nbytes = CHUNK_BYTES if sums is None else sums.chunk_bytes
         counts = num_chunks(column, nbytes)
@@ -195,6 +206,10 @@ class PartialRecords:
         return _Chunks(nbytes, np.cumsum(counts) - counts, hashes, np.zeros(total, bool))
 
 
+def _address(record: UInt8Array) -> int:
+    return int(record.__array_interface__["data"][0])
+
+
 def _runs(part: Part, chunks: _Chunks) -> list[tuple[int, int]]:
     """Return where each run of a part's chunks lies in memory, and its size."""
     numbers = part.chunks - chunks.first[part.row]
@@ -202,8 +217,7 @@ def _runs(part: Part, chunks: _Chunks) -> list[tuple[int, int]]:
     first = numbers[np.append(0, breaks)] * chunks.nbytes
     last = (numbers[np.append(breaks, len(numbers)) - 1] + 1) * chunks.nbytes
     sizes = np.minimum(last, len(part.record)) - first
-    address = part.record.__array_interface__["data"][0]
-    return list(zip((address + first).tolist(), sizes.tolist(), strict=True))
+    return list(zip((_address(part.record) + first).tolist(), sizes.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

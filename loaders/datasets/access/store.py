@@ -41,6 +41,8 @@ class Store:
     anew.
     """
 
+    reads_whole = True  # records; see ``PrefixRecords``
+
     def __init__(self, shards: Sequence[FileShard | MemoryShard], check: Check = "first") -> None:
         if check not in ("first", "always", "never"):
             raise ValueError(f"check must be 'first', 'always' or 'never', got {check!r}")
@@ -104,6 +106,11 @@ class Store:
             pages = self._pages.setdefault(field, Pages(weakref.proxy(self), field))
         return pages
 
+    def record(self, field: str, rows: Rows) -> UInt8Array:
+        """Return the record of one sample, in memory even if it is small and never verified."""
+        self._pages_of(field).wait_for_small(rows)
+        return self.records(field, rows)[0]
+
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
         """Return the record of each sample as a view, in memory and verified."""
         self._pages_of(field).wait(rows)
@@ -133,8 +140,8 @@ class Store:
             return
         gather, verifier = self._gather(field, out.shape[1]), self._verifier(field)
         found = None if verifier is None else verifier.unknown(rows)
-        self._pages_of(field).wait_once(rows, found)
-        gather(rows.indices, rows.shards, out)
+        if not self._pages_of(field).copy_once(rows, out, found):
+            gather(rows.indices, rows.shards, out)
         if verifier is not None and found is not None:
             verifier.verify(found, out)
 
@@ -159,7 +166,7 @@ class Store:
         return column
 
     def verify(self, field: str, rows: Rows) -> None:
-        """Hash the blocks that these records lie in, unless that was done before.
+        """Wait for records, and hash the blocks that they lie in, unless that was done before.
 
         Raises:
             ShardError: One of them cannot be read.
@@ -167,8 +174,9 @@ class Store:
         """
         verifier = self._verifier(field)
         found = None if verifier is None else verifier.unknown(rows)
-        if verifier is not None and found is not None:
+        if verifier is None or found is not None:
             self._pages_of(field).wait_once(rows, found)
+        if verifier is not None and found is not None:
             verifier.verify(found)
 
     def _verifier(self, field: str) -> Verifier | None:

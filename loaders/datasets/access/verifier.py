@@ -72,7 +72,7 @@ class Verifier:
     def unknown(self, rows: Rows) -> Unknown | None:
         """Return which of some samples are still to be verified; None if none is."""
         indices, shards = rows.indices, rows.shards
-        if not (self._num_unknown or self._num_closed or self._always) or not len(indices):
+        if not (self._num_unknown or self._num_closed) or not len(indices):
             return None
         sizes = self._rows_per_block.take(shards)
         if not sizes.all():
@@ -80,9 +80,8 @@ class Verifier:
             sizes = self._rows_per_block.take(shards)
         local = (indices - self._starts.take(shards)) // sizes
         blocks, at = np.unique(self._first_block.take(shards) + local, return_index=True)
-        if not self._always:
-            new = ~self._known.take(blocks)
-            blocks, at = blocks[new], at[new]
+        new = ~self._known.take(blocks)
+        blocks, at = blocks[new], at[new]
         if not len(at):
             return None
         order = np.argsort(at)
@@ -132,7 +131,8 @@ class Verifier:
                 is_right = hash_block(column, found.local[i], found.sizes[i]) == wanted
             if not is_right:
                 raise self._error(found, i)
-        self._note(found)
+        if not self._always:
+            self._note(found)
 
     def _error(self, found: Unknown, i: int) -> ChecksumError:
         shard, size = self._shard(found.shards[i]), found.sizes[i]

@@ -20,16 +20,15 @@ import torch
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.datasets.access.advice import wait_for
-from loaders.datasets.access.pages import UNREADABLE, UNREADABLE_HINT
+from loaders.datasets.access.pages import unreadable
 from loaders.device.augment import BatchAugment, Moves, draw_moves
 from loaders.device.blocks import Cut, cut_around
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of, unit_of
-from loaders.errors import SchemaError, ShardError
+from loaders.errors import SchemaError
 from loaders.schema import Boxes, Field, Image, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
     UInt8Array = npt.NDArray[np.uint8]
 
-_HEADER_BYTES = 4 << 10  # with most of what stands between header and bands
 _MIN_ROWS = 16  # worth a thread: some 20 us each
 
 
@@ -98,6 +96,8 @@ def _multiply(
 class PrefixRecords:
     """The records of one ``dct`` field, of which only what a scale needs is read; in place of a ``Store``."""
 
+    reads_whole = False
+
     def __init__(self, store: Store, codec: DctCodec, side: int) -> None:
         self._store, self._codec, self._side = store, codec, side
         self._known = np.zeros(len(store), bool)
@@ -112,20 +112,30 @@ class PrefixRecords:
         for shard, row in zip(rows.shards.tolist(), numbers, strict=True):
             found.append(store.shard(shard).columns[field].row(row))
         new = np.flatnonzero(~self._known[rows.indices]).tolist()
+        if new:
+            self._wait([found[i] for i in new], rows[np.array(new)], field)
         for i in new:
-            self._wait(found[i], field, store.shard(int(rows.shards[i])).path, numbers[i])
             if store.check != "never":
                 self._codec.check(found[i], self._side)
         if new and store.check != "always":
             self._known[rows.indices] = True
         return found
 
-    def _wait(self, record: UInt8Array, field: str, path: Path, row: int) -> None:
-        """Wait for a prefix, whose size the first bytes say."""
-        address = record.__array_interface__["data"][0]
-        begins = wait_for(address, min(len(record), _HEADER_BYTES))
-        if not begins or not wait_for(address, self._codec.prefix_nbytes(record, self._side)):
-            raise ShardError(UNREADABLE, path, row, field, UNREADABLE_HINT)
+    def _wait(self, records: list[UInt8Array], rows: Rows, field: str) -> None:
+        """Wait for prefixes: each has its size in its header, behind what is needed to trust that."""
+        codec, side = self._codec, self._side
+        for nbytes in (
+            lambda _: codec.header_nbytes,
+            codec.head_nbytes,
+            lambda record: codec.prefix_nbytes(record, side),
+        ):
+            sizes = [min(len(record), nbytes(record)) for record in records]
+            starts = [record.__array_interface__["data"][0] for record in records]
+            bad = wait_for(list(zip(starts, sizes, strict=True)))
+            if bad is not None:
+                shard, index = int(rows.shards[bad]), int(rows.indices[bad])
+                row = index - int(self._store.starts[shard])
+                raise unreadable(self._store.shards[shard].path, row, field)
 
 
 class Moved(NamedTuple):
@@ -237,7 +247,7 @@ class CoefficientReader:
     @property
     def asks_for(self) -> str | None:
         """The field; None if only a prefix is read, whose size the first bytes of a record say."""
-        return None if isinstance(self.source, PrefixRecords) else self.name
+        return self.name if self.source.reads_whole else None
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Take the slot; escapes are kept by the range of rows that they were read with."""

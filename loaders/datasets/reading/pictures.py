@@ -67,8 +67,8 @@ class PictureReader:
         return tuple(name for name, _ in self.views)
 
     @property
-    def asks_for(self) -> str:
-        return self.name
+    def asks_for(self) -> str | None:
+        return self.name if self.store.reads_whole else None
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [
