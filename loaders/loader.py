@@ -43,6 +43,7 @@ from loaders.device.ranks import shared_device
 from loaders.errors import StateError
 from loaders.live import register
 from loaders.profiling import profile_from_environment
+from loaders.sampling.foreign import NumberedPasses
 from loaders.sampling.sampler import EpochSampler, UncountedBatches
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             child process (without workers nobody is there to tell, and torch's processes do not).
 
     Iterating begins the current epoch anew, or where ``load_state_dict`` says; a full pass
-    advances the epoch.
+    advances the epoch. Under a sampler of torch each pass begins the next one, as torch shuffles each time.
 
     OpenCV's own threads are switched off for the whole process when threads are first used:
     workers are the threads.
@@ -198,6 +199,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         self._number_batches()
         self._tell_frameworks()
+        self._passes = self._number_passes()
         self._choose_form()
         self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())
         self._stats = LoaderStats()
@@ -230,6 +232,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Let accelerate leave a loader alone that is divided by rank already, and keep its state with its own."""
         self._is_accelerate_prepared = isinstance(self.batch_sampler, UncountedBatches)
         self.use_stateful_dataloader = self._is_accelerate_prepared
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What indices are taken from, by torch's worker processes, too."""
+        passes = getattr(self, "_passes", None)
+        return super()._index_sampler if passes is None else passes
+
+    def _number_passes(self) -> NumberedPasses | None:
+        """Let a sampler of others say the epoch to a dataset of ours."""
+        if not isinstance(self.dataset, BatchDataset) or self._is_accelerate_prepared:
+            return None
+        return NumberedPasses(super()._index_sampler, self.dataset)
 
     def _choose_form(self) -> None:
         """Settle whether batches are named tuples or dictionaries.
@@ -399,7 +413,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration serves; the current one keeps its position."""
         self._set_to = epoch
-        for part in (self.sampler, self.dataset, self._served):
+        parts: tuple[Any, ...] = (self.sampler, self.dataset, self._served, self._passes)
+        for part in parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 

@@ -31,6 +31,7 @@ from loaders.augment.ops import (
     Resize,
     Views,
     as_augment,
+    has_draws,
 )
 from loaders.augment.pixels import apply, move_boxes, reductions
 from loaders.checks import did_you_mean
@@ -52,6 +53,7 @@ __all__ = [
     "check_ops",
     "cut",
     "fill_mask_of",
+    "has_draws",
     "move_boxes",
     "output_lengths",
     "output_size",

@@ -466,3 +466,9 @@ def _check_name(name: str) -> None:
     taken = keyword.iskeyword(name) or hasattr(tuple, name) or name.startswith("_")
     if taken or not name.isidentifier():
         raise ValueError(f"a view's name must be able to be a field's, got {name!r}")
+
+
+def has_draws(augment: Sequence[Op | Views]) -> bool:
+    """Tell whether any of the ops, or of those of views, depends on chance."""
+    lists = [op.lists if isinstance(op, Views) else ((op,),) for op in augment]
+    return any(op.num_draws for views in lists for ops in views for op in ops)

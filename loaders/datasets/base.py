@@ -50,6 +50,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
             the host: what waits is smaller then, and what is handed over is still in the cache.
         max_workers: Threads that are of use: more would only compete for the interpreter; None is any number.
         epoch: What ``dataset[i]`` is augmented for.
+        is_told_epoch: Whether someone said so.
     """
 
     num_replaced: int = 0
@@ -57,6 +58,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     finishes_late: bool = False
     max_workers: int | None = None
     epoch: int = 0
+    is_told_epoch: bool = False
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -93,6 +95,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch ``dataset[i]`` augments for, under a sampler that does not say it itself."""
         self.epoch = whole_number("epoch", epoch, at_least=0)
+        self.is_told_epoch = True
 
     # -- what a loader wants to know ---------------------------------------------------------------
 

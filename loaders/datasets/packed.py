@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from torch.utils.data import get_worker_info
 
-from loaders.augment import Views, as_augment
+from loaders.augment import Views, as_augment, has_draws
 from loaders.buffers import FreshMemory
 from loaders.checks import as_list, did_you_mean, shares, shown, whole_number
 from loaders.columns import Column, FixedColumn
@@ -97,6 +99,7 @@ class PackedDataset(BatchDataset):
         if self.on_error not in ("raise", "replace"):
             raise ValueError(f"on_error must be 'raise' or 'replace', got {self.on_error!r}")
         self.num_replaced, self._bad = 0, set[int]()
+        self._num_untold = 0  # samples that were read without an epoch
         self.schema.check_names(self.fields)
         fields = self._shown_fields
         check_scale(fields, self.scale)
@@ -198,6 +201,7 @@ class PackedDataset(BatchDataset):
     def __getitems__(self, indices: Sequence[int]) -> SampleBatch | list[Any]:
         """Return the samples of a batch, read together; ``loaders.collate`` takes them without a copy."""
         job = self.job(indices, FreshMemory())
+        self._warn_if_frozen(indices)
         job.run(0)
         return job.finish()
 
@@ -248,6 +252,33 @@ class PackedDataset(BatchDataset):
         if not hasattr(first, "epoch"):
             return self.epoch, None
         return first.epoch, np.array([index.draw for index in indices], np.int64)
+
+    def _warn_if_frozen(self, indices: Sequence[int]) -> None:
+        """Warn, once, of random crops and flips for which nobody says the epoch: torch's loader has no word for it.
+
+        Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once. Who takes
+        samples one by one may want them to be the same.
+        """
+        is_told = self.is_told_epoch or hasattr(
+            indices, "epoch"
+        )  # as a batch of our samplers has it
+        if (
+            is_told
+            or len(indices) < 2
+            or hasattr(indices[0], "epoch")
+            or not has_draws(self.augment)
+        ):
+            return
+        worker = get_worker_info()
+        if worker is None and self._num_untold < len(self):
+            self._num_untold += len(indices)
+            return
+        if worker is not None and worker.id:
+            return
+        self.is_told_epoch = True
+        what = f"crops and flips are drawn for epoch {self.epoch} each time, since nobody says which it is"
+        remedy = "DataLoader of loaders does; with torch's, give it sampler=loaders.sampling.EpochSampler(len(dataset))"
+        warnings.warn(f"{what}: {remedy}, or call dataset.set_epoch(n)", stacklevel=2)
 
     def numbers_of(self, indices: Indices) -> Indices:
         """Return the samples' numbers in the store."""

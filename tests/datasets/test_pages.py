@@ -503,7 +503,7 @@ def test_a_file_that_is_cut_while_it_is_opened_is_an_error(
         return found
 
     monkeypatch.setattr(formats, "map_shard", cut_when_mapped)
-    with pytest.raises(SampleError, match="it was cut while it was opened|it has 1000 bytes"):
+    with pytest.raises(SampleError, match=r"it was cut while it was opened|it has 1000 bytes"):
         ShardDataset(folder, check="never")[0]
 
 

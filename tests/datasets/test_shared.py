@@ -110,7 +110,8 @@ def test_four_processes_have_one_copy_and_leave_nothing_when_killed(tmp_path: Pa
         rank.kill()
     assert not names(identity)
     for place, listed in files.items():
-        assert not [f for f in set(os.listdir(place)) - listed if "loaders" in f]
+        left = set(os.listdir(place)) - listed
+        assert not [f for f in left if "loaders" in f and "bench" not in f]  # of tests beside it
 
 
 def test_one_that_dies_while_loading_is_an_error_to_those_who_wait(folder: Path) -> None:
