@@ -7,8 +7,8 @@ can see them any more.
 1. ``take`` hands out a *lease*: an ndarray view of a buffer. ``torch.from_numpy(lease)`` keeps the
    lease alive for as long as any tensor shares its storage. Slice and reshape the tensor, never the
    lease: a view of an ndarray refers to the buffer below it, and the lease would end early.
-2. When the lease dies, its finalizer appends the buffer to a deque and does nothing else: it may run
-   in any thread, at any moment, also while that thread is inside ``take``.
+2. When the lease dies, a note of it is appended to a deque, and nothing else happens: it may do so
+   in any thread, at any moment, also while that thread is inside ``take`` (see ``Leases``).
 3. The pool grows when nothing is free, so it holds as many buffers as were ever out at once.
 4. Any thread may take.
 5. Page-locked buffers are torch's, seen as ndarrays. Whoever copies from one in the background
@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Allocate = Callable[[int], npt.NDArray[np.uint8]]
+KeptT = TypeVar("KeptT")
 _SMALL_BYTES = 32 << 10
 _GROWTH = 1.25
 _LINE_BYTES = 64  # of the cache
@@ -40,6 +41,39 @@ def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
     block = np.empty(nbytes + _LINE_BYTES, np.uint8)
     start = -block.ctypes.data % _LINE_BYTES
     return block[start : start + nbytes]
+
+
+class _Watched(weakref.ref[Any]):
+    """Keeps something until it is known that what it refers to has died."""
+
+    __slots__ = ("kept",)
+    kept: Any
+
+
+class Leases(Generic[KeptT]):
+    """Says which leases have died, when asked: no Python runs when one does.
+
+    It would run in the trainer's thread, once a batch, and Ctrl-C in there is printed and forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._alive: dict[int, _Watched] = {}
+        self._ended: deque[_Watched] = deque()
+
+    def watch(self, lease: Any, kept: KeptT) -> None:
+        """Return ``kept`` by ``pop``, once, after the lease has died."""
+        watched = _Watched(lease, self._ended.append)
+        watched.kept = kept
+        self._alive[id(watched)] = watched
+
+    def pop(self) -> KeptT | None:
+        """Return what was kept for the lease that died last, None if there is none; one thread at a time."""
+        if not self._ended:
+            return None
+        watched = self._ended.pop()
+        del self._alive[id(watched)]
+        kept: KeptT = watched.kept
+        return kept
 
 
 class SlotPool:
@@ -59,7 +93,7 @@ class SlotPool:
         self._allocate = allocate or aligned
         self.num_slots = self.size_bytes = 0
         self._lock = threading.Lock()
-        self._free: deque[npt.NDArray[np.uint8]] = deque()
+        self._leases: Leases[npt.NDArray[np.uint8]] = Leases()
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Lease ``nbytes`` bytes of undefined content.
@@ -69,15 +103,12 @@ class SlotPool:
         with self._lock:
             buffer = self._reuse(nbytes)
         lease = buffer[:nbytes]
-        weakref.finalize(lease, self._free.append, buffer).atexit = False
+        self._leases.watch(lease, buffer)
         return lease
 
     def _reuse(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        while True:
-            try:
-                buffer = self._free.pop()  # the one used last: its lines may still be in the cache
-            except IndexError:
-                break
+        # The one used last: its lines may still be in the cache.
+        while (buffer := self._leases.pop()) is not None:
             if len(buffer) >= nbytes:
                 return buffer
             self.num_slots -= 1  # too small since a larger request came: let it go

@@ -74,8 +74,12 @@ def write(text: str) -> None:
 def register(live: Any) -> None:
     """Count an iteration as live until it is dropped: ``pid`` says whose it is, ``describe()`` what it does."""
     _install_from_environment()
-    number = id(live)
-    _live[number] = weakref.ref(live, lambda _: _live.pop(number, None))
+    for number, reference in list(
+        _live.items()
+    ):  # a callback could meet Ctrl-C, which is lost in there
+        if reference() is None:
+            _live.pop(number, None)
+    _live[id(live)] = weakref.ref(live)
 
 
 def _install_from_environment() -> None:

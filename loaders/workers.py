@@ -147,6 +147,9 @@ class _Once:
 _Task = tuple[_Ticket, int]
 _Asking = SimpleQueue["weakref.ref[_Ticket] | None"]  # weak: who asks late keeps no batch alive
 _Running = dict[int, tuple[_Ticket, int, float]]
+# Threads that ended. Workers let go of them: Python has code of its own that runs then, and a Ctrl-C that finds the
+# trainer's thread in there is printed and forgotten.
+_ended: deque[threading.Thread] = deque()
 
 
 def _work(
@@ -156,6 +159,7 @@ def _work(
     prepare: Callable[[], None],
     on_done: Callable[[], None],
 ) -> None:
+    _ended.clear()
     prepare_once = _Once(prepare)
     with suppress(BaseException):  # it is tried again, and its error raised, with the first part
         prepare_once()
@@ -332,3 +336,5 @@ def _close(
     stuck = [thread.name for thread in threads if thread.is_alive() and thread.ident in running]
     if stuck and time.monotonic() >= deadline:
         logger.warning("%s did not end within %.0f s", ", ".join(stuck), _JOIN_TIMEOUT_S)
+    _ended.extend(threads)
+    threads.clear()

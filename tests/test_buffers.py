@@ -4,6 +4,7 @@ import gc
 import io
 import os
 import pickle
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loaders import DataLoader, RAMDataset
 from loaders.buffers import FreshMemory, SlotPool, Slots
 
 if TYPE_CHECKING:
@@ -137,6 +139,22 @@ def test_a_batch_keeps_its_content_while_others_come_and_go() -> None:
 
     assert [t.unique().tolist() for t in kept] == [[i] for i in range(5)]
     assert pool.num_slots == 6
+
+
+@pytest.mark.parametrize("backend", ["thread", "subprocess"])
+def test_no_python_runs_when_a_batch_dies(backend: Any) -> None:
+    """Python prints and forgets what is raised in there: Ctrl-C in the trainer's thread, say."""
+    dataset = RAMDataset.from_arrays(x=torch.zeros(8, NBYTES, dtype=torch.uint8))
+    loader = DataLoader(dataset, 2, num_workers=1, backend=backend)
+    seen = list[str]()
+    for batch in loader:
+        assert batch.x.shape == (2, NBYTES)
+        sys.setprofile(lambda frame, event, _: seen.append(f"{event} {frame.f_code.co_name}"))
+        del batch
+        sys.setprofile(None)
+
+    calls = [call for call in seen if call.startswith("call")]
+    assert not calls
 
 
 def test_what_autograd_keeps_is_kept() -> None:

@@ -119,6 +119,7 @@ class Child:
     def send(self, *message: Any) -> None:
         """Ask it for something; RuntimeError if it died."""
         before, self.is_whole = self.is_whole, False
+        self._mapped.set_free()
         try:
             self._channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         except OSError:
@@ -137,6 +138,7 @@ class Child:
         Raises:
             RuntimeError: It died.
         """
+        self._mapped.set_free()
         try:
             message = self._channel.receive()
             assert message is not None  # it waits

@@ -7,8 +7,9 @@
    outside of any slot travels in the message, a large one is copied to a slot first. ``SharedSlots`` holds the
    slots of a message until the ledger says that they are free.
    A slot that the child gives up (a larger one was asked for) is named to the parent, who unmaps it.
-3. ``Mapped.load`` turns the message into tensors over the parent's own map. When the last of them dies, the
-   parent writes so into the ledger: no message is needed, and the child sees it when it next wants a slot.
+3. ``Mapped.load`` turns the message into tensors over the parent's own map. When the last of them has died, the
+   parent writes so into the ledger, before it next asks for a batch or takes one: no message is needed, and the child
+   sees it when it next wants a slot.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.buffers import Slots
+from loaders.buffers import Leases, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -233,7 +234,7 @@ class Mapped:
     ) -> None:
         self.nbytes = 0
         self._next_fd, self._lock = next_fd, lock
-        self._pid = os.getpid()
+        self._leases: Leases[int] = Leases()
         self._num_mapped = 0
         self._buffers: dict[int, UInt8Array] = {}
         _mapped.add(self)
@@ -281,16 +282,16 @@ class Mapped:
         return _Unpickler(io.BytesIO(data), self).load()
 
     def lease(self, number: int) -> torch.Tensor:
-        """Return a slot's bytes; it counts as free when no tensor shares them any more."""
+        """Return a slot's bytes; ``set_free`` tells the child when no tensor shares them any more."""
         self._reach(number)
         lease = self._buffers[number][:]
-        weakref.finalize(lease, _set_free, self._ledger, number, self._pid).atexit = False
+        self._leases.watch(lease, number)
         return torch.from_numpy(lease)
 
-
-def _set_free(ledger: UInt8Array, number: int, pid: int) -> None:
-    if os.getpid() == pid:  # a fork's copies of the tensors die for themselves
-        ledger[number] = _FREE
+    def set_free(self) -> None:
+        """Tell the child which slots nobody sees any more; not to be called in a fork: its tensors are copies."""
+        while (number := self._leases.pop()) is not None:
+            self._ledger[number] = _FREE
 
 
 class _Unpickler(pickle.Unpickler):
