@@ -396,7 +396,21 @@ LOADING: list[Case] = [
     (
         lambda g: first(DataLoader(g.shard.replace(transform=lambda sample: None), 2)),
         BatchError,
-        "transform returned None",
+        "transform returned None for the batch",
+    ),
+    (
+        lambda g: first(
+            DataLoader(
+                g.shard.replace(fields=["label"], transform={"label": lambda label: None}), 2
+            )
+        ),
+        BatchError,
+        "transform returned None for field 'label'",
+    ),
+    (
+        lambda g: first(DataLoader(g.shard.replace(transform=lambda s: {"x": s.image}), 2)),
+        BatchError,
+        r"values of the batch .*sample\._replace",
     ),
     (
         lambda g: first(DataLoader(g.shard.replace(transform={"image": torch.relu}), 2)),

@@ -305,11 +305,27 @@ def test_damaged_states_are_refused_and_change_nothing(
         check_state({}, sampler.order)
 
 
-def test_weights_and_labels_are_part_of_the_state() -> None:
-    state = EpochSampler(Weighted([1.0, 2.0], 8)).state_dict()
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Weighted([1.0, 2.0], 8), Weighted([1.0, 3.0], 8)),
+        (Balanced([0, 1, 1], 8), Balanced([0, 0, 1], 8)),
+    ],
+)
+def test_weights_and_labels_are_part_of_an_epochs_state(one: Order, other: Order) -> None:
+    """Another epoch may have others: a state between two epochs loads."""
+    sampler = EpochSampler(one)
+    batches = iter(sampler.batches(4))
+    take(batches, 1)
+    middle = sampler.state_dict()
+    list(batches)
 
-    with pytest.raises(StateError, match=r"weights '.*' \(here '.*'\)"):
-        EpochSampler(Weighted([1.0, 3.0], 8)).load_state_dict(state)
+    with pytest.raises(StateError, match=r"(weights|labels) '.*' \(here '.*'\)"):
+        EpochSampler(other).load_state_dict(middle)
+    resumed, fresh = EpochSampler(other), EpochSampler(other)
+    resumed.load_state_dict(sampler.state_dict())
+    fresh.set_epoch(1)
+    assert list(resumed) == list(fresh)
 
 
 def test_resuming_inside_a_huge_epoch_asks_for_the_rest_only() -> None:

@@ -225,6 +225,6 @@ def _packed(
         return
     if done.returncode not in (0, 3):  # 3: some of them were rejected
         return
-    named = "..." if target.kind == "packed" else target.name
+    named = "SOURCE" if target.kind == "packed" else target.name
     said = " ".join(["packdata images", named, "packed", *options])
     yield Trial(f"pack {how} ({said})", ShardDataset(out, augment=ops_for(target.size)), config)

@@ -443,6 +443,8 @@ class PackedDataset(BatchDataset):
             setattr(other, name, value)
         other.fields = as_fields(other.fields, self.schema)
         other.augment, other.batching = as_augment(other.augment), as_batching(other.batching)
+        if "batching" not in settings:  # what is no longer served needs none
+            other.batching = {n: form for n, form in other.batching.items() if n in other.fields}
         other.transform = as_transform(other.transform)
         if "augment" in settings:
             check_augment(other.augment, self.schema.fields)

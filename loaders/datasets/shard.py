@@ -32,22 +32,23 @@ class ShardDataset(PackedDataset):
         path: The folder that ``packdata`` made.
         fields: Names of the fields a sample has, in order; default: those that the packing
             marked, usually image and label. ``key``, ``original_size`` and ``sample_id`` (the
-            position) can be asked for, the first two where they were packed: ``schema.fields``
-            has all that is stored.
+            position, in a view that in the view) can be asked for, the first two where they were packed:
+            ``schema.fields`` has all that is stored.
         augment: Ops of ``loaders.augment``, applied while decoding, to image, mask and boxes
             alike; crops and flips also to volumes and other arrays with ``Array.spatial`` axes.
         transform: A function of a sample, or ``{field: function}``; runs per sample, on worker
             threads. Random numbers of the process come to threads in no fixed order: a function with a parameter
             ``generator`` (without a default) is given a ``torch.Generator`` of the sample's own, which depends
-            on seed, epoch, sample and draw alone.
+            on seed, epoch, sample and draw alone. It returns the sample, changed by ``sample._replace(...)``, or
+            anything that torch's ``default_collate`` or a ``collate_fn`` takes.
         batching: How a batch has arrays and boxes of varying length, by field: ``"list"``, the
             default, ``"pad"`` (``.values`` and ``.lengths``) or ``"offsets"`` (``.values`` end to
             end, and ``.offsets``).
         check: When records are compared with their checksums: ``"first"``, the default, when they
             are read for the first time; ``"always"`` (then also each file with the manifest, when
             it is opened); ``"never"``.
-        on_error: ``"raise"``, the default, or ``"replace"`` a bad sample by another, chosen by the
-            seed, counted and logged.
+        on_error: ``"raise"``, the default, or ``"replace"`` a sample that cannot be read by another, chosen by
+            the seed, counted and logged. An error of ``transform`` is raised in any case.
         scale: 1, the default; 1/2, 1/4 or 1/8 serves ``dct`` images smaller (sides rounded up), and reads no more
             of each record than that needs.
 

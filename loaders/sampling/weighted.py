@@ -38,6 +38,9 @@ class Weighted(Derived):
 
     An epoch costs O(n) once, a position O(log n).
 
+    For a curriculum, make a loader for each epoch, with its weights, and ``set_epoch``. A state that was taken in
+    the middle of an epoch needs that epoch's weights; one taken at its end goes on with those of the next.
+
     Args:
         weights: One finite number from 0 per sample, not all 0; the scale does not matter. A
             sample of weight 0 never comes.

@@ -84,6 +84,6 @@ def test_pixels_in_memory_and_packing_at_the_size_of_the_crops_are_tried(tmp_pat
 
     assert [change.what for change in found] == [
         "RAMDataset(..., decode=True) (pixels in memory)",
-        "pack at 73 px (packdata images ... packed --size 73)",
+        "pack at 73 px (packdata images SOURCE packed --size 73)",
     ]
     assert said == ["decoding a sample into memory", "packing 4 images at 73 px to try it"]

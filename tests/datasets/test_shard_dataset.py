@@ -601,7 +601,18 @@ def test_boxes_come_in_the_form_asked_for(folder: Path, num_workers: int) -> Non
     assert dataset.__getitems__([])[:] == []
     for wrong in ({"boxes": "stack"}, {"label": "pad"}):
         with pytest.raises(SchemaError, match="are for arrays and boxes"):
-            dataset.replace(batching=wrong)
+            dataset.replace(fields=["boxes", "label"], batching=wrong)
+    with pytest.raises(
+        SchemaError, match="'box', which is not served: boxes: did you mean 'boxes'"
+    ):
+        dataset.replace(batching={"box": "pad"})
+
+
+def test_fields_that_are_left_out_need_no_form(folder: Path) -> None:
+    dataset = ShardDataset(folder, fields=["boxes", "label"], batching={"boxes": "pad"})
+
+    assert dataset.replace(fields=["label"])[0]._fields == ("label",)
+    assert dataset.replace(fields=["boxes"]).batching == {"boxes": "pad"}
 
 
 def test_pictures_of_varying_size_are_a_list(folder: Path) -> None:

@@ -957,6 +957,27 @@ def test_a_single_equals_sign_is_told_what_to_be(tmp_path: Path, where: str, wha
         copy_dataset(folder, tmp_path / "b", CopyOptions(where=where))
 
 
+@pytest.mark.parametrize(
+    "where",
+    ['tags == "day"', '"day" != tags', 'tags in ("day", "night")', "1 in tags", "not tags < 3"],
+)
+def test_a_multi_label_is_not_one_class(where: str) -> None:
+    with pytest.raises(SchemaError, match="whether it has one, as in 'day' in tags"):
+        Where(where, {"tags": MultiLabel(("day", "night"))})
+
+
+def test_a_multi_label_may_have_just_these_classes() -> None:
+    where = Where(
+        'tags == ("day", "night") or "day" not in tags', {"tags": MultiLabel(("day", "night"))}
+    )
+
+    assert [where({"tags": tags}) for tags in [("day", "night"), ("day",), ()]] == [
+        True,
+        False,
+        True,
+    ]
+
+
 _NAMES = {"x": Array(dtype="int64"), "y": Array(dtype="float64"), "s": Text()}
 _NUMBER = st.one_of(st.sampled_from(["x", "y"]), st.integers(-3, 3).map(repr))
 _COMPARISON = st.builds(

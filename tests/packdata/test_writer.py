@@ -242,7 +242,7 @@ GOOD: dict[str, Any] = {
         ("tags", [0, 1, 0], "0 or 1 for each of the 2 classes"),
         ("tags", [0, 2], "0 or 1 for each"),
         ("boxes", [1, 2, 3, 4], r"boxes of \(n, 4\)"),
-        ("boxes", [[10, 10, 5, 20]], "x1 <= x2"),
+        ("boxes", [[10, 10, 5, 20]], "x1 <= x2 .*COCO has x, y, width, height"),
         ("boxes", [[0, 0, float("nan"), 1]], "x1 <= x2"),
         ("vector", [1, 2], r"shape \(3,\), got \(2,\)"),
         ("vector", "abc", "vector"),

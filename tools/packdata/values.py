@@ -186,7 +186,10 @@ def _boxes(value: Any) -> np.ndarray[Any, Any]:
     )
     if wrong.any():
         box = boxes[wrong.argmax()].tolist()
-        raise CodecError(f"takes boxes of x1, y1, x2, y2 with x1 <= x2 and y1 <= y2; got {box}")
+        what = f"takes boxes of x1, y1, x2, y2 with x1 <= x2 and y1 <= y2; got {box}"
+        raise CodecError(
+            f"{what} (COCO has x, y, width, height: store x, y, x + width, y + height)"
+        )
     return boxes
 
 

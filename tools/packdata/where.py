@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Values = Mapping[str, Any]
 _Part = Callable[[Values], Any]
 _MAX_CHARS = 10_000
+_SEVERAL = (ast.Tuple, ast.List, ast.Set)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _LONE_EQUALS = re.compile(r"(?<![=<>!:])=(?!=)")
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -219,9 +220,10 @@ class Where:
         for op in ops:
             if type(op) not in _COMPARE:
                 raise SchemaError(f"the condition {self.expression!r} uses 'is': take '=='")
-        for one, other in itertools.pairwise(operands):
+        for (one, other), op in zip(itertools.pairwise(operands), ops, strict=True):
             self._check_class_names(one, other)
             self._check_class_names(other, one)
+            self._check_several(one, op, other)
         parts = [self._compile(operand) for operand in operands]
         tests = [_COMPARE[type(op)] for op in ops]
 
@@ -247,15 +249,34 @@ class Where:
     def _check_class_names(self, name: ast.expr, literal: ast.expr) -> None:
         """Refuse names of no class: they are typing errors, and would select nothing."""
         field = self._fields.get(name.id) if isinstance(name, ast.Name) else None
-        elements = (
-            literal.elts if isinstance(literal, ast.Tuple | ast.List | ast.Set) else [literal]
-        )
+        elements = literal.elts if isinstance(literal, _SEVERAL) else [literal]
         for element in elements:
             if isinstance(element, ast.Constant):
                 if isinstance(field, Label | MultiLabel) and field.classes is not None:
                     _check_word("class", element.value, field.classes)
                 elif isinstance(field, Categories):
                     _check_category(element.value, field)
+
+    def _check_several(self, one: ast.expr, op: ast.cmpop, other: ast.expr) -> None:
+        """Refuse to compare a multi-label with one class, or to look for it in several: that is never true."""
+        several = [
+            isinstance(self._fields.get(getattr(o, "id", "")), MultiLabel) for o in (one, other)
+        ]
+        if isinstance(op, ast.In | ast.NotIn):
+            is_right = not several[0] and not (several[1] and _is_number(one))
+        else:
+            is_right = not any(several) or isinstance(other if several[0] else one, _SEVERAL)
+        if not is_right:
+            name = ast.unparse(one if several[0] else other)
+            example = repr(self._fields[name].classes[0])  # type: ignore[attr-defined]
+            raise SchemaError(
+                f"{name!r} is a multi-label, all classes of a sample: ask whether it has one, as in "
+                f"{example} in {name}"
+            )
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and not isinstance(node.value, str)
 
 
 def _why_not(expression: str, error: Exception) -> str:

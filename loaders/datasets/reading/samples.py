@@ -165,8 +165,8 @@ def collate(samples: Any) -> Any:
         return samples.batch
     if isinstance(samples, TransformedSamples) and isinstance(samples[0], _Record):
         return _collate_transformed(samples)
-    if isinstance(samples, TransformedSamples) and any(sample is None for sample in samples):
-        raise BatchError("transform returned None for a sample: it must return what it made")
+    if isinstance(samples, TransformedSamples):
+        return _stacked("the batch", samples)
     if not hasattr(samples, "__len__") or not len(samples):
         raise BatchError(f"a batch is made of a list of samples, got {shown(samples)}")
     return torch.utils.data.default_collate(samples)
@@ -183,19 +183,22 @@ def _collate_transformed(samples: TransformedSamples) -> Any:
     columns = (
         in_form(list(values), samples.forms[name])
         if name in samples.forms and all(isinstance(value, torch.Tensor) for value in values)
-        else _stacked(name, list(values))
+        else _stacked(f"field {name!r}", list(values))
         for name, values in zip(names, zip(*samples, strict=True), strict=True)
     )
     return batch_type(names)._make(columns)
 
 
-def _stacked(name: str, values: list[Any]) -> Any:
+def _stacked(what: str, values: list[Any]) -> Any:
+    if any(value is None for value in values):
+        raise BatchError(f"transform returned None for {what}: it must return what it made")
     try:
         return torch.utils.data.default_collate(values)
     except (RuntimeError, TypeError) as error:
         shapes = sorted({tuple(v.shape) for v in values if isinstance(v, torch.Tensor)})
         got = f"have the shapes {shapes[:4]}" if len(shapes) > 1 else f"make none: {error}"
         raise BatchError(
-            f"field {name!r} makes no batch, for what transform returned: its values {got}. Bring "
-            "them to one shape, with augment=[...] before transform or in it, or give collate_fn"
+            f"what transform returned makes no batch: values of {what} {got}. Bring them to one "
+            "shape, with augment=[...] before transform or in it; return the sample itself, by "
+            "sample._replace(...), of which batching=... joins arrays of varying length; or give collate_fn"
         ) from error
