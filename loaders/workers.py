@@ -13,6 +13,9 @@ Contract:
    logged, and ends with the process). It happens when the pool is dropped, too, and at interpreter
    exit. ``put`` and ``take`` on a closed pool raise, also in an owner that is waiting; in a forked
    child, where the threads do not exist, too.
+4. *Asking.* One more thread, that begins with the first job that has something to ask storage for, lets
+   jobs ask in the order they came. No worker waits for it, nor for what was asked: what did not come is
+   waited for by the part that needs it, and what failed is its error.
 
 Workers hold no reference to their pool, only to its queues; that is why dropping the pool can end them.
 """
@@ -146,7 +149,7 @@ class _Once:
 
 _Task = tuple[_Ticket, int]
 _Asking = SimpleQueue["weakref.ref[_Ticket] | None"]  # weak: who asks late keeps no batch alive
-_Running = dict[int, tuple[_Ticket, int, float]]
+_Running = dict[int, tuple[_Ticket, int | None, float]]  # of who asks, no part
 # Threads that ended. Workers let go of them: Python has code of its own that runs then, and a Ctrl-C that finds the
 # trainer's thread in there is printed and forgotten.
 _ended: deque[threading.Thread] = deque()
@@ -179,7 +182,7 @@ def _ask(asking: _Asking, running: _Running) -> None:
     while (reference := asking.get()) is not None:
         ticket = reference()
         if ticket is not None and is_asking(ticket.job):  # no worker was faster
-            running[me] = (ticket, 0, time.monotonic())
+            running[me] = (ticket, None, time.monotonic())
             with suppress(BaseException):
                 ticket.job.ask()
             del running[me]
@@ -303,7 +306,7 @@ class Workers:
         """Say what each thread is doing and for how long."""
         now = time.monotonic()
         lines = [
-            f"{ticket.job.describe(part)} for {now - since:.1f} s"
+            f"{_described(ticket.job, part)} for {now - since:.1f} s"
             for ticket, part, since in list(self._running.values())
         ]
         return "; ".join(lines) or "no worker is running"
@@ -312,6 +315,10 @@ class Workers:
         """Drop what has not begun, wait for what has, and end the threads."""
         self._close()
         self._tickets.clear()
+
+
+def _described(job: Job, part: int | None) -> str:
+    return f"asking storage before {job.describe(0)}" if part is None else job.describe(part)
 
 
 def _close(

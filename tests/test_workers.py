@@ -914,7 +914,7 @@ def test_asking_that_hangs_holds_nothing_back_and_is_in_the_report() -> None:
 
     pool.put(Asking(partial(gate, 0), name="a slow disk"))
     gate.wait_until_entered()
-    assert "a slow disk, part 0 for" in pool.describe()
+    assert "asking storage before a slow disk, part 0 for" in pool.describe()
     assert pool.take(timeout_s=TIMEOUT_S) == [0]
     late = Asking(partial(gate, 0))
     reference = weakref.ref(late)

@@ -40,11 +40,11 @@ class NumberedPasses:
         if self._dataset.epoch != self._told:
             self.set_epoch(self._dataset.epoch)
         epoch, self._next = self._next, self._next + 1
-        draws = np.zeros(len(self._dataset), np.int64)
+        draws = np.zeros(len(self._dataset), np.int32)
         return (_numbered(batch, epoch, draws) for batch in self._batches)
 
 
-def _numbered(batch: Any, epoch: int, draws: npt.NDArray[np.int64]) -> Any:
+def _numbered(batch: Any, epoch: int, draws: npt.NDArray[np.int32]) -> Any:
     if isinstance(batch, list):
         return [_numbered(index, epoch, draws) for index in batch]
     if hasattr(batch, "epoch") or not isinstance(batch, int | np.integer):
