@@ -95,7 +95,8 @@ def make_loader(contender: str, path: Path, num_workers: int) -> Any:
         settings: dict[str, Any] = {"shuffle": True, "num_workers": num_workers}
         return torch.utils.data.DataLoader(LooseFiles(files, "cv2"), BATCH, **settings)
     if contender == "touched":
-        advice._madvise = None
+        assert advice._libc is not None
+        advice._libc = None  # neither asked nor waited for
     dataset = ShardDataset(path, augment=[] if path.name.startswith("raw") else OPS)
     return DataLoader(dataset, BATCH, shuffle=True, num_workers=num_workers, backend="thread")
 
