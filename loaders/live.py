@@ -7,6 +7,7 @@ described here; a child process of a loader writes its own lines.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 _live: dict[
     int, weakref.ref[Any]
 ] = {}  # a plain dict: copying it is safe in any thread and in a signal handler
+_numbers = itertools.count()
 _installed: set[int] = set()
 
 
@@ -79,7 +81,7 @@ def register(live: Any) -> None:
     ):  # a callback could meet Ctrl-C, which is lost in there
         if reference() is None:
             _live.pop(number, None)
-    _live[id(live)] = weakref.ref(live)
+    _live[next(_numbers)] = weakref.ref(live)
 
 
 def _install_from_environment() -> None:

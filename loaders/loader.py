@@ -43,7 +43,7 @@ from loaders.device.ranks import shared_device
 from loaders.errors import StateError
 from loaders.live import register
 from loaders.profiling import profile_from_environment
-from loaders.sampling.foreign import NumberedPasses
+from loaders.sampling.foreign import NumberedBatches, Passes
 from loaders.sampling.sampler import EpochSampler, UncountedBatches
 
 if TYPE_CHECKING:
@@ -236,14 +236,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def _index_sampler(self) -> Any:
         """What indices are taken from, by torch's worker processes, too."""
-        passes = getattr(self, "_passes", None)
-        return super()._index_sampler if passes is None else passes
+        passes: Passes | None = getattr(self, "_passes", None)
+        batches = super()._index_sampler
+        if passes is None:
+            return batches
+        dataset: Any = self.dataset
+        num_samples = len(dataset) if dataset.is_random else 0
+        return NumberedBatches(batches, passes, num_samples, self.seed)
 
-    def _number_passes(self) -> NumberedPasses | None:
+    def _number_passes(self) -> Passes | None:
         """Let a sampler of others say the epoch to a dataset of ours."""
-        if not isinstance(self.dataset, BatchDataset) or self._is_accelerate_prepared:
-            return None
-        return NumberedPasses(super()._index_sampler, self.dataset)
+        is_numbered = not isinstance(self.dataset, BatchDataset) or self._is_accelerate_prepared
+        return None if is_numbered else Passes(self.dataset)
 
     def _choose_form(self) -> None:
         """Settle whether batches are named tuples or dictionaries.

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-from loaders import DataLoader, ShardDataset, augment
+import packdata
+from loaders import DataLoader, JpegOnDevice, Mixture, ShardDataset, augment
 from loaders.sampling import EpochSampler
-from loaders.sampling.foreign import NumberedPasses
+from loaders.sampling.foreign import NumberedBatches, Passes
+from loaders.schema import Image
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
@@ -78,11 +84,61 @@ def test_each_pass_of_a_sampler_of_torch_is_another_epoch(
     assert num_equal(passes[1], passes[2]) <= 3
 
 
-def test_it_is_the_same_epoch_as_under_a_sampler_of_ours(dataset: ShardDataset) -> None:
-    ours = DataLoader(dataset, 5)
-    theirs = DataLoader(dataset, 5, sampler=SequentialSampler(dataset))
-    for _ in range(3):
-        assert num_equal(served(ours), served(theirs)) == NUM
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_the_same_epoch_as_under_a_sampler_of_ours(
+    dataset: ShardDataset, way: dict[str, Any]
+) -> None:
+    """Also with worker processes, for which torch makes an iterator more than it uses."""
+    ours = DataLoader(dataset, 5, seed=3)
+    theirs = DataLoader(dataset, 5, seed=3, sampler=SequentialSampler(dataset), **way)
+    for epoch in (0, 1, 2, 5, 5, 6):
+        if epoch == 5:
+            ours.set_epoch(5)
+            theirs.set_epoch(5)
+        assert num_equal(served(ours), served(theirs)) == NUM, epoch
+
+
+FORMS: dict[str, Any] = {
+    "lists": [[0, 1], [2, 3]],
+    "tuples": [(0, 1), (2, 3)],
+    "ranges": [range(2), range(2, 4)],
+    "arrays": [np.array([0, 1]), np.array([2, 3], np.uint8)],
+    "tensors": [torch.tensor([0, 1]), torch.tensor([2, 3])],
+    "lists of tensors": [[torch.tensor(0), 1], [2, torch.tensor(3)]],
+    "lists of numpy's": [[np.int32(0), 1], [2, np.int64(3)]],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_may_have_any_form(dataset: ShardDataset, form: str) -> None:
+    loader = DataLoader(dataset, batch_sampler=FORMS[form])
+
+    passes = [served(loader) for _ in range(3)]
+
+    assert [list(each) for each in passes] == [[0, 1, 2, 3]] * 3
+    assert num_equal(passes[0], passes[1]) == num_equal(passes[1], passes[2]) == 0
+
+
+def test_so_has_what_a_device_finishes(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (NUM, 40, 40, 3), np.uint8)
+    packdata.pack(({"image": each} for each in pixels), tmp_path / "jpeg", {"image": Image()})
+    files = ShardDataset(tmp_path / "jpeg", fields=["image", "sample_id"], augment=OPS)
+    loader = DataLoader(JpegOnDevice(files), 5, sampler=SequentialSampler(files), device="cpu")
+
+    assert num_equal(served(loader), served(loader)) <= 3
+
+
+@pytest.mark.parametrize("sampler", [torch.arange(NUM), np.arange(NUM), list(range(NUM))])
+@pytest.mark.parametrize("batch_size", [5, None])
+def test_samplers_may_be_arrays(
+    dataset: ShardDataset, sampler: Any, batch_size: int | None
+) -> None:
+    """Without batches, samples come one by one."""
+    loader = DataLoader(dataset, batch_size, sampler=sampler)
+
+    passes = [torch.cat([b.image.reshape(-1, 3 * 16 * 16) for b in loader]) for _ in range(2)]
+
+    assert (passes[0] != passes[1]).any(1).sum() >= NUM - 3
 
 
 def test_repeats_within_a_pass_differ(dataset: ShardDataset) -> None:
@@ -91,32 +147,82 @@ def test_repeats_within_a_pass_differ(dataset: ShardDataset) -> None:
     assert len({image.numpy().tobytes() for image in images}) > 8
 
 
+@given(st.lists(st.lists(st.integers(-NUM, NUM - 1), max_size=8), max_size=8))
+def test_draws_count_how_often_an_index_came(batches: list[list[int]]) -> None:
+    came = Counter[int]()
+    for batch in NumberedBatches(batches, Passes(Epochs()), NUM, seed=4):
+        draws = []
+        for index in batch:
+            draws.append(came[index % NUM])
+            came[index % NUM] += 1
+        found = getattr(batch, "draws", None)
+        assert (draws if any(draws) else None) == (None if found is None else found.tolist())
+
+
+class Epochs:
+    """What passes want to know of a dataset."""
+
+    epoch, num_epochs_told = 0, 0
+
+
+def test_many_samples_take_little_memory() -> None:
+    """A bit for each: a list of all of them, as torch's samplers have it, takes 300 times that."""
+    tracemalloc.start()
+    (batch,) = NumberedBatches([[10**9 - 1, 0]], Passes(Epochs()), 10**9, seed=0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert batch.indices.tolist() == [10**9 - 1, 0]
+    assert peak < 140e6
+
+
 def test_who_sets_the_epoch_chooses_it(dataset: ShardDataset) -> None:
     loader = DataLoader(dataset, 5, sampler=SequentialSampler(dataset))
     passes = [served(loader) for _ in range(3)]
 
-    for epoch in (2, 1, 1):
-        loader.set_epoch(epoch)
-        assert num_equal(served(loader), passes[epoch]) == NUM
-    assert num_equal(served(loader), passes[2]) == NUM  # and it goes on from there
-    dataset.set_epoch(0)
-    assert num_equal(served(loader), passes[0]) == NUM
+    for set_epoch in (loader.set_epoch, dataset.set_epoch):
+        for epoch in (2, 1, 1):
+            set_epoch(epoch)
+            assert num_equal(served(loader), passes[epoch]) == NUM
+        assert num_equal(served(loader), passes[2]) == NUM  # and it goes on from there
 
 
-def test_what_is_no_number_and_what_has_an_epoch_is_passed_on(dataset: ShardDataset) -> None:
+def test_a_batch_sampler_that_is_put_in_later_is_the_one_that_counts(
+    dataset: ShardDataset,
+) -> None:
+    """As subclasses of torch's loader do."""
+    loader = DataLoader(dataset, batch_sampler=[[0, 1], [2, 3]])
+    object.__setattr__(loader, "batch_sampler", [[4]])
+
+    assert len(loader) == 1
+    assert list(served(loader)) == [4]
+
+
+def test_what_is_no_number_and_what_has_an_epoch_is_passed_on() -> None:
     batch = next(iter(EpochSampler(NUM).batches(4)))
     own = next(iter(EpochSampler(NUM)))
-    passes = NumberedPasses([batch, own, "x", [1, NUM], np.int64(2)], dataset)
+    strange: list[Any] = [
+        batch,
+        own,
+        [own],
+        "x",
+        ["x"],
+        [True],
+        [[1], [2]],
+        [[1], [2, 3]],
+        [],
+        None,
+        0.5,
+    ]
+    numbered = NumberedBatches([*strange, [1, NUM], np.int64(2)], Passes(Epochs()), NUM, seed=9)
 
-    first, second, third, fourth, fifth = iter(passes)
+    *passed, outside, single = numbered
 
-    assert first is batch
-    assert second is own
-    assert third == "x"
-    assert (fourth, [index.epoch for index in fourth]) == ([1, NUM], [0, 0])
-    assert fifth == 2
-    assert len(passes) == 5
-    assert pickle.loads(pickle.dumps(fourth))[0].epoch == 0
+    assert all(one is other for one, other in zip(passed, strange, strict=True))
+    assert (list(outside), outside.epoch, outside.draws, outside.seed) == ([1, NUM], 0, None, 9)
+    assert (single, single.epoch, single.draw) == (2, 0, 0)
+    assert len(numbered) == 13
+    assert pickle.loads(pickle.dumps(outside)).epoch == 0
 
 
 # -- torch's own loader ----------------------------------------------------------------------------
@@ -141,6 +247,26 @@ def test_torchs_worker_processes_warn_at_once(dataset: ShardDataset) -> None:
 
     with pytest.raises(UserWarning, match="drawn for epoch 0 each time"):
         served(loader)
+
+
+def test_transforms_that_draw_and_mixtures_are_told_of_too(dataset: ShardDataset) -> None:
+    def noisy(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return image + torch.randint(0, 2, image.shape, dtype=torch.uint8, generator=generator)
+
+    cropped = dataset.replace(augment=[augment.CenterCrop(16)])
+    for each in (
+        cropped.replace(transform={"image": noisy}),
+        Mixture([dataset, dataset], stop=NUM),
+    ):
+        loader = TorchLoader(each, 2 * NUM, collate_fn=len)
+        assert sum(loader) == len(each)
+        with pytest.warns(UserWarning, match="drawn for epoch 0 each time"):
+            list(loader)
+
+
+def test_the_first_epoch_of_a_view_is_a_first_one(dataset: ShardDataset) -> None:
+    list(TorchLoader(dataset, 8))  # for statistics, say
+    list(TorchLoader(dataset.select(range(20)), 8))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -86,7 +86,7 @@ class SharedSlots(Slots):
         with self._held_lock:
             done = [number for number in self._held if self._ledger[number] == _FREE]
             leases = [self._held.pop(number) for number in done]
-        del leases  # outside of the lock: a finalizer runs
+        del leases  # outside of the lock: what a message held may be anything
 
     def _share(self, nbytes: int) -> UInt8Array:
         fd, buffer = _anonymous("loaders-slot", nbytes)

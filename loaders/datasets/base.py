@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 from loaders.buffers import FreshMemory
 from loaders.checks import shown, whole_number
+from loaders.sampling.ranks import is_distributed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +54,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
             the host: what waits is smaller then, and what is handed over is still in the cache.
         max_workers: Threads that are of use: more would only compete for the interpreter; None is any number.
         epoch: What ``dataset[i]`` is augmented for.
-        is_told_epoch: Whether someone said so.
+        num_epochs_told: How often someone said so.
     """
 
     num_replaced: int = 0
@@ -58,7 +62,9 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     finishes_late: bool = False
     max_workers: int | None = None
     epoch: int = 0
-    is_told_epoch: bool = False
+    num_epochs_told: int = 0
+    _num_untold: int = 0  # samples that were read for no epoch in particular
+    _has_warned: bool = False
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -88,6 +94,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Return the samples of a batch, read together; ``loaders.collate`` takes them without a copy."""
         job = self.job(indices, FreshMemory())
+        self._warn_if_frozen(indices)
         for part in range(job.num_parts):
             job.run(part)
         return job.finish()
@@ -95,7 +102,38 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch ``dataset[i]`` augments for, under a sampler that does not say it itself."""
         self.epoch = whole_number("epoch", epoch, at_least=0)
-        self.is_told_epoch = True
+        self.num_epochs_told += 1
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a sample differs from epoch to epoch."""
+        return False
+
+    def _warn_if_frozen(self, indices: Sequence[int]) -> None:
+        """Warn, once, of crops and flips by chance for which nobody says the epoch: torch's loader has no word for it.
+
+        Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once. Who takes
+        samples one by one may want them to be the same.
+        """
+        # Batches and indices of our samplers have an epoch.
+        is_told = self.num_epochs_told or hasattr(indices, "epoch")
+        if is_told or self._has_warned or len(indices) < 2 or hasattr(indices[0], "epoch"):
+            return
+        if not self._is_again(len(indices)) or not self.is_random:
+            return
+        self._has_warned = True
+        what = f"crops and flips are drawn for epoch {self.epoch} each time, since nobody says which it is"
+        remedy = "DataLoader of loaders does; with torch's, give it sampler=loaders.sampling.EpochSampler(len(dataset))"
+        warnings.warn(f"{what}: {remedy}, or call dataset.set_epoch(n)", stacklevel=3)
+
+    def _is_again(self, num_samples: int) -> bool:
+        """Tell whether samples are of a second epoch, as far as one process can."""
+        worker = get_worker_info()
+        if worker is not None:
+            return worker.id == 0
+        num_ranks = dist.get_world_size() if is_distributed() else 1
+        before, self._num_untold = self._num_untold, self._num_untold + num_samples
+        return before * num_ranks >= len(self)
 
     # -- what a loader wants to know ---------------------------------------------------------------
 
@@ -148,6 +186,11 @@ class SamplesOf(BatchDataset, Generic[Whole]):
     def fingerprint(self) -> str:
         """The dataset's."""
         return self.dataset.fingerprint
+
+    @property
+    def is_random(self) -> bool:
+        """The dataset's."""
+        return self.dataset.is_random
 
     @property
     def sample_nbytes(self) -> int | None:

@@ -156,6 +156,11 @@ class Mixture(BatchDataset):
         # Samples of different sources have the same number: another seed keeps their crops apart.
         return IndexBatch(indices, batch.epoch, draws, None, key64(batch.seed, number) >> 1)
 
+    @property
+    def is_random(self) -> bool:
+        """Whether samples of a source differ from epoch to epoch."""
+        return any(source.is_random for source in self.sources)
+
     # -- what a loader wants to know ---------------------------------------------------------------
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from torch.utils.data import get_worker_info
 
 from loaders.augment import Views, as_augment, has_draws
 from loaders.buffers import FreshMemory
@@ -33,7 +31,13 @@ from loaders.datasets.reading.readers import ObjectReader, SampleIdReader, make_
 from loaders.datasets.reading.request import Memory, Reader, Request
 from loaders.datasets.reading.samples import SampleBatch, split_batch
 from loaders.datasets.reading.transforming import Transforming
-from loaders.datasets.settings import as_batching, as_fields, as_transform, check_augment
+from loaders.datasets.settings import (
+    as_batching,
+    as_fields,
+    as_transform,
+    check_augment,
+    check_batching,
+)
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import LoadersError, SampleError, SchemaError, ShardError
 from loaders.sampling.batch import IndexBatch
@@ -94,12 +98,12 @@ class PackedDataset(BatchDataset):
         self._source_fingerprint = fingerprint
         self._view: Indices | None = None
         self._prepare()
+        check_batching(self.batching, self.fields)
 
     def _prepare(self) -> None:
         if self.on_error not in ("raise", "replace"):
             raise ValueError(f"on_error must be 'raise' or 'replace', got {self.on_error!r}")
         self.num_replaced, self._bad = 0, set[int]()
-        self._num_untold = 0  # samples that were read without an epoch
         self.schema.check_names(self.fields)
         fields = self._shown_fields
         check_scale(fields, self.scale)
@@ -253,33 +257,6 @@ class PackedDataset(BatchDataset):
             return self.epoch, None
         return first.epoch, np.array([index.draw for index in indices], np.int64)
 
-    def _warn_if_frozen(self, indices: Sequence[int]) -> None:
-        """Warn, once, of random crops and flips for which nobody says the epoch: torch's loader has no word for it.
-
-        Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once. Who takes
-        samples one by one may want them to be the same.
-        """
-        is_told = self.is_told_epoch or hasattr(
-            indices, "epoch"
-        )  # as a batch of our samplers has it
-        if (
-            is_told
-            or len(indices) < 2
-            or hasattr(indices[0], "epoch")
-            or not has_draws(self.augment)
-        ):
-            return
-        worker = get_worker_info()
-        if worker is None and self._num_untold < len(self):
-            self._num_untold += len(indices)
-            return
-        if worker is not None and worker.id:
-            return
-        self.is_told_epoch = True
-        what = f"crops and flips are drawn for epoch {self.epoch} each time, since nobody says which it is"
-        remedy = "DataLoader of loaders does; with torch's, give it sampler=loaders.sampling.EpochSampler(len(dataset))"
-        warnings.warn(f"{what}: {remedy}, or call dataset.set_epoch(n)", stacklevel=2)
-
     def numbers_of(self, indices: Indices) -> Indices:
         """Return the samples' numbers in the store."""
         return indices if self._view is None else self._view[indices]
@@ -287,6 +264,13 @@ class PackedDataset(BatchDataset):
     def rows_of(self, indices: Indices) -> Rows:
         """Find samples in the store."""
         return self.store.rows(self.numbers_of(indices))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a sample differs from epoch to epoch."""
+        return has_draws(self.augment) or (
+            self.transforming is not None and self.transforming.draws
+        )
 
     @property
     def sample_nbytes(self) -> int | None:
@@ -443,12 +427,12 @@ class PackedDataset(BatchDataset):
             setattr(other, name, value)
         other.fields = as_fields(other.fields, self.schema)
         other.augment, other.batching = as_augment(other.augment), as_batching(other.batching)
-        if "batching" not in settings:  # what is no longer served needs none
-            other.batching = {n: form for n, form in other.batching.items() if n in other.fields}
         other.transform = as_transform(other.transform)
         if "augment" in settings:
             check_augment(other.augment, self.schema.fields)
         other._prepare()
+        if "batching" in settings:  # else a form of what is left out waits for its return
+            check_batching(other.batching, other.fields)
         return other
 
     def select(self, which: Any) -> Self:
@@ -470,7 +454,7 @@ class PackedDataset(BatchDataset):
         other = copy.copy(self)
         other.__dict__.pop("fingerprint", None)
         other.__dict__.pop("_keys", None)
-        other.num_replaced, other._bad = 0, set()
+        other.num_replaced, other._bad, other._num_untold = 0, set(), 0
         indices = from_start(whole_numbers(array), len(self), "sample")
         other._view = _read_only(
             np.array(self.numbers_of(indices))

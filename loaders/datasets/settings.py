@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from loaders.checks import as_list, shown
+from loaders.checks import as_list, did_you_mean, shown
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.errors import SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Image, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from loaders.schema import Field, Schema
 
@@ -58,3 +58,11 @@ def as_batching(batching: Any) -> dict[str, str]:
         what = "{field: 'list', 'pad' or 'offsets'}"
         raise TypeError(f"batching must be {what}, got {shown(batching)}")
     return dict(batching or {})
+
+
+def check_batching(batching: Mapping[str, str], fields: Sequence[str]) -> None:
+    """Raise SchemaError if it names a field that samples have not."""
+    for name in batching:
+        if name not in fields:
+            what = f"batching names {name!r}, which is not served: {', '.join(fields)}"
+            raise SchemaError(f"{what}{did_you_mean(name, fields)}")

@@ -6,51 +6,118 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.sampling.batch import SampleIndex
+from loaders.sampling.batch import IndexBatch, SampleIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
 
+    Int64s = npt.NDArray[np.int64]
 
-class NumberedPasses:
-    """What a sampler or batch sampler yields, with the epoch: each pass has the next one.
 
-    Who sets the epoch of the dataset, or of this, chooses it for the next pass. What is not made of whole numbers, and
-    what has an epoch, is passed on as it is.
+class Passes:
+    """Counts passes: each is the next epoch, but for whoever sets that of the dataset, or of this.
 
     Args:
-        batches: Yields indices, or batches of them.
-        dataset: Whose indices; has an ``epoch``.
+        dataset: Has an ``epoch``, and counts how often it was told one.
     """
 
-    def __init__(self, batches: Iterable[Any], dataset: Any) -> None:
-        self._batches, self._dataset = batches, dataset
-        self._next = self._told = dataset.epoch
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.set_epoch(dataset.epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass."""
-        self._next = self._told = epoch
+        self._next, self._num_told = epoch, self._dataset.num_epochs_told
+
+    def begin(self) -> int:
+        """Return the epoch of a pass that begins."""
+        if self._dataset.num_epochs_told != self._num_told:
+            self.set_epoch(self._dataset.epoch)
+        epoch, self._next = self._next, self._next + 1
+        return epoch
+
+
+class NumberedBatches:
+    """What a sampler or batch sampler yields, with the epoch, and with draws where an index comes again.
+
+    What is not made of whole numbers, and what has an epoch, is passed on as it is.
+
+    Args:
+        batches: Yields indices, or batches of them: lists, arrays, tensors.
+        passes: Counts; a pass begins with its first batch, as torch makes iterators that it does not use.
+        num_samples: In the dataset; 0 where draws make no difference.
+        seed: Of the loader.
+    """
+
+    def __init__(
+        self, batches: Iterable[Any], passes: Passes, num_samples: int, seed: int
+    ) -> None:
+        self._batches, self._passes = batches, passes
+        self._num_samples, self._seed = num_samples, seed
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]  # TypeError if it has none
 
     def __iter__(self) -> Iterator[Any]:
-        if self._dataset.epoch != self._told:
-            self.set_epoch(self._dataset.epoch)
-        epoch, self._next = self._next, self._next + 1
-        draws = np.zeros(len(self._dataset), np.int32)
-        return (_numbered(batch, epoch, draws) for batch in self._batches)
+        return self._numbered(iter(self._batches))
+
+    def _numbered(self, batches: Iterator[Any]) -> Iterator[Any]:
+        epoch, draws = self._passes.begin(), _Draws(self._num_samples)
+        for batch in batches:
+            indices = _whole_numbers(batch)
+            if indices is None:
+                yield batch
+            elif indices.ndim:
+                yield IndexBatch(indices, epoch, draws.of(indices), None, self._seed)
+            else:
+                found = draws.of(indices[None])
+                yield SampleIndex(int(indices), epoch, 0 if found is None else int(found[0]))
 
 
-def _numbered(batch: Any, epoch: int, draws: npt.NDArray[np.int32]) -> Any:
-    if isinstance(batch, list):
-        return [_numbered(index, epoch, draws) for index in batch]
-    if hasattr(batch, "epoch") or not isinstance(batch, int | np.integer):
-        return batch
-    if not -len(draws) <= batch < len(draws):
-        return SampleIndex(int(batch), epoch)  # the dataset says what is wrong
-    draw = int(draws[batch])
-    draws[batch] += 1
-    return SampleIndex(int(batch), epoch, draw)
+def _whole_numbers(batch: Any) -> Int64s | None:
+    """Return an index, or a list of them, as an array; None if it is neither, or has an epoch."""
+    is_list = isinstance(batch, list | tuple | range)
+    first = batch[0] if is_list and len(batch) else batch
+    if hasattr(first, "epoch") or not (
+        is_list or isinstance(batch, int) or hasattr(batch, "__array__")
+    ):
+        return None
+    try:
+        array = np.asarray(batch)
+    except (TypeError, ValueError):  # of nothing that makes an array
+        return None
+    is_index = array.dtype.kind in "iu" and array.ndim < 2
+    return array.astype(np.int64, copy=False) if is_index else None
+
+
+class _Draws:
+    """How often indices came before in a pass: a bit for each sample, and a count for those that came again."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._num_samples = num_samples
+        self._seen = np.zeros(0, np.uint8)
+        self._counts: dict[int, int] = {}
+
+    def of(self, indices: Int64s) -> Int64s | None:
+        """Return the draw of each; None where all come for the first time, and where the dataset refuses some."""
+        n = self._num_samples
+        if not len(indices) or indices.min() < -n or indices.max() >= n:
+            return None
+        if not len(self._seen):
+            self._seen = np.zeros(-(-n // 8), np.uint8)
+        indices = np.where(indices < 0, indices + n, indices)
+        places, bits = indices >> 3, np.left_shift(1, indices & 7).astype(np.uint8)
+        if (self._seen[places] & bits).any() or len(np.unique(indices)) < len(indices):
+            return np.array([self._draw(index) for index in indices.tolist()], np.int64)
+        np.bitwise_or.at(self._seen, places, bits)
+        return None
+
+    def _draw(self, index: int) -> int:
+        place, bit = index >> 3, 1 << (index & 7)
+        if not self._seen[place] & bit:
+            self._seen[place] |= bit
+            return 0
+        draw = self._counts[index] = self._counts.get(index, 0) + 1
+        return draw

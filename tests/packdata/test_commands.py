@@ -959,23 +959,38 @@ def test_a_single_equals_sign_is_told_what_to_be(tmp_path: Path, where: str, wha
 
 @pytest.mark.parametrize(
     "where",
-    ['tags == "day"', '"day" != tags', 'tags in ("day", "night")', "1 in tags", "not tags < 3"],
+    [
+        'tags == "day"',
+        '"day" != tags',
+        'tags in ("day", "night")',
+        '"day" in tags in ("day", "night")',
+        "1 in tags",
+        "-1 in tags",
+        '("day", "night") in tags',
+        "tags in tags",
+        "not tags < 3",
+    ],
 )
 def test_a_multi_label_is_not_one_class(where: str) -> None:
     with pytest.raises(SchemaError, match="whether it has one, as in 'day' in tags"):
         Where(where, {"tags": MultiLabel(("day", "night"))})
 
 
-def test_a_multi_label_may_have_just_these_classes() -> None:
-    where = Where(
-        'tags == ("day", "night") or "day" not in tags', {"tags": MultiLabel(("day", "night"))}
-    )
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ('tags == ("day", "night")', [True, False, False]),
+        ('"day" not in tags', [False, False, True]),
+        ("tags != other", [True, False, True]),
+        ('tags in (("day",), ())', [False, True, True]),
+    ],
+)
+def test_a_multi_label_may_have_just_these_classes(where: str, found: list[bool]) -> None:
+    names = ("day", "night")
+    condition = Where(where, {"tags": MultiLabel(names), "other": MultiLabel(names)})
 
-    assert [where({"tags": tags}) for tags in [("day", "night"), ("day",), ()]] == [
-        True,
-        False,
-        True,
-    ]
+    tags: list[tuple[str, ...]] = [names, ("day",), ()]
+    assert [condition({"tags": each, "other": ("day",)}) for each in tags] == found
 
 
 _NAMES = {"x": Array(dtype="int64"), "y": Array(dtype="float64"), "s": Text()}

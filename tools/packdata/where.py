@@ -258,25 +258,28 @@ class Where:
                     _check_category(element.value, field)
 
     def _check_several(self, one: ast.expr, op: ast.cmpop, other: ast.expr) -> None:
-        """Refuse to compare a multi-label with one class, or to look for it in several: that is never true."""
-        several = [
-            isinstance(self._fields.get(getattr(o, "id", "")), MultiLabel) for o in (one, other)
-        ]
-        if isinstance(op, ast.In | ast.NotIn):
-            is_right = not several[0] and not (several[1] and _is_number(one))
+        """Refuse to compare a multi-label with one class, or to look for it among classes: that is never true."""
+        is_looked_in = isinstance(op, ast.In | ast.NotIn) and self._is_several(other)
+        if is_looked_in and not isinstance(one, ast.Constant | ast.Name):
+            is_right = False
+        elif is_looked_in:
+            is_right = not self._is_several(one) and isinstance(getattr(one, "value", ""), str)
+        elif isinstance(op, ast.In | ast.NotIn):
+            listed = other.elts if isinstance(other, _SEVERAL) else [other]
+            is_right = not self._is_several(one) or all(isinstance(e, _SEVERAL) for e in listed)
         else:
-            is_right = not any(several) or isinstance(other if several[0] else one, _SEVERAL)
+            kinds = {self._is_several(each) or isinstance(each, _SEVERAL) for each in (one, other)}
+            is_right = len(kinds) == 1 or not (self._is_several(one) or self._is_several(other))
         if not is_right:
-            name = ast.unparse(one if several[0] else other)
-            example = repr(self._fields[name].classes[0])  # type: ignore[attr-defined]
+            named = one if self._is_several(one) else other
+            classes = self._fields[ast.unparse(named)].classes  # type: ignore[attr-defined]
+            what = f"{ast.unparse(named)!r} is a multi-label, all classes of a sample"
             raise SchemaError(
-                f"{name!r} is a multi-label, all classes of a sample: ask whether it has one, as in "
-                f"{example} in {name}"
+                f"{what}: ask whether it has one, as in {classes[0]!r} in {ast.unparse(named)}"
             )
 
-
-def _is_number(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and not isinstance(node.value, str)
+    def _is_several(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and isinstance(self._fields.get(node.id), MultiLabel)
 
 
 def _why_not(expression: str, error: Exception) -> str:

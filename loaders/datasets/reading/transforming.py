@@ -33,6 +33,11 @@ class Transforming:
         self._is_of_sample = not isinstance(given, Mapping)
         self._drawing = {name for name, f in self._functions.items() if takes_generator(f)}
 
+    @property
+    def draws(self) -> bool:
+        """Whether one of them is given a generator."""
+        return bool(self._drawing)
+
     def seeds(self, request: Request, first: int, last: int) -> list[int]:
         """Return the seed of each of some samples; 0 where nothing is drawn."""
         if not self._drawing:
