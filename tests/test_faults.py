@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import loaders
-from loaders import DataLoader, RAMDataset, ShardDataset
+from loaders import DataLoader, RAMDataset, ShardDataset, live
 from loaders.errors import SampleError
 from tests.packdata.packing import pack_samples
 
@@ -277,6 +277,17 @@ def test_stages_are_told_apart(folder: Path) -> None:
     assert "collating what came from reading and decoding 4 samples" in text
     assert "row 0, key 'bird/000' on for 0." in text
     assert "ShardDataset, epoch 0, 0 batches handed over, the trainer waits for 0." in text
+
+
+def test_iterations_that_ended_are_forgotten(folder: Path) -> None:
+    loader = DataLoader(ShardDataset(folder), 4, num_workers=0)
+    for _ in range(20):
+        list(loader)
+    gc.collect()
+
+    list(loader)
+
+    assert sum(reference() is None for reference in live._live.values()) <= 1
 
 
 def test_a_report_of_a_stalled_disk_does_not_stall(

@@ -928,6 +928,20 @@ def test_asking_that_hangs_holds_nothing_back_and_is_in_the_report() -> None:
     assert not gate.entered.acquire(blocking=False)
 
 
+def test_threads_that_ended_are_let_go_by_the_next_ones() -> None:
+    """Not by who closes: Python has code of its own that runs then, in which Ctrl-C is lost."""
+    pool = Workers(2)
+    threads = [weakref.ref(thread) for thread in pool._threads]
+    pool.close()
+    del pool
+    gc.collect()
+    assert all(thread() is not None for thread in threads)
+
+    pool = Workers(1)
+    wait_until(lambda: all(thread() is None for thread in threads))
+    pool.close()
+
+
 def test_who_asked_keeps_no_batch_alive() -> None:
     """Neither where the worker was faster, and there is nothing left to ask for."""
     pool = Workers(1)

@@ -138,7 +138,6 @@ class Child:
         Raises:
             RuntimeError: It died.
         """
-        self._mapped.set_free()
         try:
             message = self._channel.receive()
             assert message is not None  # it waits

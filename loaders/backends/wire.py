@@ -8,8 +8,8 @@
    slots of a message until the ledger says that they are free.
    A slot that the child gives up (a larger one was asked for) is named to the parent, who unmaps it.
 3. ``Mapped.load`` turns the message into tensors over the parent's own map. When the last of them has died, the
-   parent writes so into the ledger, before it next asks for a batch or takes one: no message is needed, and the child
-   sees it when it next wants a slot.
+   parent writes so into the ledger, before it next asks for a batch: no message is needed, and the child sees it when
+   it next wants a slot.
 """
 
 from __future__ import annotations

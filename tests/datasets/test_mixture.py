@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, audit, augment, collate
-from loaders.errors import BatchError, LoadersError, SchemaError, StateError
+from loaders.buffers import FreshMemory
+from loaders.datasets.interleave import InterleavedJob
+from loaders.errors import BatchError, LoadersError, SchemaError, ShardError, StateError
 from loaders.sampling import EpochSampler
 from loaders.schema import Image, Label
 from tests.packdata.packing import pack, pack_samples
@@ -331,3 +333,28 @@ def test_class_numbers_with_other_meanings_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(SchemaError, match=r"mean other classes .* --classes"):
         Mixture(sources, [1, 1])
+
+
+class AskingJob:
+    """Asks, or fails to."""
+
+    num_parts, asks = 1, True
+
+    def __init__(self, asked: list[str], name: str) -> None:
+        self.asked, self.name = asked, name
+
+    def ask(self) -> None:
+        self.asked.append(self.name)
+        if self.name == "bad":
+            raise ShardError("it was cut", "a.lmdb")
+
+
+def test_a_source_that_cannot_ask_keeps_no_other_from_it() -> None:
+    asked = list[str]()
+    parts: Any = [
+        (np.array([i]), AskingJob(asked, name)) for i, name in enumerate(["bad", "good"])
+    ]
+
+    InterleavedJob(parts, np.zeros(2, np.int64), FreshMemory()).ask()
+
+    assert asked == ["bad", "good"]
