@@ -10,6 +10,7 @@ Source: ITU-T T.81, annex B; F.2.1.3.1 for what a restart marker resets.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -82,6 +83,7 @@ def part_of(
     return part or _rows_of(record, head, head.jpeg, box[0] + box[2])
 
 
+@lru_cache  # most pictures of a dataset have few sizes
 def restart_interval(height: int, width: int, unit_width: int) -> int:
     """Return how many units (MCUs) apart restart markers make a grid: segments of about 64 pixels, or whole rows.
 
@@ -115,8 +117,8 @@ def with_index(record: UInt8Array) -> UInt8Array:
     if len(body) + 2 > _MAX_APP_BYTES:
         return record
     index = struct.pack(">HH", 0xFF00 | APP9, len(body) + 2) + body
-    tables, scan = np.split(record, [jpeg.tables_end])
-    return np.concatenate([tables, np.frombuffer(index, np.uint8), scan])
+    tables, scan = record[: jpeg.tables_end], record[jpeg.tables_end :]
+    return np.frombuffer(b"".join([tables.data, index, scan.data]), np.uint8)
 
 
 def _rows_of(record: UInt8Array, head: PictureHead, jpeg: JpegLayout, rows: int) -> PicturePart:
