@@ -417,8 +417,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration serves; the current one keeps its position."""
         self._set_to = epoch
-        parts: tuple[Any, ...] = (self.sampler, self.dataset, self._served, self._passes)
-        for part in parts:
+        samplers: tuple[Any, ...] = (self.sampler, self.batch_sampler)
+        for part in (*samplers, self.dataset, self._served, self._passes):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 

@@ -190,6 +190,16 @@ def test_who_sets_the_epoch_chooses_it(dataset: ShardDataset) -> None:
         assert num_equal(served(loader), passes[2]) == NUM  # and it goes on from there
 
 
+def test_a_batch_sampler_of_ours_is_told_the_epoch(dataset: ShardDataset) -> None:
+    ours = DataLoader(dataset, 5, shuffle=True, seed=3)
+    batches = EpochSampler(NUM, seed=3).batches(5)
+    theirs = DataLoader(dataset, batch_sampler=batches, seed=3)
+    for loader in (ours, theirs):
+        loader.set_epoch(4)
+
+    assert list(served(theirs)) == list(served(ours))
+
+
 def test_a_batch_sampler_that_is_put_in_later_is_the_one_that_counts(
     dataset: ShardDataset,
 ) -> None:
