@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 logger = logging.getLogger(__name__)
-_live: dict[
-    int, weakref.ref[Any]
-] = {}  # a plain dict: copying it is safe in any thread and in a signal handler
+# A plain dict: copying it is safe in any thread and in a signal handler.
+_live: dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count()
 _installed: set[int] = set()
 
@@ -76,9 +75,8 @@ def write(text: str) -> None:
 def register(live: Any) -> None:
     """Count an iteration as live until it is dropped: ``pid`` says whose it is, ``describe()`` what it does."""
     _install_from_environment()
-    for number, reference in list(
-        _live.items()
-    ):  # a callback could meet Ctrl-C, which is lost in there
+    # Here, not by a callback: Ctrl-C is lost in those.
+    for number, reference in list(_live.items()):
         if reference() is None:
             _live.pop(number, None)
     _live[next(_numbers)] = weakref.ref(live)

@@ -11,7 +11,8 @@ import xxhash
 from loaders.checks import as_list, one_of, real_number, shown
 from loaders.datasets.base import BatchDataset, from_start, whole_numbers
 from loaders.datasets.interleave import InterleavedJob
-from loaders.datasets.packed import PackedDataset, concat
+from loaders.datasets.joining import concat
+from loaders.datasets.packed import PackedDataset
 from loaders.datasets.views import as_ours
 from loaders.errors import SchemaError
 from loaders.rng import key64

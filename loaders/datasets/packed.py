@@ -18,10 +18,9 @@ import xxhash
 
 from loaders.augment import Views, as_augment, has_draws
 from loaders.buffers import FreshMemory
-from loaders.checks import as_list, did_you_mean, shares, shown, whole_number
+from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.columns import Column, FixedColumn
 from loaders.datasets import frame
-from loaders.datasets.access.store import Store
 from loaders.datasets.base import BatchDataset, from_start, whole_numbers
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
 from loaders.datasets.reading.crops import CropReader
@@ -60,12 +59,13 @@ if TYPE_CHECKING:
     import torch
 
     from loaders.datasets.access.finder import Rows
+    from loaders.datasets.access.store import Store
 
 logger = logging.getLogger(__name__)
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
 Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
-_SETTINGS = ("fields", "augment", "transform", "batching", "on_error", "scale")  # of replace()
+SETTINGS = ("fields", "augment", "transform", "batching", "on_error", "scale")  # of replace()
 _MAX_REPLACED_SHARE = 0.01
 _MAX_REPLACED = 10  # so many are allowed in a small dataset, too
 
@@ -419,9 +419,9 @@ class PackedDataset(BatchDataset):
 
     def replace(self, **settings: Any) -> Self:
         """Return the same samples with other settings: fields, augment, transform, batching, on_error, scale."""
-        if unknown := set(settings) - set(_SETTINGS):
-            hint = did_you_mean(min(unknown), _SETTINGS)
-            raise TypeError(f"replace() takes {sorted(_SETTINGS)}, got {sorted(unknown)}{hint}")
+        if unknown := set(settings) - set(SETTINGS):
+            hint = did_you_mean(min(unknown), SETTINGS)
+            raise TypeError(f"replace() takes {sorted(SETTINGS)}, got {sorted(unknown)}{hint}")
         other = copy.copy(self)
         for name, value in settings.items():
             setattr(other, name, value)
@@ -513,6 +513,8 @@ class PackedDataset(BatchDataset):
     def __add__(self, other: Any) -> PackedDataset:  # type: ignore[override]
         if not isinstance(other, PackedDataset):
             return NotImplemented
+        from loaders.datasets.joining import concat  # which needs this class
+
         return concat([self, other])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -537,83 +539,3 @@ def _rows(column: Column, nbytes: int) -> npt.NDArray[np.uint8]:
     if isinstance(column, FixedColumn):
         return column.data
     return np.stack([column.row(i) for i in range(len(column))]).reshape(len(column), nbytes)
-
-
-def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
-    """Return the samples of several datasets, one after the other.
-
-    They must have the same settings (fields, augment, transform, ...) and, in the fields that
-    samples show, the same schema: ``replace`` makes settings equal.
-
-    Raises:
-        SchemaError: They differ; the message says in what.
-    """
-    if isinstance(datasets, PackedDataset) or unlisted:
-        raise TypeError(f"datasets must be a list, got {shown(datasets)}: write concat([a, b])")
-    datasets = list[PackedDataset](as_list("datasets", datasets, "datasets"))
-    if not datasets:
-        raise ValueError("concat needs at least one dataset")
-    for number, dataset in enumerate(datasets):
-        if not isinstance(dataset, PackedDataset):
-            what = "must be a dataset of packed samples, as ShardDataset and RAMDataset are"
-            hint = ""
-            if isinstance(getattr(dataset, "dataset", None), PackedDataset):  # as of TokenWindows
-                whole = f"{type(dataset).__name__}(concat([a.dataset, b.dataset]), ...)"
-                hint = f": join what they are made of, {whole}, or mix them: Mixture([a, b])"
-            raise TypeError(f"datasets[{number}] {what}, got {shown(dataset)}{hint}")
-    first = datasets[0]
-    for other in datasets[1:]:
-        _check_alike(first, other)
-    shards = [shard for dataset in datasets for shard in dataset.store.shards]
-    fingerprints = " ".join(dataset.fingerprint for dataset in datasets)
-    joined = PackedDataset(
-        Store(shards, first.store.check),
-        _common_schema(datasets),
-        fingerprint=xxhash.xxh3_128_hexdigest(fingerprints.encode()),
-        **{name: getattr(first, name) for name in _SETTINGS},
-    )
-    joined._view = _joined_view(datasets)
-    return joined
-
-
-def _common_schema(datasets: Sequence[PackedDataset]) -> Schema:
-    """Return the fields that all have alike."""
-    first = datasets[0]
-    fields = {
-        name: field
-        for name, field in first.schema.fields.items()
-        if all(dataset.schema.fields.get(name) == field for dataset in datasets)
-    }
-    return Schema(fields, _stored(first.fields))
-
-
-def _joined_view(datasets: Sequence[PackedDataset]) -> Indices | None:
-    """Return where the samples lie in all shards together; None if that is where they stand."""
-    if all(dataset._view is None for dataset in datasets):
-        return None
-    ends = np.cumsum([len(dataset.store) for dataset in datasets])
-    rows = [
-        dataset.numbers_of(np.arange(len(dataset))) + (end - len(dataset.store))
-        for dataset, end in zip(datasets, ends, strict=True)
-    ]
-    return np.concatenate(rows)
-
-
-def _check_alike(one: PackedDataset, other: PackedDataset) -> None:
-    for setting in _SETTINGS:
-        if getattr(one, setting) != getattr(other, setting):
-            values = f"{getattr(one, setting)!r} and {getattr(other, setting)!r}"
-            raise SchemaError(
-                f"datasets to concatenate differ in {setting}: {values}; use replace({setting}=...)"
-            )
-    for name in _stored(one.fields):
-        a, b = one.schema.fields[name], other.schema.fields[name]
-        if a != b:
-            x, y = a.to_json(), b.to_json()
-            options = ", ".join(option for option in x | y if x.get(option) != y.get(option))
-            what = f"differ in field {name!r} ({options}): {a} and {b}"
-            raise SchemaError(f"datasets to concatenate {what}")
-
-
-def _stored(fields: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in fields if name not in VIRTUAL_FIELDS)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from loaders.datasets.packed import PackedDataset, concat
+from loaders.datasets.joining import concat
+from loaders.datasets.packed import PackedDataset
 from loaders.errors import SchemaError
 
 

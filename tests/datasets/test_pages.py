@@ -136,6 +136,7 @@ def test_what_is_asked_for_comes_whole_without_being_touched(
     dataset.store.ask("data", rows_of(dataset, 3, 8))
 
     wait_until(lambda: all(map(in_memory, records)))
+    assert len(records) == 2  # and none of them was looked at here
 
 
 def test_a_dataset_that_fits_into_memory_is_asked_for_once_and_in_blocks(
