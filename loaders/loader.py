@@ -88,7 +88,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         persistent_workers: Keep worker processes, and the child of ``backend="subprocess"``, from epoch to epoch; what
             changes in the dataset meanwhile does not reach them.
         prefetch_factor: Batches in flight: with threads, of all of them together (default 2, or of small
-            batches, which are made in groups, a group for each thread and one more); with processes, of each.
+            batches, which are made in groups, a group for each thread and two more); with processes, of each.
         backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, for a
             training step of many small operations, which would wait for the interpreter;
             ``"process"``: torch's own workers; ``"auto"``: threads for our datasets, and a child

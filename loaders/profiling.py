@@ -302,9 +302,9 @@ class _TimedMaker(Maker):
             return None
         self.profile.add(_MAKE, began)
         batches = []
-        for samples in read:
+        for batch in read:
             began = self.profile.clock()
-            batches.append(self.pinned(self.collate(samples)))
+            batches.append(self.pinned(batch))
             self.profile.add(_COLLATE, began)
         return batches
 

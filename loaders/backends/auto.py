@@ -19,7 +19,7 @@ from loaders.backends.threads import ThreadPool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loaders.backends.maker import Maker
+    from loaders.backends.maker import Made, Maker
     from loaders.backends.ordered import Pool
 
 logger = logging.getLogger(__name__)
@@ -156,10 +156,10 @@ class AutoPool:
         while self._waiting:
             self._pool.put(self._waiting.pop(0))
 
-    def take(self, timeout_s: float | None = None) -> list[Any]:
+    def take(self, timeout_s: float | None = None) -> Made:
         """Return the oldest group, or raise its error."""
         self._watch.enter()
-        made: list[Any] = []
+        made: Made = []
         try:
             made = self._pool.take(timeout_s)
             return made

@@ -29,7 +29,7 @@ from loaders.live import dump_in_child
 if TYPE_CHECKING:
     import socket
 
-    from loaders.backends.maker import Maker
+    from loaders.backends.maker import Made, Maker
 
 _PARENT_POLL_S = 2.0
 
@@ -44,7 +44,7 @@ def main(maker: Maker, end: socket.socket, parents_end: socket.socket | None) ->
     maker.slots = SharedSlots()
     code = 0
     try:
-        _Child(maker, Channel(end)).listen()
+        _Child(maker, Channel(end, _PARENT_POLL_S)).listen()
     except (EOFError, OSError):
         pass  # the parent is gone
     except BaseException:  # or the parent would wait for us
@@ -68,7 +68,7 @@ class _Child:
         """Do what the parent asks for, until it asks for no more."""
         parent = os.getppid()
         while True:
-            while (message := self._channel.receive(_PARENT_POLL_S)) is None:
+            while (message := self._channel.receive()) is None:
                 if os.getppid() != parent:
                     return
             kind, *values = pickle.loads(message)  # noqa: S301  # of our own parent
@@ -108,14 +108,15 @@ class _Child:
             finally:
                 self._sending.release()
 
-    def _take(self) -> list[Any]:
+    def _take(self) -> Made:
         try:
             return self._pool.take()
         except BaseException as error:  # whatever it is, it is for the parent to see
             return [Raised(error)]
 
-    def _send(self, group: list[Any]) -> None:
-        group = [Raised(_portable(b.error)) if isinstance(b, Raised) else b for b in group]
+    def _send(self, group: Made) -> None:
+        if isinstance(group, list):
+            group = [Raised(_portable(b.error)) if isinstance(b, Raised) else b for b in group]
         given_up = [self._slots.given_up.popleft() for _ in range(len(self._slots.given_up))]
         num_replaced = self._maker.num_replaced
         status = num_replaced - self._num_told, self._pool.num_ready

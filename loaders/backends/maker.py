@@ -17,7 +17,10 @@ from loaders.workers import is_asking
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from loaders.datasets.reading.samples import SplitBatches
     from loaders.workers import Job
+
+    Made = list[Any] | SplitBatches  # the batches of a group
 
 _GROUP_BYTES = 4 << 20  # hand smaller batches over several at a time
 _MAX_GROUP = 64
@@ -84,10 +87,10 @@ class Maker:
             job.run(part)
         return job.finish()[0]
 
-    def make_group(self, group: list[Any]) -> list[Any] | None:
+    def make_group(self, group: list[Any]) -> Made | None:
         """Make several batches on this thread at once; None if the dataset reads them one by one."""
-        read = self.dataset.read_group(group, self.slots)
-        return None if read is None else [self.pinned(self.collate(samples)) for samples in read]
+        read: SplitBatches | None = self.dataset.read_group(group, self.slots)
+        return [self.pinned(batch) for batch in read] if self.pin and read is not None else read
 
     def pinned(self, batch: Any) -> Any:
         """Return a batch in page-locked memory, if that is asked for."""
@@ -106,8 +109,11 @@ class Maker:
 
 
 def num_in_flight(num_workers: int, group_size: int) -> int:
-    """Return how many batches to make ahead: two that all workers share, or a group for each and one that waits."""
-    return num_workers + 1 if group_size > 1 else 2
+    """Return how many to make ahead: two batches that all workers share; or a group for each and two that wait.
+
+    With one of them, the workers of a child process idle until its owner has taken a group and asks for the next.
+    """
+    return num_workers + 2 if group_size > 1 else 2
 
 
 @dataclass(slots=True)
@@ -155,7 +161,8 @@ class Group:
 
     def __init__(self, maker: Maker, batches: list[Any]) -> None:
         self._maker, self._batches = maker, batches
-        self._made: list[Any] = []
+        self._at = 0
+        self._made: Made = []
 
     def run(self, part: int) -> None:
         """Make them all; one that fails does not take the others with it."""
@@ -164,21 +171,24 @@ class Group:
             if made is not None:
                 self._made = made
                 return
-        for batch in self._batches:
-            try:
-                self._made.append(self._maker.make(batch))
-            except Exception as error:
-                self._made.append(Raised(error))
+        self._made = [self._one(batch) for batch in self._batches]
 
-    def finish(self) -> list[Any]:
+    def _one(self, batch: Any) -> Any:
+        self._at += 1
+        try:
+            return self._maker.make(batch)
+        except Exception as error:
+            return Raised(error)
+
+    def finish(self) -> Made:
         """Return them in order."""
         return self._made
 
     def describe(self, part: int) -> str:
         """Say what is being made."""
-        at = min(len(self._made), len(self._batches) - 1)
-        what = self._maker.one(self._batches[at]).describe(0)
-        return f"making batch {at + 1} of {len(self._batches)} small ones: {what}"
+        at = max(self._at, 1)
+        what = self._maker.one(self._batches[at - 1]).describe(0)
+        return f"making batch {at} of {len(self._batches)} small ones: {what}"
 
 
 class Failed:

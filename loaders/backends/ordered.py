@@ -11,6 +11,8 @@ from loaders.backends.maker import Raised
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from loaders.backends.maker import Made
+
 logger = logging.getLogger(__name__)
 _FIRST_GROUP = 8  # batches: the first one should not wait for many others
 
@@ -32,7 +34,7 @@ class Pool(Protocol):
     def put(self, group: list[Any]) -> None:
         """Begin a group of batches, given the indices of each."""
 
-    def take(self, timeout_s: float | None) -> list[Any]:
+    def take(self, timeout_s: float | None) -> Made:
         """Return the oldest group, or raise its error; TimeoutError if it is not done in time."""
 
     def describe(self) -> str:
@@ -87,7 +89,7 @@ class OrderedBatches:
             self._fill(max(1, self._prefetch_batches))
             if self._is_broken or not len(self._pool):
                 self._end()
-            self._ready = self._take()[::-1]
+            self._ready = [*self._take()][::-1]
             self._fill(self._prefetch_batches)
         batch = self._ready.pop()
         if not isinstance(batch, Raised):
@@ -133,7 +135,7 @@ class OrderedBatches:
                 return
             self._group_size = min(2 * self._group_size, self._max_group_size)
 
-    def _take(self) -> list[Any]:
+    def _take(self) -> Made:
         patience = self._timeout_s or self._stall_warning_s or None
         began = time.monotonic()
         while True:

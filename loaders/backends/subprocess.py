@@ -18,7 +18,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import sys
 import time
 import weakref
@@ -28,14 +27,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.backends import child
-from loaders.backends.channel import Channel
+from loaders.backends.channel import Channel, pair
 from loaders.backends.wire import Mapped, not_inherited
 from loaders.device.pinned import page_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from loaders.backends.maker import Maker
+    from loaders.backends.maker import Made, Maker
 
 _END_TIMEOUT_S = 5.0
 
@@ -70,7 +69,7 @@ class Child:
             context = multiprocessing.get_context(context or start_method())
         self.is_up, self.num_passes, self.is_whole = False, 0, True
         lock = partial(page_lock, what="a batch slot") if maker.pin else None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = pair()
         self._channel = Channel(ours)
         self._mapped = Mapped(self._channel.fds.popleft, lock)
         method = context.get_start_method()
@@ -140,7 +139,7 @@ class Child:
         """
         try:
             message = self._channel.receive()
-            assert message is not None  # it waits
+            assert message is not None  # it has begun to come
             loaded = self._mapped.load(message)
         except (EOFError, ConnectionError):
             raise self._death() from None
@@ -210,7 +209,7 @@ class ChildPool:
         self._under_way += 1
         self._child.is_whole = True
 
-    def take(self, timeout_s: float | None = None) -> list[Any]:
+    def take(self, timeout_s: float | None = None) -> Made:
         """Return the oldest group, or raise its error.
 
         Raises:
@@ -245,7 +244,7 @@ class ChildPool:
             raise
         return message
 
-    def _keep(self, number: int, group: list[Any], num_replaced: int, num_ready: int) -> None:
+    def _keep(self, number: int, group: Made, num_replaced: int, num_ready: int) -> None:
         self.num_ready = num_ready
         self._count_replaced(num_replaced)
         if number == self._pass:

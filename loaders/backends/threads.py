@@ -15,7 +15,7 @@ from loaders.workers import Workers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loaders.backends.maker import Maker
+    from loaders.backends.maker import Made, Maker
     from loaders.workers import Job
 
 
@@ -38,7 +38,7 @@ class InlinePool:
         """Keep the indices of a group."""
         self._group = group
 
-    def take(self, timeout_s: float | None = None) -> list[Any]:
+    def take(self, timeout_s: float | None = None) -> Made:
         """Make the group, or raise its error."""
         group, self._group = self._group or [], None
         job = self._maker.job(group)
@@ -46,7 +46,7 @@ class InlinePool:
         try:
             for part in range(job.num_parts):
                 job.run(part)
-            made: list[Any] = job.finish()
+            made: Made = job.finish()
             return made
         finally:
             self._making = None
@@ -97,9 +97,9 @@ class ThreadPool:
             job = Failed(error)
         self._workers.put(job)
 
-    def take(self, timeout_s: float | None = None) -> list[Any]:
+    def take(self, timeout_s: float | None = None) -> Made:
         """Return the oldest group, or raise its error."""
-        made: list[Any] = self._workers.take(timeout_s=timeout_s)
+        made: Made = self._workers.take(timeout_s=timeout_s)
         return made
 
     def describe(self) -> str:

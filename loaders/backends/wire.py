@@ -277,7 +277,7 @@ class Mapped:
         while self._num_mapped <= number:
             self._add()
 
-    def load(self, data: bytes) -> Any:
+    def load(self, data: bytes | memoryview) -> Any:
         """Make what ``dump`` described, over the slots."""
         return _Unpickler(io.BytesIO(data), self).load()
 

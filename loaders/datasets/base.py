@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.datasets.reading.request import Memory
+    from loaders.datasets.reading.samples import SplitBatches
     from loaders.sampling.order import Order
     from loaders.workers import Job
 
@@ -152,7 +153,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         """Return the same samples, in batches that hold what is cheapest to move: ``finisher`` does the rest."""
         return self
 
-    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any] | None:
+    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
         """Return several small batches, read at once; None where one by one is as good.
 
         They may share memory, which then returns to its pool when the last of them is dropped.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.datasets.reading.request import Memory
+    from loaders.datasets.reading.samples import SplitBatches
     from loaders.workers import Job
 
     Int64s = npt.NDArray[np.int64]
@@ -206,7 +207,7 @@ class Mixture(BatchDataset):
         """Return the same samples in the host half, if the sources are read as one."""
         return self if self._joined is None else self._joined.host_half()
 
-    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any] | None:
+    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
         """Return several small batches, read at once, if the sources can do that together."""
         return None if self._joined is None else self._joined.read_group(batches, memory)
 

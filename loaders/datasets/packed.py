@@ -28,7 +28,7 @@ from loaders.datasets.reading.fixed import FixedReader
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.readers import ObjectReader, SampleIdReader, make_readers
 from loaders.datasets.reading.request import Memory, Reader, Request
-from loaders.datasets.reading.samples import SampleBatch, split_batch
+from loaders.datasets.reading.samples import SampleBatch, SplitBatches
 from loaders.datasets.reading.transforming import Transforming
 from loaders.datasets.settings import (
     as_batching,
@@ -213,7 +213,7 @@ class PackedDataset(BatchDataset):
         """Return the work of reading a batch."""
         return BatchJob(self, self.request(indices, num_workers), memory)
 
-    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any] | None:
+    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
         """Return several batches, gathered at once, if all fields are only copied; they share memory."""
         if not self.sample_nbytes:  # 0 where the device gathers: by numbers that augment, too
             return None
@@ -225,7 +225,7 @@ class PackedDataset(BatchDataset):
             values = reader.begin(len(request), memory)
             reader.read(values, request, 0, len(request))
             tensors += reader.finish(values)
-        return split_batch(self.names, tensors, sizes)
+        return SplitBatches(self.names, tensors, sizes)
 
     def asks(self, request: Request) -> bool:
         """Tell whether storage was not asked yet for some of the samples."""

@@ -68,9 +68,10 @@ class IndexBatch(Sequence[int]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __reduce__(self) -> tuple[type[IndexBatch], tuple[Any, ...]]:
-        """Pickle by position: a dataclass with slots looks its fields up each time."""
-        return IndexBatch, (self.indices, self.epoch, self.draws, self.valid, self.seed)
+    def __reduce__(self) -> Any:
+        """Pickle by position, indices as bytes: a dataclass looks its fields up each time, an array its own code."""
+        rest = self.epoch, self.draws, self.valid, self.seed
+        return _index_batch, (bytearray(np.asarray(self.indices, np.int64)), *rest)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices.tolist())
@@ -86,6 +87,10 @@ class IndexBatch(Sequence[int]):
         draws = None if self.draws is None else self.draws[item]
         valid = None if self.valid is None else self.valid[item]
         return IndexBatch(self.indices[item], self.epoch, draws, valid, self.seed)
+
+
+def _index_batch(indices: bytearray, *rest: Any) -> IndexBatch:
+    return IndexBatch(np.frombuffer(indices, np.int64), *rest)
 
 
 class Steps(NamedTuple):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import socket
 import threading
 import time
 from collections import deque
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.backends import channel as module
-from loaders.backends.channel import Channel
+from loaders.backends.channel import Channel, pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,10 +21,19 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, Channel]]:
-    ours, theirs = (Channel(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+    ours, theirs = (Channel(end, 10) for end in pair())
     yield ours, theirs
     ours.close()
     theirs.close()
+
+
+BEGUN = b"\0\0abc"  # a packet of three bytes, and not the last one of its message
+
+
+def received(channel: Channel) -> bytes:
+    message = channel.receive()
+    assert message is not None
+    return bytes(message)
 
 
 def temporary_fds(count: int) -> list[int]:
@@ -35,13 +43,12 @@ def temporary_fds(count: int) -> list[int]:
 @given(st.lists(st.integers(1, 300_000), max_size=8))
 def test_messages_of_any_size_come_whole_and_in_order(sizes: list[int]) -> None:
     """Larger ones than the socket holds: the sender waits for the reader."""
-    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    ours, theirs = Channel(one), Channel(other)
+    ours, theirs = (Channel(end, 10) for end in pair())
     messages = [bytes([i]) * size for i, size in enumerate(sizes)]
     sender = threading.Thread(target=lambda: deque(map(ours.send, messages)))
     sender.start()
 
-    assert [theirs.receive(10) for _ in messages] == messages
+    assert [received(theirs) for _ in messages] == messages
 
     sender.join(10)
     ours.close()
@@ -58,7 +65,7 @@ def test_descriptors_come_in_order_with_their_message(
     sent = [fds[i % 251] for i in range(count)]
     sender = threading.Thread(target=ours.send, args=(b"slots", sent))
     sender.start()
-    assert theirs.receive(10) == b"slots"
+    assert received(theirs) == b"slots"
     sender.join(10)
 
     names = [os.readlink(f"/proc/self/fd/{fd}") for fd in theirs.fds]
@@ -72,7 +79,7 @@ def test_descriptors_that_nobody_took_are_closed_with_the_end(
     ends: tuple[Channel, Channel],
 ) -> None:
     ends[0].send(b"slots", fds := temporary_fds(3))
-    ends[1].receive(10)
+    received(ends[1])
     came = list(ends[1].fds)
 
     ends[1].close()
@@ -85,32 +92,47 @@ def test_descriptors_that_nobody_took_are_closed_with_the_end(
 
 
 def test_waiting_ends_in_time(ends: tuple[Channel, Channel]) -> None:
+    impatient = Channel(ends[1].socket, patience_s=0.05)
     began = time.monotonic()
 
-    assert ends[1].receive(0.05) is None
-    assert not ends[1].is_ready()
+    assert impatient.receive() is None
+    assert not impatient.is_ready()
 
     assert 0.05 <= time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("begun", [b"", b"\x09", b"\x09\0\0\0\0\0\0\0abc"])
-def test_an_end_that_is_closed_ends_the_wait(ends: tuple[Channel, Channel], begun: bytes) -> None:
+@pytest.mark.parametrize("begun", [[], [BEGUN], [BEGUN, BEGUN]])
+def test_an_end_that_is_closed_ends_the_wait(
+    ends: tuple[Channel, Channel], begun: list[bytes]
+) -> None:
     """Also in the middle of a message."""
-    ends[0].socket.sendall(begun)
+    for packet in begun:
+        ends[0].socket.send(packet)
     ends[0].close()
 
     with pytest.raises(EOFError):
-        ends[1].receive(10)
+        received(ends[1])
 
 
 def test_a_sender_that_stops_in_the_middle_of_a_message_is_an_error(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_REST_TIMEOUT_S", 0.05)
-    ends[0].socket.sendall(b"\x09\0\0\0\0\0\0\0abc")
+    ends[0].socket.send(BEGUN)
 
     with pytest.raises(OSError, match="the rest of a message did not come"):
-        ends[1].receive(10)
+        Channel(ends[1].socket, patience_s=0.05).receive()
+
+
+def test_a_sender_that_is_slow_in_the_middle_of_a_message_is_waited_for(
+    ends: tuple[Channel, Channel],
+) -> None:
+    ends[0].socket.send(BEGUN)
+    late = threading.Timer(0.3, ends[0].send, [b"def"])
+    late.start()
+
+    assert received(Channel(ends[1].socket, patience_s=0.05)) == b"abcdef"
+    late.join(10)
 
 
 def test_a_message_survives_signals_while_it_is_sent(ends: tuple[Channel, Channel]) -> None:
@@ -120,7 +142,7 @@ def test_a_message_survives_signals_while_it_is_sent(ends: tuple[Channel, Channe
 
     def read_slowly() -> None:
         time.sleep(0.3)
-        got.append(theirs.receive(10))
+        got.append(received(theirs))
 
     reader = threading.Thread(target=read_slowly)
     before = signal.signal(signal.SIGALRM, lambda *_: None)
@@ -152,7 +174,7 @@ def test_a_descriptor_for_which_there_is_no_room_is_told(ends: tuple[Channel, Ch
             except OSError:
                 break
         with pytest.raises(OSError, match="ulimit -n"):
-            ends[1].receive(10)
+            received(ends[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in (*blocked, *fds):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,12 @@ import pytest
 from torch.utils.data import Dataset
 
 from loaders.backends import child as module
-from loaders.backends.channel import Channel
+from loaders.backends.channel import Channel, pair
 from loaders.backends.maker import Maker
 from loaders.backends.wire import Mapped, SharedSlots
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
 TIMEOUT_S = 20.0
@@ -49,8 +49,8 @@ class Side:
     """A child and its parent's end."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.parent, self.held, self.data = Channel(ours), Held(theirs), Watched()
+        ours, theirs = pair()
+        self.parent, self.held, self.data = Channel(ours, TIMEOUT_S), Held(theirs), Watched()
         maker = Maker(self.data, list, 1, True, 2, slots=SharedSlots())
         self.child = module._Child(maker, self.held)
         self.listener = threading.Thread(target=self.child.listen)
@@ -61,7 +61,7 @@ class Side:
         self.parent.send(pickle.dumps(message))
 
     def received(self) -> Any:
-        data = self.parent.receive(TIMEOUT_S)
+        data = self.parent.receive()
         assert data is not None
         message = self._mapped.load(data)
         return message if isinstance(message, str) else message[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_a_group_is_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = data.read_group([[1, 2], [3], []], FreshMemory())
 
     assert groups is not None
-    assert [samples.batch.label.tolist() for samples in groups] == [[1, 2], [3], []]
+    assert [batch.label.tolist() for batch in groups] == [[1, 2], [3], []]
     assert num_rows == [3]
 
 
@@ -70,7 +71,7 @@ def test_indices_come_in_any_form() -> None:
     groups = dataset().read_group(batches, FreshMemory())
 
     assert groups is not None
-    assert [samples.batch.label.tolist() for samples in groups] == [[5, 6], [7], [8, 99]]
+    assert [batch.label.tolist() for batch in groups] == [[5, 6], [7], [8, 99]]
 
 
 def test_what_is_decoded_or_transformed_is_read_batch_by_batch() -> None:
@@ -90,9 +91,9 @@ def test_a_batch_of_a_wrong_index_fails_alone() -> None:
 
 
 def test_changing_a_batch_leaves_its_neighbours_as_they_are() -> None:
-    first, second = (
-        samples.batch for samples in dataset().read_group([[1, 2], [3]], FreshMemory()) or ()
-    )
+    groups = dataset().read_group([[1, 2], [3]], FreshMemory())
+    assert groups is not None
+    first, second = groups
 
     first.x.fill_(-1)
 
@@ -117,3 +118,29 @@ def test_a_foreign_sampler_is_asked_for_no_more_than_is_taken_where_there_are_no
     for number, batch in enumerate(loader, 1):
         assert batch.label.tolist() == asked[-2:]
         assert len(asked) == 2 * number
+
+
+def test_batches_of_a_group_pickle_as_one() -> None:
+    """Half of what handing small batches over takes would else be their many views."""
+    groups = dataset().read_group([[1, 2], [3], []], FreshMemory())
+    assert groups is not None
+    single = dataset().read_group([[1, 2, 3]], FreshMemory())
+
+    data = pickle.dumps(groups)
+
+    assert_equal(list(pickle.loads(data)), list(groups))
+    assert len(groups) == 3
+    assert len(data) < len(pickle.dumps(single)) + 20
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])
+def test_indices_pickle_as_they_are_whatever_their_type(dtype: Any) -> None:
+    rows = np.arange(20, dtype=dtype).reshape(4, 5)
+    batch = IndexBatch(rows[:, 1], 3, rows[:, 2], rows[:, 0] > 9, seed=7)
+
+    copy = pickle.loads(pickle.dumps(batch))
+
+    assert list(copy) == list(batch) == [1, 6, 11, 16]
+    assert (copy.epoch, copy.seed, copy.draws.tolist()) == (3, 7, [2, 7, 12, 17])
+    assert copy.valid.tolist() == [False, False, True, True]
+    assert copy.indices.flags.writeable

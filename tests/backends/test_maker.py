@@ -66,7 +66,7 @@ def test_each_bad_batch_of_a_group_has_its_own_error_and_its_neighbours_none(bad
     group = Group(maker(), batches)
 
     group.run(0)
-    made = group.finish()
+    made = list(group.finish())
 
     assert [isinstance(batch, Raised) for batch in made] == [i == bad for i in range(3)]
     assert isinstance(made[bad].error, IndexError)
@@ -79,7 +79,7 @@ def test_each_bad_batch_of_a_group_has_its_own_error_and_its_neighbours_none(bad
 class OneByOne(RAMDataset):
     """Cannot read several batches at once."""
 
-    def read_group(self, batches: Any, memory: Any) -> list[Any] | None:
+    def read_group(self, batches: Any, memory: Any) -> None:
         return None
 
 

@@ -18,6 +18,8 @@ from loaders.datasets.reading.samples import collate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from loaders.datasets.reading.samples import SplitBatches
+
 NUM = 400
 
 
@@ -112,7 +114,7 @@ class Gated(RAMDataset):
 
     gate: threading.Event
 
-    def read_group(self, batches: Any, memory: Any) -> list[Any] | None:
+    def read_group(self, batches: Any, memory: Any) -> SplitBatches | None:
         assert max(map(max, batches)) < 8 or self.gate.wait(30)
         return super().read_group(batches, memory)
 

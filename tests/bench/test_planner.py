@@ -26,8 +26,8 @@ def test_batches_in_flight_are_counted_once_for_threads_and_per_worker_for_proce
     assert in_flight(Config(16, 8, "thread")) == 2
     assert in_flight(Config(16, 8, "thread", 4)) == 4
     assert in_flight(Config(16, 8, "process", 4)) == 64
-    assert in_flight(Config(1, 8, "thread"), group_size=4) == 2
-    assert in_flight(Config(2, 8, "thread"), group_size=4) == 3  # each makes its own
+    assert in_flight(Config(1, 8, "thread"), group_size=4) == 3
+    assert in_flight(Config(2, 8, "thread"), group_size=4) == 4  # each makes its own
     assert in_flight(Config(2, 8, "thread", 7), group_size=4) == 7
 
 
@@ -61,8 +61,8 @@ def test_pinned_memory_comes_on_top() -> None:
 def test_groups_of_small_batches_exist_and_are_pinned_whole() -> None:
     grouped = plan(100, Config(2, 8, "thread"), group_size=4, pinned=True)
 
-    assert grouped.batches == 3 * 4 + 2
-    assert grouped.pinned_bytes == (3 + 1) * 4 * 800
+    assert grouped.batches == 4 * 4 + 2
+    assert grouped.pinned_bytes == (4 + 1) * 4 * 800
 
 
 def test_no_more_batches_exist_than_an_epoch_of_the_rank_has() -> None:
@@ -74,7 +74,7 @@ def test_no_more_batches_exist_than_an_epoch_of_the_rank_has() -> None:
     assert [epoch_of(dataset, 8, ranks) for ranks in (1, 2, 8, 99)] == [13, 7, 2, 1]
     assert epoch_of(Stream(), 8) is None
     assert (few.batches, few.slots_bytes, few.pinned_bytes) == (13, 13 * 800, 13 * 800)
-    assert plan(100, config, group_size=64, epoch=10**6).batches == 3 * 64 + 2
+    assert plan(100, config, group_size=64, epoch=10**6).batches == 4 * 64 + 2
     assert table({"": plan(100, config, epoch=1)})[2][0] == "1 batch at a time"
 
 

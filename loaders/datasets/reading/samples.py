@@ -113,13 +113,31 @@ class SampleBatch(Sequence[Any]):
         return (self[i] for i in range(len(self)))
 
 
-def split_batch(
-    names: tuple[str, ...], tensors: Sequence[torch.Tensor], sizes: Sequence[int]
-) -> list[SampleBatch]:
-    """Cut the fields of many samples into batches of these sizes, which share their memory."""
-    kind = batch_type(names)
-    parts = zip(*(tensor.split(sizes) for tensor in tensors), strict=True)
-    return [SampleBatch(kind._make(part), n) for part, n in zip(parts, sizes, strict=True)]
+class SplitBatches:
+    """Several batches that share the memory of their fields: these pickle once, and are cut where the batches are used.
+
+    Args:
+        names: Of the fields.
+        tensors: The fields, of all batches.
+        sizes: Samples of each batch.
+    """
+
+    __slots__ = ("_names", "_sizes", "_tensors")
+
+    def __init__(
+        self, names: tuple[str, ...], tensors: Sequence[torch.Tensor], sizes: list[int]
+    ) -> None:
+        self._names, self._tensors, self._sizes = names, tensors, sizes
+
+    def __reduce__(self) -> Any:
+        return SplitBatches, (self._names, self._tensors, self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __iter__(self) -> Iterator[Any]:
+        parts = zip(*(tensor.split(self._sizes) for tensor in self._tensors), strict=True)
+        return map(batch_type(self._names)._make, parts)
 
 
 def item(values: Any, i: int) -> Any:

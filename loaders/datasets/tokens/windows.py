@@ -17,7 +17,7 @@ from loaders.codecs.tokenizer import decoder_of
 from loaders.datasets.access.shards import MemoryShard
 from loaders.datasets.base import BatchDataset, SamplesOf, from_start, whole_numbers
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.samples import SampleBatch, batch_type, split_batch
+from loaders.datasets.reading.samples import SampleBatch, SplitBatches, batch_type
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.binpack import Fit
 from loaders.datasets.tokens.documents import IGNORED, DocumentJob, DocumentPlan
@@ -308,7 +308,7 @@ class TokenWindows(BatchDataset):
             return DocumentJob(self.stream, self._plan, numbers, self.length, dtype, memory)
         return WindowJob(self, numbers, memory, num_workers)
 
-    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any] | None:
+    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
         """Return several batches whose windows are gathered at once; they share their memory."""
         return None if self._plan is not None else _read_group(self, batches, memory)
 
@@ -339,7 +339,7 @@ class WindowHalf(SamplesOf[TokenWindows]):
         numbers = self.dataset.numbers(indices)
         return WindowJob(self.dataset, numbers, memory, num_workers, is_half=True)
 
-    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> list[Any]:
+    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches:
         """Return several batches whose windows are gathered at once; they share their memory."""
         return _read_group(self.dataset, batches, memory, is_half=True)
 
@@ -350,13 +350,13 @@ def _read_group(
     memory: Memory,
     *,
     is_half: bool = False,
-) -> list[Any]:
+) -> SplitBatches:
     sizes = [len(batch) for batch in batches]
     indices = [getattr(batch, "indices", batch) for batch in batches]  # of our samplers
     numbers = windows.numbers(np.concatenate(indices))
     job = WindowJob(windows, numbers, memory, 1, is_half=is_half)
     job.run(0)
-    return split_batch(job.names, job.tensors(), sizes)
+    return SplitBatches(job.names, job.tensors(), sizes)
 
 
 class WindowJob:
