@@ -35,7 +35,7 @@ from loaders.choices import (
 )
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.samples import collate, collate_dict
-from loaders.datasets.views import as_ours
+from loaders.datasets.views import as_ours, holds_ours
 from loaders.delivery import Delivery, LoaderStats
 from loaders.device.accelerator import accelerator_for, as_device, pins
 from loaders.device.pinned import pinned_buffer
@@ -45,6 +45,7 @@ from loaders.live import register
 from loaders.profiling import profile_from_environment
 from loaders.sampling.foreign import NumberedBatches, Passes
 from loaders.sampling.sampler import EpochSampler, UncountedBatches
+from loaders.sampling.told import TellingFetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -241,13 +242,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if passes is None:
             return batches
         dataset: Any = self.dataset
-        num_samples = len(dataset) if dataset.is_random else 0
-        return NumberedBatches(batches, passes, num_samples, self.seed)
+        is_random = getattr(dataset, "is_random", hasattr(dataset, "__len__"))
+        num_samples = len(dataset) if is_random else 0
+        keeps_items = not isinstance(dataset, BatchDataset)
+        return NumberedBatches(batches, passes, num_samples, self.seed, keeps_items=keeps_items)
 
     def _number_passes(self) -> Passes | None:
-        """Let a sampler of others say the epoch to a dataset of ours."""
-        is_numbered = not isinstance(self.dataset, BatchDataset) or self._is_accelerate_prepared
-        return None if is_numbered else Passes(self.dataset)
+        """Let a sampler of others say the epoch to a dataset of ours, or to those that one of others is made of."""
+        if self._is_accelerate_prepared:
+            return None
+        if isinstance(self.dataset, BatchDataset):
+            return Passes(self.dataset)
+        is_asked = not isinstance(self.dataset, IterableDataset)
+        return Passes(None) if is_asked and holds_ours(self.dataset) else None
 
     def _choose_form(self) -> None:
         """Settle whether batches are named tuples or dictionaries.
@@ -295,7 +302,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return iter(self)  # anew, under the clock
         current = self._begin()
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
-        batches = super().__iter__() if self.backend == "process" else self._start()
+        batches = self._start_torchs() if self.backend == "process" else self._start()
         self._batches = weakref.ref(batches)
         delivery = Delivery(
             batches,
@@ -326,6 +333,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if warning:
                 warnings.warn(warning, stacklevel=3)
         return accelerator
+
+    def _start_torchs(self) -> Any:
+        """Let torch fetch batches: in worker processes, which are told the epoch with them, or here."""
+        batches: Any = super().__iter__()
+        if not self.num_workers:
+            batches._dataset_fetcher = TellingFetcher(batches._dataset_fetcher)
+        return batches
 
     def _start(self) -> OrderedBatches:
         if self.generator is not None:

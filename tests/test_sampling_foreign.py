@@ -13,11 +13,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    WeightedRandomSampler,
+)
 
 import packdata
 from loaders import DataLoader, JpegOnDevice, Mixture, ShardDataset, augment
-from loaders.sampling import EpochSampler
+from loaders.datasets.views import holds_ours
+from loaders.sampling import EpochSampler, Weighted
 from loaders.sampling.foreign import NumberedBatches, Passes
 from loaders.schema import Image
 from tests.packdata.packing import pack_samples
@@ -238,7 +247,165 @@ def test_what_is_no_number_and_what_has_an_epoch_is_passed_on() -> None:
     assert pickle.loads(pickle.dumps(outside)).epoch == 0
 
 
+# -- ours, below datasets of others ----------------------------------------------------------------
+
+
+class Wrapped(Dataset[tuple[torch.Tensor, int]]):
+    """As training scripts write them: ours and something more."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.parts = [dataset]
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        image, number = self.parts[0][i]
+        return image, int(number)
+
+
+class Own(ShardDataset):
+    """Of ours, with a say in what a sample is: no view of torch's can be made into one of ours."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index)
+
+
+WRAPPERS: dict[str, Callable[[Path], Any]] = {
+    "wrapper": lambda folder: Wrapped(images(ShardDataset, folder)),
+    "part of one": lambda folder: Subset(Wrapped(images(ShardDataset, folder)), range(NUM)),
+    "part of a subclass": lambda folder: Subset(images(Own, folder), range(NUM)),
+    "several": lambda folder: ConcatDataset([images(Own, folder)]),
+    "mixture": lambda folder: Wrapped(
+        Mixture([images(ShardDataset, folder).replace(on_error="raise")], stop=NUM)
+    ),
+}
+
+
+def images(kind: Any, folder: Path) -> Any:
+    return kind(folder, fields=["image", "sample_id"], augment=OPS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_datasets_below_others_are_told_the_epoch(
+    folder: Path, kind: str, way: dict[str, Any]
+) -> None:
+    loader = DataLoader(WRAPPERS[kind](folder), 5, shuffle=True, **way)
+
+    passes = [served(loader) for _ in range(3)]
+    loader.set_epoch(1)
+    again = served(loader)
+
+    assert all(len(each) == NUM for each in passes)
+    assert num_equal(passes[0], passes[1]) <= 3
+    assert num_equal(passes[1], passes[2]) <= 3
+    assert list(again) == list(passes[1])
+    assert num_equal(again, passes[1]) == NUM
+
+
+def test_what_is_wrapped_is_cropped_as_it_is_alone(dataset: ShardDataset) -> None:
+    alone, wrapped = (
+        DataLoader(each, 5, shuffle=True, seed=4) for each in (dataset, Wrapped(dataset))
+    )
+    for _ in range(2):
+        assert num_equal(served(alone), served(wrapped)) == NUM
+
+
+@pytest.mark.parametrize("way", WAYS[:3])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_so_they_are_under_samplers_of_torch(
+    dataset: ShardDataset, kind: str, way: dict[str, Any]
+) -> None:
+    loader = DataLoader(Wrapped(dataset), **SAMPLERS[kind](dataset), **way)
+
+    passes = [served(loader) for _ in range(3)]
+
+    assert num_equal(passes[0], passes[1]) <= 3
+    assert num_equal(passes[1], passes[2]) <= 3
+    repeated = [each for each in passes[0].values() if len(each) > 1]
+    assert sum(torch.equal(each[0], each[1]) for each in repeated) <= 3
+    assert bool(repeated) == (kind == "weighted")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_repeat_within_an_epoch_is_another_crop(folder: Path, way: dict[str, Any]) -> None:
+    weights = Weighted([1.0] * NUM, num_samples=4 * NUM)
+    loader = DataLoader(WRAPPERS["part of one"](folder), 5, sampler=weights, **way)
+
+    repeated = [each for each in served(loader).values() if len(each) > 1]
+
+    assert len(repeated) > NUM / 2
+    assert sum(torch.equal(each[0], each[1]) for each in repeated) <= 3
+
+
+def test_what_others_are_given_is_what_their_sampler_yields(dataset: ShardDataset) -> None:
+    """Whatever it is; only where one of ours is below is anything put beside it."""
+    given: list[Any] = []
+
+    class Watched(Wrapped):
+        def __getitem__(self, i: Any) -> Any:
+            given.append(i)
+            return super().__getitem__(int(i))
+
+    kinds: list[Any] = [torch.tensor(1), np.int32(2), "3", 4, True]
+    loader = DataLoader(Watched(dataset), batch_sampler=[kinds, tuple(kinds)])
+
+    passes = [served(loader) for _ in range(2)]
+
+    assert num_equal(*passes) <= 1
+    assert [type(i) for i in given] == [type(i) for i in kinds] * 4
+
+
+def test_nothing_is_told_outside_of_a_loader(dataset: ShardDataset) -> None:
+    before = dataset[3].image
+    loader = DataLoader(Wrapped(dataset), 5, num_workers=0)
+    loader.set_epoch(7)
+
+    batches = iter(loader)
+    next(batches)
+
+    assert torch.equal(dataset[3].image, before)
+
+
+MADE_OF: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "ours": (lambda d: d, True),
+    "one of others": (Wrapped, True),
+    "parts of parts": (lambda d: Subset(Subset(Wrapped(d), [0]), [0]), True),
+    "several": (lambda d: ConcatDataset([Wrapped([1, 2]), Wrapped(d)]), True),
+    "a list": (lambda d: [d], False),
+    "numbers": (lambda d: list(range(9)), False),
+    "tensors": (lambda d: torch.utils.data.TensorDataset(torch.arange(9)), False),
+}
+
+
+@pytest.mark.parametrize("made_of", MADE_OF)
+def test_whether_a_dataset_is_made_of_ours_shows_in_its_attributes(
+    dataset: ShardDataset, made_of: str
+) -> None:
+    make, expected = MADE_OF[made_of]
+
+    assert holds_ours(make(dataset)) == expected
+
+
 # -- torch's own loader ----------------------------------------------------------------------------
+
+
+def test_torchs_worker_processes_warn_below_a_wrapper_too(dataset: ShardDataset) -> None:
+    loader = TorchLoader(Wrapped(dataset), 5, shuffle=True, num_workers=2)
+
+    with pytest.raises(UserWarning, match="drawn for epoch 0 each time"):
+        served(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_sampler_of_ours_reaches_below_a_wrapper_too(
+    dataset: ShardDataset, num_workers: int
+) -> None:
+    loader = TorchLoader(Wrapped(dataset), 5, sampler=EpochSampler(NUM), num_workers=num_workers)
+    ours = DataLoader(dataset, 5, shuffle=True)
+    for _ in range(2):
+        assert num_equal(served(loader), served(ours)) == NUM
 
 
 def test_torchs_loader_is_warned_of_when_its_second_epoch_begins(dataset: ShardDataset) -> None:

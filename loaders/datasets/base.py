@@ -14,6 +14,7 @@ from torch.utils.data import get_worker_info
 from loaders.buffers import FreshMemory
 from loaders.checks import shown, whole_number
 from loaders.sampling.ranks import is_distributed
+from loaders.sampling.told import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +101,18 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
             job.run(part)
         return job.finish()
 
+    def told(
+        self, indices: Sequence[Any], seed: int = 0
+    ) -> tuple[int, int, npt.NDArray[np.int64] | None]:
+        """Return seed, epoch and draws of indices that come one by one: known to them, to their batch, or set."""
+        if len(indices) and hasattr(indices[0], "epoch"):
+            return seed, indices[0].epoch, np.array([i.draw for i in indices], np.int64)
+        batch = told()
+        if batch is None:
+            return seed, self.epoch, None
+        draws = np.full(len(indices), batch.draw, np.int64) if batch.draw else None
+        return seed if batch.seed is None else batch.seed, batch.epoch, draws
+
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch ``dataset[i]`` augments for, under a sampler that does not say it itself."""
         self.epoch = whole_number("epoch", epoch, at_least=0)
@@ -114,11 +127,14 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         """Warn, once, of crops and flips by chance for which nobody says the epoch: torch's loader has no word for it.
 
         Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once. Who takes
-        samples one by one may want them to be the same.
+        samples one by one here may want them to be the same.
         """
+        if self._has_warned or self.num_epochs_told or told() or not len(indices):
+            return
         # Batches and indices of our samplers have an epoch.
-        is_told = self.num_epochs_told or hasattr(indices, "epoch")
-        if is_told or self._has_warned or len(indices) < 2 or hasattr(indices[0], "epoch"):
+        if hasattr(indices, "epoch") or hasattr(indices[0], "epoch"):
+            return
+        if len(indices) < 2 and get_worker_info() is None:
             return
         if not self._is_again(len(indices)) or not self.is_random:
             return

@@ -147,9 +147,8 @@ class Mixture(BatchDataset):
         if isinstance(indices, IndexBatch):
             return indices
         array = from_start(whole_numbers(indices), len(self), "sample")
-        epoch = getattr(indices[0], "epoch", self.epoch) if len(indices) else self.epoch
-        draws = np.array([getattr(index, "draw", 0) for index in indices], np.int64)
-        return IndexBatch(array, epoch, draws)
+        seed, epoch, draws = self.told(indices)
+        return IndexBatch(array, epoch, draws, None, seed)
 
     def _of_source(self, number: int, batch: IndexBatch, where: Int64s) -> IndexBatch:
         """Return the part of a batch that is of one source, as that counts."""

@@ -244,18 +244,11 @@ class PackedDataset(BatchDataset):
                 what = "a batch is a list of whole numbers, one per sample"
                 raise TypeError(f"{what}, got {shown(indices)}: a batch_sampler yields lists")
             array = whole_numbers(indices)
-            seed, (epoch, draws) = self.seed, self._epoch_and_draws(indices)
+            seed, epoch, draws = self.told(indices, self.seed)
         else:
             seed, epoch, draws = indices.seed, indices.epoch, indices.draws
         array = from_start(array, len(self), "sample")
         return Request(array, self.rows_of(array), epoch, draws, seed, num_workers)
-
-    def _epoch_and_draws(self, indices: Sequence[Any]) -> tuple[int, Indices | None]:
-        """Read what a sampler that yields single indices attached to them."""
-        first: Any = indices[0] if len(indices) else None
-        if not hasattr(first, "epoch"):
-            return self.epoch, None
-        return first.epoch, np.array([index.draw for index in indices], np.int64)
 
     def numbers_of(self, indices: Indices) -> Indices:
         """Return the samples' numbers in the store."""

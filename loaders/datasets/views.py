@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
+from loaders.datasets.base import BatchDataset
 from loaders.datasets.joining import concat
 from loaders.datasets.packed import PackedDataset
 from loaders.errors import SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAX_PARTS = 64  # of a list, in which datasets are looked for
 
 
 def as_ours(dataset: Any) -> Any:
@@ -34,6 +40,20 @@ def as_ours(dataset: Any) -> Any:
             except SchemaError:  # they differ in their settings
                 return dataset
     return dataset
+
+
+def holds_ours(dataset: Any, depth: int = 4) -> bool:
+    """Tell whether a dataset is of ours, or made of such, as far as its attributes show."""
+    if isinstance(dataset, BatchDataset):
+        return True
+    if not (depth and hasattr(dataset, "__getitem__") and hasattr(dataset, "__dict__")):
+        return False
+    return any(holds_ours(part, depth - 1) for part in _parts(dataset))
+
+
+def _parts(dataset: Any) -> Iterator[Any]:
+    for value in vars(dataset).values():
+        yield from value[:_MAX_PARTS] if isinstance(value, list | tuple) else (value,)
 
 
 def _is_plain(dataset: Any) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
+from loaders.sampling.told import begin_in_worker, one_by_one
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -43,8 +45,8 @@ class SampleIndex(int):
         self.epoch, self.draw = epoch, draw
         return self
 
-    def __reduce__(self) -> tuple[type[SampleIndex], tuple[int, int, int]]:
-        return SampleIndex, (int(self), self.epoch, self.draw)
+    def __reduce__(self) -> Any:
+        return _sample_index, (int(self), self.epoch, self.draw)
 
 
 @dataclass(slots=True, eq=False)  # not frozen: it would take twice as long to make one
@@ -74,7 +76,8 @@ class IndexBatch(Sequence[int]):
         return _index_batch, (bytearray(np.asarray(self.indices, np.int64)), *rest)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.indices.tolist())
+        numbers = self.indices.tolist()
+        return iter(numbers) if self.draws is None else one_by_one(numbers, self.draws)
 
     @overload
     def __getitem__(self, item: int) -> int: ...
@@ -89,8 +92,16 @@ class IndexBatch(Sequence[int]):
         return IndexBatch(self.indices[item], self.epoch, draws, valid, self.seed)
 
 
+def _sample_index(*values: int) -> SampleIndex:
+    index = SampleIndex(*values)
+    begin_in_worker(index)
+    return index
+
+
 def _index_batch(indices: bytearray, *rest: Any) -> IndexBatch:
-    return IndexBatch(np.frombuffer(indices, np.int64), *rest)
+    batch = IndexBatch(np.frombuffer(indices, np.int64), *rest)
+    begin_in_worker(batch)
+    return batch
 
 
 class Steps(NamedTuple):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.sampling.batch import IndexBatch, SampleIndex
+from loaders.sampling.told import begin_in_worker, one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,23 +21,62 @@ class Passes:
     """Counts passes: each is the next epoch, but for whoever sets that of the dataset, or of this.
 
     Args:
-        dataset: Has an ``epoch``, and counts how often it was told one.
+        dataset: Has an ``epoch``, and counts how often it was told one; or has not.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self.set_epoch(dataset.epoch)
+        self.set_epoch(getattr(dataset, "epoch", 0))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass."""
-        self._next, self._num_told = epoch, self._dataset.num_epochs_told
+        self._next, self._num_told = epoch, self._times_told
+
+    @property
+    def _times_told(self) -> int:
+        return getattr(self._dataset, "num_epochs_told", 0)
 
     def begin(self) -> int:
         """Return the epoch of a pass that begins."""
-        if self._dataset.num_epochs_told != self._num_told:
+        if self._times_told != self._num_told:
             self.set_epoch(self._dataset.epoch)
         epoch, self._next = self._next, self._next + 1
         return epoch
+
+
+class KeptIndices(list[Any]):
+    """The list that a sampler of others yields, for a dataset of others that is made of ours.
+
+    Args:
+        items: The indices.
+        epoch: The epoch they are drawn in.
+        draws: As in ``IndexBatch``.
+        seed: Of the run.
+    """
+
+    def __init__(self, items: list[Any], epoch: int, draws: Int64s | None, seed: int) -> None:
+        super().__init__(items)
+        self.epoch, self.draws, self.seed = epoch, draws, seed
+
+    def __iter__(self) -> Iterator[Any]:
+        items = super().__iter__()
+        return items if self.draws is None else one_by_one(items, self.draws)
+
+    def __reduce__(self) -> Any:
+        return _kept_indices, (self[:], self.epoch, self.draws, self.seed)
+
+
+def listed(indices: Any) -> list[Any]:
+    """Return the indices of a batch as a list; those that know their draws tell them as one goes through it."""
+    if getattr(indices, "draws", None) is None:
+        return list(indices)
+    return KeptIndices(list(indices), indices.epoch, indices.draws, indices.seed)
+
+
+def _kept_indices(*values: Any) -> KeptIndices:
+    batch = KeptIndices(*values)
+    begin_in_worker(batch)
+    return batch
 
 
 class NumberedBatches:
@@ -49,13 +89,20 @@ class NumberedBatches:
         passes: Counts; a pass begins with its first batch, as torch makes iterators that it does not use.
         num_samples: In the dataset; 0 where draws make no difference.
         seed: Of the loader.
+        keeps_items: The dataset gets the indices as the sampler yields them; the epoch stands beside them.
     """
 
     def __init__(
-        self, batches: Iterable[Any], passes: Passes, num_samples: int, seed: int
+        self,
+        batches: Iterable[Any],
+        passes: Passes,
+        num_samples: int,
+        seed: int,
+        *,
+        keeps_items: bool = False,
     ) -> None:
         self._batches, self._passes = batches, passes
-        self._num_samples, self._seed = num_samples, seed
+        self._num_samples, self._seed, self._keeps_items = num_samples, seed, keeps_items
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]  # TypeError if it has none
@@ -65,15 +112,27 @@ class NumberedBatches:
 
     def _numbered(self, batches: Iterator[Any]) -> Iterator[Any]:
         epoch, draws = self._passes.begin(), _Draws(self._num_samples)
+        number = self._kept if self._keeps_items else self._known
         for batch in batches:
-            indices = _whole_numbers(batch)
-            if indices is None:
-                yield batch
-            elif indices.ndim:
-                yield IndexBatch(indices, epoch, draws.of(indices), None, self._seed)
-            else:
-                found = draws.of(indices[None])
-                yield SampleIndex(int(indices), epoch, 0 if found is None else int(found[0]))
+            yield number(batch, _whole_numbers(batch), epoch, draws)
+
+    def _known(self, batch: Any, indices: Int64s | None, epoch: int, draws: _Draws) -> Any:
+        """Return indices that know their epoch, in the place of a batch or of a single one."""
+        if indices is None:
+            return batch
+        if indices.ndim:
+            return IndexBatch(indices, epoch, draws.of(indices), None, self._seed)
+        found = draws.of(indices[None])
+        return SampleIndex(int(indices), epoch, 0 if found is None else int(found[0]))
+
+    def _kept(self, batch: Any, indices: Int64s | None, epoch: int, draws: _Draws) -> Any:
+        """Return lists of anything, and single ints, with the epoch beside them."""
+        if type(batch) is int:
+            return self._known(batch, indices, epoch, draws)
+        if type(batch) is not list:
+            return batch
+        found = None if indices is None else draws.of(indices)
+        return KeptIndices(batch, epoch, found, self._seed)
 
 
 def _whole_numbers(batch: Any) -> Int64s | None:

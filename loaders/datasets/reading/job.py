@@ -17,6 +17,8 @@ from loaders.datasets.reading.samples import (
 )
 from loaders.errors import LoadersError
 from loaders.rng import hash64, key64
+from loaders.sampling.foreign import listed
+from loaders.sampling.told import reading
 
 if TYPE_CHECKING:
     from loaders.datasets.packed import PackedDataset
@@ -185,9 +187,9 @@ class CallJob:
     def run(self, part: int) -> None:
         """Fetch the samples."""
         fetch = getattr(self.dataset, "__getitems__", None)
-        self._samples = (
-            fetch(list(self.indices)) if fetch else [self.dataset[i] for i in self.indices]
-        )
+        indices = listed(self.indices)
+        with reading(self.indices):
+            self._samples = fetch(indices) if fetch else [self.dataset[i] for i in indices]
 
     def finish(self) -> Any:
         """Return the samples, for a collate function to join."""
@@ -209,7 +211,8 @@ class OneSample:
 
     def run(self, part: int) -> None:
         """Fetch the sample."""
-        self._sample = self.dataset[self.index]
+        with reading(self.index):
+            self._sample = self.dataset[self.index]
 
     def finish(self) -> Any:
         """Return the sample."""

@@ -1,0 +1,93 @@
+"""What a thread reads samples for: epoch and draws, told to datasets of ours below those of others.
+
+A dataset that wraps one of ours hands plain numbers on, and some compute others (``torch.utils.data.Subset``): nothing
+in them says which epoch they are of. It stands here while their batch is fetched.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.utils.data import get_worker_info
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy as np
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
+
+
+class Told(NamedTuple):
+    """What is known of a sample that is asked for by its number alone.
+
+    Attributes:
+        epoch: It is drawn in.
+        draw: How many times the epoch has it before.
+        seed: Of the run; None: the dataset's own.
+    """
+
+    epoch: int
+    draw: int
+    seed: int | None
+
+
+class _Here(threading.local):
+    batch: Any = None  # indices that know their epoch
+    draw: int = 0  # of the sample that is fetched
+
+
+_here = _Here()
+
+
+@contextmanager
+def reading(indices: Any) -> Iterator[None]:
+    """Fetch the samples of some indices; of those that know no epoch, nothing is told."""
+    before = _here.batch, _here.draw
+    _tell(indices)
+    try:
+        yield
+    finally:
+        _here.batch, _here.draw = before
+
+
+class TellingFetcher:
+    """What torch's loader fetches batches by, where no process is between: told what they are read for."""
+
+    def __init__(self, fetcher: Any) -> None:
+        self._fetcher = fetcher
+
+    def fetch(self, indices: Any) -> Any:
+        """Return the samples of some indices, collated."""
+        with reading(indices):
+            return self._fetcher.fetch(indices)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fetcher, name)
+
+
+def begin_in_worker(indices: Any) -> None:
+    """Tell what is fetched until the next indices come, in a worker process of torch, where only they are ours."""
+    if get_worker_info() is not None:
+        _tell(indices)
+
+
+def _tell(indices: Any) -> None:
+    _here.batch = indices if hasattr(indices, "epoch") else None
+    _here.draw = getattr(indices, "draw", 0)
+
+
+def one_by_one(items: Iterable[Any], draws: Int64s) -> Iterator[Any]:
+    """Yield indices; the draw of each is told until the next one is asked for."""
+    for item, draw in zip(items, draws.tolist(), strict=True):
+        _here.draw = draw
+        yield item
+
+
+def told() -> Told | None:
+    """Return what this thread reads a sample for; None where nobody said."""
+    batch = _here.batch
+    return None if batch is None else Told(batch.epoch, _here.draw, getattr(batch, "seed", None))
