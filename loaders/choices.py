@@ -67,10 +67,10 @@ def choose_order(
 
 
 def _check_size(order: Any, num_samples: int) -> None:
-    """Refuse an order of more samples than there are, before it comes to one that is missing."""
+    """Refuse an order of more samples than there are, and weights or labels of fewer."""
     values = getattr(order, "labels" if isinstance(order, Balanced) else "weights", ())
     num = len(values) if isinstance(order, Balanced | Weighted) else getattr(order, "n", 0)
-    if num > num_samples:
+    if num > num_samples or (isinstance(order, Balanced | Weighted) and num < num_samples):
         what = f"sampler is for {num} samples, the dataset has {num_samples}"
         raise ValueError(f"{what}: make it of this dataset, as with dataset.column('label')")
 

@@ -286,11 +286,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
         dataset: Any = self.dataset
         is_read_in_parts = isinstance(dataset, BatchDataset) and self._collate is collate
+        is_read_in_parts = is_read_in_parts and not dataset.has_own_samples
         if is_read_in_parts and self.backend != "process":
             return choose_halves(dataset, self.device, self.augment_on)
         if self.augment_on == "device":
             raise ValueError(
-                "augment_on='device' is for datasets of ours, without collate_fn and backend='process'"
+                "augment_on='device' is for datasets of ours, with no __getitem__ of their own, "
+                "without collate_fn and backend='process'"
             )
         return dataset, None  # whole, on the workers
 

@@ -76,7 +76,7 @@ class Maker:
     def _read(self, indices: Any) -> Job:
         if not self.has_batches:
             return OneSample(self.dataset, indices)
-        if isinstance(self.dataset, BatchDataset):
+        if isinstance(self.dataset, BatchDataset) and not self.dataset.has_own_samples:
             return self.dataset.job(indices, self.slots, max(1, self.num_workers))
         return CallJob(self.dataset, indices)
 
@@ -101,6 +101,8 @@ class Maker:
 
     def _group_size(self) -> int:
         if not isinstance(self.dataset, BatchDataset) or self.batch_size is None:
+            return 1
+        if self.dataset.has_own_samples:
             return 1
         nbytes = self.dataset.sample_nbytes
         if nbytes is None or self.collate is not collate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -55,6 +55,8 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         finishes_late: True where batches stay in the host half until they are handed over, also on
             the host: what waits is smaller then, and what is handed over is still in the cache.
         max_workers: Threads that are of use: more would only compete for the interpreter; None is any number.
+        has_own_samples: True of a subclass with a ``__getitem__`` or ``__getitems__`` of its own, which says what
+            samples are.
         epoch: What ``dataset[i]`` is augmented for.
         num_epochs_told: How often someone said so.
     """
@@ -63,10 +65,21 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     device: torch.device | None = None
     finishes_late: bool = False
     max_workers: int | None = None
+    has_own_samples: ClassVar[bool] = False
     epoch: int = 0
     num_epochs_told: int = 0
     _num_untold: int = 0  # samples that were read for no epoch in particular
     _has_warned: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """See that what a subclass makes of a sample is what is served, in batches, too."""
+        super().__init_subclass__(**options)
+        own = vars(cls)
+        if "has_own_samples" in own or not own.keys() & {"__getitem__", "__getitems__"}:
+            return
+        cls.has_own_samples = True
+        if "__getitems__" not in own:
+            cls.__getitems__ = _one_by_one  # type: ignore[assignment,method-assign]
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -87,7 +100,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         if not hasattr(index, "__index__"):
             what = "Subset(dataset, indices) of torch.utils.data takes several of them"
             raise TypeError(f"a sample has a whole number, got {shown(index)}; {what}")
-        return self.__getitems__([index])[0]
+        return self.read([index])[0]
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the samples one by one, as they lie; a ``DataLoader`` is faster."""
@@ -95,6 +108,10 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Return the samples of a batch, read together; ``loaders.collate`` takes them without a copy."""
+        return self.read(indices)
+
+    def read(self, indices: Sequence[int]) -> Any:
+        """Return the samples of a batch as they are stored, whatever a subclass makes of them."""
         job = self.job(indices, FreshMemory())
         self._warn_if_frozen(indices)
         for part in range(job.num_parts):
@@ -141,7 +158,10 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         self._has_warned = True
         what = f"crops and flips are drawn for epoch {self.epoch} each time, since nobody says which it is"
         remedy = "DataLoader of loaders does; with torch's, give it sampler=loaders.sampling.EpochSampler(len(dataset))"
-        warnings.warn(f"{what}: {remedy}, or call dataset.set_epoch(n)", stacklevel=3)
+        warnings.warn(
+            f"{what}: {remedy}, or call dataset.set_epoch(n), which workers that persist do not hear of",
+            stacklevel=4,
+        )
 
     def _is_again(self, num_samples: int) -> bool:
         """Tell whether samples are of a second epoch, as far as one process can."""
@@ -180,6 +200,17 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
         return None
+
+
+def _one_by_one(dataset: BatchDataset, indices: Sequence[int]) -> list[Any]:
+    return [dataset[i] for i in indices]
+
+
+def check_stored(dataset: Any, user: str) -> None:
+    """Raise TypeError for a dataset whose own ``__getitem__`` would be left out."""
+    if getattr(dataset, "has_own_samples", False):
+        what = f"{user} reads what is stored, and {type(dataset).__name__} has a __getitem__ of its own"
+        raise TypeError(f"{what}: do that in transform=..., or join with torch's ConcatDataset")
 
 
 Whole = TypeVar("Whole", bound=BatchDataset)

@@ -9,6 +9,7 @@ import xxhash
 
 from loaders.checks import as_list, shown
 from loaders.datasets.access.store import Store
+from loaders.datasets.base import check_stored
 from loaders.datasets.packed import SETTINGS, PackedDataset
 from loaders.errors import SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Schema
@@ -43,6 +44,7 @@ def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
                 whole = f"{type(dataset).__name__}(concat([a.dataset, b.dataset]), ...)"
                 hint = f": join what they are made of, {whole}, or mix them: Mixture([a, b])"
             raise TypeError(f"datasets[{number}] {what}, got {shown(dataset)}{hint}")
+        check_stored(dataset, "concat")
     first = datasets[0]
     for other in datasets[1:]:
         _check_alike(first, other)

@@ -9,7 +9,7 @@ import torch
 import xxhash
 
 from loaders.checks import as_list, one_of, real_number, shown
-from loaders.datasets.base import BatchDataset, from_start, whole_numbers
+from loaders.datasets.base import BatchDataset, check_stored, from_start, whole_numbers
 from loaders.datasets.interleave import InterleavedJob
 from loaders.datasets.joining import concat
 from loaders.datasets.packed import PackedDataset
@@ -93,6 +93,7 @@ class Mixture(BatchDataset):
                     f"source {number} is a {type(source).__name__}: a mixture is of datasets of "
                     "this package, and of no other mixture (give its sources)"
                 )
+            check_stored(source, "a mixture")
         one_of("batch_from", batch_from, ("all", "one"))
         sizes = [len(source) for source in self.sources]
         told = sizes if weights is None else as_list("weights", weights, "one number per source")

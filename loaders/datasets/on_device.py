@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loaders.datasets.base import SamplesOf
+from loaders.datasets.base import SamplesOf, check_stored
 from loaders.datasets.packed import PackedDataset
 
 if TYPE_CHECKING:
@@ -28,10 +28,13 @@ class OnDevice(SamplesOf[PackedDataset]):
         TypeError: It is no packed dataset.
     """
 
+    has_own_samples = False
+
     def __init__(self, dataset: PackedDataset, *, finishes_late: bool) -> None:
         if not isinstance(dataset, PackedDataset):
             what = f"dataset must be a ShardDataset or RAMDataset, got {type(dataset).__name__}"
             raise TypeError(what)
+        check_stored(dataset, type(self).__name__)
         super().__init__(dataset)
         self.finishes_late = finishes_late
 

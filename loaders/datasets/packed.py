@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from torch.utils.data import Dataset
 
 from loaders.augment import Views, as_augment, has_draws
-from loaders.buffers import FreshMemory
 from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.columns import Column, FixedColumn
 from loaders.datasets import frame
@@ -28,7 +28,7 @@ from loaders.datasets.reading.fixed import FixedReader
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.readers import ObjectReader, SampleIdReader, make_readers
 from loaders.datasets.reading.request import Memory, Reader, Request
-from loaders.datasets.reading.samples import SampleBatch, SplitBatches
+from loaders.datasets.reading.samples import SplitBatches
 from loaders.datasets.reading.transforming import Transforming
 from loaders.datasets.settings import (
     as_batching,
@@ -72,6 +72,8 @@ _MAX_REPLACED = 10  # so many are allowed in a small dataset, too
 
 class PackedDataset(BatchDataset):
     """Samples over a store; ``ShardDataset`` and ``RAMDataset`` say where the store comes from."""
+
+    has_own_samples = False
 
     def __init__(
         self,
@@ -196,18 +198,11 @@ class PackedDataset(BatchDataset):
                 f"a sample has a whole number, got {shown(index)}; select() takes several of them, "
                 "and column() the name of a field"
             )
-        return self.__getitems__([index])[0]
+        return self.read([index])[0]
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the samples one by one; a ``DataLoader`` is faster."""
         return (self[i] for i in range(len(self)))
-
-    def __getitems__(self, indices: Sequence[int]) -> SampleBatch | list[Any]:
-        """Return the samples of a batch, read together; ``loaders.collate`` takes them without a copy."""
-        job = self.job(indices, FreshMemory())
-        self._warn_if_frozen(indices)
-        job.run(0)
-        return job.finish()
 
     def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> BatchJob:
         """Return the work of reading a batch."""
@@ -416,6 +411,7 @@ class PackedDataset(BatchDataset):
             hint = did_you_mean(min(unknown), SETTINGS)
             raise TypeError(f"replace() takes {sorted(SETTINGS)}, got {sorted(unknown)}{hint}")
         other = copy.copy(self)
+        del other.readers  # its settings are still to be made
         for name, value in settings.items():
             setattr(other, name, value)
         other.fields = as_fields(other.fields, self.schema)
@@ -503,9 +499,18 @@ class PackedDataset(BatchDataset):
         result[order] = hashes
         return result
 
-    def __add__(self, other: Any) -> PackedDataset:  # type: ignore[override]
-        if not isinstance(other, PackedDataset):
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in SETTINGS and "readers" in self.__dict__:
+            what = f"{name} is a setting, which stays as the dataset was made"
+            raise AttributeError(f"{what}: take dataset.replace({name}=...)")
+        super().__setattr__(name, value)
+
+    def __add__(self, other: Any) -> Any:
+        """Return ``concat([self, other])``; with what cannot be read together, torch's ``ConcatDataset``."""
+        if not isinstance(other, Dataset):
             return NotImplemented
+        if not isinstance(other, PackedDataset) or self.has_own_samples or other.has_own_samples:
+            return super().__add__(other)
         from loaders.datasets.joining import concat  # which needs this class
 
         return concat([self, other])

@@ -79,7 +79,7 @@ def test_batches_of_packed_rows_equal_their_records(
         dataset = concat(datasets)
         indices = np.random.default_rng(seed).integers(0, len(dataset), 9)
 
-        batch = dataset.__getitems__(indices.tolist()).batch  # type: ignore[union-attr]
+        batch = dataset.__getitems__(indices.tolist()).batch
 
         for name, values in zip(batch._fields, batch, strict=True):
             records = dataset.store.records(name, dataset.rows_of(indices))

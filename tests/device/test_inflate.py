@@ -233,7 +233,7 @@ def test_what_moves_is_the_compressed_bands(tmp_path: Path) -> None:
     dataset = ShardDataset(packed(tmp_path / "a", "lz4"), augment=OPS)
 
     compressed, plain = (
-        half.__getitems__([1, 8, 1]).batch.image  # type: ignore[union-attr]
+        half.__getitems__([1, 8, 1]).batch.image
         for half in (on_device(dataset, "lz4").host_half(), dataset.host_half())
     )
 

@@ -88,7 +88,7 @@ def test_both_halves_make_the_batch() -> None:
 
     assert finish is not None
     assert numbers.rows.tolist() == [3, 8, 1]
-    assert same(finish(numbers), dataset.__getitems__([3, 8, 1]).batch)  # type: ignore[union-attr]
+    assert same(finish(numbers), dataset.__getitems__([3, 8, 1]).batch)
 
 
 def test_views_of_it_stay_resident() -> None:

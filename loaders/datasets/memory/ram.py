@@ -151,7 +151,8 @@ class RAMDataset(ResidentDataset):
         """Load loose image files.
 
         Args:
-            paths: Files of JPEG, PNG or WebP.
+            paths: Files of JPEG, PNG or WebP. Exif's orientation is not applied, where ``packdata images`` turns
+                pictures upright.
             targets: One label each: class numbers, or names (numbered in sorted order).
             decode: Keep pixels instead of files; the images must then share a size, or each keeps
                 its own.
