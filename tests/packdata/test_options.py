@@ -109,6 +109,7 @@ MAKING: list[tuple[str, str, str, dict[str, Any]]] = [
     ("copy", "packed", "--where 'label == \"cat\"'", {"where": 'label == "cat"'}),
     ("copy", "packed", "--fields label,key", {"fields": ["label", "key"]}),
     ("copy", "packed --fields score", "--add labels.csv --missing skip", LABELLED),
+    ("copy", "packed", "--update fixes.csv", {"update": "fixes.csv"}),
     ("copy", LABELS, "--on label", LABELLED | {"on": "label"}),
     ("copy", LABELS, "--as grade=float32 label=text", LABELLED | {"kinds": {"grade": "float32", "label": "text"}}),
     ("copy", "packed --add labels.csv --fields score", "--missing skip", LABELLED),

@@ -48,7 +48,7 @@ USAGE = [
     ("copy packed {dst} --fields ''", "argument --fields: takes names"),
     ("copy packed {dst} --codec gif", "argument --codec: invalid choice: 'gif'"),
     ("copy packed {dst} --codec jpeg --quality 101", "takes a whole number of 1 to 100, got '101'"),
-    ("copy packed {dst} --on label", "no CSV file is added: --as, --on and --missing go with --add"),
+    ("copy packed {dst} --on label", "no CSV file is read: --on goes with --add and --update"),
     ("copy packed {dst} --missing skip", "no CSV file is added"),
     ("copy packed {dst} --as grade=text", "no CSV file is added"),
     ("copy packed {dst} --add labels.csv --as grade", "--as takes COLUMN=KIND, got grade"),

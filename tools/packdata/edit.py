@@ -18,12 +18,13 @@ from loaders.errors import SchemaError, SourceError
 from loaders.limits import usable_cores
 from loaders.schema import Field, Image, Schema
 from loaders.schema.tables import find_column
+from packdata.describe import counted
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
 from packdata.rows import column_fields, read_column
 from packdata.shards import DEFAULT_SHARD_BYTES
-from packdata.table import KINDS, Table, read_table
+from packdata.table import KINDS, Table, read_table, read_updates
 from packdata.tokens.split import check_no_stream, check_whole_stream
 from packdata.where import Where, has_scalar, parse_condition, scalar
 
@@ -46,7 +47,9 @@ class CopyOptions:
         where: Condition on the samples to keep, as ``packdata.where.Where`` takes it.
         fields: Fields to keep, in this order; all by default.
         add: CSV file whose columns become fields, which samples then have by default.
-        on: The column of that file, and the field of the dataset, by which they match.
+        update: CSV file whose columns are fields: samples that it names get its values, as
+            ``packdata.table.read_updates`` reads them.
+        on: The column of these files, and the field of the dataset, by which they match.
         kinds: Kind of an added column, by name, where it should not be guessed.
         skip_missing: Leave out samples that the file lacks, instead of refusing.
         codec: Codec for the pictures.
@@ -59,6 +62,7 @@ class CopyOptions:
     where: str | None = None
     fields: Sequence[str] | None = None
     add: Path | str | None = None
+    update: Path | str | None = None
     on: str = KEY_FIELD
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
     skip_missing: bool = False
@@ -79,8 +83,10 @@ class CopyOptions:
         ):
             what = "each field can be kept once, and one must be"
             raise SchemaError(f"{what}, got {list(self.fields)}")
-        if self.add is None and (self.kinds or self.skip_missing or self.on != KEY_FIELD):
-            raise ValueError("no CSV file is added: --as, --on and --missing go with --add")
+        if self.add is None and (self.kinds or self.skip_missing):
+            raise ValueError("no CSV file is added: --as and --missing go with --add")
+        if self.add is None and self.update is None and self.on != KEY_FIELD:
+            raise ValueError("no CSV file is read: --on goes with --add and --update")
         unknown = [kind for kind in self.kinds.values() if kind not in KINDS]
         if unknown:
             raise ValueError(f"kinds are {', '.join(KINDS)}, got {unknown[0]!r}")
@@ -91,7 +97,9 @@ class CopyOptions:
     def to_json(self) -> dict[str, Any]:
         """Return what was asked for, for the provenance: no paths."""
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        options["add"] = None if self.add is None else Path(self.add).name
+        for name in ("add", "update"):
+            path = getattr(self, name)
+            options[name] = None if path is None else Path(path).name
         options["kinds"] = dict(self.kinds)
         options["fields"] = None if self.fields is None else list(self.fields)
         return {name: value for name, value in options.items() if value}
@@ -168,7 +176,7 @@ class _Plan:
             if name in self.kept:
                 raise SchemaError(
                     f"field {name!r} is there already: leave it out with --fields, or rename "
-                    "the column"
+                    "the column; --update changes values"
                 )
         self.recoders = dict(self._recoders())
         if options.codec is not None and not self.recoders:
@@ -176,9 +184,25 @@ class _Plan:
                 f"{reader.path}: no field that is kept has pictures for codec {options.codec!r}"
             )
         self.schema = self._schema()
-        self.keys = self._keys() if table is not None else []
+        self.updates = {} if options.update is None else self._read_updates(options.update)
+        self.keys = self._keys() if table is not None or self.updates else []
+        self._check_updates()
         self._columns: dict[str, tuple[Field, Any]] = {}  # of tables, that the condition names
         self.indices = self._select()
+
+    def _read_updates(self, path: Path | str) -> dict[str, dict[str, bytes]]:
+        """Return the records that change, by key."""
+        updates = read_updates(path, self.options.on, self.reader.schema)
+        lost = {name for records in updates.values() for name in records} - set(self.kept)
+        if lost:
+            raise SchemaError(f"field {min(lost)!r} is to change, and is not among those to keep")
+        return updates
+
+    def _check_updates(self) -> None:
+        """Raise SourceError if a sample is to change that is not there: a key may be misspelled."""
+        if unknown := sorted(self.updates.keys() - {*self.keys}):
+            what = f"it names {counted(len(unknown), 'sample')} that are not there: "
+            raise SourceError(what + ", ".join(unknown[:_SHOWN]), self.options.update or "")
 
     def _schema(self) -> Schema:
         old = self.reader.schema
@@ -244,7 +268,12 @@ class _Plan:
                 value = column[i : i + 1]
             else:
                 field = self.reader.schema.fields[name]
-                value = self.reader.sample(i, [name])[name]
+                changed = self._updated(i)
+                value = (
+                    codec_for(field).decode(np.frombuffer(changed[name], np.uint8))
+                    if name in changed
+                    else self.reader.sample(i, [name])[name]
+                )
             values[name] = scalar(field, value)
         return values
 
@@ -269,7 +298,11 @@ class _Plan:
                 records[name] = recode.encode(picture)
         if self.table is not None:
             records |= self.table.records[self.keys[i]]
-        return records
+        return records | self._updated(i)
+
+    def _updated(self, i: int) -> dict[str, bytes]:
+        """Return the records of a sample that change."""
+        return self.updates.get(self.keys[i], {}) if self.updates else {}
 
 
 def _nbytes(records: Records) -> int:

@@ -1,20 +1,24 @@
-"""Columns from a CSV file, matched to samples by key, as records of new fields."""
+"""Columns from a CSV file, matched to samples by key, as records of new fields or of those that are there."""
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
-from loaders.schema import Array, Field, Json, Label, Text, check_field_name
+from loaders.schema import Array, Field, Json, Label, MultiLabel, Text, check_field_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from loaders.schema import Schema
 
 # Not 007: that is a name, and must come back as it was.
 _INT = re.compile(r"-?(0|[1-9]\d{0,17})")
@@ -78,6 +82,80 @@ def read_table(path: Path | str, on: str, kinds: Mapping[str, str] | None = None
     return Table(fields, records)
 
 
+def read_updates(path: Path | str, on: str, schema: Schema) -> dict[str, dict[str, bytes]]:
+    """Read new values of some fields of some samples; an empty cell stands for none.
+
+    Numbers and texts as they are written, labels by name or number, multi-labels and JSON as JSON.
+
+    Args:
+        path: The file: UTF-8, separated by commas, below a line of names.
+        on: The column of keys.
+        schema: Its fields stay what they are, and so do the classes of labels.
+
+    Returns:
+        By key: the record of each field that changes.
+
+    Raises:
+        SourceError: The file is no such table, names a key twice, or a value is not of its field.
+    """
+    path = Path(path)
+    header, rows = _read(path)
+    if on not in header:
+        raise SourceError(f"it has no column {on!r}; it has {', '.join(header)}", path)
+    keys = _column(header, rows, on)
+    _check_keys(keys, path)
+    found: dict[str, dict[str, bytes]] = {key: {} for key in keys}
+    for name in header:
+        if name == on:
+            continue
+        field = schema.fields.get(name)
+        if field is None:
+            has = ", ".join(schema.fields)
+            hint = "'--add' brings new ones"
+            raise SourceError(f"its column {name!r} is no field; there are {has}", path, hint)
+        parse = _parser(field, f"column {name!r}", path)
+        for i, (key, text) in enumerate(zip(keys, _column(header, rows, name), strict=True)):
+            if text:
+                found[key][name] = _record(
+                    field, parse, text, f"row {i + 1}, column {name!r}", path
+                )
+    return found
+
+
+def _parser(field: Field, where: str, path: Path) -> Callable[[str], Any]:
+    """Return what turns a cell into a value of a field that is there."""
+    if isinstance(field, Label):
+        return partial(_class_number, field)
+    if isinstance(field, MultiLabel):
+        return partial(_indicators, field)
+    if isinstance(field, Text):
+        return str
+    if isinstance(field, Json):
+        return json.loads
+    if isinstance(field, Array) and not field.dims:
+        return float if field.dtype.startswith("float") else int
+    what = f"{where}: a value of kind {field.kind} cannot be written in a cell"
+    raise SourceError(what, path, "Labels, texts, JSON and single numbers can")
+
+
+def _class_number(field: Label, text: str) -> int:
+    if field.classes is None:
+        return int(text)
+    if text in field.classes:
+        return field.classes.index(text)
+    if _INT.fullmatch(text) and 0 <= int(text) < len(field.classes):
+        return int(text)
+    few = ", ".join(field.classes[:8]) + (", ..." if len(field.classes) > 8 else "")
+    raise ValueError(f"the classes are {few}")
+
+
+def _indicators(field: MultiLabel, text: str) -> list[int]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not {*names} <= {*field.classes}:
+        raise ValueError(f"it takes a list in JSON, of {', '.join(field.classes)}")
+    return [int(name in names) for name in field.classes]
+
+
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -118,8 +196,6 @@ def _field(
         classes = tuple(sorted(set(values)))
         return Label(classes=classes), {name: i for i, name in enumerate(classes)}.__getitem__
     if kind == "json":
-        import json
-
         return Json(), json.loads
     kind = kind or _guess(values)
     if kind == "text":

@@ -69,10 +69,17 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         help="add its columns as fields: UTF-8, separated by commas, below a line of names",
     )
     parser.add_argument(
+        "--update",
+        type=parse_path,
+        metavar="FILE.csv",
+        help="change the fields that its columns name, in the samples that it names; an empty cell "
+        "changes nothing, labels are names or numbers, multi-labels lists in JSON",
+    )
+    parser.add_argument(
         "--on",
         default="key",
         metavar="NAME",
-        help="with --add: field and column to match by (default: key)",
+        help="with --add and --update: field and column to match by (default: key)",
     )
     parser.add_argument(
         "--as",
@@ -120,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
             where=args.where,
             fields=args.fields,
             add=args.add,
+            update=args.update,
             on=args.on,
             kinds=_kinds(args.kinds),
             skip_missing=args.missing == "skip",

@@ -1,0 +1,110 @@
+"""``packdata copy --update``: other values for some fields of some samples, and all else byte for byte."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loaders import ShardDataset
+from loaders.errors import SchemaError, SourceError
+from loaders.schema import Array, Json, Label, Text
+from packdata.edit import CopyOptions, copy_dataset
+from packdata.reader import PackedReader
+from tests.packdata.packing import CLASSES, pack, pack_samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Samples bird/000, cat/001, dog/002, bird/003, ..."""
+    return pack_samples(tmp_path / "a", 9)
+
+
+def updated(folder: Path, text: str, **options: object) -> PackedReader:
+    table = folder.parent / "fixes.csv"
+    table.write_text(text, encoding="utf-8")
+    copy = folder.parent / "b"
+    copy_dataset(folder, copy, CopyOptions(update=table, **options), overwrite=True)  # type: ignore[arg-type]
+    return PackedReader(copy, check=True)
+
+
+def test_named_cells_change_and_all_else_stays(folder: Path) -> None:
+    text = 'key,label,score,tags\ncat/001,dog,7.5,"[""day"", ""night""]"\nbird/003,,,[]\ndog/008,0,,\n'
+
+    after, before = updated(folder, text), PackedReader(folder)
+
+    assert after.schema == before.schema
+    assert after.column("label").tolist() == [0, 2, 2, 0, 1, 2, 0, 1, 0]
+    assert after.column("score").tolist()[:3] == [0, 7.5, 0.5]
+    assert [after.sample(i)["tags"].tolist() for i in (1, 3)] == [[1, 1], [0, 0]]
+    changed = {(1, "label"), (1, "score"), (1, "tags"), (3, "tags"), (8, "label")}
+    for i in range(9):
+        records = before.records(i)
+        for name, record in after.records(i).items():
+            assert (record.tobytes() == records[name].tobytes()) == ((i, name) not in changed)
+
+
+def test_no_class_gets_another_number_where_its_last_sample_changes(folder: Path) -> None:
+    text = "key,label\nbird/000,cat\nbird/003,cat\nbird/006,cat\n"
+
+    after = updated(folder, text)
+
+    assert ShardDataset(after.path).classes == CLASSES
+    assert 0 not in after.column("label")
+
+
+def test_texts_json_and_whole_numbers(tmp_path: Path) -> None:
+    fields = {"key": Text(), "note": Json(), "n": Array("int64"), "c": Label(None)}
+    rows = [{"key": str(i), "note": {"a": i}, "n": i, "c": i} for i in range(3)]
+    folder = pack(tmp_path / "a", fields, rows)
+
+    after = updated(folder, 'n,key,note,c\n-5,1,"{""b"": [1]}",4\n,2,null,\n')
+
+    assert [after.sample(i)["note"] for i in range(3)] == [{"a": 0}, {"b": [1]}, None]
+    assert after.column("n").tolist() == [0, -5, 2]
+    assert after.column("c").tolist() == [0, 4, 2]
+    assert updated(folder, "n,key\n1,one\n", on="n").keys() == ["0", "one", "2"]
+
+
+def test_conditions_see_what_changed(folder: Path) -> None:
+    after = updated(folder, "key,label\ncat/001,dog\n", where="label == 'dog'")
+
+    assert after.keys() == ["cat/001", "dog/002", "dog/005", "dog/008"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("key,label\ncat/01,dog\nx,dog\n", "names 2 samples that are not there: cat/01, x"),
+        ("key,label\ncat/001,horse\n", "row 1, column 'label': 'horse' .*classes are bird, cat"),
+        ("key,label\ncat/001,3\n", "the classes are bird, cat, dog"),
+        ("key,tags\ncat/001,day\n", "row 1, column 'tags': 'day' is not multilabel"),
+        ("key,tags\ncat/001,[1]\n", "takes a list in JSON, of day, night"),
+        ("key,score\ncat/001,much\n", "row 1, column 'score': 'much' is not float32"),
+        ("key,width\ncat/001,1.5\n", "row 1, column 'width': '1.5' is not int64"),
+        (
+            "key,boxes\ncat/001,[]\n",
+            "column 'boxes': a value of kind boxes cannot be written in a cell",
+        ),
+        ("key,lable\ncat/001,dog\n", "column 'lable' is no field; there are .*'--add' brings"),
+        ("name,label\ncat/001,dog\n", "it has no column 'key'; it has name, label"),
+        ("key,label\na,dog\na,cat\n", "key 'a' stands in it twice"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_and_nothing_is_written(
+    folder: Path, text: str, error: str
+) -> None:
+    with pytest.raises(SourceError, match=error):
+        updated(folder, text)
+
+    assert not (folder.parent / "b").exists()
+
+
+def test_a_field_that_is_left_out_cannot_change(folder: Path) -> None:
+    with pytest.raises(SchemaError, match="'label' is to change, and is not among those to keep"):
+        updated(folder, "key,label\ncat/001,dog\n", fields=["key"])
+    with pytest.raises(ValueError, match="--on goes with --add and --update"):
+        CopyOptions(on="label")
