@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from packdata.combine import append, merge
 from packdata.compare import diff, schema_differences
 from packdata.edit import CopyOptions, copy_dataset
 from packdata.reader import PackedReader
+from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,3 +68,15 @@ def test_volumes_that_differ_in_their_spatial_axes_are_not_joined(tmp_path: Path
         with pytest.raises(SchemaError, match=r"does not match .*spatial is"):
             append(a, [b])
         assert len(PackedReader(a)) == 1
+
+
+@pytest.mark.parametrize(("fields", "by_key"), [(["label", "key"], True), (["label"], False)])
+def test_a_copy_is_said_to_match_as_other_datasets_would(
+    tmp_path: Path, fields: list[str], by_key: bool
+) -> None:
+    folder = pack_samples(tmp_path / "a", 3, fields=fields)
+
+    found = diff(folder, shutil.copytree(folder, tmp_path / "b"))
+
+    assert not found
+    assert (found.num_same, found.by_key) == (3, by_key)

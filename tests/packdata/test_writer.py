@@ -227,7 +227,11 @@ GOOD: dict[str, Any] = {
     ("field", "value", "message"),
     [
         ("image", PIXELS.astype(np.float32), "uint8 of H x W x 3, got float32 of"),
-        ("image", PIXELS.transpose(2, 0, 1), r"H x W x 3, got uint8 of \(3, 30, 40\)"),
+        (
+            "image",
+            PIXELS.transpose(2, 0, 1),
+            r"H x W x 3, got uint8 of \(3, 30, 40\) \(as.*permute\(1, 2, 0\)",
+        ),
         ("image", PIXELS[:0], "H x W x 3"),
         ("image", 7, "H x W x 3"),
         ("mask", np.full((30, 40), 256), "uint8 of H x W, got int64"),

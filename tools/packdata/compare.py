@@ -85,11 +85,11 @@ def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
     """
     first, second = PackedReader(a, check=True), PackedReader(b, check=True)
     found = Difference(schema_differences(first.schema, second.schema))
+    found.by_key = first.has_keys and second.has_keys
     if first.manifest.fingerprint == second.manifest.fingerprint:
         _check_files(first, second)
         found.num_same = len(first)
         return found
-    found.by_key = first.has_keys and second.has_keys
     in_a, in_b = _matches(first, second, by_key=found.by_key)
     found.only_a, found.only_b = len(first) - len(in_a), len(second) - len(in_b)
     for kind, reader, matched in (("only_a", first, in_a), ("only_b", second, in_b)):

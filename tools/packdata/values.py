@@ -154,6 +154,8 @@ def _check_picture(array: np.ndarray[Any, Any], field: Image | Mask) -> Size:
         values = ""
         if isinstance(field, Mask) and array.dtype.kind in "ui" and array.size:
             values = f" with values from {array.min()} to {array.max()}"
+        if array.ndim == 3 and array.shape[0] == channels != array.shape[2]:
+            values = " (as samples are served: permute(1, 2, 0) puts the channels last)"
         raise CodecError(f"takes {field.dtype} of {wanted}, got {_shown(array)}{values}")
     size = (int(array.shape[0]), int(array.shape[1]))
     _check_size(size, field)
