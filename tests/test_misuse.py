@@ -331,6 +331,11 @@ LOADING: list[Case] = [
         ValueError,
         "sampler is for 18 samples, the dataset has 8",
     ),
+    (
+        lambda g: DataLoader(g.ram, sampler=Weighted([1.0] * 5, 18)),
+        ValueError,
+        "sampler is for 5 samples, the dataset has 8",
+    ),
     (lambda g: DataLoader(g.ram, num_workers="lots"), ValueError, "'auto' or a number from 0"),
     (lambda g: DataLoader(g.ram, num_workers=1.5), TypeError, "num_workers must be a whole"),
     (lambda g: DataLoader(g.ram, num_workers=True), TypeError, "a whole number, got True"),

@@ -6,7 +6,7 @@ import pickle
 import tracemalloc
 import warnings
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -355,6 +355,28 @@ def test_what_others_are_given_is_what_their_sampler_yields(dataset: ShardDatase
 
     assert num_equal(*passes) <= 1
     assert [type(i) for i in given] == [type(i) for i in kinds] * 4
+
+
+def test_batches_that_are_no_lists_reach_others_as_they_are(dataset: ShardDataset) -> None:
+    class Together(Wrapped):
+        given: ClassVar[list[Any]] = []
+
+        def __getitems__(self, indices: Any) -> Any:
+            self.given.append(indices)
+            return [self[i] for i in indices]
+
+    batches: list[Any] = [(1, 2), np.array([3, 4])]
+    list(
+        TorchLoader(
+            Together(dataset.replace(augment=[augment.CenterCrop(8)])), batch_sampler=batches
+        )
+    )
+    torchs = [type(indices) for indices in Together.given]
+    Together.given.clear()
+
+    list(DataLoader(Together(dataset), batch_sampler=batches, backend="process"))
+
+    assert [type(indices) for indices in Together.given] == torchs == [tuple, np.ndarray]
 
 
 def test_nothing_is_told_outside_of_a_loader(dataset: ShardDataset) -> None:

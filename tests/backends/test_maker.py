@@ -89,3 +89,22 @@ def test_a_group_that_cannot_be_read_at_once_is_read_batch_by_batch() -> None:
     group.run(0)
 
     assert [batch.x.tolist() for batch in group.finish()] == [[0, 1], [2, 3]]
+
+
+def test_a_group_says_which_of_its_batches_is_being_made() -> None:
+    seen: list[str] = []
+
+    def watched(samples: Any) -> Any:
+        seen.append(group.describe(0))
+        return samples
+
+    work = Maker(OneByOne.from_arrays(x=torch.arange(40)), watched, 2, True, 1)
+    group = Group(work, [[0, 1], [2, 3]])
+    before = group.describe(0)
+
+    group.run(0)
+
+    assert before.startswith("making batch 1 of 2 small ones: reading and decoding 2 samples")
+    assert [text.split(":")[0] for text in seen] == [
+        f"making batch {n} of 2 small ones" for n in (1, 2)
+    ]
