@@ -44,7 +44,7 @@ class Channel:
     """
 
     def __init__(self, end: socket.socket, patience_s: float = 2.0) -> None:
-        self.socket, self._patience_s = end, patience_s
+        self.socket = end
         # By the kernel: what Python does for a time limit is another call.
         limit = struct.pack("ll", int(patience_s), int(patience_s % 1 * 1e6))
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

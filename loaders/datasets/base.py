@@ -118,7 +118,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
             job.run(part)
         return job.finish()
 
-    def told(
+    def _told_of(
         self, indices: Sequence[Any], seed: int = 0
     ) -> tuple[int, int, npt.NDArray[np.int64] | None]:
         """Return seed, epoch and draws of indices that come one by one: known to them, to their batch, or set."""

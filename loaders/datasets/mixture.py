@@ -148,7 +148,7 @@ class Mixture(BatchDataset):
         if isinstance(indices, IndexBatch):
             return indices
         array = from_start(whole_numbers(indices), len(self), "sample")
-        seed, epoch, draws = self.told(indices)
+        seed, epoch, draws = self._told_of(indices)
         return IndexBatch(array, epoch, draws, None, seed)
 
     def _of_source(self, number: int, batch: IndexBatch, where: Int64s) -> IndexBatch:
