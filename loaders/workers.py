@@ -39,6 +39,10 @@ logger = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 30.0
 
 
+class Late(TimeoutError):
+    """A result did not come in time; what a job raises itself is none, also a ``TimeoutError``."""
+
+
 class Job(Protocol):
     """A piece of work that splits into independent parts.
 
@@ -270,7 +274,7 @@ class Workers:
         """Return the result of the oldest job, waiting for it.
 
         Raises:
-            TimeoutError: It was not done in time; it can be taken later.
+            Late: It was not done in time; it can be taken later.
             RuntimeError: The pool is closed.
             IndexError: No job is left.
         """
@@ -300,7 +304,7 @@ class Workers:
             self._finished.get(timeout=max(0.0, left))
         except Empty:
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(self.describe()) from None
+                raise Late(self.describe()) from None
 
     def describe(self) -> str:
         """Say what each thread is doing and for how long."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _HEADER = struct.Struct("<?B")
-_PACKET_BYTES = 64 << 10  # the kernel holds three of them by default
+_PACKET_BYTES = 64 << 10
+_SEND_BYTES = 4 * _PACKET_BYTES
 _MAX_FDS = 250  # that one call may send
 _FDS_ROOM = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
 _LONG_S = 1e6  # the kernel takes no more than 24 days
@@ -29,7 +30,10 @@ _REST_TIMEOUT_S = 60.0  # for the rest of a message that has begun to come
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """Return the two ends of a connection: each for a ``Channel``."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:  # wherever the machine's default is too small for a packet
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+    return ends
 
 
 class Channel:
@@ -45,6 +49,7 @@ class Channel:
 
     def __init__(self, end: socket.socket, patience_s: float = 2.0) -> None:
         self.socket = end
+        end.settimeout(None)  # whatever ``socket.setdefaulttimeout`` was told
         # By the kernel: what Python does for a time limit is another call.
         limit = struct.pack("ll", int(patience_s), int(patience_s % 1 * 1e6))
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

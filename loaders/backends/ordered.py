@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loaders.backends.maker import Raised
+from loaders.workers import Late
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ class Pool(Protocol):
         """Begin a group of batches, given the indices of each."""
 
     def take(self, timeout_s: float | None) -> Made:
-        """Return the oldest group, or raise its error; TimeoutError if it is not done in time."""
+        """Return the oldest group, or raise its error; ``Late`` if it is not done in time."""
 
     def describe(self) -> str:
         """Say what each worker is doing and for how long."""
@@ -141,7 +142,7 @@ class OrderedBatches:
         while True:
             try:
                 return self._pool.take(patience)
-            except TimeoutError as error:
+            except Late as error:
                 if self._timeout_s:
                     raise RuntimeError(
                         f"DataLoader timed out after {self._timeout_s} seconds: {error}"

@@ -30,6 +30,7 @@ from loaders.backends import child
 from loaders.backends.channel import Channel, pair
 from loaders.backends.wire import Mapped, not_inherited
 from loaders.device.pinned import page_lock
+from loaders.workers import Late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -213,7 +214,7 @@ class ChildPool:
         """Return the oldest group, or raise its error.
 
         Raises:
-            TimeoutError: It did not come in time.
+            Late: It did not come in time.
             RuntimeError: The child died.
         """
         self._check_open()
@@ -221,7 +222,7 @@ class ChildPool:
         while not self._came:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if self._receive(left) is None:
-                raise TimeoutError(self.describe())
+                raise Late(self.describe())
         self._child.is_whole = False
         group = self._came.popleft()
         self._under_way -= 1

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -179,3 +180,25 @@ def test_a_descriptor_for_which_there_is_no_room_is_told(ends: tuple[Channel, Ch
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in (*blocked, *fds):
             os.close(fd)
+
+
+def test_a_default_time_limit_of_sockets_is_not_for_these() -> None:
+    """Programs set it for their downloads."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.01)
+    try:
+        ours, theirs = (Channel(end, 0.1) for end in pair())
+        began = time.monotonic()
+        assert theirs.receive() is None
+        assert time.monotonic() - began > 0.05
+        ours.send(b"x")
+        assert received(theirs) == b"x"
+        ours.close()
+        theirs.close()
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def test_a_packet_fits_whatever_the_machine_gives_a_socket(ends: tuple[Channel, Channel]) -> None:
+    for end in ends:
+        assert end.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 3 * (64 << 10)

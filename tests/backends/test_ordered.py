@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from loaders import RAMDataset
+from loaders import DataLoader, RAMDataset
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import Child, ChildPool
@@ -132,3 +132,30 @@ def test_a_batch_is_ready_when_it_would_not_be_waited_for() -> None:
 
     assert ready == [True] * 7 + [False]  # the group's other batches lie there already
     assert rest == list(range(8, 16))
+
+
+@pytest.mark.parametrize("kind", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2}])
+@pytest.mark.parametrize("bad", [0, 4, 11])
+def test_a_time_limit_that_a_sample_ran_into_is_its_own_error(
+    kind: dict[str, Any], bad: int
+) -> None:
+    """Not the pool's word for a batch that is late: the batch would be lost."""
+
+    def slow(sample: Any) -> Any:
+        if int(sample.x) == bad:
+            raise TimeoutError("the server did not answer")
+        return sample
+
+    dataset = RAMDataset.from_arrays(x=torch.arange(12)).replace(transform=slow)
+    loader = iter(DataLoader(dataset, 2, backend="thread", timeout=20, **kind))
+    found: list[Any] = []
+    for _ in range(6):
+        try:
+            found.append(next(loader).x.tolist())
+        except TimeoutError as error:
+            found.append(str(error))
+
+    expected: list[Any] = [[i, i + 1] for i in range(0, 12, 2)]
+    expected[bad // 2] = "the server did not answer"
+    assert found == expected
+    assert next(loader, None) is None
