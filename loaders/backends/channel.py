@@ -14,10 +14,13 @@ import socket
 import struct
 from array import array
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    Parts = list[bytes | memoryview]
 
 _HEADER = struct.Struct("<?B")
 _PACKET_BYTES = 64 << 10
@@ -25,7 +28,6 @@ _SEND_BYTES = 4 * _PACKET_BYTES
 _MAX_FDS = 250  # that one call may send
 _FDS_ROOM = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
 _LONG_S = 1e6  # the kernel takes no more than 24 days
-_REST_TIMEOUT_S = 60.0  # for the rest of a message that has begun to come
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -36,19 +38,32 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
+def _packets(data: bytes, fds: Sequence[int]) -> Iterator[tuple[Parts, Sequence[int]]]:
+    """Cut a message into packets: header and bytes, and the descriptors that come with them."""
+    left = memoryview(data)
+    while len(left) > _PACKET_BYTES or len(fds) > _MAX_FDS:
+        yield [_HEADER.pack(False, len(fds[:_MAX_FDS])), left[:_PACKET_BYTES]], fds[:_MAX_FDS]
+        left, fds = left[_PACKET_BYTES:], fds[_MAX_FDS:]
+    yield [_HEADER.pack(True, len(fds)), left], fds
+
+
 class Channel:
     """One end.
 
     Args:
         end: Of a ``pair``.
-        patience_s: How long ``receive`` waits.
+        patience_s: How long ``receive`` waits for each packet; 0 takes what is here.
 
     Attributes:
         fds: Descriptors that came, in order; whoever takes one out closes it.
+        unsent: Packets of messages that were posted, and for which there was no room yet.
     """
 
-    def __init__(self, end: socket.socket, patience_s: float = 2.0) -> None:
+    def __init__(self, end: socket.socket, patience_s: float = 0) -> None:
         self.socket = end
+        self._flags = socket.MSG_CMSG_CLOEXEC | (0 if patience_s else socket.MSG_DONTWAIT)
+        self._parts: list[memoryview] = []  # of a message that has begun to come
+        self.unsent: deque[Parts] = deque()
         end.settimeout(None)  # whatever ``socket.setdefaulttimeout`` was told
         # By the kernel: what Python does for a time limit is another call.
         limit = struct.pack("ll", int(patience_s), int(patience_s % 1 * 1e6))
@@ -63,48 +78,55 @@ class Channel:
         Raises:
             OSError: The other end is closed.
         """
-        left = memoryview(data)
-        while len(left) > _PACKET_BYTES or len(fds) > _MAX_FDS:
-            self._send(left[:_PACKET_BYTES], fds[:_MAX_FDS], is_last=False)
-            left, fds = left[_PACKET_BYTES:], fds[_MAX_FDS:]
-        self._send(left, fds, is_last=True)
+        for parts, beside in _packets(data, fds):
+            if beside:
+                socket.send_fds(self.socket, parts, beside)
+            else:
+                self.socket.sendmsg(parts)
 
-    def _send(self, data: memoryview, fds: Sequence[int], *, is_last: bool) -> None:
-        parts: list[bytes | memoryview] = [_HEADER.pack(is_last, len(fds)), data]
-        if fds:
-            socket.send_fds(self.socket, parts, fds)
-        else:
-            self.socket.sendmsg(parts)
+    def post(self, data: bytes) -> None:
+        """Send a message as far as there is room; ``flush`` sends the rest. OSError as ``send``."""
+        self.unsent.extend(parts for parts, _ in _packets(data, ()))
+        self.flush()
 
-    def is_ready(self, timeout_s: float | None = 0) -> bool:
-        """Wait until something came, or the other end was closed; None waits for ever."""
+    def flush(self) -> None:
+        """Send what there is room for of what was posted. OSError as ``send``."""
+        with suppress(BlockingIOError):
+            while self.unsent:
+                self.socket.sendmsg(self.unsent[0], (), socket.MSG_DONTWAIT)
+                self.unsent.popleft()
+
+    def is_ready(self, timeout_s: float | None = 0, *, or_has_room: bool = False) -> bool:
+        """Wait until something came, or the other end was closed; None waits for ever.
+
+        With ``or_has_room`` it is enough that there is room for what is unsent.
+        """
+        wants_room = or_has_room and bool(self.unsent)
+        self._poll.modify(self.socket, select.POLLIN | (select.POLLOUT if wants_room else 0))
         limit = None if timeout_s is None else math.ceil(1000 * min(timeout_s, _LONG_S))
         return bool(self._poll.poll(limit))
 
     def receive(self) -> memoryview | None:
-        """Return the next message, or None if none begins to come in time.
+        """Return the next message, or None if the rest of it does not come in time; it is kept for the next call.
 
         Raises:
             EOFError: The other end was closed.
             OSError: The connection broke, or no descriptor is free for one that came.
         """
-        parts: list[memoryview] = []
         is_last = False
         while not is_last:
             try:
                 is_last, data = self._receive()
-            except BlockingIOError:  # nothing came
-                if not parts:
-                    return None
-                self._await_rest()
-            else:
-                parts.append(data)
+            except BlockingIOError:
+                return None
+            self._parts.append(data)
+        parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def _receive(self) -> tuple[bool, memoryview]:
         # Not recv_fds, which leaves them to be inherited.
         size = _HEADER.size + _PACKET_BYTES
-        packet, beside, _, _ = self.socket.recvmsg(size, _FDS_ROOM, socket.MSG_CMSG_CLOEXEC)
+        packet, beside, _, _ = self.socket.recvmsg(size, _FDS_ROOM, self._flags)
         if not packet:
             raise EOFError
         is_last, num_fds = _HEADER.unpack_from(packet)
@@ -118,10 +140,6 @@ class Channel:
             raise OSError(
                 "no file descriptor is free for a batch slot: raise the limit (ulimit -n)"
             )
-
-    def _await_rest(self) -> None:
-        if not self.is_ready(_REST_TIMEOUT_S):
-            raise OSError(f"the rest of a message did not come within {_REST_TIMEOUT_S:.0f} s")
 
     def close(self) -> None:
         """Close this end, and what came and was not taken; the other end is told."""

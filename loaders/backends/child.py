@@ -15,9 +15,11 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from loaders.backends.channel import Channel
@@ -45,12 +47,15 @@ def main(maker: Maker, end: socket.socket, parents_end: socket.socket | None) ->
     code = 0
     try:
         _Child(maker, Channel(end, _PARENT_POLL_S)).listen()
-    except (EOFError, OSError):
+    except (EOFError, ConnectionError):
         pass  # the parent is gone
     except BaseException:  # or the parent would wait for us
         traceback.print_exc()
         code = 1
     finally:
+        with suppress(Exception):  # what was printed by transforms
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)  # no exit handlers of the parent's libraries, no waiting for threads
 
 
@@ -100,7 +105,7 @@ class _Child:
             try:
                 if self._pool.is_ready:
                     self._send(self._take())  # no name here: it would keep the slots of a group
-            except OSError:
+            except ConnectionError:
                 os._exit(0)  # the parent is gone
             except BaseException:  # or the parent would wait for us
                 traceback.print_exc()

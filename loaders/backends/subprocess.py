@@ -121,17 +121,19 @@ class Child:
         before, self.is_whole = self.is_whole, False
         self._mapped.set_free()
         try:
-            self._channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            self._channel.post(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         except OSError:
             raise self._death() from None
         self.is_whole = before
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for a message; False if none came in time."""
-        return self._channel.is_ready(timeout_s)
+        """Wait until something of a message is here, or can be sent; False if nothing was in time."""
+        return self._channel.is_ready(timeout_s, or_has_room=True)
 
     def receive(self) -> Any:
-        """Return its next message: text; or a pass, a group of it, and two numbers.
+        """Send what waits for room; return the next message if all of it is here, else None.
+
+        It is text; or a pass, a group of it, and two numbers.
 
         The numbers are of samples that were replaced since the last message, and of groups that are ready.
 
@@ -139,8 +141,10 @@ class Child:
             RuntimeError: It died.
         """
         try:
+            self._channel.flush()
             message = self._channel.receive()
-            assert message is not None  # it has begun to come
+            if message is None:
+                return None
             loaded = self._mapped.load(message)
         except (EOFError, ConnectionError):
             raise self._death() from None
@@ -231,8 +235,17 @@ class ChildPool:
 
     def _receive(self, timeout_s: float | None) -> Any:
         """Return the next message, or None if none came in time; keep it if it is a group of this pass."""
-        if not self._child.wait(timeout_s):
-            return None
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._child.wait(left):
+                return None
+            message = self._read()
+            if message is not None or left == 0:
+                return message
+
+    def _read(self) -> Any:
+        """Return a message if all of it is here."""
         try:
             self._child.is_whole = False
             message = self._child.receive()
@@ -339,8 +352,8 @@ def _end(process: Any, channel: Channel, pid: int) -> None:
     if os.getpid() != pid:  # in a fork: neither the child nor the socket is ours to end
         return
     with suppress(OSError):  # a process that was forked since may hold the socket open
-        channel.socket.setblocking(False)
-        channel.send(pickle.dumps(("close",)))
+        if not channel.unsent:  # or it would be taken for the rest of another message
+            channel.post(pickle.dumps(("close",)))
     channel.close()
     for end in (lambda: None, process.terminate, process.kill):
         end()
