@@ -75,6 +75,10 @@ class Leases(Generic[KeptT]):
         kept: KeptT = watched.kept
         return kept
 
+    def alive(self) -> list[KeptT]:
+        """Return what is kept for the leases that have not died."""
+        return [each.kept for each in tuple(self._alive.values()) if each() is not None]
+
 
 class SlotPool:
     """Reusable buffers of at least one size.
@@ -82,15 +86,21 @@ class SlotPool:
     Args:
         nbytes: Size of the first buffers; a larger request raises it.
         allocate: Returns a new buffer: 1-D uint8, of any memory.
+        is_usable: Tells whether a buffer that came back may be used again.
 
     Attributes:
         num_slots: Buffers there are, free or leased.
         size_bytes: Their bytes together.
     """
 
-    def __init__(self, nbytes: int = 0, allocate: Allocate | None = None) -> None:
+    def __init__(
+        self,
+        nbytes: int = 0,
+        allocate: Allocate | None = None,
+        is_usable: Callable[[npt.NDArray[np.uint8]], bool] = lambda _: True,
+    ) -> None:
         self.nbytes = nbytes
-        self._allocate = allocate or aligned
+        self._allocate, self._is_usable = allocate or aligned, is_usable
         self.num_slots = self.size_bytes = 0
         self._lock = threading.Lock()
         self._leases: Leases[npt.NDArray[np.uint8]] = Leases()
@@ -109,9 +119,9 @@ class SlotPool:
     def _reuse(self, nbytes: int) -> npt.NDArray[np.uint8]:
         # The one used last: its lines may still be in the cache.
         while (buffer := self._leases.pop()) is not None:
-            if len(buffer) >= nbytes:
+            if len(buffer) >= nbytes and self._is_usable(buffer):
                 return buffer
-            self.num_slots -= 1  # too small since a larger request came: let it go
+            self.num_slots -= 1  # too small since a larger request came, say: let it go
             self.size_bytes -= len(buffer)
         if (
             nbytes > self.nbytes
@@ -141,9 +151,10 @@ class Slots:
         return self._pool(name).take(nbytes)
 
     def _pool(self, name: str) -> SlotPool:
-        return self._pools.get(name) or self._pools.setdefault(
-            name, SlotPool(allocate=self._allocate)
-        )
+        return self._pools.get(name) or self._pools.setdefault(name, self._new_pool())
+
+    def _new_pool(self) -> SlotPool:
+        return SlotPool(allocate=self._allocate)
 
     @property
     def nbytes(self) -> int:

@@ -7,6 +7,7 @@ interpreter's lock away between them, and what ``multiprocessing.connection`` do
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import select
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     Parts = list[bytes | memoryview]
 
+NO_DESCRIPTOR = "no file descriptor is free for a batch slot: raise the limit (ulimit -n)"
 _HEADER = struct.Struct("<?B")
 _PACKET_BYTES = 64 << 10
 _SEND_BYTES = 4 * _PACKET_BYTES
@@ -137,9 +139,7 @@ class Channel:
     def _keep(self, fds: array[int], count: int) -> None:
         self.fds.extend(fds)
         if len(fds) < count:
-            raise OSError(
-                "no file descriptor is free for a batch slot: raise the limit (ulimit -n)"
-            )
+            raise OSError(errno.EMFILE, NO_DESCRIPTOR)
 
     def close(self) -> None:
         """Close this end, and what came and was not taken; the other end is told."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.backends.channel import Channel
 from loaders.backends.maker import Raised
 from loaders.backends.threads import ThreadPool
-from loaders.backends.wire import SharedSlots, dump
+from loaders.backends.wire import SharedSlots, dump, let_go_of_inherited
 from loaders.live import dump_in_child
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ _PARENT_POLL_S = 2.0
 
 def main(maker: Maker, end: socket.socket, parents_end: socket.socket | None) -> None:
     """Serve batches until the parent closes its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who then ends us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the parent's handler
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    _leave_signals_to_parent()
+    let_go_of_inherited()
     if parents_end is not None:  # inherited by a fork: or the socket would not end with the parent
         parents_end.close()
     maker.slots = SharedSlots()
@@ -57,6 +56,17 @@ def main(maker: Maker, end: socket.socket, parents_end: socket.socket | None) ->
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)  # no exit handlers of the parent's libraries, no waiting for threads
+
+
+def _leave_signals_to_parent() -> None:
+    """Ignore what the parent has a handler for, as a fork does, too; Ctrl-C is for the parent, who then ends us."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 class _Child:
@@ -141,11 +151,13 @@ class _Child:
 def _portable(error: BaseException) -> BaseException:
     """Return an error that survives the way: with its traceback as text, and of a plain type if need be."""
     trace = "".join(traceback.format_exception(error))
+    notes = [*getattr(error, "__notes__", []), f"In the loader's child process:\n{trace}"]
     try:
         copy = pickle.loads(pickle.dumps(error))  # noqa: S301  # what we made ourselves a line ago
         if type(copy) is not type(error):
             raise TypeError
+        copy.__notes__ = notes
     except Exception:
         copy = RuntimeError(f"{type(error).__name__}: {error}")
-    copy.__notes__ = [*getattr(error, "__notes__", []), f"In the loader's child process:\n{trace}"]
+        copy.__notes__ = notes
     return copy  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ Contract:
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import pickle
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.backends import child
 from loaders.backends.channel import Channel, pair
-from loaders.backends.wire import Mapped, not_inherited
+from loaders.backends.wire import Mapped
 from loaders.device.pinned import page_lock
 from loaders.workers import Late
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from loaders.backends.maker import Made, Maker
 
 _END_TIMEOUT_S = 5.0
+_DESCRIBE_TIMEOUT_S = 1.0
+_LOOK_S = 2.0  # how often a wait looks whether the process is alive
 
 
 def start_method() -> str:
@@ -82,7 +85,7 @@ class Child:
         )
         self._pid = os.getpid()
         try:
-            with nullcontext() if method == "forkserver" else _no_interrupt(), not_inherited():
+            with nullcontext() if method == "forkserver" else _no_interrupt():
                 self._process.start()
         finally:
             theirs.close()
@@ -113,6 +116,9 @@ class Child:
             self.end()
             what = "a message to or from the loader's child process was interrupted"
             raise RuntimeError(f"{what}: begin a new iteration")
+        self._check_open()
+
+    def _check_open(self) -> None:
         if not self.end.alive:
             raise RuntimeError("the loader's child process was closed")
 
@@ -127,8 +133,20 @@ class Child:
         self.is_whole = before
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until something of a message is here, or can be sent; False if nothing was in time."""
-        return self._channel.is_ready(timeout_s, or_has_room=True)
+        """Wait until something of a message is here, or can be sent; False if nothing was in time.
+
+        Raises:
+            RuntimeError: It died, and another process that was forked meanwhile holds its end of the socket open.
+        """
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        left: float = _LOOK_S if timeout_s is None else timeout_s
+        while not self._channel.is_ready(min(left, _LOOK_S), or_has_room=True):
+            if not self._process.is_alive() and not self._channel.is_ready():
+                raise self._death()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+        return True
 
     def receive(self) -> Any:
         """Send what waits for room; return the next message if all of it is here, else None.
@@ -149,6 +167,7 @@ class Child:
         except (EOFError, ConnectionError):
             raise self._death() from None
         except Exception:
+            self._check_open()  # another thread may have closed it
             # No descriptor or no memory for a slot, say: what follows cannot be read.
             self.end()
             raise
@@ -273,7 +292,7 @@ class ChildPool:
         """Say what each worker is doing and for how long."""
         self._check_open()
         self._child.send("describe")
-        while (message := self._receive(_END_TIMEOUT_S)) is not None:
+        while (message := self._receive(_DESCRIBE_TIMEOUT_S)) is not None:
             if isinstance(message, str):
                 return message
         return f"the loader's child process (pid {self._child.pid}) does not answer"

@@ -10,10 +10,13 @@
 3. ``Mapped.load`` turns the message into tensors over the parent's own map. When the last of them has died, the
    parent writes so into the ledger, before it next asks for a batch: no message is needed, and the child sees it when
    it next wants a slot.
+4. A process that the parent forks has the batches that the parent has at that moment, and may read them for longer:
+   their slots are not used again.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
 import os
@@ -30,7 +33,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.buffers import Leases, Slots
+from loaders.backends.channel import NO_DESCRIPTOR
+from loaders.buffers import Leases, SlotPool, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +42,7 @@ if TYPE_CHECKING:
 UInt8Array = npt.NDArray[np.uint8]
 _INLINE_BYTES = 32 << 10  # a smaller tensor travels in the message: a lease would cost more
 _MAX_SLOTS = 1 << 16  # that a child ever has: sizes grow by a quarter at least
-_HELD, _FREE = 0, 1  # in the ledger
-
+_HELD, _FREE, _LEFT = 0, 1, 2  # in the ledger; what is left to a fork is not used again
 
 # Where a tensor lies: the slot; or its bytes, in the message itself; the number of its dtype, shape, stride and offset.
 # Plain values, which a pickle does not have to look up by name.
@@ -66,6 +69,13 @@ class SharedSlots(Slots):
         self._numbers: dict[int, int] = {}  # by address
         self._held: dict[int, Any] = {}  # leases by number, of slots that the other process has
         self._held_lock = threading.Lock()
+        self._left: set[int] = set()  # numbers of slots that are not to be used again
+
+    def _new_pool(self) -> SlotPool:
+        return SlotPool(allocate=self._share, is_usable=self._is_usable)
+
+    def _is_usable(self, buffer: UInt8Array) -> bool:
+        return not self._left or self._numbers.get(buffer.ctypes.data) not in self._left
 
     def take(self, name: str, nbytes: int) -> UInt8Array:
         """Lease a buffer, one that the other process has done with if there is such."""
@@ -84,7 +94,8 @@ class SharedSlots(Slots):
             return
         # Under the lock: or a slot could be sent again between a look at the ledger and what follows.
         with self._held_lock:
-            done = [number for number in self._held if self._ledger[number] == _FREE]
+            done = [number for number in self._held if self._ledger[number] != _HELD]
+            self._left.update(number for number in done if self._ledger[number] == _LEFT)
             leases = [self._held.pop(number) for number in done]
         del leases  # outside of the lock: what a message held may be anything
 
@@ -102,6 +113,7 @@ class SharedSlots(Slots):
         """Forget a slot: its address may be another's at any moment."""
         if self._numbers.get(address) == number:
             del self._numbers[address]
+        self._left.discard(number)
         self.given_up.append(number)
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
@@ -112,9 +124,21 @@ class SharedSlots(Slots):
 
 def _anonymous(name: str, nbytes: int) -> tuple[int, UInt8Array]:
     """Return zeroed memory, and the descriptor by which another process can map it; the name is for ``/proc`` only."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    os.ftruncate(fd, nbytes)
-    return fd, np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+    with needs_descriptor():
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(fd, nbytes)
+        return fd, np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+
+
+@contextmanager
+def needs_descriptor() -> Iterator[None]:
+    """Say what to do where no file descriptor is free: a map of anonymous memory has one, too."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise OSError(error.errno, NO_DESCRIPTOR) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,25 +223,6 @@ def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
 
 
-_mapped: weakref.WeakSet[Mapped] = weakref.WeakSet()
-
-
-@contextmanager
-def not_inherited() -> Iterator[None]:
-    """Let a process that is forked meanwhile not have the slots of others: it would keep their memory."""
-    if not hasattr(mmap, "MADV_DONTFORK"):
-        yield
-        return
-    mapped = tuple(_mapped)
-    try:
-        for each in mapped:
-            each.advise(mmap.MADV_DONTFORK)
-        yield
-    finally:
-        for each in mapped:
-            each.advise(mmap.MADV_DOFORK)
-
-
 class Mapped:
     """The parent's view of the slots.
 
@@ -237,22 +242,16 @@ class Mapped:
         self._leases: Leases[int] = Leases()
         self._num_mapped = 0
         self._buffers: dict[int, UInt8Array] = {}
-        _mapped.add(self)
+        self._left: set[int] = set()
+        _mapped[id(self)] = self
 
     def _map_next(self) -> UInt8Array:
         fd = self._next_fd()
         try:
-            return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)
+            with needs_descriptor():
+                return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)
         finally:
             os.close(fd)
-
-    def advise(self, advice: int) -> None:
-        """Tell the kernel something about all slots; not where a driver has locked them, and its own advice stands."""
-        if self._lock is not None:
-            return
-        for buffer in tuple(self._buffers.values()):
-            memory: Any = buffer.base
-            memory.obj.madvise(advice)
 
     @cached_property
     def _ledger(self) -> UInt8Array:
@@ -291,7 +290,38 @@ class Mapped:
     def set_free(self) -> None:
         """Tell the child which slots nobody sees any more; not to be called in a fork: its tensors are copies."""
         while (number := self._leases.pop()) is not None:
-            self._ledger[number] = _FREE
+            self._ledger[number] = _LEFT if number in self._left else _FREE
+            self._left.discard(number)
+
+    def leave(self) -> None:
+        """Let the slots of batches that are seen not be used again: a fork sees them, too."""
+        self._left.update(self._leases.alive())
+
+    def let_go(self) -> None:
+        """In a fork, keep no memory but that of batches that are seen; a driver's lock is not ours to end."""
+        if self._lock is None:
+            self._buffers.clear()
+
+
+_mapped: weakref.WeakValueDictionary[int, Mapped] = weakref.WeakValueDictionary()
+
+
+def _all_mapped() -> list[Mapped]:
+    return [mapped for each in _mapped.valuerefs() if (mapped := each()) is not None]
+
+
+def _leave_to_fork() -> None:
+    for mapped in _all_mapped():
+        mapped.leave()
+
+
+def let_go_of_inherited() -> None:
+    """In a fork that is a child of ours: let go of the slots of others."""
+    for mapped in _all_mapped():
+        mapped.let_go()
+
+
+os.register_at_fork(after_in_parent=_leave_to_fork)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 WHOLE = [[i, i + 1] for i in range(0, 12, 2)]
 _SOURCES = ("backends/subprocess.py", "backends/channel.py", "backends/wire.py")
-_NOT_THERE = ("__init__", "_end", "_death", "close", "_set_free", "_no_interrupt", "not_inherited")
+_NOT_THERE = ("__init__", "_end", "_death", "close", "_set_free", "_no_interrupt")
 
 
 class Numbers(Dataset[int]):
@@ -292,29 +291,6 @@ def test_the_slots_of_a_child_that_waits_are_counted() -> None:
     assert between >= 1_600_000
     assert loader.stats().slot_bytes == between
     del iterator
-
-
-def slots_of(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return sum("loaders-slot" in line for line in lines)
-
-
-def test_a_child_does_not_inherit_the_slots_of_other_loaders() -> None:
-    """It would keep their memory for as long as it lives."""
-    large = RAMDataset.from_arrays(x=torch.zeros(8, 100_000))
-    one, other = kept_loader(large, 4), kept_loader(Numbers(), 2)
-    held = [batch.x for batch in one]
-    (first,) = children()
-    list(other)
-    (second,) = set(children()) - {first}
-
-    assert slots_of(first) == slots_of(os.getpid()) > 0
-    assert slots_of(second) == 0
-    assert held[0].sum() == 0  # and here they are as before
-    pid = os.fork()
-    if pid == 0:
-        os._exit(int(held[0].numpy().sum()))  # torch's threads are not in a fork
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_who_ended_does_not_ask_the_child_of_another_epoch() -> None:

@@ -7,24 +7,19 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
 from functools import partial
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment
-from loaders.backends import child as in_child
 from loaders.backends import subprocess as backend
 from loaders.backends.maker import Maker
 from loaders.errors import SampleError
@@ -277,6 +272,28 @@ def test_what_does_not_pickle_is_an_error_in_its_place() -> None:
     assert next(iterator) == [6, 7, 8]
 
 
+class Sealed(Exception):
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__notes__":
+            raise AttributeError(f"{name} is not to be set")
+        super().__setattr__(name, value)
+
+
+class Seals(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        raise Sealed("closed")
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_an_error_that_takes_no_notes_arrives_as_text() -> None:
+    with pytest.raises(RuntimeError, match="Sealed: closed") as caught:
+        list(child_loader(Seals(), 1))
+
+    assert "in __getitem__" in "".join(caught.value.__notes__)
+
+
 def test_one_small_batch_that_fails_leaves_its_neighbours(tmp_path: Path) -> None:
     path = pack_samples(tmp_path / "a", 12, format="parquet", per_shard=12)
     loader = child_loader(ShardDataset(path, fields=["score"]), 2, sampler=[0, 1, 99, 4, 2, 3])
@@ -325,6 +342,21 @@ def test_a_killed_child_is_an_error_at_once(tmp_path: Path, is_waiting: bool) ->
     assert not children()
 
 
+def test_who_waits_is_told_that_another_thread_closed_the_iterator(tmp_path: Path) -> None:
+    iterator: Any = iter(child_loader(Waiting(tmp_path / "go"), 1, num_workers=1, timeout=15))
+    next(iterator), next(iterator)
+    closing = threading.Timer(0.3, iterator.close)
+    closing.start()
+    began = time.monotonic()
+
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(iterator)
+
+    assert time.monotonic() - began < 10
+    closing.join(20)
+    assert not children()
+
+
 def test_timeout_and_stall_say_what_the_child_is_doing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -351,7 +383,7 @@ def test_batches_and_descriptions_do_not_get_in_each_others_way(
     work = Maker(Squares(), torch.utils.data.default_collate, 2, True, 1)
     pool = pool_of(work)
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "_END_TIMEOUT_S", 0.0)
+        patch.setattr(backend, "_DESCRIBE_TIMEOUT_S", 0.0)
         assert "does not answer" in pool.describe()  # the child has only just begun
 
     pool.put([[1, 2]])
@@ -586,26 +618,6 @@ def test_after_the_death_of_a_kept_child_the_next_epoch_has_another(folder: Path
     assert_same(list(loader), expected)
 
 
-def test_a_kept_child_is_not_used_by_a_fork_of_its_parent(folder: Path) -> None:
-    loader = kept_loader(dataset(folder), 5)
-    expected = [batch.sample_id.tolist() for batch in loader]
-    ours, theirs = os.pipe()
-
-    pid = os.fork()
-    if pid == 0:
-        try:
-            same = [batch.sample_id.tolist() for batch in loader] == expected
-            os.write(theirs, b"1" if same else b"0")
-        finally:
-            os._exit(0)
-    os.close(theirs)
-
-    assert os.read(ours, 1) == b"1"
-    os.waitpid(pid, 0)
-    os.close(ours)
-    assert [batch.sample_id.tolist() for batch in loader] == expected
-
-
 def test_samples_are_replaced_and_counted_in_every_epoch(tmp_path: Path) -> None:
     path = damaged(tmp_path / "d", 7)
     data = ShardDataset(path, fields=["image"], check="never", on_error="replace")
@@ -638,164 +650,9 @@ def test_a_kept_child_verifies_in_its_first_epoch_only(tmp_path: Path) -> None:
         list(other)
 
 
-_ENDLESS = """
-import sys, multiprocessing
-from loaders import DataLoader, ShardDataset
-if __name__ == "__main__":
-    loader = DataLoader(ShardDataset(sys.argv[1], fields=["label"]), 2, num_workers=2,
-                        backend="subprocess")
-    while True:
-        for batch in loader:
-            print(multiprocessing.active_children()[0].pid, flush=True)
-"""
-
-
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_child_ends_with_its_parent(folder: Path, end: signal.Signals) -> None:
-    """Whatever ends the parent; Ctrl-C reaches both, and only the parent tells of it."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", _ENDLESS, str(folder)],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
-    )  # fmt: skip
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-
-    if end == signal.SIGINT:
-        os.killpg(parent.pid, end)
-    else:
-        parent.send_signal(end)
-    output, errors = parent.communicate(timeout=20)
-    pids = {pid, *(int(line) for line in output.split("\n")[:-1] if line.isdigit())}
-
-    wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in pids))
-    assert errors.count("Traceback") == (end == signal.SIGINT)
-    assert not [name for name in os.listdir("/dev/shm") if "loaders" in name]
-
-
-def test_a_child_ends_with_its_parent_though_another_process_holds_the_socket_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(in_child, "_PARENT_POLL_S", 0.05)
-    ours, theirs = os.pipe()
-    parent = os.fork()
-    if parent == 0:
-        pool = pool_of(Maker(Squares(), list, 2, True, 1))
-        pool.put([[1, 2]])
-        pool.take(30)
-        holder = os.fork()
-        if holder == 0:
-            time.sleep(60)
-            os._exit(0)
-        os.write(theirs, f"{pool._child.pid} {holder}".encode())
-        os.kill(os.getpid(), signal.SIGKILL)
-    child, holder = map(int, os.read(ours, 100).split())
-    os.waitpid(parent, 0)
-
-    try:
-        wait_until(lambda: not Path(f"/proc/{child}").exists())
-        assert Path(f"/proc/{holder}").exists()  # it was not that which ended the child
-    finally:
-        os.kill(holder, signal.SIGKILL)
-        os.close(ours)
-        os.close(theirs)
-
-
-def test_a_child_has_no_end_and_no_handler_of_its_parent() -> None:
-    """It could not tell that the parent's end of the socket was closed, nor be ended by SIGTERM."""
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        pool = pool_of(Maker(Squares(), list, 2, True, 1))
-        pool.put([[1, 2]])
-        pool.take(30)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    proc = Path(f"/proc/{pool._child.pid}")
-    theirs = []
-    for fd in (proc / "fd").iterdir():
-        with suppress(FileNotFoundError):  # it has just closed one
-            theirs.append(os.readlink(fd))
-    ours = os.readlink(f"/proc/self/fd/{pool._child._channel.socket.fileno()}")
-    status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
-    pool.close()
-
-    assert ours not in theirs
-    assert int(status["SigIgn"], 16) >> (signal.SIGINT - 1) & 1
-    assert not int(status["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1
-
-
-def test_ctrl_c_is_held_back_until_the_child_can_ignore_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ours, theirs = os.pipe()
-    main = in_child.main
-
-    def blocked() -> set[int]:
-        return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
-
-    def spy(*args: Any) -> None:
-        os.write(theirs, bytes([signal.SIGINT in blocked()]))
-        main(*args)
-
-    monkeypatch.setattr(in_child, "main", spy)
-    pool = pool_of(Maker(Squares(), list, 2, True, 1))
-
-    assert os.read(ours, 1) == b"\1"
-    assert signal.SIGINT not in blocked()  # here it interrupts again
-    pool.close()
-    os.close(ours)
-    os.close(theirs)
-
-
-def test_a_forked_child_says_that_the_iterator_is_not_its_own(folder: Path) -> None:
-    iterator: Any = iter(child_loader(dataset(folder), 2))
-    next(iterator)
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-
-    def use() -> None:
-        try:
-            for _ in range(20):
-                next(iterator)
-        except RuntimeError as error:
-            queue.put(str(error))
-        iterator.close()  # leaves the parent's child alone
-
-    process = context.Process(target=use)
-    process.start()
-    process.join(20)
-
-    assert process.exitcode == 0
-    assert "parent of this forked process" in queue.get()
-    assert len(list(iterator)) == 11
-
-
 def test_iterable_datasets_and_initializers_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="worker_init_fn is for worker processes"):
         child_loader(dataset(folder), 2, worker_init_fn=print)
-
-
-def _can_be_interrupted(queue: Any) -> None:
-    queue.put(signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []))
-
-
-def test_other_children_of_the_fork_server_can_be_interrupted(folder: Path) -> None:
-    """It would pass on for good what was blocked when it began."""
-    context = multiprocessing.get_context("forkserver")
-    resource_tracker.ensure_running()  # its own start would undo what is blocked
-    server: Any = forkserver._forkserver
-    if (
-        server._forkserver_pid is not None
-    ):  # one that other tests began; it waits for who holds its pipe
-        os.kill(server._forkserver_pid, signal.SIGKILL)
-        server._stop()
-    list(child_loader(dataset(folder), 8, multiprocessing_context="forkserver"))
-    queue = context.SimpleQueue()
-
-    process = context.Process(target=_can_be_interrupted, args=(queue,))
-    process.start()
-
-    assert queue.get()
-    process.join(20)
 
 
 def growing(samples: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -858,55 +715,6 @@ def test_replaced_samples_of_a_mixture_are_counted(tmp_path: Path) -> None:
     list(loader)
 
     assert loader.stats().num_replaced >= 1
-
-
-@pytest.mark.skipif(cv2.getNumberOfCPUs() < 2, reason="OpenCV has no threads of its own")
-def test_threads_of_opencv_do_not_hang_a_forked_child(folder: Path) -> None:
-    """A child has none of them, and may wait for their end for ever, every other time."""
-    data, num_threads = dataset(folder), cv2.getNumThreads()
-    try:
-        for _ in range(6):
-            cv2.setNumThreads(2)
-            cv2.resize(np.zeros((2000, 2000, 3), np.uint8), (1500, 1500))  # they begin
-            assert len(list(child_loader(data, 4, num_workers=1, timeout=20))) > 1
-            assert cv2.getNumThreads() == 2
-    finally:
-        cv2.setNumThreads(num_threads)
-
-
-FORKING = """
-import os, signal, sys
-import cv2, numpy
-from loaders import DataLoader, ShardDataset
-signal.alarm(40)
-for _ in range(6):
-    cv2.setNumThreads(2)
-    cv2.resize(numpy.zeros((2000, 2000, 3), "uint8"), (1500, 1500))
-    pid = os.fork()
-    signal.alarm(40)
-    if not pid:
-        os._exit(len(list(DataLoader(ShardDataset(sys.argv[1]), 4, num_workers=2))))
-    print(os.waitpid(pid, 0)[1] >> 8, cv2.getNumThreads())
-"""
-
-
-@pytest.mark.skipif(cv2.getNumberOfCPUs() < 2, reason="OpenCV has no threads of its own")
-def test_a_process_that_somebody_forks_after_using_opencv_loads(folder: Path) -> None:
-    num = -(-len(dataset(folder)) // 4)
-
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(folder)], capture_output=True, text=True, timeout=120
-    )
-
-    assert done.stdout == f"{num} 2\n" * 6, done.stderr
-
-
-def test_a_lock_that_was_held_at_the_fork_is_open_in_the_child(folder: Path) -> None:
-    data = dataset(folder)
-    with data.store._lock:
-        iterator = iter(child_loader(data, 4, timeout=30))
-
-    assert next(iterator).sample_id.tolist() == [0, 1, 2, 3]
 
 
 class Exits(Dataset[int]):

@@ -95,6 +95,22 @@ def test_a_slot_stays_taken_when_a_fork_drops_its_copy_of_the_tensor() -> None:
     assert torch.equal(arrived, torch.arange(LARGE) % 251)
 
 
+def test_a_slot_that_was_seen_at_a_fork_is_given_up() -> None:
+    slots, mapped = pair()
+    _, seen = sent(slots, mapped)
+    sent(slots, mapped)  # and nobody sees it any more
+
+    if not (pid := os.fork()):
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    del seen
+    mapped.set_free()
+    taken = [in_slot(slots) for _ in range(3)]
+
+    assert [slots.number_of(tensor) for tensor in taken] == [1, 2, 3]
+    assert list(slots.given_up) == [0]
+
+
 def test_slots_are_never_two_batches_at_once_whoever_takes_and_frees_them() -> None:
     """Workers take while others send and the other end frees: each tensor keeps its number until it is dropped."""
     slots, mapped = pair()

@@ -1,0 +1,373 @@
+"""Forks: the child process of a loader, and what a trainer forks beside it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from loaders import RAMDataset
+from loaders.backends import child as in_child
+from loaders.backends import subprocess as backend
+from loaders.backends.maker import Maker
+from tests.backends.test_subprocess import (
+    ROOT,
+    Squares,
+    child_loader,
+    children,
+    dataset,
+    kept_loader,
+    pool_of,
+    wait_until,
+)
+from tests.packdata.packing import pack_samples
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_samples(tmp_path_factory.mktemp("packed") / "a", 23, format="parquet")
+
+
+def test_a_kept_child_is_not_used_by_a_fork_of_its_parent(folder: Path) -> None:
+    loader = kept_loader(dataset(folder), 5)
+    expected = [batch.sample_id.tolist() for batch in loader]
+    ours, theirs = os.pipe()
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            same = [batch.sample_id.tolist() for batch in loader] == expected
+            os.write(theirs, b"1" if same else b"0")
+        finally:
+            os._exit(0)
+    os.close(theirs)
+
+    assert os.read(ours, 1) == b"1"
+    os.waitpid(pid, 0)
+    os.close(ours)
+    assert [batch.sample_id.tolist() for batch in loader] == expected
+
+
+_ENDLESS = """
+import sys, multiprocessing
+from loaders import DataLoader, ShardDataset
+if __name__ == "__main__":
+    loader = DataLoader(ShardDataset(sys.argv[1], fields=["label"]), 2, num_workers=2,
+                        backend="subprocess")
+    while True:
+        for batch in loader:
+            print(multiprocessing.active_children()[0].pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_child_ends_with_its_parent(folder: Path, end: signal.Signals) -> None:
+    """Whatever ends the parent; Ctrl-C reaches both, and only the parent tells of it."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _ENDLESS, str(folder)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+
+    if end == signal.SIGINT:
+        os.killpg(parent.pid, end)
+    else:
+        parent.send_signal(end)
+    output, errors = parent.communicate(timeout=20)
+    pids = {pid, *(int(line) for line in output.split("\n")[:-1] if line.isdigit())}
+
+    wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in pids))
+    assert errors.count("Traceback") == (end == signal.SIGINT)
+    assert not [name for name in os.listdir("/dev/shm") if "loaders" in name]
+
+
+def test_a_child_ends_with_its_parent_though_another_process_holds_the_socket_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(in_child, "_PARENT_POLL_S", 0.05)
+    ours, theirs = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        pool = pool_of(Maker(Squares(), list, 2, True, 1))
+        pool.put([[1, 2]])
+        pool.take(30)
+        holder = os.fork()
+        if holder == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.write(theirs, f"{pool._child.pid} {holder}".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    child, holder = map(int, os.read(ours, 100).split())
+    os.waitpid(parent, 0)
+
+    try:
+        wait_until(lambda: not Path(f"/proc/{child}").exists())
+        assert Path(f"/proc/{holder}").exists()  # it was not that which ended the child
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_child_has_no_end_and_no_handler_of_its_parent() -> None:
+    """It could not tell that the parent's end of the socket was closed, nor be ended by SIGTERM.
+
+    What the trainer does at other signals, a checkpoint say, is not done twice.
+    """
+    numbers = signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    try:
+        pool = pool_of(Maker(Squares(), list, 2, True, 1))
+        pool.put([[1, 2]])
+        pool.take(30)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    proc = Path(f"/proc/{pool._child.pid}")
+    theirs = []
+    for fd in (proc / "fd").iterdir():
+        with suppress(FileNotFoundError):  # it has just closed one
+            theirs.append(os.readlink(fd))
+    ours = os.readlink(f"/proc/self/fd/{pool._child._channel.socket.fileno()}")
+    status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+    pool.close()
+
+    assert ours not in theirs
+    ignored, caught = (signals(int(status[name], 16)) for name in ("SigIgn", "SigCgt"))
+    assert ignored >= {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2}
+    assert not (ignored | caught) & {signal.SIGTERM, signal.SIGCHLD}
+    assert not caught & {signal.SIGHUP, signal.SIGUSR2}
+
+
+def signals(mask: int) -> set[int]:
+    return {bit + 1 for bit in range(64) if mask >> bit & 1}
+
+
+def test_ctrl_c_is_held_back_until_the_child_can_ignore_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = os.pipe()
+    main = in_child.main
+
+    def blocked() -> set[int]:
+        return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
+
+    def spy(*args: Any) -> None:
+        os.write(theirs, bytes([signal.SIGINT in blocked()]))
+        main(*args)
+
+    monkeypatch.setattr(in_child, "main", spy)
+    pool = pool_of(Maker(Squares(), list, 2, True, 1))
+
+    assert os.read(ours, 1) == b"\1"
+    assert signal.SIGINT not in blocked()  # here it interrupts again
+    pool.close()
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_forked_child_says_that_the_iterator_is_not_its_own(folder: Path) -> None:
+    iterator: Any = iter(child_loader(dataset(folder), 2))
+    next(iterator)
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def use() -> None:
+        try:
+            for _ in range(20):
+                next(iterator)
+        except RuntimeError as error:
+            queue.put(str(error))
+        iterator.close()  # leaves the parent's child alone
+
+    process = context.Process(target=use)
+    process.start()
+    process.join(20)
+
+    assert process.exitcode == 0
+    assert "parent of this forked process" in queue.get()
+    assert len(list(iterator)) == 11
+
+
+def _can_be_interrupted(queue: Any) -> None:
+    queue.put(signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+
+def test_other_children_of_the_fork_server_can_be_interrupted(folder: Path) -> None:
+    """It would pass on for good what was blocked when it began."""
+    context = multiprocessing.get_context("forkserver")
+    resource_tracker.ensure_running()  # its own start would undo what is blocked
+    server: Any = forkserver._forkserver
+    if (
+        server._forkserver_pid is not None
+    ):  # one that other tests began; it waits for who holds its pipe
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
+    list(child_loader(dataset(folder), 8, multiprocessing_context="forkserver"))
+    queue = context.SimpleQueue()
+
+    process = context.Process(target=_can_be_interrupted, args=(queue,))
+    process.start()
+
+    assert queue.get()
+    process.join(20)
+
+
+@pytest.mark.skipif(cv2.getNumberOfCPUs() < 2, reason="OpenCV has no threads of its own")
+def test_threads_of_opencv_do_not_hang_a_forked_child(folder: Path) -> None:
+    """A child has none of them, and may wait for their end for ever, every other time."""
+    data, num_threads = dataset(folder), cv2.getNumThreads()
+    try:
+        for _ in range(6):
+            cv2.setNumThreads(2)
+            cv2.resize(np.zeros((2000, 2000, 3), np.uint8), (1500, 1500))  # they begin
+            assert len(list(child_loader(data, 4, num_workers=1, timeout=20))) > 1
+            assert cv2.getNumThreads() == 2
+    finally:
+        cv2.setNumThreads(num_threads)
+
+
+FORKING = """
+import os, signal, sys
+import cv2, numpy
+from loaders import DataLoader, ShardDataset
+signal.alarm(40)
+for _ in range(6):
+    cv2.setNumThreads(2)
+    cv2.resize(numpy.zeros((2000, 2000, 3), "uint8"), (1500, 1500))
+    pid = os.fork()
+    signal.alarm(40)
+    if not pid:
+        os._exit(len(list(DataLoader(ShardDataset(sys.argv[1]), 4, num_workers=2))))
+    print(os.waitpid(pid, 0)[1] >> 8, cv2.getNumThreads())
+"""
+
+
+@pytest.mark.skipif(cv2.getNumberOfCPUs() < 2, reason="OpenCV has no threads of its own")
+def test_a_process_that_somebody_forks_after_using_opencv_loads(folder: Path) -> None:
+    num = -(-len(dataset(folder)) // 4)
+
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(folder)], capture_output=True, text=True, timeout=120
+    )
+
+    assert done.stdout == f"{num} 2\n" * 6, done.stderr
+
+
+def test_a_lock_that_was_held_at_the_fork_is_open_in_the_child(folder: Path) -> None:
+    data = dataset(folder)
+    with data.store._lock:
+        iterator = iter(child_loader(data, 4, timeout=30))
+
+    assert next(iterator).sample_id.tolist() == [0, 1, 2, 3]
+
+
+def slots_of(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sum("loaders-slot" in line for line in lines)
+
+
+def test_a_child_keeps_no_slots_of_other_loaders_but_of_batches_that_are_seen() -> None:
+    """It would keep their memory for as long as it lives."""
+    large = RAMDataset.from_arrays(x=torch.zeros(8, 600_000))
+    one, other = kept_loader(large, 2), kept_loader(Squares(), 2)
+    held = next(batch.x for batch in list(one))
+    (first,) = children()
+    list(other)
+    (second,) = set(children()) - {first}
+
+    assert slots_of(first) == slots_of(os.getpid()) > 1
+    assert slots_of(second) == 1
+    assert held.sum() == 0
+
+
+class Rows(Dataset[torch.Tensor]):
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def test_data_that_lie_in_a_batch_are_there_in_the_child_of_another_loader() -> None:
+    large = RAMDataset.from_arrays(x=torch.arange(800_000).view(8, 100_000))
+    batches = iter(child_loader(large, 4))
+    first = next(batches)
+
+    found = torch.cat(list(child_loader(Rows(first.x), 2, timeout=20)))
+
+    assert torch.equal(found, torch.arange(400_000).view(4, 100_000))
+
+
+def test_a_batch_that_a_fork_reads_is_not_overwritten_when_it_is_gone_here() -> None:
+    data = RAMDataset.from_arrays(x=torch.arange(6_400_000).view(64, 100_000))
+    loader = kept_loader(data, 4)
+    batches = iter(loader)
+    batch = next(batches)
+    told, tell = os.pipe()
+    if not (pid := os.fork()):
+        os.read(told, 1)
+        is_whole = np.array_equal(batch.x.numpy(), np.arange(400_000).reshape(4, -1))
+        os._exit(0 if is_whole else 1)
+
+    del batch
+    rest = [int(other.x[0, 0]) for other in batches]
+    assert rest == list(range(400_000, 6_400_000, 400_000))
+    assert [int(other.x[0, 0]) for other in loader] == [0, *rest]
+    os.write(tell, b"!")
+
+    assert os.waitpid(pid, 0)[1] == 0
+    for end in (told, tell):
+        os.close(end)
+
+
+class ForksOnce(Dataset[int]):
+    """Its first sample is the number of a process that goes on when the child is dead."""
+
+    def __getitem__(self, index: int) -> int:
+        if index:
+            time.sleep(60)
+        pid = os.fork()
+        if not pid:
+            time.sleep(60)
+            os._exit(0)
+        return pid
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_a_death_is_noticed_though_another_process_holds_the_childs_end_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend, "_LOOK_S", 0.1)
+    batches = iter(child_loader(ForksOnce(), None, num_workers=1))
+    holder = next(batches)
+    (pid,) = children()
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+
+    try:
+        with pytest.raises(RuntimeError, match="killed by signal 9"):
+            next(batches)
+        assert time.monotonic() - began < 10
+        assert Path(f"/proc/{holder}").exists()  # it was not that which told
+    finally:
+        os.kill(holder, signal.SIGKILL)
