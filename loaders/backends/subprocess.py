@@ -138,6 +138,9 @@ class Child:
         Raises:
             RuntimeError: It died, and another process that was forked meanwhile holds its end of the socket open.
         """
+        before, self.is_whole = self.is_whole, False
+        self._mapped.set_free()  # before the child begins with what it is asked for already
+        self.is_whole = before
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         left: float = _LOOK_S if timeout_s is None else timeout_s
         while not self._channel.is_ready(min(left, _LOOK_S), or_has_room=True):
