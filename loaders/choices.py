@@ -11,16 +11,20 @@ from loaders.checks import one_of, shown, whole_number
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.moving import MovingHalf
+from loaders.errors import LoadersError
 from loaders.limits import cores_of_rank
 from loaders.sampling.balanced import Balanced
 from loaders.sampling.blocks import BlockShuffled
 from loaders.sampling.order import Order, Sequential, Shuffled
-from loaders.sampling.sampler import EpochSampler
+from loaders.sampling.ranks import resolve_rank
+from loaders.sampling.sampler import EpochBatches, EpochSampler
 from loaders.sampling.weighted import Weighted
 from loaders.tuning import read_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from loaders.sampling.plan import Pad
 
 Backend = Literal["auto", "thread", "subprocess", "process"]
 AugmentOn = Literal["auto", "host", "device"]
@@ -32,12 +36,13 @@ _SMALL_SAMPLE_BYTES, _TINY_SAMPLE_BYTES = 16 << 10, 512
 
 
 def has_own_order(
-    dataset: Any, batch_size: int | None, sampler: Any, batch_sampler: Any, generator: Any
+    dataset: Any, shuffle: Any, sampler: Any, batch_sampler: Any, generator: Any
 ) -> bool:
-    """Tell whether batches follow an order of ours: one was given, or nothing that says another."""
-    if batch_sampler is not None or batch_size is None or isinstance(dataset, IterableDataset):
+    """Tell whether samples follow an order of ours: one was given, or nothing that says another."""
+    if batch_sampler is not None or isinstance(dataset, IterableDataset):
         return False
-    return isinstance(sampler, Order) or (sampler is None and generator is None)
+    is_torchs = generator is not None and bool(shuffle)
+    return isinstance(sampler, Order) or (sampler is None and not is_torchs)
 
 
 def choose_order(
@@ -76,7 +81,11 @@ def _check_size(order: Any, num_samples: int) -> None:
 
 
 def check_foreign_order(
-    shuffle: Any, ranks: tuple[int | None, int | None], sampler: Any, batch_sampler: Any
+    dataset: Any,
+    shuffle: Any,
+    ranks: tuple[int | None, int | None],
+    sampler: Any,
+    batch_sampler: Any,
 ) -> None:
     """Refuse what only an order of ours can do, where another decides; and what is no order."""
     for name, given in (("sampler", sampler), ("batch_sampler", batch_sampler)):
@@ -87,11 +96,59 @@ def check_foreign_order(
         raise ValueError(
             "shuffle='block' is an order of ours: leave out sampler, batch_sampler and generator"
         )
-    # Frameworks wrap a sampler of ours, which divides the samples by rank already.
-    samplers = (sampler, getattr(batch_sampler, "sampler", None))
-    if ranks != (None, None) and not any(isinstance(s, EpochSampler) for s in samplers):
+    is_torchs = sampler is None and batch_sampler is None
+    if is_torchs and isinstance(dataset, BatchDataset) and dataset.order(0, 1) is not None:
+        what = f"a {type(dataset).__name__} has an order of its own"
+        raise ValueError(f"{what}: leave out generator; seed= chooses the order")
+    _check_ranks(ranks, (sampler, getattr(batch_sampler, "sampler", None)))
+
+
+def _check_ranks(ranks: tuple[int | None, int | None], samplers: Sequence[Any]) -> None:
+    """Refuse ranks that have no effect: a sampler of ours divides the samples by its own."""
+    if ranks == (None, None):
+        return
+    own = next((sampler for sampler in samplers if isinstance(sampler, EpochSampler)), None)
+    if own is None:
         raise ValueError(
             "rank and world_size divide batches of ours: leave out sampler, batch_sampler and generator"
+        )
+    # Frameworks make loaders anew, of the sampler and of what it was made with.
+    if any(
+        given not in (None, theirs) for given, theirs in zip(ranks, own.given_ranks, strict=True)
+    ):
+        theirs = "rank={} and world_size={}".format(*own.given_ranks)
+        raise ValueError(
+            f"rank={ranks[0]} and world_size={ranks[1]}, but the sampler was made with {theirs}: give them to it"
+        )
+
+
+def choose_pad(
+    pad: Pad | None, batch_size: int | None, sampler: Any, batch_sampler: Any, *, in_order: bool
+) -> Pad:
+    """Return how the tail is padded: as was said, or as a sampler of ours says; refuse marks that have no place."""
+    own = batch_sampler if isinstance(batch_sampler, EpochBatches) else sampler
+    if pad is None:
+        pad = own.pad if isinstance(own, EpochSampler | EpochBatches) else True
+    if pad != "mark":
+        return pad
+    if batch_size is None and batch_sampler is None:
+        raise ValueError(
+            "pad='mark' marks the rows of batches: give batch_size, or pad=False for each sample once"
+        )
+    if not in_order:
+        raise ValueError(
+            "pad='mark' marks batches by their order, which in_order=False gives up: leave one of them out"
+        )
+    return pad
+
+
+def check_alone() -> None:
+    """Refuse an order of torch's own where several processes train: each would load everything."""
+    _, world_size = resolve_rank()
+    if world_size > 1:
+        raise LoadersError(
+            f"generator= leaves the order to torch, and each of {world_size} processes would load all data: leave it "
+            "out (seed= chooses an order), or say that it is meant: sampler=RandomSampler(dataset, generator=generator)"
         )
 
 

@@ -26,10 +26,12 @@ from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
 from loaders.checks import one_of, real_number, shown, whole_number
 from loaders.choices import (
+    check_alone,
     check_foreign_order,
     choose_backend,
     choose_halves,
     choose_order,
+    choose_pad,
     choose_workers,
     has_own_order,
 )
@@ -44,7 +46,12 @@ from loaders.errors import StateError
 from loaders.live import register
 from loaders.profiling import profile_from_environment
 from loaders.sampling.foreign import NumberedBatches, Passes
-from loaders.sampling.sampler import EpochSampler, UncountedBatches
+from loaders.sampling.sampler import (
+    EpochBatches,
+    EpochSampler,
+    UncountedBatches,
+    UncountedSamples,
+)
 from loaders.sampling.told import TellingFetcher
 
 if TYPE_CHECKING:
@@ -106,7 +113,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         world_size: How many train; default: from ``torch.distributed``.
         pad: At the end of an epoch without ``drop_last``: True wraps around so that all ranks
             have equal steps, False serves each sample exactly once, ``"mark"`` wraps and tells
-            real rows by ``batch.valid``.
+            real rows by ``batch.valid``. Default: what a sampler of ours says, else True.
         as_dict: Hand over ``{field: values}`` instead of named tuples.
         stall_warning_s: Log what every worker is doing when a batch takes longer than this: threads, here or in a
             child process (without workers nobody is there to tell, and torch's processes do not).
@@ -117,6 +124,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     OpenCV's own threads are switched off for the whole process when threads are first used:
     workers are the threads.
     """
+
+    _singles: UncountedSamples | None = None  # steps of an order of ours, where batch_size is None
 
     def __init__(
         self,
@@ -145,7 +154,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        pad: bool | Literal["mark"] = True,
+        pad: bool | Literal["mark"] | None = None,
         as_dict: bool = False,
         stall_warning_s: float = 60.0,
     ) -> None:
@@ -167,17 +176,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.device = None if device is None else as_device(device)
         self.device_prefetch = whole_number("device_prefetch", device_prefetch, at_least=0)
         self.augment_on = one_of("augment_on", augment_on, ("auto", "host", "device"))
-        self.seed, self.rank, self.world_size, self.pad = seed, rank, world_size, pad
+        self.pad = choose_pad(pad, batch_size, sampler, batch_sampler, in_order=in_order)
+        self.seed, self.rank, self.world_size = seed, rank, world_size
         self.as_dict, self.stall_warning_s = as_dict, stall_warning_s
         self._given_prefetch = prefetch_factor
         # Threads are lenient: num_workers=0 is for debugging, and shall not need other arguments removed.
         is_strict = self.backend == "process" and num_workers != "auto"
         num_workers = choose_workers(num_workers, dataset)
-        if has_own_order(dataset, batch_size, sampler, batch_sampler, generator):
+        self._is_torchs_order = False
+        if has_own_order(dataset, shuffle, sampler, batch_sampler, generator):
             order = choose_order(dataset, batch_size or 1, shuffle, sampler, seed)
             sampler, shuffle = self._divided(order, drop_last), None
         else:
-            check_foreign_order(shuffle, (rank, world_size), sampler, batch_sampler)
+            check_foreign_order(dataset, shuffle, (rank, world_size), sampler, batch_sampler)
+            is_given = sampler is not None or batch_sampler is not None
+            self._is_torchs_order = not (is_given or isinstance(dataset, IterableDataset))
         is_batched = batch_size is not None or batch_sampler is not None
         super().__init__(
             dataset,
@@ -198,7 +211,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        self._number_batches()
+        self._number_steps()
         self._tell_frameworks()
         self._passes = self._number_passes()
         self._choose_form()
@@ -221,17 +234,36 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Tell whether torch has to page-lock batches; else each copy would wait for the one before."""
         return self.backend == "process" and pins(self.device)
 
-    def _number_batches(self) -> None:
-        """Cut a sampler of ours into batches of ours, which know their place in the epoch: they can be resumed."""
-        if isinstance(self.sampler, EpochSampler) and self.batch_size is not None:
+    def _number_steps(self) -> None:
+        """Cut a sampler of ours into steps of ours, which know their place in the epoch: they can be resumed."""
+        given, sampler = self.batch_sampler, self.sampler
+        if isinstance(given, EpochBatches):
             batches = UncountedBatches(
-                self.sampler, self.batch_size, self.drop_last, self.pad, self.seed
+                given.sampler, given.batch_size, given.drop_last, self.pad, given.seed
             )
             object.__setattr__(self, "batch_sampler", batches)  # torch forbids it
+            object.__setattr__(
+                self, "sampler", given.sampler
+            )  # frameworks see who divides by rank
+        elif isinstance(sampler, EpochSampler):
+            drop_last = self.drop_last or sampler.drop_last
+            if self.batch_size is None:
+                rest = drop_last, self.pad, self.seed
+                is_plain = not holds_ours(self.dataset)
+                self._singles = UncountedSamples(sampler, *rest, is_plain=is_plain)
+                return
+            batches = UncountedBatches(sampler, self.batch_size, drop_last, self.pad, self.seed)
+            object.__setattr__(self, "batch_sampler", batches)
+
+    @property
+    def _steps(self) -> UncountedBatches | None:
+        """The steps of an order of ours: batches, or samples where ``batch_size`` is None."""
+        batches = self.batch_sampler
+        return batches if isinstance(batches, UncountedBatches) else self._singles
 
     def _tell_frameworks(self) -> None:
         """Let accelerate leave a loader alone that is divided by rank already, and keep its state with its own."""
-        self._is_accelerate_prepared = isinstance(self.batch_sampler, UncountedBatches)
+        self._is_accelerate_prepared = self._steps is not None
         self.use_stateful_dataloader = self._is_accelerate_prepared
 
     @property
@@ -240,7 +272,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         passes: Passes | None = getattr(self, "_passes", None)
         batches = super()._index_sampler
         if passes is None:
-            return batches
+            return batches if self._singles is None else self._singles
         dataset: Any = self.dataset
         is_random = getattr(dataset, "is_random", hasattr(dataset, "__len__"))
         num_samples = len(dataset) if is_random else 0
@@ -349,7 +381,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         maker = self._maker()
         # Without workers a foreign sampler is asked when its batch is: its next answer may depend on the step between.
-        is_ahead = self.num_workers > 0 or isinstance(self.batch_sampler, UncountedBatches)
+        is_ahead = self.num_workers > 0 or self._steps is not None
         group_size = maker.group_size if is_ahead else 1
         in_flight = self._given_prefetch or num_in_flight(self.num_workers, group_size)
         return OrderedBatches(
@@ -397,17 +429,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._num_replaced += num
 
     def _begin(self) -> Pass | None:
-        batches = self.batch_sampler
-        if not isinstance(batches, UncountedBatches):
+        steps = self._steps
+        if steps is None:
+            if self._is_torchs_order:
+                check_alone()
             return None
-        plan = batches.plan()
+        plan = steps.plan()
         if plan.drop_last and not plan.num_steps and not self._is_warned_of_no_batch:
             self._is_warned_of_no_batch = True
             what = f"{plan.length} samples, batch_size={plan.batch_size}, world_size={plan.world_size}"
             remedy = "give a smaller batch_size, or leave out drop_last"
             warnings.warn(f"drop_last=True leaves no batch ({what}): {remedy}", stacklevel=3)
-        self._note_restart(batches.sampler)
-        return batches.sampler.begin(plan)
+        self._note_restart(steps.sampler)
+        return steps.sampler.begin(plan)
 
     def _note_restart(self, sampler: EpochSampler) -> None:
         """Warn, once, of a shuffled epoch that is left early and begun anew twice: torch would shuffle again."""
@@ -500,11 +534,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._own_sampler().load_state_dict(state.get("sampler", {}))
 
     def _own_sampler(self) -> EpochSampler:
-        if not isinstance(self.batch_sampler, UncountedBatches):
+        if self._steps is None:
             raise StateError(
                 "only batches of ours can be resumed: leave out sampler, batch_sampler and generator"
             )
-        return self.batch_sampler.sampler
+        return self._steps.sampler
 
 
 def _checked_dataset(dataset: Any) -> Any:

@@ -70,15 +70,15 @@ def test_pixels_are_cropped_on_a_device_only_when_told_so(device: torch.device) 
         ({"sampler": Shuffled(5, seed=1)}, True),
         ({"sampler": Shuffled(5, seed=1), "generator": torch.Generator()}, True),
         ({"sampler": [0, 1]}, False),
-        ({"generator": torch.Generator()}, False),
+        ({"generator": torch.Generator()}, True),  # nothing is drawn from it
+        ({"generator": torch.Generator(), "shuffle": True}, False),
         ({"batch_sampler": [[0, 1]]}, False),
-        ({"batch_size": None}, False),
     ],
 )
 def test_an_order_is_ours_unless_something_says_another(
     given: dict[str, Any], is_ours: bool
 ) -> None:
-    arguments = {"batch_size": 2, "sampler": None, "batch_sampler": None, "generator": None}
+    arguments = {"shuffle": None, "sampler": None, "batch_sampler": None, "generator": None}
 
     assert has_own_order(pixels(), **(arguments | given)) == is_ours
 

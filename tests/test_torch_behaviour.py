@@ -751,7 +751,7 @@ def test_an_iterator_that_nothing_was_taken_from_does_not_use_a_state_up(
 
 def test_states_of_what_is_not_ours_are_refused_in_words() -> None:
     foreign: list[dict[str, Any]] = [
-        {"batch_sampler": [[1, 2]]}, {"sampler": [1, 2]}, {"batch_size": None},
+        {"batch_sampler": [[1, 2]]}, {"sampler": [1, 2]},
         {"shuffle": True, "generator": torch.Generator()},
     ]  # fmt: skip
     for settings in foreign:

@@ -123,7 +123,9 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     ) -> tuple[int, int, npt.NDArray[np.int64] | None]:
         """Return seed, epoch and draws of indices that come one by one: known to them, to their batch, or set."""
         if len(indices) and hasattr(indices[0], "epoch"):
-            return seed, indices[0].epoch, np.array([i.draw for i in indices], np.int64)
+            first = indices[0]
+            seed = seed if getattr(first, "seed", None) is None else first.seed
+            return seed, first.epoch, np.array([i.draw for i in indices], np.int64)
         batch = told()
         if batch is None:
             return seed, self.epoch, None

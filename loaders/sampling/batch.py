@@ -29,6 +29,7 @@ class SampleIndex(int):
         index: Position in the dataset.
         epoch: The epoch it is drawn in.
         draw: How many times the epoch has it under a smaller draw: 0 unless it repeats.
+        seed: Of the run: augmentation depends on it, too; None: the dataset's own.
 
     Example:
         >>> index = SampleIndex(7, epoch=2, draw=1)
@@ -38,15 +39,18 @@ class SampleIndex(int):
 
     epoch: int
     draw: int
+    seed: int | None
 
-    def __new__(cls, index: int, epoch: int = 0, draw: int = 0) -> SampleIndex:
+    def __new__(
+        cls, index: int, epoch: int = 0, draw: int = 0, seed: int | None = None
+    ) -> SampleIndex:
         """Make an int that also knows where in the order it comes from."""
         self = super().__new__(cls, index)
-        self.epoch, self.draw = epoch, draw
+        self.epoch, self.draw, self.seed = epoch, draw, seed
         return self
 
     def __reduce__(self) -> Any:
-        return _sample_index, (int(self), self.epoch, self.draw)
+        return _sample_index, (int(self), self.epoch, self.draw, self.seed)
 
 
 @dataclass(slots=True, eq=False)  # not frozen: it would take twice as long to make one
@@ -92,7 +96,7 @@ class IndexBatch(Sequence[int]):
         return IndexBatch(self.indices[item], self.epoch, draws, valid, self.seed)
 
 
-def _sample_index(*values: int) -> SampleIndex:
+def _sample_index(*values: Any) -> SampleIndex:
     index = SampleIndex(*values)
     begin_in_worker(index)
     return index

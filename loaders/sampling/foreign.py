@@ -123,7 +123,8 @@ class NumberedBatches:
         if indices.ndim:
             return IndexBatch(indices, epoch, draws.of(indices), None, self._seed)
         found = draws.of(indices[None])
-        return SampleIndex(int(indices), epoch, 0 if found is None else int(found[0]))
+        draw = 0 if found is None else int(found[0])
+        return SampleIndex(int(indices), epoch, draw, self._seed)
 
     def _kept(self, batch: Any, indices: Int64s | None, epoch: int, draws: _Draws) -> Any:
         """Return lists of anything, and single ints, with the epoch beside them."""

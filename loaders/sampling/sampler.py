@@ -88,7 +88,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
     def __iter__(self) -> Iterator[SampleIndex]:
         self._resolve()
-        return self._follow(self.plan, _samples)
+        return self._follow(self.plan, partial(_samples, seed=self.seed))
 
     def __len__(self) -> int:
         return self.plan().num_steps
@@ -150,6 +150,11 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         """
         check_state(state, self.order)
         self._go_to(state["epoch"], state["delivered"])
+
+    @property
+    def given_ranks(self) -> tuple[int | None, int | None]:
+        """Rank and world size as they were given."""
+        return self._given
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # resolved late
@@ -285,6 +290,28 @@ class UncountedBatches(EpochBatches):
         return index_batches(self.sampler.order, self.plan(), self.sampler.epoch, self.seed)
 
 
+class UncountedSamples(UncountedBatches):
+    """The samples of an ``EpochSampler`` one by one, each a step; counted as ``UncountedBatches``.
+
+    Args:
+        sampler: As for ``EpochBatches``.
+        drop_last: Leave out what would make ranks uneven.
+        pad: See ``Plan``.
+        seed: Of augmentation.
+        is_plain: The dataset knows nothing of epochs: it gets ints, as from torch.
+    """
+
+    def __init__(
+        self, sampler: EpochSampler, drop_last: bool, pad: Pad, seed: int, *, is_plain: bool
+    ) -> None:
+        super().__init__(sampler, 1, drop_last, pad, seed)
+        self._is_plain = is_plain
+
+    def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # no batches
+        samples = _samples(self.sampler.order, self.plan(), self.sampler.epoch, self.seed)
+        return map(int, samples) if self._is_plain else samples
+
+
 def check_state(state: Mapping[str, Any], order: Order) -> None:
     """Raise ``StateError``, naming what differs, unless ``state`` belongs to this order."""
     if not isinstance(state, Mapping):
@@ -324,8 +351,8 @@ def _as_order(order: Order | SupportsIndex, shuffle: bool | None, seed: int | No
     return Sequential(n) if shuffle is False else Shuffled(n, 0 if seed is None else seed)
 
 
-def _samples(order: Order, plan: Plan, epoch: int) -> Iterator[SampleIndex]:
+def _samples(order: Order, plan: Plan, epoch: int, seed: int) -> Iterator[SampleIndex]:
     for indices, draws, _ in evaluate(order, plan, epoch):
         draw_of = [0] * indices.size if draws is None else draws.ravel().tolist()
         for place, draw in zip(indices.ravel().tolist(), draw_of, strict=True):
-            yield SampleIndex(place, epoch, draw)
+            yield SampleIndex(place, epoch, draw, seed)
