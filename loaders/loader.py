@@ -11,6 +11,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -434,6 +435,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if self._is_torchs_order:
                 check_alone()
             return None
+        steps.sampler.go_on()
         plan = steps.plan()
         if plan.drop_last and not plan.num_steps and not self._is_warned_of_no_batch:
             self._is_warned_of_no_batch = True
@@ -482,7 +484,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._stats.num_replaced = here + self._num_replaced
         self._stats.backend = self.backend if self.num_workers else "inline"
         self._stats.device_bytes = getattr(self._delivery(), "device_bytes", 0)
-        return self._stats
+        return replace(self._stats)
 
     def __repr__(self) -> str:
         """Show what is served, and how."""

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from loaders import ShardDataset
+from loaders.checks import shares as checked_shares
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import SchemaError
+from loaders.rng import hash64, key64
 from loaders.schema import Label, Text
 from packdata.partition import split_indices
 from packdata.reader import PackedReader
@@ -25,6 +27,16 @@ def assert_apart(parts: list[Any], num: int) -> None:
     assert len(np.unique(everything)) == len(everything)
     assert everything.size == 0 or 0 <= everything.min() <= everything.max() < num
     assert all((np.diff(part) > 0).all() for part in parts)
+
+
+def test_shares_that_are_rounded_leave_no_sample_out() -> None:
+    parts = [0.3333331, 0.333333, 0.333333]
+    hashes = hash64(key64(1), np.arange(2_000_000))
+
+    shares = checked_shares(parts)
+
+    assert sum(map(len, divide(1_000_000, shares, seed=0))) == 1_000_000
+    assert sum(map(len, divide_by_key(hashes, shares, seed=0))) == len(hashes)
 
 
 @pytest.mark.parametrize("shares", SHARES, ids=str)

@@ -248,6 +248,29 @@ def test_it_resumes_at_the_next_epoch_after_a_full_pass(one: Path) -> None:
     assert ids(resumed) == ids(loader)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_as_many_steps_as_it_has_are_an_epoch(one: Path, num_workers: int) -> None:
+    def loader() -> DataLoader:
+        return DataLoader(only_ids(one), 5, shuffle=True, num_workers=num_workers)
+
+    plain, counted = loader(), loader()
+
+    epochs = [
+        ids(batch for _, batch in zip(range(len(counted)), counted, strict=False))
+        for _ in range(3)
+    ]
+
+    assert epochs == [ids(plain) for _ in range(3)]
+
+
+def test_counters_are_those_of_the_moment(one: Path) -> None:
+    loader = DataLoader(only_ids(one), 5)
+    before = loader.stats()
+    list(loader)
+
+    assert loader.stats().num_batches - before.num_batches == len(loader)
+
+
 def test_a_break_forgets_the_position_only_when_the_next_pass_begins(one: Path) -> None:
     loader = DataLoader(only_ids(one), 5, num_workers=1)
     for _ in loader:

@@ -24,9 +24,9 @@ from torch.utils.data import (
 )
 
 import packdata
-from loaders import DataLoader, JpegOnDevice, Mixture, ShardDataset, augment
-from loaders.datasets.views import holds_ours
-from loaders.sampling import EpochSampler, Weighted
+from loaders import DataLoader, JpegOnDevice, Mixture, RAMDataset, ShardDataset, augment
+from loaders.datasets.views import as_ours, holds_ours
+from loaders.sampling import Balanced, EpochSampler, Weighted
 from loaders.sampling.foreign import NumberedBatches, Passes
 from loaders.schema import Image
 from tests.packdata.packing import pack_samples
@@ -502,3 +502,28 @@ def test_nobody_is_warned_without_reason(dataset: ShardDataset, changes: Any) ->
                 list(TorchLoader(dataset, 8))
 
     assert not found
+
+
+def test_repeats_in_a_batch_of_torchs_subset_are_drawn_each_by_its_own_number() -> None:
+    """It asks for all numbers of a batch before it reads the first."""
+    repeats = Balanced(np.zeros(2, int), num_samples=6)
+
+    def crops(dataset: Any, batch_size: int) -> torch.Tensor:
+        return torch.cat([b.image for b in DataLoader(dataset, batch_size, sampler=repeats)])
+
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
+    ours = Subclassed.from_arrays(image=pixels, augment=[augment.RandomCrop(16)])
+    part = Subset(ours, [0, 1])
+    assert as_ours(part) is part
+    expected = crops(RAMDataset.from_arrays(image=pixels, augment=[augment.RandomCrop(16)])[:2], 4)
+
+    assert len(torch.unique(expected, dim=0)) == 6
+    for batch_size in (1, 4, 6):
+        assert torch.equal(crops(part, batch_size), expected)
+
+
+class Subclassed(RAMDataset):
+    """Says that its length is its own: nothing of ours takes its place."""
+
+    def __len__(self) -> int:
+        return super().__len__()

@@ -203,6 +203,13 @@ def test_it_pickles_and_another_seed_is_another_order(case: dict[str, Any]) -> N
             "too short for source 1, whose share",
         ),
         ({"sizes": [9, 9], "weights": [1, 1], "block_size": 0}, "block_size must be in"),
+        *(
+            (
+                {"sizes": [9, 9], "weights": [1, tiny], "stop": "all_exhausted"},
+                "samples of an epoch must",
+            )
+            for tiny in (1e-14, 1e-19, 1e-300)
+        ),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], fault: str) -> None:

@@ -132,6 +132,18 @@ def test_a_full_pass_advances_the_epoch() -> None:
     assert [{index.epoch for index in each} for each in passes] == [{0}, {1}, {2}]
 
 
+def test_all_of_an_epoch_is_a_full_pass_though_nobody_asks_for_more() -> None:
+    sampler = EpochSampler(4)
+    orders = [EpochSampler(4).order.at(epoch, np.arange(4))[0].tolist() for epoch in range(3)]
+
+    taken = [[i for _, i in zip(range(4), sampler, strict=False)] for _ in range(3)]
+
+    assert taken == orders
+    sampler.set_epoch(2)  # once more
+    assert list(sampler) == orders[2]
+    assert sampler.epoch == 3
+
+
 def test_set_epoch_selects_the_order_as_in_torch() -> None:
     """The usual loop sets each epoch; that the pass before has advanced it changes nothing."""
     sampler, reference = EpochSampler(100), Shuffled(100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
     from loaders.workers import Job
 
 
+_MAX_INDEX = (1 << 63) - 1
+
+
 def whole_numbers(values: Any) -> npt.NDArray[np.int64]:
     """Return indices as one array; TypeError if they are no whole numbers."""
     array = np.asarray(values)
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(f"samples have whole numbers, got {array.dtype}: {values!r}"[:200])
+    if array.dtype == np.uint64 and array.size and int(array.max()) > _MAX_INDEX:
+        raise IndexError(f"there is no sample {array.max()}")
     return np.ascontiguousarray(array, np.int64).reshape(-1)
 
 
@@ -97,7 +103,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
 
     def __getitem__(self, index: Any) -> Any:
         """Return one sample as a named tuple of tensors."""
-        if not hasattr(index, "__index__"):
+        if not is_one(index):
             what = "Subset(dataset, indices) of torch.utils.data takes several of them"
             raise TypeError(f"a sample has a whole number, got {shown(index)}; {what}")
         return self.read([index])[0]
@@ -129,7 +135,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         batch = told()
         if batch is None:
             return seed, self.epoch, None
-        draws = np.full(len(indices), batch.draw, np.int64) if batch.draw else None
+        draws = batch.draws_of(len(indices))
         return seed if batch.seed is None else batch.seed, batch.epoch, draws
 
     def set_epoch(self, epoch: int) -> None:
@@ -208,11 +214,19 @@ def _one_by_one(dataset: BatchDataset, indices: Sequence[int]) -> list[Any]:
     return [dataset[i] for i in indices]
 
 
-def check_stored(dataset: Any, user: str) -> None:
+def check_stored(
+    dataset: Any, user: str, instead: str = "join with torch's ConcatDataset"
+) -> None:
     """Raise TypeError for a dataset whose own ``__getitem__`` would be left out."""
     if getattr(dataset, "has_own_samples", False):
         what = f"{user} reads what is stored, and {type(dataset).__name__} has a __getitem__ of its own"
-        raise TypeError(f"{what}: do that in transform=..., or join with torch's ConcatDataset")
+        raise TypeError(f"{what}: do that in transform=..., or {instead}")
+
+
+def is_one(index: Any) -> bool:
+    """Tell whether a value stands for one sample; arrays and tensors of one number do."""
+    is_single = math.prod(getattr(index, "shape", ())) == 1
+    return is_single and hasattr(index, "__index__")
 
 
 Whole = TypeVar("Whole", bound=BatchDataset)

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 
+# torch copies rows of signed numbers only.
+_COPIED_AS = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
+
 class InterleavedJob:
     """Reads one batch as several.
 
@@ -77,6 +85,8 @@ class InterleavedJob:
         if not all(isinstance(samples, SampleBatch) for samples in read):
             return self._samples(read)
         batches = [samples.batch for samples in read]
+        if len(read) == 1 and "sample_id" not in batches[0]._fields:
+            return read[0]
         columns = {
             name: self._column(name, [getattr(batch, name) for batch in batches])
             for name in batches[0]._fields
@@ -130,8 +140,10 @@ class InterleavedJob:
         axes = [0, *sorted(range(1, first.dim()), key=lambda axis: -first.stride()[axis])]
         shape = [num_rows, *(first.shape[axis] for axis in axes[1:])]
         whole = self._empty(name, shape, first)
+        kind = _COPIED_AS.get(first.dtype, first.dtype)
         for rows, part in zip(self._rows, parts, strict=True):
-            whole.index_copy_(0, torch.from_numpy(rows).to(first.device), part.permute(axes))
+            places = torch.from_numpy(rows).to(first.device)
+            whole.view(kind).index_copy_(0, places, part.view(kind).permute(axes))
         return whole.permute(np.argsort(axes).tolist())
 
     def _empty(self, name: str, shape: list[int], like: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Indices = npt.NDArray[np.int64]
 
+_CHECKS = ("never", "first", "always")  # the strictest holds for all
+
 
 def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
     """Return the samples of several datasets, one after the other.
@@ -45,13 +47,16 @@ def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
                 hint = f": join what they are made of, {whole}, or mix them: Mixture([a, b])"
             raise TypeError(f"datasets[{number}] {what}, got {shown(dataset)}{hint}")
         check_stored(dataset, "concat")
+        if dataset.device is not None:
+            what = f"concat joins what the host reads, datasets[{number}] lies on {dataset.device}"
+            raise SchemaError(f"{what}: join first, RAMDataset(concat([a, b]), device=...)")
     first = datasets[0]
     for other in datasets[1:]:
         _check_alike(first, other)
     shards = [shard for dataset in datasets for shard in dataset.store.shards]
     fingerprints = " ".join(dataset.fingerprint for dataset in datasets)
     joined = PackedDataset(
-        Store(shards, first.store.check),
+        Store(shards, max((d.store.check for d in datasets), key=_CHECKS.index)),
         _common_schema(datasets),
         fingerprint=xxhash.xxh3_128_hexdigest(fingerprints.encode()),
         **{name: getattr(first, name) for name in SETTINGS},

@@ -105,8 +105,15 @@ class Mixture(BatchDataset):
         _check_alike(self.sources)
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
-        self._joined = _join(self.sources)
+        self._joined = self._join()
         self.device = self.sources[0].device
+
+    def _join(self) -> PackedDataset | None:
+        """Return the sources as one dataset, if they can be; a bad sample is replaced by one of its source."""
+        joined = _join(self.sources)
+        if joined is not None:
+            joined.part_ends = self._ends
+        return joined
 
     def order(self, seed: int, batch_size: int) -> MixtureOrder:
         """Return the order in which a loader serves the samples."""
@@ -216,7 +223,9 @@ class Mixture(BatchDataset):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._joined = _join(self.sources)
+        self._joined = self._join()
+        if self._joined is not None and self.num_epochs_told:
+            self._joined.set_epoch(self.epoch)
 
     def __repr__(self) -> str:
         shares = np.array(self.weights) / sum(self.weights)

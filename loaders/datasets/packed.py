@@ -21,7 +21,7 @@ from loaders.augment import Views, as_augment, has_draws
 from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.columns import Column, FixedColumn
 from loaders.datasets import frame
-from loaders.datasets.base import BatchDataset, from_start, whole_numbers
+from loaders.datasets.base import BatchDataset, from_start, is_one, whole_numbers
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
 from loaders.datasets.reading.crops import CropReader
 from loaders.datasets.reading.fixed import FixedReader
@@ -71,9 +71,14 @@ _MAX_REPLACED = 10  # so many are allowed in a small dataset, too
 
 
 class PackedDataset(BatchDataset):
-    """Samples over a store; ``ShardDataset`` and ``RAMDataset`` say where the store comes from."""
+    """Samples over a store; ``ShardDataset`` and ``RAMDataset`` say where the store comes from.
+
+    Attributes:
+        part_ends: The sample behind the last one of each part, where bad samples are replaced by those of their own.
+    """
 
     has_own_samples = False
+    part_ends: Indices | None = None
 
     def __init__(
         self,
@@ -193,7 +198,7 @@ class PackedDataset(BatchDataset):
         """Return one sample as a named tuple of tensors, or for a slice a view of the dataset."""
         if isinstance(index, slice):
             return self.select(np.arange(len(self))[index])
-        if not hasattr(index, "__index__"):
+        if not is_one(index):
             raise TypeError(
                 f"a sample has a whole number, got {shown(index)}; select() takes several of them, "
                 "and column() the name of a field"
@@ -288,6 +293,14 @@ class PackedDataset(BatchDataset):
         except LoadersError:
             return None
         return record.tobytes().decode(errors="replace")
+
+    def part_with(self, index: int) -> tuple[int, int]:
+        """Return the first sample, and the number of samples, that may stand for another one."""
+        if self.part_ends is None:
+            return 0, len(self)
+        part = int(np.searchsorted(self.part_ends, index, "right"))
+        first = int(self.part_ends[part - 1]) if part else 0
+        return first, int(self.part_ends[part]) - first
 
     def count_replaced(self, error: SampleError) -> None:
         """Note that a sample was replaced; too many are an error."""

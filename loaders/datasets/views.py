@@ -9,6 +9,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.joining import concat
+from loaders.datasets.memory.resident import ResidentDataset
 from loaders.datasets.packed import PackedDataset
 from loaders.errors import SchemaError
 
@@ -31,7 +32,10 @@ def as_ours(dataset: Any) -> Any:
     """
     if type(dataset) is Subset:
         whole = as_ours(dataset.dataset)
-        return whole.select(np.asarray(dataset.indices)) if _is_plain(whole) else dataset
+        if not _is_plain(whole):
+            return dataset
+        indices = np.asarray(dataset.indices)
+        return whole.select(indices.astype(np.int64) if indices.dtype == bool else indices)
     if type(dataset) is ConcatDataset:
         parts = [as_ours(part) for part in dataset.datasets]
         if all(_is_plain(part) for part in parts):
@@ -58,7 +62,10 @@ def _parts(dataset: Any) -> Iterator[Any]:
 
 def _is_plain(dataset: Any) -> bool:
     """Tell whether a dataset serves its samples as ``PackedDataset`` does, whatever its class."""
-    served = ("__getitem__", "__getitems__", "__len__", "job")
-    return isinstance(dataset, PackedDataset) and all(
-        getattr(type(dataset), name) is getattr(PackedDataset, name) for name in served
+    if not isinstance(dataset, PackedDataset) or dataset.has_own_samples:
+        return False
+    kind = type(dataset)
+    return kind.__len__ is PackedDataset.__len__ and kind.job in (
+        PackedDataset.job,
+        ResidentDataset.job,
     )

@@ -307,10 +307,13 @@ def _quotas_of_passes(
                 f"source {leader} has {sizes[leader]} samples, block_size is {block_size}"
             )
         exact = blocks[leader] * (weights / weights[leader])
-        most: Int64s = np.minimum(np.floor(exact * (1 + _FUZZ)).astype(np.int64), blocks)
-        return most
+        return np.minimum(_whole(np.floor(exact * (1 + _FUZZ))), blocks)
     blocks = -(-sizes // block_size)
     leader = int(np.where(drawn, passes, 0).argmax())
     exact = blocks[leader] * (weights / weights[leader])
-    turns: Int64s = np.ceil(exact * (1 - _FUZZ)).astype(np.int64)
-    return np.maximum(turns, np.where(drawn, blocks, 0))
+    return np.maximum(_whole(np.ceil(exact * (1 - _FUZZ))), np.where(drawn, blocks, 0))
+
+
+def _whole(numbers: npt.NDArray[np.float64]) -> Int64s:
+    """Return int64; what is too large for an epoch stays so."""
+    return np.minimum(numbers, 2.0**62).astype(np.int64)

@@ -116,6 +116,11 @@ class EpochSampler(DistributedSampler[SampleIndex]):
             self.start,
         )
 
+    def go_on(self) -> None:
+        """Go to the next epoch, if all of this one was taken and nobody asked whether there is more: ``zip``, say."""
+        if self._pass is not None and self._pass.is_done:
+            self._pass.end()
+
     def begin(self, plan: Plan) -> Pass:
         """Begin a pass over the current epoch; the state tells of it from now on."""
         self._pass = Pass(self, self.epoch, plan)
@@ -129,7 +134,8 @@ class EpochSampler(DistributedSampler[SampleIndex]):
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the current one keeps its position."""
         epoch = whole_number("epoch", epoch, at_least=0)
-        if epoch != self.epoch:
+        is_done = self._pass is not None and self._pass.is_done
+        if epoch != self.epoch or is_done:
             self._go_to(epoch, 0)
 
     def state_dict(self) -> dict[str, int | str]:
@@ -197,6 +203,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
         (torch's DataLoader makes two iterators of a batch sampler and uses one.)
         """
+        self.go_on()
         current = self.begin(make_plan())
         for item in items(self.order, current.plan, current.epoch):
             current.count()
@@ -224,6 +231,11 @@ class Pass:
     def delivered(self) -> int:
         """The epoch's samples, over all ranks, that are done."""
         return self.plan.delivered(self.num_steps)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there were steps, and all are done."""
+        return 0 < self.num_steps >= self.plan.num_remaining_steps
 
     def count(self, num_steps: int = 1) -> None:
         """Note that steps are done: what was resumed is used up, the next ``iter`` begins at the start."""

@@ -10,12 +10,12 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import numpy as np
     import numpy.typing as npt
 
     Int64s = npt.NDArray[np.int64]
@@ -28,16 +28,25 @@ class Told(NamedTuple):
         epoch: It is drawn in.
         draw: How many times the epoch has it before.
         seed: Of the run; None: the dataset's own.
+        draws: Of the whole batch, where all its numbers were asked for before the first was read.
     """
 
     epoch: int
     draw: int
     seed: int | None
+    draws: Int64s | None = None
+
+    def draws_of(self, num_samples: int) -> Int64s | None:
+        """Return the draw of each of so many samples that are read together; None if none is a repeat."""
+        if self.draws is not None and len(self.draws) == num_samples:
+            return self.draws
+        return np.full(num_samples, self.draw, np.int64) if self.draw else None
 
 
 class _Here(threading.local):
     batch: Any = None  # indices that know their epoch
     draw: int = 0  # of the sample that is fetched
+    draws: Int64s | None = None  # of all samples, when their numbers were gone through
 
 
 _here = _Here()
@@ -46,12 +55,12 @@ _here = _Here()
 @contextmanager
 def reading(indices: Any) -> Iterator[None]:
     """Fetch the samples of some indices; of those that know no epoch, nothing is told."""
-    before = _here.batch, _here.draw
+    before = _here.batch, _here.draw, _here.draws
     _tell(indices)
     try:
         yield
     finally:
-        _here.batch, _here.draw = before
+        _here.batch, _here.draw, _here.draws = before
 
 
 class TellingFetcher:
@@ -77,17 +86,24 @@ def begin_in_worker(indices: Any) -> None:
 
 def _tell(indices: Any) -> None:
     _here.batch = indices if hasattr(indices, "epoch") else None
-    _here.draw = getattr(indices, "draw", 0)
+    _here.draw, _here.draws = getattr(indices, "draw", 0), None
 
 
 def one_by_one(items: Iterable[Any], draws: Int64s) -> Iterator[Any]:
-    """Yield indices; the draw of each is told until the next one is asked for."""
+    """Yield indices; the draw of each is told until the next one is asked for, then those of all.
+
+    (``Subset.__getitems__`` of torch goes through them first, and reads then.)
+    """
+    _here.draws = None
     for item, draw in zip(items, draws.tolist(), strict=True):
         _here.draw = draw
         yield item
+    _here.draws = draws
 
 
 def told() -> Told | None:
     """Return what this thread reads a sample for; None where nobody said."""
     batch = _here.batch
-    return None if batch is None else Told(batch.epoch, _here.draw, getattr(batch, "seed", None))
+    if batch is None:
+        return None
+    return Told(batch.epoch, _here.draw, getattr(batch, "seed", None), _here.draws)

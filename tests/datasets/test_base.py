@@ -95,3 +95,22 @@ def test_it_tells_how_many_samples_were_replaced() -> None:
     whole.num_replaced = 3
 
     assert AsTheyAre(whole).num_replaced == 3
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["array", "tensor"])
+def test_one_number_is_a_sample_in_any_form_and_several_are_none(make: Any) -> None:
+    dataset = RAMDataset.from_arrays(label=np.arange(10))
+
+    for index in (make(3), make([3]), make([[3]])):
+        assert dataset[index].label == 3
+    for indices in (make([5, 2, 3]), make([1, 2])):
+        with pytest.raises(TypeError, match=r"select\(\) takes several"):
+            dataset[indices]
+
+
+def test_numbers_beyond_int64_are_no_samples_from_the_end() -> None:
+    dataset = RAMDataset.from_arrays(label=np.arange(10))
+
+    for call in (dataset.__getitem__, lambda i: dataset.select(np.array([i], np.uint64))):
+        with pytest.raises(IndexError, match="there is no sample 18446744073709551615"):
+            call(2**64 - 1)

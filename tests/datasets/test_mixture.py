@@ -14,7 +14,7 @@ from loaders.buffers import FreshMemory
 from loaders.datasets.interleave import InterleavedJob
 from loaders.errors import BatchError, LoadersError, SchemaError, ShardError, StateError
 from loaders.sampling import EpochSampler
-from loaders.schema import Image, Label
+from loaders.schema import Array, Image, Label
 from tests.packdata.packing import pack, pack_samples
 
 if TYPE_CHECKING:
@@ -300,6 +300,53 @@ def test_damage_is_reported_by_its_source_and_counted(
     loader = DataLoader(Mixture([good, bad.replace(on_error="replace")], [1, 1]), 4)
     list(loader)
     assert loader.stats().num_replaced >= 1  # what was to replace it may be bad, too
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path: Path, is_joined: bool) -> None:
+    samples = [{"values": np.full(40_000, i, np.uint8)} for i in range(5)]
+    folder = pack(
+        tmp_path / "c", {"values": Array(dtype="uint8", dims=(40_000,))}, samples, format="parquet"
+    )
+    path = folder / "shard-00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[data.index(samples[2]["values"].tobytes())] ^= 1
+    path.write_bytes(data)
+    others = RAMDataset.from_arrays(values=np.full((300, 40_000), 99, np.uint8))
+    bad = ShardDataset(folder, on_error="replace")
+    good = others.replace(on_error="replace") if is_joined else others
+    mixture = Mixture([bad, good], [1, 0])
+    assert (mixture._joined is not None) == is_joined
+
+    served = torch.cat([batch.values[:, 1] for batch in DataLoader(mixture, 2)])
+
+    assert len(served) == 5
+    assert 99 not in served
+    assert mixture.num_replaced >= 1
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+def test_numbers_that_torch_cannot_copy_by_row_are_put_together(dtype: str) -> None:
+    values = np.arange(12, dtype=dtype).reshape(6, 2) + np.iinfo(dtype).max - 20
+    one = RAMDataset.from_arrays(x=values)
+    mixture = Mixture([one, one.replace(on_error="replace")], stop=12)
+    assert mixture._joined is None
+
+    (batch,) = DataLoader(mixture, 12)
+
+    assert sorted(batch.x.numpy().tolist()) == sorted([*values.tolist()] * 2)
+
+
+def test_a_copy_draws_for_the_epoch_that_was_set(alike: Mixture) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
+    source = RAMDataset.from_arrays(image=pixels, augment=[augment.RandomCrop(16)])
+    mixture = Mixture([source, source])
+    first = mixture[0].image
+    mixture.set_epoch(3)
+
+    for other in (pickle.loads(pickle.dumps(mixture)), copy.deepcopy(mixture)):
+        assert torch.equal(other[0].image, mixture[0].image)
+        assert not torch.equal(other[0].image, first)
 
 
 # -- what is refused ------------------------------------------------------------------------------

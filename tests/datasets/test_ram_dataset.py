@@ -327,3 +327,28 @@ def test_the_memory_that_it_takes_is_shown_before_loading_or_refused(
     monkeypatch.setattr(loading, "available_memory", lambda: 100)
     with pytest.raises(LoadersError, match="of memory are available"):
         load()
+
+
+def test_samples_of_a_subclass_are_not_left_out_in_silence(folder: Path) -> None:
+    class Mine(ShardDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return super().__getitem__(index).label * 100
+
+    with pytest.raises(TypeError, match=r"Mine has a __getitem__ of its own: .*subclass of RAMD"):
+        RAMDataset(Mine(folder))
+
+
+def test_a_field_that_does_not_lie_on_the_device_is_named() -> None:
+    source = RAMDataset.from_arrays(x=np.zeros((4, 3)), label=np.arange(4))
+    resident = RAMDataset(source, device="cpu", fields=["x"])
+
+    with pytest.raises(SchemaError, match=r"'label' does not lie on cpu, \['x'\] do: make"):
+        resident.replace(fields=["x", "label"])
+    assert resident.replace(fields=["x", "sample_id"])[2].sample_id == 2
+
+
+def test_samples_of_which_nothing_is_stored_are_refused() -> None:
+    source = RAMDataset.from_arrays(label=np.arange(4)).replace(fields=["sample_id"])
+
+    with pytest.raises(SchemaError, match=r"nothing of .*'sample_id'.* is stored"):
+        RAMDataset(source)

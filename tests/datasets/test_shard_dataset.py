@@ -598,6 +598,9 @@ def test_boxes_come_in_the_form_asked_for(folder: Path, num_workers: int) -> Non
         assert torch.equal(padded.values[i, : padded.lengths[i]], boxes)
         assert not padded.values[i, padded.lengths[i] :].any()
         assert torch.equal(ragged.values[ragged.offsets[i] : ragged.offsets[i + 1]], boxes)
+    read = dataset.replace(batching={"boxes": "offsets"}).__getitems__(range(NUM))
+    for i in (-1, -2):
+        assert torch.equal(read[i].boxes, expected[i])
     assert dataset.__getitems__([])[:] == []
     for wrong in ({"boxes": "stack"}, {"label": "pad"}):
         with pytest.raises(SchemaError, match="are for arrays and boxes"):

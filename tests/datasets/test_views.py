@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
-from loaders import DataLoader, Mixture, ShardDataset, augment
+from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
 from loaders.datasets.views import as_ours
-from loaders.errors import StateError
+from loaders.errors import SchemaError, StateError
 from tests.packdata.packing import pack_samples
 
 
@@ -85,3 +85,44 @@ def test_splits_are_map_style_and_pickle(dataset: ShardDataset) -> None:
         assert again.fingerprint == view.fingerprint != dataset.fingerprint
         assert keys(DataLoader(again, 3)) == [view[i].key for i in range(len(view))]
     assert sorted(s.key for s in joined) == sorted(s.key for s in dataset)
+
+
+def test_those_of_data_in_memory_and_on_a_device_are_ours_too(dataset: ShardDataset) -> None:
+    for here in (
+        RAMDataset(dataset),
+        RAMDataset(dataset.replace(fields=["pixels"]), device="cpu"),
+    ):
+        part, _ = random_split(here, [15, 5], torch.Generator().manual_seed(0))
+        expected = [here[i].pixels for i in part.indices]
+
+        ours = as_ours(part)
+
+        assert type(ours) is RAMDataset
+        assert ours.device == here.device
+        got = torch.cat([batch.pixels for batch in DataLoader(part, 4)])
+        assert torch.equal(got, torch.stack(expected))
+        assert len(Mixture([part, here], [1, 1], stop=10)) == 35
+
+
+def test_what_lies_on_a_device_is_not_joined_on_the_host(dataset: ShardDataset) -> None:
+    here = RAMDataset(dataset.replace(fields=["pixels"]), device="cpu")
+    both = ConcatDataset([here, here])
+
+    assert as_ours(both) is both
+    with pytest.raises(SchemaError, match=r"datasets\[0\] lies on cpu: join first"):
+        concat([here, here])
+
+
+def test_truth_values_are_numbers_as_to_torch(dataset: ShardDataset) -> None:
+    part = Subset(dataset, [True, False, True])
+
+    assert keys(DataLoader(part, 3)) == [dataset[i].key for i in (1, 0, 1)]
+
+
+@pytest.mark.parametrize("checks", [("never", "always"), ("always", "never"), ("first", "never")])
+def test_datasets_that_are_joined_are_checked_as_strictly_as_any(
+    dataset: ShardDataset, checks: tuple[Any, Any]
+) -> None:
+    parts = [ShardDataset(dataset.path, check=check, fields=["key"]) for check in checks]
+
+    assert concat(parts).store.check == checks[checks[0] == "never"]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import packdata
-from loaders import DataLoader, RAMDataset, ShardDataset, TokenWindows, concat
+from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, TokenWindows, collate, concat
 from loaders.datasets.tokens.binpack import fit_decreasing
 from loaders.errors import ChecksumError, LoadersError, SchemaError, ShardError, StateError
 from loaders.schema import Array, Tokens
@@ -764,3 +764,46 @@ def test_windows_that_are_joined_or_sliced_say_what_does_that(folder: Path) -> N
         windows[:3]
     joined = TokenWindows(concat([windows.dataset, windows.dataset]), 16)
     assert joined.num_tokens == 2 * windows.num_tokens
+
+
+class Shifted(TokenWindows):
+    """Has settings and samples of its own."""
+
+    by_how_many = 1000
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index).tokens + self.by_how_many
+
+
+def test_a_subclass_stays_what_it_is(folder: Path) -> None:
+    windows = Shifted(folder, 8)
+    windows.by_how_many = 5
+    windows.set_epoch(2)
+    plain = TokenWindows(folder, 8)
+
+    for other in (
+        windows,
+        pickle.loads(pickle.dumps(windows)),
+        copy.copy(windows),
+        copy.deepcopy(windows),
+        windows.split([0.5, 0.5])[0],
+    ):
+        assert type(other) is Shifted
+        assert other.epoch == 2
+        assert torch.equal(other[1], plain[1].tokens + 5)
+    spawned = DataLoader(
+        windows, 2, backend="process", num_workers=1, multiprocessing_context="spawn"
+    )
+    assert torch.equal(next(iter(spawned))[1], plain[1].tokens + 5)
+
+
+def test_documents_of_a_mixture_of_one_source_a_batch_have_samples(folder: Path) -> None:
+    documents = TokenWindows(folder, 64, by="document")
+    mixture = Mixture([documents, documents], batch_from="one")
+
+    sample, expected = mixture[len(documents)], documents[0]
+
+    assert sample._fields == expected._fields
+    assert torch.equal(sample.tokens, expected.tokens)
+    batch = next(iter(torch.utils.data.DataLoader(mixture, 2, collate_fn=collate)))
+    assert len(batch.tokens) == 2

@@ -17,6 +17,7 @@ from loaders.codecs.raw import cast_exactly
 from loaders.columns import Column, FixedColumn, var_column
 from loaders.datasets.access.shards import MemoryShard
 from loaders.datasets.access.store import Store
+from loaders.datasets.base import check_stored
 from loaders.datasets.memory.loading import (
     ColumnPlan,
     Progress,
@@ -86,6 +87,7 @@ class RAMDataset(ResidentDataset):
         one_of("decode", decode, (True, False))
         one_of("shared", shared, (True, False, "all_users"))
         home = as_device(device or "cuda") if device is not None or pin else None
+        check_stored(source, "RAMDataset", "make it a subclass of RAMDataset")
         dataset: PackedDataset
         if isinstance(source, PackedDataset):
             dataset = source.replace(**settings) if settings else source
@@ -95,6 +97,10 @@ class RAMDataset(ResidentDataset):
             self.__dict__.update(dataset.__dict__)
             self._settle(home, is_pinned=False)
             return
+        if not {*dataset.stored_fields, "key"} & {*dataset.schema.fields}:
+            raise SchemaError(
+                f"nothing of {[*dataset.fields]} is stored: name fields to hold in memory"
+            )
         origin = getattr(dataset, "path", Path("datasets joined"))
         if shared:
             shard, fields = share_columns(dataset, origin, decode, progress, shared == "all_users")

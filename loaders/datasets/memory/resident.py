@@ -217,8 +217,12 @@ class ResidentDataset(PackedDataset):
 
     def _prepare(self) -> None:
         super()._prepare()
-        if self._resident is not None:
-            check_resident(self)
+        if self._resident is None:
+            return
+        check_resident(self)
+        if missing := [name for name in self.stored_fields if name not in self._resident.fields]:
+            what = f"field {missing[0]!r} does not lie on {self.device}, {[*self._resident.fields]} do"
+            raise SchemaError(f"{what}: make the RAMDataset of all fields that are to be shown")
 
     def _settle(self, device: torch.device | None, *, is_pinned: bool) -> Self:
         """Bring the columns to where a device reads them."""

@@ -110,11 +110,10 @@ class BatchJob:
         request = self.request
         draw = 0 if request.draws is None else int(request.draws[position])
         key = key64(request.seed, request.epoch, draw, attempt, 0x5EED)
-        index = int(
-            hash64(key, request.indices[position : position + 1])[0] % np.uint64(len(self.dataset))
-        )
+        number = hash64(key, request.indices[position : position + 1])[0]
+        first, num = self.dataset.part_with(int(request.indices[position]))
         indices = request.indices.copy()
-        indices[position] = index
+        indices[position] = first + int(number % np.uint64(num))
         self.request = replace(request, indices=indices, rows=self.dataset.rows_of(indices))
 
     def _transform(self, part: int, first: int, last: int) -> None:

@@ -145,6 +145,7 @@ def item(values: Any, i: int) -> Any:
     if isinstance(values, Padded):
         return values.values[i, : int(values.lengths[i])]
     if isinstance(values, Ragged):
+        i = i if i >= 0 else i + len(values.offsets) - 1
         return values.values[int(values.offsets[i]) : int(values.offsets[i + 1])]
     return values[i]
 

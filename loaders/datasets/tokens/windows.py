@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -116,21 +116,22 @@ class TokenWindows(BatchDataset):
         self.length, self.stride = length, length if stride is None else stride
         self.tail, self.by, self.fit, self.dtype = tail, by, fit, dtype
         self._check_options(stride)
+        if dtype != "stored":
+            # Making them wide takes the trainer longer than reading; laying documents out is Python.
+            self.max_workers = 1
         self.stream = TokenStream(self.dataset)
         self.span = self._check_span(span)
+        self._make_plan()
+
+    def _make_plan(self) -> None:
+        """Lay out the windows of the span."""
         self._plan: DocumentPlan | None = None
-        if (
-            dtype != "stored"
-        ):  # making them wide takes the trainer longer than reading; laying documents out is Python
-            self.max_workers = 1
-        if by == "document":
+        if self.by == "document":
             self._plan_documents()
         else:
             self._plan_stream()
         if not len(self):
-            what = (
-                f"{self.span[1] - self.span[0]:,} tokens make no window of {length:,} and one more"
-            )
+            what = f"{self.num_tokens:,} tokens make no window of {self.length:,} and one more"
             raise ValueError(f"{what}: give a smaller length, or tail='pad'")
 
     def _check_options(self, stride: int | None) -> None:
@@ -267,7 +268,7 @@ class TokenWindows(BatchDataset):
         text = " ".join(map(str, [self.dataset.fingerprint, *options]))
         return xxhash.xxh3_128_hexdigest(text.encode())
 
-    def split(self, parts: Sequence[float]) -> tuple[TokenWindows, ...]:
+    def split(self, parts: Sequence[float]) -> tuple[Self, ...]:
         """Divide the stream into consecutive spans, which share no token.
 
         ``by="document"`` moves the borders to the next end of a document.
@@ -285,18 +286,23 @@ class TokenWindows(BatchDataset):
             if not np.diff(cuts).all():
                 what = f"a part of {[*parts]} gets no document: borders move to the end of the one they lie in"
                 raise ValueError(f"{what}; give it a larger share, or divide by 'packdata split'")
-        return tuple(self._with(span=(int(a), int(b))) for a, b in itertools.pairwise(cuts))
+        return tuple(self._of_span(int(a), int(b)) for a, b in itertools.pairwise(cuts))
 
-    def _with(self, **changed: Any) -> TokenWindows:
-        return TokenWindows(self.dataset, **(self._options() | changed))
+    def _of_span(self, start: int, stop: int) -> Self:
+        part = type(self).__new__(type(self))  # a subclass stays what it is
+        part.__dict__.update(self.__dict__)
+        part.span = start, stop
+        part._make_plan()
+        return part
 
-    def _options(self) -> dict[str, Any]:
-        names = ("length", "tail", "by", "fit", "dtype", "span")
-        options = {name: getattr(self, name) for name in names}
-        return options if self.by == "document" else options | {"stride": self.stride}
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings; where tokens and windows lie is found anew."""
+        return {name: v for name, v in self.__dict__.items() if name not in ("stream", "_plan")}
 
-    def __reduce__(self) -> Any:
-        return _rebuild, (self.dataset, self._options())
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.stream = TokenStream(self.dataset)
+        self._make_plan()
 
     # -- samples -----------------------------------------------------------------------------------
 
@@ -325,10 +331,6 @@ class TokenWindows(BatchDataset):
         if self._num_padded:
             what += f", {self.padding_share:.2%} padding"
         return f"TokenWindows({what})"
-
-
-def _rebuild(dataset: PackedDataset, options: dict[str, Any]) -> TokenWindows:
-    return TokenWindows(dataset, **options)
 
 
 class WindowHalf(SamplesOf[TokenWindows]):
