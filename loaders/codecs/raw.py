@@ -107,8 +107,17 @@ def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[A
             # There and back shows what was cut off, but not a sign that turned: -1 as uint64.
             back = cast.astype(array.dtype)
             fits = np.array_equal(back, array) and np.array_equal(cast < 0, array < 0)
+            fits = fits and _are_within(array, dtype) and _are_within(cast, array.dtype)
         else:
             fits = np.array_equal(np.isfinite(cast), np.isfinite(array))
     if not fits:
         raise CodecError(f"values of {array.dtype} do not fit the field's {dtype.name}")
     return cast
+
+
+def _are_within(numbers: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Tell whether a cast to whole numbers is defined: of floats beyond them ARM makes the largest one."""
+    if numbers.dtype.kind != "f" or dtype.kind not in "ui":
+        return True
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return bool(((numbers >= float(least)) & (numbers < float(most) + 1)).all())

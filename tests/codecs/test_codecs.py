@@ -24,6 +24,7 @@ from loaders.codecs import codec_for, register_codec
 from loaders.codecs.heads import MAX_PIXELS, picture_head, picture_size
 from loaders.codecs.jpeg import part_of
 from loaders.codecs.picture import PictureCodec, encode_jpeg
+from loaders.codecs.raw import cast_exactly
 from loaders.codecs.text import TextCodec
 from loaders.errors import CodecError
 from loaders.schema import Array, Boxes, Bytes, Field, Image, Json, Label, Mask, MultiLabel, Text
@@ -322,6 +323,57 @@ def test_numbers_that_fit_are_converted(field: Field, value: Any, expected: Any)
     codec = codec_for(field)
 
     assert codec.decode(record(codec.encode(value))).tolist() == np.asarray(expected).tolist()
+
+
+class Saturating(np.ndarray[Any, Any]):
+    """Floats that no whole number of a type stands for become its least or its largest, as on ARM."""
+
+    def astype(self, dtype: Any, *args: Any, **options: Any) -> Any:
+        dtype = np.dtype(dtype)
+        if self.dtype.kind == "f" and dtype.kind in "ui":
+            limits = np.iinfo(dtype)
+            whole = [min(max(int(value), limits.min), limits.max) for value in self.tolist()]
+            return np.array(whole, dtype).view(Saturating)
+        return super().astype(dtype, *args, **options)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "to"),
+    [
+        (2**64 - 1, "uint64", "float64"),
+        (2**63 - 1, "int64", "float64"),
+        (2**32 - 1, "uint32", "float32"),
+        (2.0**64, "float64", "uint64"),
+        (2.0**63, "float64", "int64"),
+        (2.0**32, "float32", "uint32"),
+        (2.0**31, "float32", "int32"),
+    ],
+)
+def test_a_number_that_is_rounded_beyond_its_type_does_not_fit(
+    value: float, dtype: str, to: str
+) -> None:
+    """Whatever the processor makes of it on the way back."""
+    for array in (np.array([value], dtype), np.array([0, value], dtype).view(Saturating)):
+        with pytest.raises(CodecError, match=f"values of {dtype} do not fit the field's {to}"):
+            cast_exactly(array, np.dtype(to))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "to"),
+    [
+        (2**63, "uint64", "float64"),
+        (-(2**63), "int64", "float64"),
+        (2.0**64 - 2048, "float64", "uint64"),
+        (-(2.0**63), "float64", "int64"),
+        (65_504, "float16", "uint64"),
+        (-128.0, "float16", "int8"),
+        (255.0, "float32", "uint8"),
+        (1.0, "float32", "bool"),
+    ],
+)
+def test_the_largest_numbers_that_two_types_share_fit(value: float, dtype: str, to: str) -> None:
+    for array in (np.array([value], dtype), np.array([value], dtype).view(Saturating)):
+        assert cast_exactly(array, np.dtype(to)).tolist() == [value]
 
 
 def test_a_gray_picture_may_lack_its_channel_axis() -> None:

@@ -106,7 +106,7 @@ def test_those_of_data_in_memory_and_on_a_device_are_ours_too(dataset: ShardData
 
 def test_what_lies_on_a_device_is_not_joined_on_the_host(dataset: ShardDataset) -> None:
     here = RAMDataset(dataset.replace(fields=["pixels"]), device="cpu")
-    both = ConcatDataset([here, here])
+    both: ConcatDataset[Any] = ConcatDataset([here, here])
 
     assert as_ours(both) is both
     with pytest.raises(SchemaError, match=r"datasets\[0\] lies on cpu: join first"):

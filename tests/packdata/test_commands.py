@@ -814,6 +814,7 @@ def test_diff_names_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert found["examples"] == {
         "only_a": ["bird/000", "cat/001"],
         "only_b": ["dog/008"],
+        "moved": ["dog/002", "bird/003", "cat/004", "dog/005", "bird/006", "cat/007"],
         "score": ["dog/002", "bird/003"],
         "label": ["bird/003"],
     }
@@ -914,6 +915,7 @@ def test_copy_takes_the_samples_that_fulfil_a_condition(tmp_path: Path) -> None:
         "width if label else score",
         "label is 3",
         "key == b'x'",
+        "key == None",
         "width == 1j",
         "...",
         "label ==",
@@ -955,6 +957,44 @@ def test_a_single_equals_sign_is_told_what_to_be(tmp_path: Path, where: str, wha
 
     with pytest.raises(SchemaError, match=what):
         copy_dataset(folder, tmp_path / "b", CopyOptions(where=where))
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("n != '1'", "'n' is a number, '1' is none: write 1$"),
+        ("'-1.5' < n", "'n' is a number, '-1.5' is none: write -1.5$"),
+        ("n == 'cat'", "'n' is a number, 'cat' is none, and its classes have no names$"),
+        ("n in (0, 'cat')", "'n' is a number, 'cat' is none, and its classes"),
+        ("0 < x != 'a'", "'x' is a number, 'a' is none$"),
+        ("carat != '1'", "'carat' is a number, '1' is none: write 1$"),
+        ("'1' in x", "'x' is a number, '1' is none: write 1$"),
+        ("key == 5", "'key' is a text, 5 is none: write '5'$"),
+        ("key not in [5, 'b']", "'key' is a text, 5 is none: write '5'$"),
+        ("-5 != key", "'key' is a text, -5 is none$"),
+        ("5 in key", "'key' is a text, 5 is none: write '5'$"),
+        ("x == key", "'x' is a number, key is none$"),
+    ],
+)
+def test_a_number_is_not_compared_with_a_text(where: str, what: str) -> None:
+    """The two are never equal: ``!=`` would keep all samples, ``==`` none."""
+    fields: dict[str, Field] = {
+        "n": Label(),
+        "x": Array(dtype="int64"),
+        "key": Text(),
+        "carat": Features(columns=("carat",)),
+    }
+
+    with pytest.raises(SchemaError, match=what):
+        Where(where, fields)
+
+
+def test_labels_with_names_compare_with_texts_and_numbers_of_other_fields() -> None:
+    fields: dict[str, Field] = {"l": Label(("cat", "1")), "key": Text(), "x": Array("int64")}
+    cat = {"l": scalar(fields["l"], np.int64(0)), "key": "cat", "x": 0}
+
+    for where in ("l == key", "l == x", "l in (key, 1)", "l != '1'"):
+        assert Where(where, fields)(cat)
 
 
 @pytest.mark.parametrize(
@@ -1121,6 +1161,54 @@ def test_copy_matches_by_any_single_value(tmp_path: Path) -> None:
     assert [reader.sample(i)["name"] for i in range(4)] == ["zero", "one", "two", "zero"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("cat,b\nbird,a\nhorse,d\ndog,c\n", ["a", "b", "c"]),
+        ("2,c\n1,b\n0,a\n", ["a", "b", "c"]),
+        ("2,c\nbird,a\n1,b\n7,d\n", ["a", "b", "c"]),
+    ],
+    ids=["names", "numbers", "both"],
+)
+def test_copy_matches_labels_by_class(tmp_path: Path, rows: str, expected: list[str]) -> None:
+    folder = pack_samples(tmp_path / "a", 6, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text(f"label,note\n{rows}")
+
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, on="label"))
+
+    reader = PackedReader(tmp_path / "b")
+    assert [reader.sample(i)["note"] for i in range(6)] == expected * 2
+
+
+def test_classes_that_are_called_by_numbers_match_by_name(tmp_path: Path) -> None:
+    """And a label that is none of its classes by its number."""
+    fields = {"label": Label(("1", "0"))}
+    folder = pack(tmp_path / "a", fields, [{"label": i} for i in (0, 1, 5)])
+    table = tmp_path / "t.csv"
+    table.write_text("label,note\n0,zero\n1,one\n5,five\n")
+
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, on="label"))
+
+    reader = PackedReader(tmp_path / "b")
+    assert [reader.sample(i)["note"] for i in range(3)] == ["one", "zero", "five"]
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_table_that_matches_nothing_is_told_with_what_it_has(tmp_path: Path, skip: bool) -> None:
+    folder = pack_samples(tmp_path / "a", 6, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text("label,note\neel,1\nfox,2\n")
+    options = CopyOptions(add=table, on="label", skip_missing=skip)
+
+    told = r"lacks 6 of 6 samples: bird, cat, dog\. Its column 'label' has eel, fox; --on NAME"
+    with pytest.raises(SourceError, match=told):
+        copy_dataset(folder, tmp_path / "b", options)
+    table.write_text("label,note\n")
+    with pytest.raises(SourceError, match="has nothing; --on"):
+        copy_dataset(folder, tmp_path / "b", options)
+
+
 def test_samples_that_a_table_lacks_are_named_or_left_out(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 9, fields=SMALL)
     table = tmp_path / "t.csv"
@@ -1144,6 +1232,9 @@ def test_samples_that_a_table_lacks_are_named_or_left_out(tmp_path: Path) -> Non
         ("key,a\nx,1\ny,b\n", {"a": "int64"}, "row 2, column 'a': 'b' is not int64"),
         ("key,a\nx,99999999999999999999\n", {"a": "int64"}, "is not int64"),
         ("key,a\nx,{\n", {"a": "json"}, "is not json"),
+        pytest.param(
+            f"key,a\nx,{'[' * 100_000}\n", {"a": "json"}, r"'\[{79}…' is not json", id="too deep"
+        ),
         ("key,a\nx,1\n", {"a": "int8"}, "cannot be read as 'int8'"),
         ("key,a\nx,1\n", {"b": "text"}, "it has no column 'b' to add; it has a"),
         ("key,class\nx,1\n", {}, "must be a Python identifier"),
@@ -1173,6 +1264,8 @@ def test_tables_that_cannot_be_used_say_why(
         (["1_000", "1"], Text()),
         (["", ""], Text()),
         (["1", "one"], Text()),
+        (["123456789012345678", "1"], Array(dtype="int64")),
+        (["9007199254740992", ""], Array(dtype="float64")),
     ],
 )
 def test_kinds_of_columns_are_guessed(tmp_path: Path, cells: list[str], field: Field) -> None:
@@ -1180,6 +1273,39 @@ def test_kinds_of_columns_are_guessed(tmp_path: Path, cells: list[str], field: F
     table.write_text("key,a\n" + "".join(f"k{i},{cell}\n" for i, cell in enumerate(cells)))
 
     assert read_table(table, "key").fields["a"] == field
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["1234567890123456789", "1234567890123456788"],
+        ["123456789012345678", ""],
+        ["-9007199254740993", "1.5"],
+        ["+9007199254740993", "1"],
+        ["1000000000000000000000", "1"],
+        ["1234567890123456789.5", "1"],
+    ],
+)
+def test_numbers_that_no_float_has_come_back_as_they_were(
+    tmp_path: Path, cells: list[str]
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("key,a\n" + "".join(f"k{i},{cell}\n" for i, cell in enumerate(cells)))
+
+    found = read_table(table, "key")
+
+    assert found.fields["a"] == Text()
+    assert [found.records[f"k{i}"]["a"].decode() for i in range(2)] == cells
+
+
+def test_numbers_of_19_digits_may_be_asked_for(tmp_path: Path) -> None:
+    """A list of files has them as text, too: most are names."""
+    table = tmp_path / "t.csv"
+    table.write_text("key,a\nx,1234567890123456789\n")
+
+    found = read_table(table, "key", {"a": "int64"})
+
+    assert np.frombuffer(found.records["x"]["a"], "<i8").tolist() == [1234567890123456789]
 
 
 def test_a_column_does_not_replace_a_field_silently(tmp_path: Path) -> None:
@@ -1275,6 +1401,24 @@ def test_a_dataset_can_replace_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     assert PackedReader(folder).keys() == ["dog/002", "dog/005", "dog/008"]
     assert entries(folder) == ["manifest.json", "shard-00003.lmdb"]
     assert verify(folder).ok
+
+
+@pytest.mark.parametrize("command", ["copy", "copy itself", "merge", "append"])
+def test_the_rejects_of_a_packing_go_with_what_it_packed(tmp_path: Path, command: str) -> None:
+    """They stay where that is only added to."""
+    old = pack_samples(tmp_path / "old", 4, fields=SMALL)
+    new = pack(tmp_path / "new", {name: FIELDS[name] for name in SMALL}, [sample(7)])
+    (old / "rejected.jsonl").write_text('{"item": "a.jpg", "error": "it is none"}\n')
+
+    if command.startswith("copy"):
+        assert run("copy", old if "itself" in command else new, old, "--overwrite") == 0
+    elif command == "merge":
+        assert run("merge", old, new, "--overwrite") == 0
+    else:
+        assert run("append", old, new) == 0
+
+    assert ("rejected.jsonl" in entries(old)) is (command == "append")
+    assert verify(old).ok
 
 
 def test_a_condition_that_nothing_fulfils_writes_nothing(tmp_path: Path) -> None:

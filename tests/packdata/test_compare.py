@@ -11,11 +11,12 @@ import pytest
 import packdata
 from loaders.errors import SchemaError
 from loaders.schema import Array, Field, Image, Label, Schema
+from packdata.cli import main
 from packdata.combine import append, merge
 from packdata.compare import diff, schema_differences
 from packdata.edit import CopyOptions, copy_dataset
 from packdata.reader import PackedReader
-from tests.packdata.packing import pack_samples
+from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,3 +81,44 @@ def test_a_copy_is_said_to_match_as_other_datasets_would(
 
     assert not found
     assert (found.num_same, found.by_key) == (3, by_key)
+
+
+@pytest.mark.parametrize(
+    ("rows", "moved"),
+    [
+        ((0, 1, 2, 3), []),
+        ((3, 2, 1, 0), ["bird/000", "cat/001", "dog/002", "bird/003"]),
+        ((0, 2, 1, 3), ["cat/001", "dog/002"]),
+        ((8, 0, 1, 9, 3, 7), []),
+        ((9, 3, 1, 7), ["cat/001", "bird/003"]),
+    ],
+    ids=["same", "turned", "two", "others between", "two of others"],
+)
+def test_the_order_of_what_both_have_is_a_difference(
+    tmp_path: Path, rows: tuple[int, ...], moved: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where only samples of one stand between, the others have not moved."""
+    fields = {name: FIELDS[name] for name in ("label", "key")}
+    first = pack(tmp_path / "a", fields, [sample(i) for i in range(4)])
+    second = pack(tmp_path / "b", fields, [sample(i) for i in rows], per_shard=3)
+
+    found = diff(first, second)
+
+    assert found.moved == len(moved)
+    assert found.to_json()["moved"] == len(moved)
+    assert found.examples.get("moved", []) == moved
+    assert bool(found) is (rows != (0, 1, 2, 3))
+    assert main(["diff", str(first), str(second), "--limit", "1"]) == int(bool(found))
+    lines = capsys.readouterr().out.splitlines()
+    more = f"the order differs, {len(moved)} samples stand elsewhere: {(moved or ['-'])[0]}, ..."
+    assert (more in lines) is bool(moved)
+
+
+def test_without_keys_another_order_is_other_records(tmp_path: Path) -> None:
+    fields: dict[str, Field] = {"label": Label()}
+    first = pack(tmp_path / "a", fields, [{"label": i} for i in range(3)])
+    second = pack(tmp_path / "b", fields, [{"label": i} for i in (0, 2, 1)])
+
+    found = diff(first, second)
+
+    assert (found.moved, dict(found.changed)) == (0, {"label": 2})

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import struct
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,30 @@ def decode(recipe: ImagesRecipe, record: dict[str, bytes], target: int = 0) -> d
         name: codec_for(field).decode(np.frombuffer(record[name], np.uint8))
         for name, field in schema.fields.items()
     }
+
+
+def plan_with_masks(root: Path, kind: str, **options: Any) -> ImagesRecipe:
+    """Plan ``images/*`` and ``masks/*`` of a folder as a source of some kind."""
+    names = sorted(path.stem for path in (root / "masks").iterdir())
+    files = {name: (f"images/{name}.jpg", f"masks/{name}.png") for name in names}
+    src = root / f"src.{'csv' if kind == 'list' else kind}"
+    if kind == "folder":
+        return plan(root / "images", masks=root / "masks", **options)
+    if kind == "list":
+        src.write_text(
+            "path,mask\n" + "".join(f"{image},{mask}\n" for image, mask in files.values())
+        )
+    elif kind == "parquet":
+        images, masks = (
+            [(root / pair[i]).read_bytes() for pair in files.values()] for i in (0, 1)
+        )
+        pq.write_table(pa.table({"image": images, "mask": masks}), src)
+    else:
+        with tarfile.open(src, "w:gz" if kind.endswith("gz") else "w") as tar:
+            for name, (image, mask) in files.items():
+                tar.add(root / mask, f"{name}.mask.png")
+                tar.add(root / image, f"{name}.jpg")
+    return plan(src, **options)
 
 
 def samples(recipe: ImagesRecipe, target: int = 0) -> list[dict[str, Any]]:
@@ -416,6 +441,20 @@ class TestLabels:
         with pytest.raises(SourceError, match="class 2 is not known"):
             samples(plan(tmp_path / f"val.{suffix}", classes=["10", "a", "b"]))
 
+    def test_a_label_that_is_nan_in_parquet_is_missing(self, tmp_path: Path) -> None:
+        """Other columns keep it: there it may be a value."""
+        images = [save(tmp_path / "x.png", photo())] * 2
+        table = {"image": images, "label": [1.0, float("nan")], "score": [float("nan"), 1.0]}
+        pq.write_table(pa.table(table), tmp_path / "a.parquet")
+
+        recipe = plan(tmp_path / "a.parquet")
+        first, second = recipe.items()
+
+        sample = decode(recipe, dict(recipe.encode(first)[0]))
+        assert (sample["label"], np.isnan(sample["score"])) == (1, True)
+        with pytest.raises(SourceError, match=r"a\.parquet, row 1: its label is missing"):
+            recipe.encode(second)
+
     @pytest.mark.parametrize("column", ["label", "age"])
     def test_a_missing_label_names_the_line(self, tmp_path: Path, column: str) -> None:
         for name in "ab":
@@ -529,17 +568,50 @@ class TestMasks:
         with pytest.raises(SourceError, match=r"b\.jpg: it has no mask"):
             encode(recipe)
 
-    def test_a_late_16_bit_mask_says_what_to_do(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("kind", ["folder", "list", "parquet", "tar", "tar.gz"])
+    def test_masks_have_16_bits_if_any_of_them_has(self, tmp_path: Path, kind: str) -> None:
+        """The pictures stay as they are: masks have a depth of their own."""
         for i in range(20):
             mask = np.full((4, 4), 5 if i < 19 else 300, np.uint8 if i < 19 else np.uint16)
-            save(tmp_path / f"images/{i:02d}.png", photo(4, 4))
+            save(tmp_path / f"images/{i:02d}.jpg", photo(4, 4))
             save(tmp_path / f"masks/{i:02d}.png", mask)
 
-        with pytest.raises(SourceError, match=r"19\.png: its mask holds 300.*--keep-depth"):
-            encode(plan(tmp_path / "images", masks=tmp_path / "masks"))
-        recipe = plan(tmp_path / "images", masks=tmp_path / "masks", keep_depth=True)
-        assert samples(recipe)[19]["mask"].max() == 300
-        assert samples(recipe)[0]["mask"].max() == 5
+        recipe = plan_with_masks(tmp_path, kind, codec="jpeg")
+
+        assert recipe.targets[0].schema.fields["image"] == Image(codec="jpeg")
+        assert recipe.targets[0].schema.fields["mask"] == Mask(dtype="uint16")
+        assert [s["mask"].max() for s in samples(recipe)] == [5] * 19 + [300]
+        (tmp_path / "masks/19.png").write_bytes((tmp_path / "masks/18.png").read_bytes())
+        field = plan_with_masks(tmp_path, kind).targets[0].schema.fields["mask"]
+        assert field == Mask(dtype="uint8")
+
+    @pytest.mark.parametrize("suffix", ["tiff", "pgm"])
+    def test_the_depth_of_masks_that_are_no_png_is_found(
+        self, tmp_path: Path, suffix: str
+    ) -> None:
+        save(tmp_path / "images/a.jpg", photo(4, 4))
+        mask = PIL.Image.fromarray(np.full((4, 4), 300, np.uint16))
+        save(tmp_path / f"masks/a.{suffix}", mask, {"pgm": "PPM"}.get(suffix, "TIFF"))
+
+        recipe = plan(tmp_path / "images", masks=tmp_path / "masks")
+
+        assert recipe.targets[0].schema.fields["mask"] == Mask(dtype="uint16")
+        assert only(recipe)["mask"].max() == 300
+
+    def test_masks_that_nothing_uses_have_no_say_in_the_depth(self, tmp_path: Path) -> None:
+        """As Cityscapes' instances, which lie beside its labels."""
+        save(tmp_path / "masks/a_instances.png", np.full((40, 60), 300, np.uint16))
+
+        recipe = self.make(tmp_path, np.zeros((40, 60), np.uint8))
+
+        assert recipe.targets[0].schema.fields["mask"] == Mask(dtype="uint8")
+
+    def test_a_mask_that_becomes_deeper_is_refused(self, tmp_path: Path) -> None:
+        recipe = self.make(tmp_path, np.zeros((40, 60), np.uint8))
+        save(tmp_path / "masks/a.png", np.full((40, 60), 300, np.uint16))
+
+        with pytest.raises(SourceError, match=r"a\.jpg: its mask holds 300, but had 8 bits"):
+            encode(recipe)
 
     def test_a_damaged_or_colored_mask_names_the_picture(self, tmp_path: Path) -> None:
         recipe = self.make(tmp_path, photo())
@@ -563,6 +635,32 @@ class TestMasks:
         recipes = make_images_plan(tmp_path / "images", masks=tmp_path / "masks").parts
 
         assert [int(only(recipe)["mask"].max()) for _, recipe in recipes] == [1, 2]
+
+    def test_splits_may_share_a_folder_of_masks_but_no_mask(self, tmp_path: Path) -> None:
+        for split, name in (("train", "a"), ("val", "b")):
+            save(tmp_path / f"images/{split}/{name}.png", photo(4, 4))
+            save(tmp_path / f"masks/{name}.png", np.zeros((4, 4), np.uint8))
+        found = make_images_plan(tmp_path / "images", masks=tmp_path / "masks")
+        assert len(found.parts) == 2
+        assert found.notes() == []
+
+        save(tmp_path / "images/val/a.png", photo(4, 4))
+
+        with pytest.raises(
+            SourceError, match=r"masks: a\.png would be a mask of both train and val"
+        ):
+            make_images_plan(tmp_path / "images", masks=tmp_path / "masks")
+
+    def test_masks_that_nothing_in_parquet_uses_are_told(self, tmp_path: Path) -> None:
+        data = save(tmp_path / "a.png", photo(4, 4))
+        pq.write_table(pa.table({"image": [data], "key": ["a"]}), tmp_path / "images.parquet")
+        for name in "ab":
+            save(tmp_path / f"masks/{name}.png", np.zeros((4, 4), np.uint8))
+
+        notes = make_images_plan(tmp_path / "images.parquet", masks=tmp_path / "masks").notes()
+
+        unused = tmp_path / "masks/b.png"
+        assert notes == [f"1 mask used by nothing in the source: {unused}"]
 
     def test_a_column_of_masks(self, tmp_path: Path) -> None:
         save(tmp_path / "a.png", photo(4, 4))

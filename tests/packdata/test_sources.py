@@ -16,6 +16,7 @@ import pytest
 
 from loaders.errors import SourceError
 from packdata.sources import Column, MaskFolder, Source, find_splits, open_source
+from packdata.sources.base import ARRAYS
 
 
 def touch(root: Path, *names: str) -> Path:
@@ -28,7 +29,9 @@ def touch(root: Path, *names: str) -> Path:
 
 
 def keys(source: Source, start: int = 0) -> list[str]:
-    return [item.key for item in source.items(start)]
+    found = [item.key for item in source.items(start)]
+    assert list(source.keys())[start:] == found
+    return found
 
 
 def labels(source: Source, name: str = "label") -> list[Any]:
@@ -222,7 +225,7 @@ class TestSplits:
 
         splits = find_splits(tmp_path)
 
-        assert splits == {"train": tmp_path / "train", "val": tmp_path / "val"}
+        assert splits == {"train": [tmp_path / "train"], "val": [tmp_path / "val"]}
         assert list(splits) == ["train", "val"]
 
     def test_a_class_tree_has_none(self, tmp_path: Path) -> None:
@@ -247,7 +250,88 @@ class TestSplits:
 
         assert splits is not None
         assert list(splits) == ["train", "test"]
-        assert [len(open_source(path)) for path in splits.values()] == [2, 1]
+        assert [len(open_source(files)) for files in splits.values()] == [2, 1]
+
+    @pytest.mark.parametrize(
+        ("train", "val"),
+        [
+            (["train.tar"], ["val.tar"]),
+            (["train.parquet"], ["val.parquet"]),
+            (["train-extra.parquet", "train.parquet"], ["val-0.parquet"]),
+            (["train-0.tar", "train-1.tar.gz", "train_2.TAR", "train.TGZ"], ["val-0.tar"]),
+            (["TRAIN-1.tar", "train-0.tar"], ["Val.tar"]),
+        ],
+        ids=lambda names: names[-1],
+    )
+    def test_every_file_of_a_split_belongs_to_it(
+        self, tmp_path: Path, train: list[str], val: list[str]
+    ) -> None:
+        for name in (*train, *val):
+            if name.endswith("parquet"):
+                pq.write_table(pa.table({"image": [name.encode()]}), tmp_path / name)
+            else:
+                mode = "w:gz" if name.lower().endswith("gz") else "w"
+                write_tar(tmp_path / name, {f"{name.replace('.', '-')}.jpg": name.encode()}, mode)
+
+        splits = find_splits(tmp_path)
+
+        assert splits is not None
+        assert list(splits) == ["train", "val"]
+        found = [[item.read() for item in open_source(files).items()] for files in splits.values()]
+        assert [sorted(each) for each in found] == [
+            sorted(name.encode() for name in names) for names in (train, val)
+        ]
+
+    def test_the_source_of_several_files_is_called_after_their_folder(
+        self, tmp_path: Path
+    ) -> None:
+        for name in ("train-0", "train-1", "val"):
+            write_tar(tmp_path / f"{name}.tar", {f"{name}.jpg": b""})
+
+        splits = find_splits(tmp_path)
+
+        assert splits is not None
+        assert [open_source(files).name for files in splits.values()] == [
+            tmp_path.name,
+            "val.tar",
+        ]
+
+    def test_a_split_of_files_of_two_kinds_is_refused(self, tmp_path: Path) -> None:
+        splits = find_splits(touch(tmp_path, "train-0.tar", "train-1.parquet", "val.tar"))
+
+        assert splits is not None
+        with pytest.raises(SourceError, match=r"several kinds lie there \(parquet, tar\)"):
+            open_source(splits["train"])
+
+    def test_files_of_splits_among_others_are_refused(self, tmp_path: Path) -> None:
+        """As one source they would mix train and val."""
+        touch(tmp_path, "train-0.tar", "val-0.tar", "unlabelled-0.tar")
+
+        with pytest.raises(
+            SourceError, match=r"splits \(train, val\) and other files \(unlabelled-0\.tar\)"
+        ):
+            find_splits(tmp_path)
+
+    def test_splits_as_folders_and_as_files_are_refused(self, tmp_path: Path) -> None:
+        touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "train.tar", "all.tar")
+        assert find_splits(tmp_path) == {"train": [tmp_path / "train"], "val": [tmp_path / "val"]}
+
+        touch(tmp_path, "test.tar")
+
+        with pytest.raises(SourceError, match=r"\(train, val\) and files of others \(test\.tar\)"):
+            find_splits(tmp_path)
+
+    @pytest.mark.parametrize("picture", ["a.jpg", "cat/x/1.jpg"])
+    def test_pictures_beside_files_of_splits_are_named(self, tmp_path: Path, picture: str) -> None:
+        touch(tmp_path, "train.tar", "val.tar", picture)
+
+        with pytest.raises(
+            SourceError, match=rf"both pictures \({picture}\) and train\.tar, val\.tar"
+        ):
+            find_splits(tmp_path)
+
+    def test_arrays_come_in_no_archives(self, tmp_path: Path) -> None:
+        assert find_splits(touch(tmp_path, "a.npy", "train.tar", "val.tar"), ARRAYS) is None
 
     def test_files_of_one_split_are_one_source(self, tmp_path: Path) -> None:
         assert find_splits(touch(tmp_path, "train-0.tar", "train-1.tar")) is None
@@ -321,6 +405,91 @@ class TestLists:
 
         assert labels(source) == ["cat", None, None]
         assert labels(source, "age") == [3, None, None]
+
+    def test_blanks_around_what_names_something_do_not_count(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a.jpg", "b.jpg", "m.png")
+        text = "key,path,mask,label,note\n x,a.jpg , m.png, cat, hi\ny,\tb.jpg,m.png,cat ,\n"
+        (tmp_path / "l.csv").write_text(text)
+
+        source = open_source(tmp_path / "l.csv")
+        first, second = source.items()
+
+        assert source.labels["label"] == Column("class", ("cat",))
+        assert labels(source) == ["cat", "cat"]
+        assert labels(source, "note") == [" hi", ""]
+        assert keys(source) == ["x", "y"]
+        assert [first.read(), second.read()] == [b"a.jpg", b"b.jpg"]
+        assert first.read_mask is not None
+        assert first.read_mask() == b"m.png"
+
+    def test_a_list_may_write_a_blank_behind_each_comma(self, tmp_path: Path) -> None:
+        text = 'path, label, note, age\na.jpg, "cat, big", "x, y", 3\nb.jpg, dog, z, \n'
+        (tmp_path / "l.csv").write_text(text)
+
+        source = open_source(tmp_path / "l.csv")
+
+        assert source.labels["label"].classes == ("cat, big", "dog")
+        assert labels(source, "note") == ["x, y", "z"]
+        assert labels(source, "age") == [3, None]
+
+    @pytest.mark.parametrize(
+        ("cells", "kind", "values"),
+        [
+            (["10", "2", "nan"], "int", [10, 2, None]),
+            (["cat", "NaN", "dog"], "class", ["cat", None, "dog"]),
+            (["cat", " ", "dog"], "class", ["cat", None, "dog"]),
+            (["0.5", "-nan", "1"], "float", [0.5, None, 1.0]),
+        ],
+    )
+    def test_a_label_that_is_nan_is_missing(
+        self, tmp_path: Path, cells: list[str], kind: str, values: list[Any]
+    ) -> None:
+        rows = "".join(f"{i}.jpg,{cell}\n" for i, cell in enumerate(cells))
+        (tmp_path / "l.csv").write_text(f"path,label\n{rows}")
+
+        source = open_source(tmp_path / "l.csv")
+
+        assert source.labels["label"].kind == kind
+        assert labels(source) == values
+
+    def test_nan_among_numbers_is_missing_and_among_texts_a_text(self, tmp_path: Path) -> None:
+        text = "path,score,age,note\na.jpg,0.5,3,nan\nb.jpg,nan,NaN,x\nc.jpg,0.5,,\n"
+        (tmp_path / "l.csv").write_text(text)
+
+        source = open_source(tmp_path / "l.csv")
+
+        assert source.labels == {
+            "score": Column("float"),
+            "age": Column("int"),
+            "note": Column("text"),
+        }
+        assert labels(source, "score") == [0.5, None, 0.5]
+        assert labels(source, "age") == [3, None, None]
+        assert labels(source, "note") == ["nan", "x", ""]
+
+    def test_nan_in_json_lines_is_missing(self, tmp_path: Path) -> None:
+        text = '{"path": "a", "label": 1}\n{"path": "b", "label": NaN, "score": NaN}\n'
+        (tmp_path / "l.jsonl").write_text(text)
+
+        source = open_source(tmp_path / "l.jsonl")
+
+        assert source.labels["label"] == Column("int")
+        assert labels(source) == [1, None]
+
+    def test_blank_lines_above_the_header_do_not_hide_the_delimiter(self, tmp_path: Path) -> None:
+        (tmp_path / "l.csv").write_text("\r\n  \npath;label\na.jpg;3\n")
+
+        assert labels(open_source(tmp_path / "l.csv")) == [3]
+
+    def test_a_picture_that_is_listed_twice_wants_keys(self, tmp_path: Path) -> None:
+        text = "path,label\na.jpg,1\na.jpg,2\n"
+        (tmp_path / "l.csv").write_text(text)
+        with pytest.raises(SourceError, match=r"'a': line 2 and line 3\. .* in a column 'key'"):
+            open_source(tmp_path / "l.csv")
+
+        (tmp_path / "l.csv").write_text("key,path\nx,a.jpg\nnan,a.jpg\n")
+
+        assert keys(open_source(tmp_path / "l.csv")) == ["x", "nan"]
 
     def test_masks_and_keys_have_columns(self, tmp_path: Path) -> None:
         touch(tmp_path, "a.jpg", "m/a.png")
@@ -616,6 +785,70 @@ class TestParquet:
         assert keys(source) == ["k", "l"]
         assert [item.read() for item in source.items()] == [b"1", b"2"]
 
+    @pytest.mark.parametrize(
+        ("names", "message"),
+        [
+            (["dog", "cat"], "class 0 of its column 'label' is 'dog', in .*a.parquet 'cat'"),
+            (["cat"], "class 1 of its column 'label' is None, in .*a.parquet 'dog'"),
+            ([], "class 0 of its column 'label' is None, in .*a.parquet 'cat'"),
+        ],
+        ids=["other-order", "fewer", "none"],
+    )
+    def test_files_of_other_classes_are_refused(
+        self, tmp_path: Path, names: list[str], message: str
+    ) -> None:
+        """The numbers of one would be other classes in the next."""
+        for file, classes in (("a", ["cat", "dog"]), ("b", ["cat", "dog"]), ("c", names)):
+            table = pa.table({"image": [b""], "label": [0]})
+            features = {"label": {"names": classes, "_type": "ClassLabel"}} if classes else {}
+            meta = {"huggingface": json.dumps({"info": {"features": features}})}
+            pq.write_table(table.replace_schema_metadata(meta), tmp_path / f"{file}.parquet")
+
+        with pytest.raises(SourceError, match=rf"c\.parquet: {message}.*--classes"):
+            open_source(tmp_path)
+        assert open_source(str(tmp_path / "[ab].parquet")).labels["label"].classes == (
+            "cat",
+            "dog",
+        )
+
+    def test_files_of_one_name_have_their_folders_in_their_keys(self, tmp_path: Path) -> None:
+        """As Hive and Spark write them."""
+        for name in ("y=1/data", "y=2/data", "y=2/more"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            pq.write_table(pa.table({"image": [b"1", b"2"]}), tmp_path / f"{name}.parquet")
+
+        source = open_source(tmp_path / "*" / "*.parquet")
+
+        expected = [
+            f"{n}/0000000{i}" for n in ("y=1/data", "y=2/data", "y=2/more") for i in (0, 1)
+        ]
+        assert keys(source) == expected
+        assert keys(open_source(tmp_path / "y=2")) == [
+            "data/00000000",
+            "data/00000001",
+            "more/00000000",
+            "more/00000001",
+        ]
+
+    def test_files_of_one_name_but_for_the_suffix_keep_it_in_their_keys(
+        self, tmp_path: Path
+    ) -> None:
+        for name in ("a.parquet", "a.PARQUET"):
+            pq.write_table(pa.table({"image": [b""]}), tmp_path / name)
+
+        assert keys(open_source(tmp_path)) == ["a.PARQUET/00000000", "a.parquet/00000000"]
+
+    def test_identity_follows_the_folders_that_are_in_the_keys(self, tmp_path: Path) -> None:
+        for name in ("x", "y"):
+            (tmp_path / name).mkdir()
+            pq.write_table(pa.table({"image": [b""]}), tmp_path / name / "data.parquet")
+        before = open_source(tmp_path / "*" / "data.parquet").identity
+        assert open_source(tmp_path / "*" / "data.parquet").identity == before
+
+        (tmp_path / "y").rename(tmp_path / "z")
+
+        assert open_source(tmp_path / "*" / "data.parquet").identity != before
+
     def test_any_row_can_be_the_start(self, tmp_path: Path) -> None:
         for i, rows in enumerate([70, 0, 50]):
             table = pa.table(
@@ -640,6 +873,26 @@ class TestParquet:
         with pytest.raises(SourceError, match="row 1: the picture is missing"):
             second.read()
 
+    def test_a_row_without_a_key_is_rejected_under_its_number(self, tmp_path: Path) -> None:
+        table = {"image": [b"1", b"2"], "key": ["k", None]}
+        pq.write_table(pa.table(table), tmp_path / "a.parquet")
+
+        source = open_source(tmp_path / "a.parquet")
+
+        assert keys(source) == ["k", "a/00000001"]
+        with pytest.raises(SourceError, match="row 1: the key is missing"):
+            list(source.items())[1].read()
+
+    def test_masks_in_files_beside_are_read_for_their_heads(self, tmp_path: Path) -> None:
+        touch(tmp_path, "m.tiff")
+        places = [{"bytes": b"M", "path": None}, {"bytes": None, "path": "m.tiff"}, None]
+        places.append({"bytes": None, "path": "gone.png"})
+        pq.write_table(pa.table({"image": [b""] * 4, "mask": places}), tmp_path / "a.parquet")
+
+        source = open_source(tmp_path / "a.parquet")
+
+        assert list(source.mask_heads()) == [b"M", b"m.tiff", b"", b""]
+
     def test_wrong_files_say_so(self, tmp_path: Path) -> None:
         path = tmp_path / "a.parquet"
         path.write_bytes(b"PAR1 nonsense")
@@ -661,7 +914,9 @@ class TestParquet:
             pa.table({"image": [b"1", b"2"], "key": ["k", "k"]}), tmp_path / "a.parquet"
         )
 
-        with pytest.raises(SourceError, match=r"'k': a\.parquet, row 0 and a\.parquet, row 1"):
+        with pytest.raises(
+            SourceError, match=r"'k': a\.parquet, row 0 and a\.parquet, row 1\. Give"
+        ):
             open_source(tmp_path)
 
 
@@ -704,9 +959,9 @@ class TestIdx:
         splits = find_splits(tmp_path)
 
         assert splits is not None
-        assert {name: path.name for name, path in splits.items()} == {
-            "train": "train-images-idx3-ubyte",
-            "test": "t10k-images-idx3-ubyte",
+        assert splits == {
+            "train": [tmp_path / "train-images-idx3-ubyte"],
+            "test": [tmp_path / "t10k-images-idx3-ubyte"],
         }
         with pytest.raises(SourceError, match="several sources lie there"):
             open_source(tmp_path)
@@ -757,6 +1012,24 @@ class TestRecognition:
     def test_files_of_two_kinds_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(SourceError, match="several kinds"):
             open_source(touch(tmp_path, "a.tar", "b.parquet"))
+
+    def test_an_archive_beside_folders_of_pictures_is_refused(self, tmp_path: Path) -> None:
+        write_tar(tmp_path / "extra.tar", {"1.jpg": b""})
+        touch(tmp_path, "README.md", ".cache/1.jpg", "notes/a.txt", "notes/._1.jpg")
+        assert open_source(tmp_path).kind == "tar"
+
+        touch(tmp_path, "cat/1.jpg", "dog/1.jpg")
+
+        with pytest.raises(SourceError, match=r"both pictures \(cat/1\.jpg\) and extra\.tar"):
+            open_source(tmp_path)
+        assert open_source(tmp_path / "*.tar").kind == "tar"
+        (tmp_path / "extra.tar").unlink()
+        assert open_source(tmp_path).kind == "classes"
+
+    def test_an_archive_beside_pictures_is_passed_over_and_told(self, tmp_path: Path) -> None:
+        source = open_source(touch(tmp_path, "1.jpg", "old.tar"))
+
+        assert (source.kind, source.ignored) == ("folder", {".tar": 1})
 
     def test_columns_of_a_folder_make_no_sense(self, tmp_path: Path) -> None:
         with pytest.raises(SourceError, match="it has no columns"):

@@ -115,6 +115,46 @@ def test_channels_of_volumes_keep_their_deviation(tmp_path: Path) -> None:
     assert about["std"] == pytest.approx([volumes.std()])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "uint16"])
+@pytest.mark.parametrize(
+    "counts", [(1, 3), (3, 1, 3), (0, 2)], ids=["more", "fewer", "none at first"]
+)
+def test_volumes_of_several_numbers_of_channels_are_summed_up_together(
+    tmp_path: Path, counts: tuple[int, ...], dtype: Any
+) -> None:
+    rng = np.random.default_rng(0)
+    volumes = [rng.integers(0, 1000, (num, 4, 5, 6)).astype(dtype) for num in counts]
+    if dtype == "float32":
+        volumes[-1][1, 0, 0, 0] = np.nan
+    numbers = np.concatenate([volume.reshape(-1) for volume in volumes])
+    known = numbers[~np.isnan(numbers)].astype("f8")
+    packdata.pack(
+        [{"x": volume} for volume in volumes],
+        tmp_path / "p",
+        {"x": Array(dtype=dtype, dims=(None, 4, 5, 6), spatial=3)},
+    )
+
+    about = stats(tmp_path / "p").fields["x"]
+
+    assert about == {
+        "kind": "array",
+        "min": known.min(),
+        "mean": pytest.approx(known.mean()),
+        "std": pytest.approx(known.std()),
+        "max": known.max(),
+        "num_nan": len(numbers) - len(known),
+    }
+
+
+def test_volumes_that_agree_in_channels_keep_one_mean_each(tmp_path: Path) -> None:
+    """Also where the field would let them differ."""
+    volumes = np.random.default_rng(0).normal(size=(3, 2, 4, 5, 6))
+
+    about = found(tmp_path, Array("float64", (None, 4, 5, 6), spatial=3), volumes)
+
+    assert about["mean"] == pytest.approx(volumes.mean(axis=(0, 2, 3, 4)).tolist())
+
+
 def test_an_infinite_number_makes_the_deviation_nan(tmp_path: Path) -> None:
     about = found(tmp_path, Array(dtype="float32"), np.array([1, 2, np.inf], np.float32))
 

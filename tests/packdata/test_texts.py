@@ -107,10 +107,16 @@ def test_a_bad_byte_in_a_cut_file_is_found_in_its_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
 @pytest.mark.parametrize("mark", ["\n\n", "aa", "aba", "ab", "\n"])
+@pytest.mark.parametrize("chunk", [1, 2, 5, 1 << 16])
 def test_separators_across_the_cuts_part_the_same_documents(
-    tmp_path: Path, mark: str, compression: str | None
+    tmp_path: Path,
+    mark: str,
+    compression: str | None,
+    chunk: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As those of the file in one piece, wherever the cuts lie, for texts full of separators."""
+    monkeypatch.setattr("packdata.tokens.files._CHUNK", chunk)
     rng = np.random.default_rng(0)
     path = tmp_path / "a.txt"
     for piece_bytes in [1, 2, 3, 7, 20] * 8:
@@ -137,6 +143,52 @@ def test_a_run_of_separators_across_4_mib_is_cut_behind_it(tmp_path: Path) -> No
 
     lengths = [(d.ends - d.starts).tolist() for d in pieces]
     assert lengths == [[size - 1, 11], [3]]
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("piece_bytes", [1, 9, 1 << 20])
+def test_line_ends_of_windows_are_line_ends_of_a_separator(
+    tmp_path: Path, compression: str | None, piece_bytes: int
+) -> None:
+    """The documents are those of the same text with other line ends, cut in the same places or not."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        plain = b"\n" + rng.choice(np.frombuffer(b"aab\n\n\n", np.uint8), 60).tobytes()
+        data = plain.replace(b"\n", b"\r\n")
+        path = tmp_path / "a.txt"
+        path.write_bytes(data if compression is None else gzip.compress(data))
+        file = SourceFile(path, path.name, "text", compression, path.stat().st_size)
+
+        source = TextSource([file], TextOptions("\n\n", piece_bytes=piece_bytes))
+
+        found = [document for piece in source.pieces() for document in _texts(piece.read())]
+        expected = _texts(split_at(np.frombuffer(plain, np.uint8), b"\n\n"))
+        assert [document.replace(b"\r\n", b"\n") for document in found] == expected
+        assert source.windows_files == ["a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("separator", "expected"),
+    [
+        ("\n---\n", [b"a\r\nb", b"c\r\n\r\nd\r\n"]),
+        ("\n", [b"a", b"b", b"---", b"c", b"", b"d"]),
+        ("\r\n\r\n", [b"a\r\nb\r\n---\r\nc", b"d\r\n"]),
+        ("---", [b"a\r\nb\r\n", b"\r\nc\r\n\r\nd\r\n"]),
+    ],
+    ids=["a line", "a break", "as it is", "no break"],
+)
+def test_a_separator_ends_its_lines_as_the_file_does(
+    tmp_path: Path, separator: str, expected: list[bytes]
+) -> None:
+    data = b"a\r\nb\r\n---\r\nc\r\n\r\nd\r\n"
+
+    assert _texts(read(tmp_path / "a.txt", data, separator)) == expected
+
+
+def test_a_file_with_both_line_ends_is_separated_as_told(tmp_path: Path) -> None:
+    data = b"one\r\n\r\ntwo\n\nthree"
+
+    assert _texts(read(tmp_path / "a.txt", data, "\n\n")) == [b"one\r\n\r\ntwo", b"three"]
 
 
 def _texts(documents: Documents) -> list[bytes]:

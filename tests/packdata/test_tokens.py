@@ -4,6 +4,7 @@ import functools
 import gzip
 import json
 import operator
+import os
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +135,42 @@ def test_a_folder_is_read_in_order_of_names_and_tells_what_it_passed_over(tmp_pa
     assert plan.notes() == ["passed over: 1 .png", NO_END + BYTES_END]
 
 
+def test_links_in_a_folder_are_followed_and_loops_cut(tmp_path: Path) -> None:
+    source = write(tmp_path / "src/a.txt", "a").parent
+    other = write(tmp_path / "other/deep/b.txt", "b").parent.parent
+    (source / "linked").symlink_to(other)
+    (source / "one.md").symlink_to(other / "deep/b.txt")
+    (other / "up").symlink_to(source)
+    (other / ".hidden").symlink_to(tmp_path)
+
+    listing = list_files([source])
+
+    names = ["a.txt", "linked/deep/b.txt", "one.md"]
+    assert [file.name for file in listing.files] == names
+    assert [file.path for file in listing.files] == [source / name for name in names]
+    assert "passed over: 1 link to a folder above" in make_plan(source).notes()
+    assert texts(pack(source, tmp_path / "p")) == ["a", "b", "b"]
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a fake: root may read everything."""
+    for name in ("a.txt", "b/c/d.txt"):
+        write(tmp_path / name, name)
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("c"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+    with pytest.raises(SourceError, match=r"/b/c: the folder cannot be listed \(Permission"):
+        list_files([tmp_path])
+
+
 @pytest.mark.parametrize("names", [("train.bin", "val.bin"), ("train/a.bin", "test/a.bin")])
 def test_splits_that_become_one_stream_are_told(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
@@ -145,6 +182,26 @@ def test_splits_that_become_one_stream_are_told(tmp_path: Path, names: tuple[str
     assert make_plan(tmp_path / "src" / names[0]).notes() == []
     write(tmp_path / "src/more.bin", bytes(8))
     assert make_plan(tmp_path / "src").notes() == []
+
+
+def test_separators_that_end_as_lines_of_windows_do_are_told(tmp_path: Path) -> None:
+    """And an unfinished packing that did not know them is not continued."""
+    for name in ("a.txt", "b.txt"):
+        write(tmp_path / "src" / name, "one\r\n\r\ntwo")
+    write(tmp_path / "src/c.txt", "one\n\ntwo")
+
+    plan = make_plan(tmp_path / "src", TokenOptions(documents="\n\n"))
+    plain = make_plan(tmp_path / "src/c.txt", TokenOptions(documents="\n\n"))
+
+    note = r"documents are separated by '\r\n\r\n' where lines end in \r\n: a.txt, b.txt"
+    assert note in plan.notes()
+    assert note in str(plan)
+    assert plan.to_json()["windows_files"] == ["a.txt", "b.txt"]
+    assert plan.recipe.identity["windows_files"] == ["a.txt", "b.txt"]
+    assert "windows_files" not in plain.recipe.identity
+    assert not any("\\r" in note for note in plain.notes())
+    packed = pack(tmp_path / "src", tmp_path / "p", documents="\n\n")
+    assert texts(packed) == ["one", "two"] * 3
 
 
 def compress(data: bytes, how: str) -> bytes:

@@ -69,6 +69,16 @@ def test_texts_json_and_whole_numbers(tmp_path: Path) -> None:
     assert updated(folder, "n,key\n1,one\n", on="n").keys() == ["0", "one", "2"]
 
 
+def test_samples_of_a_class_are_named_by_it_or_by_its_number(folder: Path) -> None:
+    after = updated(folder, "label,score\ncat,7\n2,8\n", on="label")
+
+    assert after.column("score").tolist()[:6] == [0, 7, 8, 0.75, 7, 8]
+    with pytest.raises(SourceError, match=r"key 'dog' stands in it twice \(rows 1 and 2\)"):
+        updated(folder, "label,score\n2,8\ndog,8\n", on="label")
+    with pytest.raises(SourceError, match="names 2 samples that are not there: 3, horse"):
+        updated(folder, "label,score\nhorse,8\n3,1\n", on="label")
+
+
 def test_conditions_see_what_changed(folder: Path) -> None:
     after = updated(folder, "key,label\ncat/001,dog\n", where="label == 'dog'")
 
@@ -83,6 +93,9 @@ def test_conditions_see_what_changed(folder: Path) -> None:
         ("key,label\ncat/001,3\n", "the classes are bird, cat, dog"),
         ("key,tags\ncat/001,day\n", "row 1, column 'tags': 'day' is not multilabel"),
         ("key,tags\ncat/001,[1]\n", "takes a list in JSON, of day, night"),
+        ('key,tags\ncat/001,"[[""day""]]"\n', "takes a list in JSON, of day, night"),
+        ('key,tags\ncat/001,"{""day"": 1}"\n', "takes a list in JSON, of day, night"),
+        (f"key,tags\ncat/001,{'[' * 100_000}\n", r"'\[{79}…' is not multilabel"),
         ("key,score\ncat/001,much\n", "row 1, column 'score': 'much' is not float32"),
         ("key,width\ncat/001,1.5\n", "row 1, column 'width': '1.5' is not int64"),
         (
@@ -91,8 +104,9 @@ def test_conditions_see_what_changed(folder: Path) -> None:
         ),
         ("key,lable\ncat/001,dog\n", "column 'lable' is no field; there are .*'--add' brings"),
         ("name,label\ncat/001,dog\n", "it has no column 'key'; it has name, label"),
-        ("key,label\na,dog\na,cat\n", "key 'a' stands in it twice"),
+        ("key,label\na,dog\nb,dog\na,cat\n", r"key 'a' stands in it twice \(rows 1 and 3\)"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_what_does_not_fit_is_an_error_and_nothing_is_written(
     folder: Path, text: str, error: str

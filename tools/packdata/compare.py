@@ -1,4 +1,4 @@
-"""How two packed datasets differ: in their fields, in their samples, and record by record."""
+"""How two packed datasets differ: in their fields, in their samples and their order, and record by record."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ class Difference:
         num_same: Samples with the same records in both (of the fields that both have).
         only_a: Number of samples that only A holds.
         only_b: The same for B.
+        moved: Samples of both that stand at another place among these in B than in A: splits by
+            position, ``sample_id`` and resumed epochs find others there.
         changed: Samples whose records differ, by field.
         examples: Key or position of the first samples of each kind: ``only_a``, ``only_b``,
-            fields.
+            ``moved``, fields.
     """
 
     schema: list[str] = field(default_factory=list)
@@ -43,11 +45,12 @@ class Difference:
     num_same: int = 0
     only_a: int = 0
     only_b: int = 0
+    moved: int = 0
     changed: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.schema or self.only_a or self.only_b or self.changed)
+        return bool(self.schema or self.only_a or self.only_b or self.moved or self.changed)
 
     def to_json(self) -> dict[str, Any]:
         """Return the difference as JSON types."""
@@ -58,6 +61,7 @@ class Difference:
             "num_same": self.num_same,
             "only_a": self.only_a,
             "only_b": self.only_b,
+            "moved": self.moved,
             "changed": dict(self.changed),
             "examples": self.examples,
         }
@@ -72,8 +76,8 @@ class Difference:
 def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
     """Compare two packed datasets, sample by sample.
 
-    Samples are matched by key where both have keys, else by position. Records are compared as
-    stored: pictures that were encoded anew differ.
+    Samples are matched by key where both have keys, else by position. Those that both have differ
+    in their order, too. Records are compared as stored: pictures that were encoded anew differ.
 
     Args:
         a: The one dataset's folder.
@@ -92,9 +96,18 @@ def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
         return found
     in_a, in_b = _matches(first, second, by_key=found.by_key)
     found.only_a, found.only_b = len(first) - len(in_a), len(second) - len(in_b)
-    for kind, reader, matched in (("only_a", first, in_a), ("only_b", second, in_b)):
-        rest = np.setdiff1d(np.arange(len(reader)), matched)[:limit]
-        for i in rest.tolist():
+    moved = in_a[in_b != np.sort(in_b)]
+    found.moved = len(moved)
+    rest_a, rest_b = (
+        np.setdiff1d(np.arange(len(reader)), matched)
+        for reader, matched in ((first, in_a), (second, in_b))
+    )
+    for kind, reader, rows in (
+        ("only_a", first, rest_a),
+        ("only_b", second, rest_b),
+        ("moved", first, moved),
+    ):
+        for i in rows[:limit].tolist():
             found.note(kind, _name(reader, i), limit)
     common = [name for name in first.schema.fields if name in second.schema.fields]
     for i, j in zip(in_a.tolist(), in_b.tolist(), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from packdata.rows import column_fields, read_column
 from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.table import KINDS, Table, read_table, read_updates
 from packdata.tokens.split import check_no_stream, check_whole_stream
-from packdata.where import Where, has_scalar, parse_condition, scalar
+from packdata.where import ClassNumber, Where, has_scalar, parse_condition, scalar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,7 +49,8 @@ class CopyOptions:
         add: CSV file whose columns become fields, which samples then have by default.
         update: CSV file whose columns are fields: samples that it names get its values, as
             ``packdata.table.read_updates`` reads them.
-        on: The column of these files, and the field of the dataset, by which they match.
+        on: The column of these files, and the field of the dataset, by which they match; of a
+            label, classes match by name or number.
         kinds: Kind of an added column, by name, where it should not be guessed.
         skip_missing: Leave out samples that the file lacks, instead of refusing.
         codec: Codec for the pictures.
@@ -139,7 +140,10 @@ def copy_dataset(
     reader = PackedReader(src, check=True)
     if options.where is not None or options.skip_missing:
         check_no_stream(reader, "choosing rows")
-    table = None if options.add is None else read_table(options.add, options.on, options.kinds)
+    table = None
+    if options.add is not None:
+        field = reader.schema.fields.get(options.on)
+        table = read_table(options.add, options.on, options.kinds, field)
     plan = _Plan(reader, table, options)
     with one_opencv_thread():
         return write_dataset(
@@ -227,19 +231,14 @@ class _Plan:
         if not has_scalar(field):
             raise SchemaError(f"field {on!r} has no single value to match a column with")
         values = (self.reader.sample(i, [on])[on] for i in range(len(self.reader)))
-        return [str(scalar(field, value)) for value in values]
+        return [_name(scalar(field, value)) for value in values]
 
     def _select(self) -> npt.NDArray[np.int64]:
         keep = np.ones(len(self.reader), bool)
         if self.table is not None:
             keep = np.array([key in self.table.records for key in self.keys], bool)
-            if not keep.all() and not self.options.skip_missing:
-                lacking = [self.keys[i] for i in np.flatnonzero(~keep)[:_SHOWN].tolist()]
-                what = (
-                    f"it lacks {int((~keep).sum())} of {len(keep)} samples: {', '.join(lacking)}"
-                )
-                hint = "Add them, or leave these samples out with '--missing skip'"
-                raise SourceError(what, self.options.add or "", hint)
+            if not keep.all() and not (self.options.skip_missing and keep.any()):
+                raise self._lacking(self.table, keep)
         if self.options.where is not None:
             columns = column_fields(self.reader.schema)
             known = columns | dict(self.reader.schema.fields) | self.added
@@ -248,6 +247,16 @@ class _Plan:
             for i in np.flatnonzero(keep).tolist():
                 keep[i] = where(self._values(i, where.names))
         return np.flatnonzero(keep)
+
+    def _lacking(self, table: Table, keep: npt.NDArray[np.bool_]) -> SourceError:
+        """Return the error that samples are not in the table."""
+        lacking = dict.fromkeys(self.keys[i] for i in np.flatnonzero(~keep).tolist())
+        what = f"it lacks {int((~keep).sum())} of {len(keep)} samples: {_few(lacking)}"
+        hint = "Add them, or leave these samples out with '--missing skip'"
+        if not keep.any():
+            has = f"Its column {self.options.on!r} has {_few(table.records) or 'nothing'}"
+            hint = f"{has}; --on NAME matches by another"
+        return SourceError(what, self.options.add or "", hint)
 
     def _read_columns(self, names: Iterable[str]) -> Iterator[tuple[str, tuple[Field, Any]]]:
         """Yield columns of tables whole, with what they are: row by row would take long."""
@@ -303,6 +312,16 @@ class _Plan:
     def _updated(self, i: int) -> dict[str, bytes]:
         """Return the records of a sample that change."""
         return self.updates.get(self.keys[i], {}) if self.updates else {}
+
+
+def _name(value: Any) -> str:
+    """Return what a table calls a value: a label by its class."""
+    name = value.name if isinstance(value, ClassNumber) else None
+    return str(value) if name is None else name
+
+
+def _few(names: Iterable[str]) -> str:
+    return ", ".join(islice(names, _SHOWN))
 
 
 def _nbytes(records: Records) -> int:

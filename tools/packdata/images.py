@@ -23,9 +23,9 @@ from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Field, Image, Mask, Text
 from packdata.files_recipe import FilesRecipe
-from packdata.headers import read_header
+from packdata.headers import PNG_START, read_header
 from packdata.parts import open_parts
-from packdata.pictures import Picture, decode_mask, decode_picture, use_exact_opencv
+from packdata.pictures import Picture, decode_mask, decode_picture, open_pil, use_exact_opencv
 from packdata.planes import encode_jpeg_planes
 from packdata.recipe import Target
 from packdata.scratch import Scratch
@@ -311,8 +311,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             and mask.dtype != wanted.dtype
             and mask.max() > np.iinfo(wanted.dtype).max
         ):
-            what = f"its mask holds {mask.max()}, the first masks were 8-bit"
-            raise SourceError(what, item.where, "Give --keep-depth")
+            what = f"its mask holds {mask.max()}, but had 8 bits when the source was listed"
+            raise SourceError(what, item.where, "Was it changed?")
         return mask if wanted is None else mask.astype(wanted.dtype)
 
     def _mask_bytes(self, item: Item) -> bytes | None:
@@ -381,16 +381,21 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         return formats.most_common(1)[0][0] if formats else None
 
     def _mask_dtype(self) -> str | None:
-        """uint16 if asked for, or if one of the first masks is; None if there are none."""
+        """uint16 if asked for, or if any mask is; None if there are none."""
         if self.masks is None and not self.source.has_masks:
             return None
         if self.options.keep_depth:
             return "uint16"
-        for item in islice(self.source.items(0), _NUM_PEEKED):
-            try:
-                data = self._mask_bytes(item)
-                if data is not None and decode_mask(data).dtype == np.uint16:
-                    return "uint16"
-            except (SourceError, CodecError):  # it is rejected in its turn
-                continue
-        return "uint8"
+        source, masks = self.source, self.masks
+        heads = source.mask_heads() if masks is None else masks.heads(source.keys())
+        return "uint16" if any(map(_has_16_bits, heads)) else "uint8"
+
+
+def _has_16_bits(head: bytes) -> bool:
+    """Tell it of a mask's ``read_head``; what is no mask is rejected in its turn."""
+    if head.startswith(PNG_START):
+        return head[24:25] == b"\x10"
+    try:
+        return open_pil(head).mode.startswith("I")
+    except CodecError:
+        return False

@@ -14,6 +14,7 @@ from loaders.errors import CodecError, SourceError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Bytes, Field, Json, Label, Text
 from packdata.sources import Column, Item, Source
+from packdata.sources.base import is_missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,6 +53,7 @@ class LabelField:
     def encode(self, item: Item) -> bytes:
         """Return the record of an item's label; SourceError if it is missing, no class, or does not fit."""
         value = item.labels.get(self.name)
+        value = None if self.name == LABEL and is_missing(value) else value
         if value is None and self.column.kind != "json":
             raise SourceError(f"its {self.name} is missing", item.where)
         if isinstance(self.field, Label):

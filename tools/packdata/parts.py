@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from loaders.errors import SourceError
 from loaders.schema import Label
 from packdata.describe import counted
 from packdata.labels import LABEL, LabelField, label_fields
@@ -62,25 +63,29 @@ def open_parts(
     """Open each split of a source.
 
     Raises:
-        SourceError: The source cannot be listed or recognized, or the classes do not fit it.
+        SourceError: The source cannot be listed or recognized, or the classes do not fit it, or one
+            mask is that of files in two splits.
     """
     options = options or SourceOptions()
-    splits = find_splits(src) or {"": Path(src)}
+    splits = find_splits(src, kind) or {"": [Path(src)]}
     sources = {
         split: open_source(
-            path,
+            paths,
             kind=kind,
             image_column=options.column,
             mask_column=options.mask_column,
             label_column=options.label_column,
         )
-        for split, path in splits.items()
+        for split, paths in splits.items()
     }
     labels = label_fields(sources, options.classes)
-    return [
+    parts = [
         Part(split, source, labels[split], _masks_of(options.masks, split, kind))
         for split, source in sources.items()
     ]
+    if len(parts) > 1:
+        _check_masks_apart(parts)
+    return parts
 
 
 def _masks_of(masks: Path | str | None, split: str, kind: FileKind) -> MaskFolder | None:
@@ -88,6 +93,25 @@ def _masks_of(masks: Path | str | None, split: str, kind: FileKind) -> MaskFolde
         return None
     inside = Path(masks) / split
     return MaskFolder(inside if inside.is_dir() else Path(masks), kind)
+
+
+def _check_masks_apart(parts: Sequence[Part]) -> None:
+    """Raise SourceError if splits share a mask: where all masks lie in one folder, names may repeat."""
+    taken: dict[tuple[Path, str], str] = {}
+    for part in parts:
+        for file in _used_masks(part):
+            other = taken.setdefault(file, part.split)
+            if other != part.split:
+                what = f"{file[1]} would be a mask of both {other} and {part.split}"
+                hint = "Give the masks of each split a folder of its name in this one"
+                raise SourceError(what, file[0], hint)
+
+
+def _used_masks(part: Part) -> Iterator[tuple[Path, str]]:
+    """Yield folder and name of each mask that a file of a split has."""
+    if part.masks is not None:
+        files = filter(None, map(part.masks.files.get, part.source.keys()))
+        yield from ((part.masks.root, file) for file in files)
 
 
 def source_notes(parts: Sequence[Part]) -> list[str]:
@@ -131,16 +155,13 @@ def _empty_classes(parts: Sequence[Part]) -> list[str]:
 
 def _unused_masks(parts: Sequence[Part]) -> Iterator[str]:
     """Count the masks that no file asks for: a name that differs is easily overlooked."""
-    left: dict[Path, dict[str, str]] = {}
+    left: dict[tuple[Path, str], None] = {}
+    for masks in (part.masks for part in parts if part.masks is not None):
+        left |= {(masks.root, file): None for file in masks.files.values()}
     for part in parts:
-        if (
-            part.masks is None or part.source.kind == "parquet"
-        ):  # whose keys lie among its pictures
-            return
-        unused = left.setdefault(part.masks.root, dict(part.masks.files))
-        for item in part.source.items():
-            unused.pop(item.key, None)
-    names = [str(root / file) for root, files in left.items() for file in files.values()]
+        for mask in _used_masks(part):
+            left.pop(mask, None)
+    names = [str(root / file) for root, file in left]
     if names:
         yield f"{counted(len(names), 'mask')} used by nothing in the source: {_some(names)}"
 

@@ -35,7 +35,7 @@ from packdata.shards import (
     check_shard_options,
     shard_name,
 )
-from packdata.target import PACKING_NAME, find_datasets, missing_folders
+from packdata.target import PACKING_NAME, REJECTED_NAME, find_datasets, missing_folders
 from packdata.verify import file_fault
 
 if TYPE_CHECKING:
@@ -117,8 +117,9 @@ class Staging:
     ) -> Manifest:
         """Give staged shards free names in the folder and make them the dataset.
 
-        With ``extend`` they follow the shards that are there; else those are deleted. Files that
-        the schema names besides are copied from ``files_of``, a dataset that has them.
+        With ``extend`` they follow the shards that are there; else those are deleted, and the list
+        of what their packing left out. Files that the schema names besides are copied from
+        ``files_of``, a dataset that has them.
         """
         self._copy_files(schema, files_of)
         old = _shards_of(self.folder)
@@ -143,9 +144,8 @@ class Staging:
                 for path in moved:
                     path.unlink(missing_ok=True)
             raise
-        for info in () if self._extend else old:
-            (self.folder / info.file).unlink(missing_ok=True)
-        for name in set(old_files) - set(schema.files):
+        replaced = [] if self._extend else [REJECTED_NAME, *(info.file for info in old)]
+        for name in {*replaced, *old_files} - {*schema.files}:
             (self.folder / name).unlink(missing_ok=True)
         return manifest
 

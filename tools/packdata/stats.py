@@ -57,6 +57,7 @@ class _Value(NamedTuple):
     num_nan: int
     shape: tuple[int, ...]
     values: dict[int, int]  # of a mask: pixels by value
+    whole: Summary | None = None  # of all channels, where others may have more or fewer
 
 
 @dataclass(slots=True)
@@ -153,6 +154,10 @@ def _has_channels(kind: Field) -> bool:
     return isinstance(kind, Array) and len(kind.dims) - 1 == (kind.spatial or -1)
 
 
+def _may_vary(kind: Field) -> bool:
+    return isinstance(kind, Array) and _has_channels(kind) and kind.dims[0] is None
+
+
 def _channels(value: npt.NDArray[Any]) -> tuple[list[npt.NDArray[Any]], int]:
     """Return the channels of an array, without the places that are NaN in one, and how many those are."""
     if value.dtype.kind != "f" or not (is_nan := np.isnan(value)).any():
@@ -175,7 +180,8 @@ def _value_of(kind: Field, value: npt.NDArray[Any]) -> _Value:
         return _Value([_moments_of_pixels(plane) for plane in planes], 0, value.shape, values)
     found = [_moments_of(plane) for plane in planes]
     num_nan += sum(num for _, num in found)
-    return _Value([moments for moments, _ in found], num_nan, value.shape, values)
+    whole = _moments_of(value)[0] if _may_vary(kind) else None
+    return _Value([moments for moments, _ in found], num_nan, value.shape, values, whole)
 
 
 def _moments_of_pixels(plane: npt.NDArray[Any]) -> WholeMoments:
@@ -200,16 +206,21 @@ class _Gathered:
     def __init__(self, kind: Field) -> None:
         self.kind = kind
         self._channels: list[Summary] = []
+        self._whole: Summary = Moments()
+        self._is_varied = False
         self._num_nan = 0
         self._shapes: list[tuple[int, ...]] = []
         self._values: Counter[int] = Counter()
 
     def add(self, value: _Value) -> None:
-        if self._channels:
-            for mine, other in zip(self._channels, value.channels, strict=True):
-                mine.add(other)
+        if not self._shapes:
+            self._channels, self._whole = list(value.channels), value.whole or Moments()
         else:
-            self._channels = list(value.channels)
+            self._is_varied |= len(value.channels) != len(self._channels)
+            for mine, other in zip(self._channels, value.channels, strict=False):
+                mine.add(other)
+            if value.whole is not None:
+                self._whole.add(value.whole)
         self._num_nan += value.num_nan
         self._shapes.append(value.shape)
         self._values.update(value.values)
@@ -224,6 +235,8 @@ class _Gathered:
         if isinstance(self.kind, Image):
             most = int(np.iinfo(self.kind.dtype).max)
             return _sizes(self._shapes) | self._by_channel() | {"max_value": most} | self._range()
+        if self._is_varied:
+            return numbers_of(self._whole, self._num_nan)
         if _has_channels(self.kind) and self._channels and self._channels[0].count:
             return self._by_channel() | self._range() | {"num_nan": self._num_nan}
         return numbers_of(self._channels[0] if self._channels else Moments(), self._num_nan)

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 # Not 007: that is a name, and must come back as it was.
 _INT = re.compile(r"-?(0|[1-9]\d{0,17})")
+_WHOLE = re.compile(r"[+-]?\d+")
+_NAME = re.compile(r"[+-]?\d{19}")  # as in lists of files
 _FLOAT = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?inf|nan", re.IGNORECASE)
+_MAX_SHOWN_CHARS = 80
 KINDS = ("label", "text", "json", "int64", "float32", "float64")
 
 
@@ -39,24 +42,31 @@ class Table:
     records: Mapping[str, Mapping[str, bytes]]
 
 
-def read_table(path: Path | str, on: str, kinds: Mapping[str, str] | None = None) -> Table:
+def read_table(
+    path: Path | str,
+    on: str,
+    kinds: Mapping[str, str] | None = None,
+    field: Field | None = None,
+) -> Table:
     """Read a CSV file with a header line.
 
     Columns of whole numbers become int64, of other numbers float64 (empty cells NaN), the rest
-    text. ``kinds`` decides otherwise: a ``label``'s classes are the column's values, sorted.
+    text; so do whole numbers of 19 digits and more, and those that float64 would round. ``kinds``
+    decides otherwise: a ``label``'s classes are the column's values, sorted.
 
     Args:
         path: The file: UTF-8, separated by commas.
         on: The column of keys.
         kinds: By column name one of ``KINDS``.
+        field: What the keys are in the dataset: those of a label are named in the table by class
+            or number, and in the result by class.
 
     Raises:
         SourceError: The file is no such table, names a key twice, or a value is not of its kind.
     """
     path, kinds = Path(path), kinds or {}
     header, rows = _read(path)
-    if on not in header:
-        raise SourceError(f"it has no column {on!r}; it has {', '.join(header)}", path)
+    keys = _keys(header, rows, on, field, path)
     added = [name for name in header if name != on]
     for name, kind in kinds.items():
         if name not in added:
@@ -66,8 +76,6 @@ def read_table(path: Path | str, on: str, kinds: Mapping[str, str] | None = None
             raise SourceError(
                 f"column {name!r} cannot be read as {kind!r}; kinds are {', '.join(KINDS)}", path
             )
-    keys = _column(header, rows, on)
-    _check_keys(keys, path)
     fields: dict[str, Field] = {}
     records: dict[str, dict[str, bytes]] = {key: {} for key in keys}
     for name in header:
@@ -93,17 +101,14 @@ def read_updates(path: Path | str, on: str, schema: Schema) -> dict[str, dict[st
         schema: Its fields stay what they are, and so do the classes of labels.
 
     Returns:
-        By key: the record of each field that changes.
+        By key, of a label by class: the record of each field that changes.
 
     Raises:
         SourceError: The file is no such table, names a key twice, or a value is not of its field.
     """
     path = Path(path)
     header, rows = _read(path)
-    if on not in header:
-        raise SourceError(f"it has no column {on!r}; it has {', '.join(header)}", path)
-    keys = _column(header, rows, on)
-    _check_keys(keys, path)
+    keys = _keys(header, rows, on, schema.fields.get(on), path)
     found: dict[str, dict[str, bytes]] = {key: {} for key in keys}
     for name in header:
         if name == on:
@@ -151,7 +156,7 @@ def _class_number(field: Label, text: str) -> int:
 
 def _indicators(field: MultiLabel, text: str) -> list[int]:
     names = json.loads(text)
-    if not isinstance(names, list) or not {*names} <= {*field.classes}:
+    if not isinstance(names, list) or any(name not in field.classes for name in names):
         raise ValueError(f"it takes a list in JSON, of {', '.join(field.classes)}")
     return [int(name in names) for name in field.classes]
 
@@ -176,12 +181,31 @@ def _column(header: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> 
     return [row[i] for row in rows]
 
 
-def _check_keys(keys: Sequence[str], path: Path) -> None:
+def _keys(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    on: str,
+    field: Field | None,
+    path: Path,
+) -> list[str]:
+    if on not in header:
+        raise SourceError(f"it has no column {on!r}; it has {', '.join(header)}", path)
+    keys = _column(header, rows, on)
+    if isinstance(field, Label) and field.classes is not None:
+        keys = [_class_name(field, field.classes, key) for key in keys]
     if len(set(keys)) != len(keys):
         twice = Counter(keys).most_common(1)[0][0]
-        raise SourceError(
-            f"key {twice!r} stands in it twice", path, "One row for each key, please"
-        )
+        first, second = [i for i, key in enumerate(keys, 1) if key == twice][:2]
+        what = f"key {twice!r} stands in it twice (rows {first} and {second})"
+        raise SourceError(what, path, "One row for each key, please")
+    return keys
+
+
+def _class_name(field: Label, classes: Sequence[str], text: str) -> str:
+    try:
+        return classes[_class_number(field, text)]
+    except ValueError:  # of another dataset
+        return text
 
 
 def _field(
@@ -206,9 +230,16 @@ def _field(
 def _guess(values: Sequence[str]) -> str:
     if values and all(_INT.fullmatch(text) for text in values):
         return "int64"
-    if any(values) and all(not text or _FLOAT.fullmatch(text) for text in values):
-        return "float64"
-    return "text"
+    if not any(values) or any(_is_rounded(text) for text in values):
+        return "text"
+    return "float64" if all(not text or _FLOAT.fullmatch(text) for text in values) else "text"
+
+
+def _is_rounded(text: str) -> bool:
+    """Tell whether a whole number is none that float64 has, or one of so many digits that it is a name."""
+    if _NAME.match(text):
+        return True
+    return _WHOLE.fullmatch(text) is not None and int(float(text)) != int(text)
 
 
 def _float(text: str) -> float:
@@ -218,6 +249,7 @@ def _float(text: str) -> float:
 def _record(field: Field, parse: Callable[[str], Any], text: str, where: str, path: Path) -> bytes:
     try:
         return codec_for(field).encode(parse(text))
-    except (ValueError, OverflowError, CodecError) as error:
+    except (ValueError, OverflowError, RecursionError, CodecError) as error:
         kind = field.dtype if isinstance(field, Array) else field.kind
-        raise SourceError(f"{where}: {text!r} is not {kind} ({error})", path) from error
+        shown = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[: _MAX_SHOWN_CHARS - 1]}…"
+        raise SourceError(f"{where}: {shown!r} is not {kind} ({error})", path) from error

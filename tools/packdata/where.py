@@ -15,7 +15,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -31,6 +31,7 @@ _Part = Callable[[Values], Any]
 _MAX_CHARS = 10_000
 _SEVERAL = (ast.Tuple, ast.List, ast.Set)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _LONE_EQUALS = re.compile(r"(?<![=<>!:])=(?!=)")
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -165,7 +166,8 @@ class Where:
         names: The fields that the expression names.
 
     Raises:
-        SchemaError: It is not such an expression, or names what is not there.
+        SchemaError: It is not such an expression, names what is not there, or compares a number
+            with a text.
 
     Example:
         >>> Where("0 <= x < 3", {"x": Array(dtype="int32")})({"x": 2})
@@ -223,6 +225,8 @@ class Where:
         for (one, other), op in zip(itertools.pairwise(operands), ops, strict=True):
             self._check_class_names(one, other)
             self._check_class_names(other, one)
+            self._check_kinds(one, other)
+            self._check_kinds(other, one)
             self._check_several(one, op, other)
         parts = [self._compile(operand) for operand in operands]
         tests = [_COMPARE[type(op)] for op in ops]
@@ -256,6 +260,44 @@ class Where:
                     _check_word("class", element.value, field.classes)
                 elif isinstance(field, Categories):
                     _check_category(element.value, field)
+
+    def _check_kinds(self, name: ast.expr, other: ast.expr) -> None:
+        """Refuse to compare a number with a text: the two are never equal."""
+        kind = self._kind(name) if isinstance(name, ast.Name) else None
+        for element in other.elts if isinstance(other, _SEVERAL) else [other]:
+            if kind is not None and self._kind(element) not in (None, kind):
+                shown = ast.unparse(element)
+                what = f"{ast.unparse(name)!r} is a {kind}, {shown} is none"
+                raise SchemaError(
+                    f"the condition {self.expression!r} does not fit: {what}"
+                    f"{self._other_kind(name, element)}"
+                )
+
+    def _other_kind(self, name: ast.expr, element: ast.expr) -> str:
+        """Say how to write a number as a text, or a text as a number."""
+        match element:
+            case ast.Constant(value=str() as text) if _NUMBER.fullmatch(text):
+                return f": write {text}"
+            case ast.Constant(value=int() | float() as number):
+                return f": write {str(number)!r}"
+        is_label = isinstance(self._fields.get(ast.unparse(name)), Label)
+        return ", and its classes have no names" if is_label else ""
+
+    def _kind(self, node: ast.expr) -> Literal["number", "text"] | None:
+        """Return what kind of value it has; None for several, for categories and for what is either."""
+        match node:
+            case ast.Constant(value=str()):
+                return "text"
+            case ast.Constant(value=int() | float()) | ast.UnaryOp(op=ast.USub()):
+                return "number"
+            case ast.Name(id=name):
+                field = self._fields.get(name)
+                if isinstance(field, Text):
+                    return "text"
+                is_number = isinstance(field, Array | Features)
+                is_number |= isinstance(field, Label) and field.classes is None
+                return "number" if is_number else None
+        return None
 
     def _check_several(self, one: ast.expr, op: ast.cmpop, other: ast.expr) -> None:
         """Refuse to compare a multi-label with one class, or to look for it among classes: that is never true."""

@@ -79,7 +79,8 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         "--on",
         default="key",
         metavar="NAME",
-        help="with --add and --update: field and column to match by (default: key)",
+        help="with --add and --update: field and column to match by, labels by name or number "
+        "(default: key)",
     )
     parser.add_argument(
         "--as",

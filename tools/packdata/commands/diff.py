@@ -19,7 +19,7 @@ _DETAILS = (
 
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
-    summary = "list the differences of two datasets: fields, samples by key, records"
+    summary = "list the differences of two datasets: fields, samples by key, order, records"
     example = "packdata diff packed/v1 packed/v2"
     parser = new_parser(subparsers, "diff", summary, example, _DETAILS)
     parser.add_argument("a", type=parse_path, help="folder of a dataset")
@@ -53,6 +53,9 @@ def _show(found: Difference) -> None:
             show(
                 f"only {kind[-1].upper()} has {counted(num, 'sample')}: {_examples(found, kind, num)}"
             )
+    if found.moved:
+        examples = _examples(found, "moved", found.moved)
+        show(f"the order differs, {counted(found.moved, 'sample')} stand elsewhere: {examples}")
     for name, num in found.changed.items():
         show(f"{name} differs in {counted(num, 'sample')}: {_examples(found, name, num)}")
     matched = "key" if found.by_key else "position"

@@ -47,8 +47,8 @@ def _add_text_options(group: Any) -> None:
         "--documents",
         default="file",
         metavar="file|line|SEPARATOR",
-        help=r"what is a document of a text file (default: the file); '\n\n' is a blank line. "
-        "What parts them, line breaks too, is left out: see --eod",
+        help=r"what is a document of a text file (default: the file); '\n\n' is a blank line, also "
+        r"where lines end in \r\n. What parts them, line breaks too, is left out: see --eod",
     )
     add(
         "--text-column",

@@ -19,14 +19,14 @@ from packdata.sources.base import (
     is_hidden,
     suffix_of,
 )
-from packdata.sources.folders import FolderSource, MaskFolder
+from packdata.sources.folders import FolderSource, MaskFolder, files_below
 from packdata.sources.idx import IDX_IMAGES, IdxSource
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.parquet import ParquetSource
 from packdata.sources.tars import TAR_SUFFIXES, TarSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = [
     "Column",
@@ -47,7 +47,7 @@ _LOOKED_FOR = (
 
 
 def open_source(
-    path: Path | str,
+    path: Path | str | Sequence[Path],
     *,
     image_column: str | None = None,
     mask_column: str | None = None,
@@ -57,7 +57,8 @@ def open_source(
     """Recognize what lies at a path and list its items.
 
     Args:
-        path: A folder, a file, or a pattern of tar or Parquet files (``data/train-*.tar``).
+        path: A folder, a file, or a pattern of tar or Parquet files (``data/train-*.tar``); or such
+            files one by one, in order.
         image_column: The column of paths in a list, or of pictures in Parquet; None for the usual
             names.
         mask_column: The column of masks there; None for ``mask`` if there is one.
@@ -68,7 +69,8 @@ def open_source(
     Raises:
         SourceError: There is nothing, nothing known, or nothing that can be listed.
     """
-    path = Path(path)
+    paths = [Path(path)] if isinstance(path, Path | str) else list(path)
+    path = paths[0] if len(paths) == 1 else paths[0].parent
     columns = {
         "image_column": image_column,
         "mask_column": mask_column,
@@ -76,11 +78,12 @@ def open_source(
     }
     if kind is not PICTURES:
         return _open_files(path, kind, columns)
-    files = _files_at(path)
+    files = paths if len(paths) > 1 else _files_at(path)
     name = path.resolve().name if path.exists() else path.name
     if files is None:
         _check_columns_unused(path, columns)
         return FolderSource(path)
+    _check_one_kind(path, files)
     first, archive = files[0], _archive_kind(files[0])
     if archive == "parquet":
         return ParquetSource(files, name, **columns)
@@ -117,28 +120,45 @@ def _open_files(path: Path, kind: FileKind, columns: Mapping[str, str | None]) -
     raise SourceError("this kind of source is not known", path, hint)
 
 
-def find_splits(path: Path | str) -> dict[str, Path] | None:
-    """Return the splits below a folder by name, or None if it is one source.
+def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[Path]] | None:
+    """Return the folder or the files of each split below a folder by name, or None if it is one source.
 
     Splits are folders all named ``train``, ``val``, ``valid``, ``validation`` or ``test``; or tar,
     Parquet or MNIST files, all of whose names begin so and not all alike.
 
     Raises:
-        SourceError: Two or more folders are splits and others are not: neither reading is safe.
+        SourceError: Two or more folders or files are splits and others are not, or folders and files
+            are, or pictures lie beside such files: no reading is safe.
     """
     path = Path(path)
     if not path.is_dir():
         return None
     inside = _list(path)
     folders = [entry for entry in inside if entry.is_dir()]
-    splits = {entry.name: entry for entry in folders if entry.name.lower() in SPLIT_NAMES}
+    archives = _archives(inside) if kind is PICTURES else []
+    splits = {entry.name: [entry] for entry in folders if entry.name.lower() in SPLIT_NAMES}
     others = [entry.name for entry in folders if entry.name not in splits]
-    if len(splits) >= 2 and others:
-        what = f"it holds splits ({', '.join(splits)}) and other folders ({', '.join(others[:5])})"
-        raise SourceError(what, path, "Pack each split by itself, or move the others away")
-    if splits and not others:
-        return {name: splits[name] for name in sorted(splits, key=_split_rank)}
-    return None if folders and not _archives(inside) else _split_files(path, inside)
+    if not splits or (others and len(splits) == 1):
+        return _split_files(path, inside, archives)
+    if others:
+        raise _no_safe_reading(path, splits, f"other folders ({_few(others)})")
+    known = {name.lower() for name in splits}
+    if lost := [f.name for f in archives if _named_split(f.name) not in (None, *known)]:
+        raise _no_safe_reading(path, splits, f"files of others ({_few(lost)})")
+    return _in_order(splits)
+
+
+def _no_safe_reading(path: Path, splits: Mapping[str, object], others: str) -> SourceError:
+    what = f"it holds splits ({', '.join(splits)}) and {others}"
+    return SourceError(what, path, "Pack each split by itself, or move the others away")
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _in_order(splits: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
+    return {name: splits[name] for name in sorted(splits, key=_split_rank)}
 
 
 def joined_splits(files: Sequence[Path]) -> list[str]:
@@ -156,31 +176,55 @@ def joined_splits(files: Sequence[Path]) -> list[str]:
 
 
 def _split_of(file: Path) -> str | None:
-    match = _SPLIT_FILE.fullmatch(file.name)
-    name = (match[1] if match else file.parent.name).lower()
-    name = "test" if name == "t10k" else name
+    name = _named_split(file.name) or file.parent.name.lower()
     return name if name in SPLIT_NAMES else None
+
+
+def _named_split(name: str) -> str | None:
+    """Return the split that a file's name begins with, in lower case."""
+    match = _SPLIT_FILE.fullmatch(name)
+    return match and ("test" if match[1].lower() == "t10k" else match[1].lower())
 
 
 def _split_rank(name: str) -> tuple[int, str]:
     return SPLIT_NAMES.index(name.lower()), name
 
 
-def _split_files(path: Path, inside: Sequence[Path]) -> dict[str, Path] | None:
-    """Group ``train-00000-of-00002.parquet``, ... by split: as patterns, or MNIST's two files."""
-    archives = _archives(inside)
-    matches = {file: _SPLIT_FILE.fullmatch(file.name) for file in archives}
-    if not archives or None in matches.values():
-        return None
-    splits: dict[str, Path] = {}
-    for file, match in matches.items():
-        start = match[1] if match else ""
-        pattern = Path(f"{glob.escape(str(path))}/{start}[-_.]*{file.suffix}")
-        pattern = file if _archive_kind(file) == "idx" else pattern
-        splits["test" if start.lower() == "t10k" else start] = pattern
+def _split_files(
+    path: Path, inside: Sequence[Path], archives: Sequence[Path]
+) -> dict[str, list[Path]] | None:
+    """Group ``train.tar``, ``train-00000-of-00002.parquet`` or MNIST's two files by split."""
+    splits: dict[str, list[Path]] = {}
+    for file in archives:
+        if name := _named_split(file.name):
+            splits.setdefault(name, []).append(file)
     if len(splits) < 2:
         return None
-    return {name: splits[name] for name in sorted(splits, key=_split_rank)}
+    if others := [file.name for file in archives if _named_split(file.name) is None]:
+        raise _no_safe_reading(path, splits, f"other files ({_few(others)})")
+    _check_alone(path, inside, archives)
+    return _in_order(splits)
+
+
+def _check_alone(folder: Path, inside: Sequence[Path], archives: Sequence[Path]) -> None:
+    """Raise SourceError if pictures lie beside tar, Parquet or IDX files, or in folders there."""
+    if picture := next(_pictures(folder, inside), None):
+        what = f"it holds both pictures ({picture}) and {_few([file.name for file in archives])}"
+        hint = "Move either away, or pack one by itself: a folder, a file or a pattern of files"
+        raise SourceError(what, folder, hint)
+
+
+def _pictures(folder: Path, inside: Sequence[Path]) -> Iterator[str]:
+    """Yield the pictures in a folder and below it."""
+    yield from (entry.name for entry in inside if _is_picture(entry.name))
+    for below in (entry.name for entry in inside if entry.is_dir()):
+        for relative, entries in files_below(folder, below):
+            names = (entry.name for entry in entries or ())
+            yield from (f"{relative}/{name}" for name in names if _is_picture(name))
+
+
+def _is_picture(name: str) -> bool:
+    return suffix_of(name) in PICTURE_SUFFIXES and not is_hidden(name)
 
 
 def _archives(inside: Sequence[Path]) -> list[Path]:
@@ -219,8 +263,9 @@ def _files_at(path: Path) -> list[Path] | None:
             hint = "'packdata copy' re-encodes, filters and extends packed datasets"
             raise SourceError("it is a packed dataset already", path, hint)
         files = _archives(inside)
-        if not files or any(suffix_of(entry.name) in PICTURE_SUFFIXES for entry in inside):
+        if not files or any(_is_picture(entry.name) for entry in inside):
             return None
+        _check_alone(path, inside, files)
     elif exists:
         files = [path]
     else:
@@ -229,7 +274,6 @@ def _files_at(path: Path) -> list[Path] | None:
             braces = "{" in str(path)  # as WebDataset writes them
             hint = "A pattern has '*' in place of braces" if braces else "Check the path"
             raise SourceError("there is no such file or folder", path, hint)
-    _check_one_kind(path, files)
     return files
 
 

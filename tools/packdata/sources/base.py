@@ -34,6 +34,9 @@ _PLAIN_PATH = re.compile(r"/?[^/.][^/]*(/[^/.][^/]*)*", re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
+OWN_KEYS = "Give each row a key of its own, in a column 'key', or remove one"
+_RENAME = "Keys are names, mostly without suffix: rename or remove one"
+HEAD_NBYTES = 26  # of a PNG: up to its depth and color type
 _FLOAT32_WHOLE = 1 << 24  # up to here it holds every whole number
 
 ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
@@ -133,6 +136,12 @@ class Source(Protocol):
     def items(self, start: int = 0) -> Iterator[Item]:
         """Yield items from number ``start`` on, always in the same order."""
 
+    def keys(self) -> Iterator[str]:
+        """Yield the key of each item, without a look at pictures."""
+
+    def mask_heads(self) -> Iterator[bytes]:
+        """Yield the ``read_head`` of each mask that items come with."""
+
 
 def broken_item(key: str, what: str, where: str, hint: str = "") -> Item:
     """Return an item whose reading fails: it is rejected in its turn, and the listing goes on."""
@@ -153,6 +162,19 @@ def read_file(path: Path | str, where: str) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise SourceError(f"it cannot be read ({reason})", where) from error
+
+
+def read_head(path: Path | str) -> bytes:
+    """Return what tells the depth of a mask: the first bytes of a PNG, all of another file.
+
+    What cannot be read gives b"": it is rejected when it is packed.
+    """
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEAD_NBYTES)
+            return head if head.startswith(b"\x89PNG") else head + file.read()
+    except (OSError, ValueError):
+        return b""
 
 
 def parse_json(text: bytes | str) -> Any:
@@ -219,12 +241,18 @@ class FileHash:
 def files_identity(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
     """Return the identity of a source made of a few large files; SourceError if one is missing."""
     files = FileHash()
-    for path in paths:
+    for path, name in zip(paths, relative_names(paths), strict=True):
         try:
-            files.add(path.name, path.stat())
+            files.add(name, path.stat())
         except OSError as error:
             raise SourceError(f"it cannot be read ({error.strerror})", path) from error
     return {"kind": kind, "num_files": len(paths), "files": files.hexdigest()}
+
+
+def relative_names(paths: Sequence[Path]) -> list[str]:
+    """Return the paths of files from the last folder on that holds all of them."""
+    folder = os.path.commonpath([os.path.abspath(path.parent) for path in paths])
+    return [os.path.relpath(path, folder) for path in paths]
 
 
 def check_name(name: str, path: Path | str) -> None:
@@ -239,15 +267,13 @@ def check_name(name: str, path: Path | str) -> None:
         raise SourceError(what, ascii(str(path)), "Rename it (see 'convmv')") from None
 
 
-def check_unique(keys: Iterable[tuple[str, str]], path: Path | str) -> None:
+def check_unique(keys: Iterable[tuple[str, str]], path: Path | str, hint: str = _RENAME) -> None:
     """Raise SourceError if two items share a key; ``keys`` are pairs of key and place."""
     seen: dict[str, str] = {}
     for key, where in keys:
         if key in seen:
             what = f"two samples have the key {key!r}: {seen[key]} and {where}"
-            raise SourceError(
-                what, path, "Keys are names, mostly without suffix: rename or remove one"
-            )
+            raise SourceError(what, path, hint)
         seen[key] = where
 
 
@@ -292,6 +318,11 @@ def _identifier(column: str) -> str:
     if not name.isidentifier():
         name = f"column_{name}"
     return f"{name.rstrip('_')}_" if name in _RESERVED or keyword.iskeyword(name) else name
+
+
+def is_missing(value: Any) -> bool:
+    """Tell whether a value is None or NaN, with which tables are filled where they have none."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def column_of(field: str, values: Iterable[Any]) -> Column:

@@ -23,14 +23,16 @@ from packdata.sources.base import (
     is_hidden,
     key_of,
     read_file,
+    read_head,
     shared_keys,
     suffix_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+LINK_ABOVE = "link to a folder above"
 _ARCHIVES = (".parquet", ".tar")
 
 
@@ -61,21 +63,12 @@ class Listing:
 
     def add_below(self, folder: str) -> None:
         """List the files in a folder of ``root`` and below it."""
-        found: list[tuple[str, list[os.DirEntry[str]]]] = []
-        above: frozenset[tuple[int, int]] = frozenset({_inode(self.root)})
-        pending = [(folder, above)]
-        while pending:
-            relative, above = pending.pop()
-            inode = _inode(self.root / relative)
-            if inode in above:
-                self.ignored["link to a folder above"] += 1
-                continue
-            entries, folders = _scan(self.root / relative)
-            found.append((relative, entries))
-            inner = (f"{relative}/{name}" for name in folders if not is_hidden(name))
-            pending += [(path, above | {inode}) for path in inner]
+        found = list(files_below(self.root, folder))
         for relative, entries in sorted(found, key=lambda pair: pair[0]):
-            self._add(f"{relative}/", entries)
+            if entries is None:
+                self.ignored[LINK_ABOVE] += 1
+            else:
+                self._add(f"{relative}/", entries)
 
     def _add(self, prefix: str, entries: list[os.DirEntry[str]]) -> None:
         for entry in entries:
@@ -88,6 +81,31 @@ class Listing:
             check_name(prefix + entry.name, entry.path)
             self.files.append(prefix + entry.name)
             self._hash.add(prefix + entry.name, _stat(entry))
+
+
+def files_below(
+    root: Path, folder: str = ""
+) -> Iterator[tuple[str, list[os.DirEntry[str]] | None]]:
+    """Yield a folder of ``root``, by default itself, and all below it, with their files, in no order.
+
+    Links are followed; what leads to a folder above has None. Folders are named relative to
+    ``root``; hidden ones are passed over.
+
+    Raises:
+        SourceError: A folder cannot be listed.
+    """
+    above = frozenset({_inode(root)} if folder else ())
+    pending = [(folder, above)]
+    while pending:
+        relative, above = pending.pop()
+        inode = _inode(root / relative)
+        if inode in above:
+            yield relative, None
+            continue
+        entries, folders = _scan(root / relative)
+        yield relative, entries
+        inner = (f"{relative}/{name}".lstrip("/") for name in folders if not is_hidden(name))
+        pending += [(path, above | {inode}) for path in inner]
 
 
 def _scan(folder: Path) -> tuple[list[os.DirEntry[str]], list[str]]:
@@ -181,6 +199,14 @@ class FolderSource:
             key, read = key_of(file, self._shared), partial(read_file, path, path)
             yield Item(key, path, read, labels, path=path)
 
+    def keys(self) -> Iterator[str]:
+        """Yield the keys."""
+        return (key_of(file, self._shared) for file in self._files)
+
+    def mask_heads(self) -> Iterator[bytes]:
+        """Yield nothing: masks lie elsewhere."""
+        return iter(())
+
 
 def _adds_files(listing: Listing, folder: str) -> bool:
     before = len(listing.files)
@@ -240,6 +266,11 @@ class MaskFolder:
             hint = f"It is looked for as {place} (or another suffix)"
             raise SourceError("it has no mask", where, hint)
         return os.path.join(self.root, file)
+
+    def heads(self, keys: Iterable[str]) -> Iterator[bytes]:
+        """Yield the ``read_head`` of each mask that one of the keys has."""
+        files = filter(None, map(self.files.get, keys))
+        return (read_head(os.path.join(self.root, file)) for file in files)
 
     def read(self, key: str, where: str) -> bytes:
         """Return the bytes of the mask for a picture; SourceError if there is none."""

@@ -12,6 +12,7 @@ import re
 import struct
 import zlib
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,11 +58,19 @@ class IdxSource:
 
     def items(self, start: int = 0) -> Iterator[Item]:
         """Yield the images from number ``start`` on."""
-        digits = len(str(len(self._images) - 1))
-        for i in range(start, len(self._images)):
+        for i, key in enumerate(islice(self.keys(), start, None), start):
             labels = {} if self._labels is None else {"label": int(self._labels[i])}
             read = partial(self._images.__getitem__, i)
-            yield Item(f"{i:0{digits}d}", f"{self.path}, image {i}", read, labels)
+            yield Item(key, f"{self.path}, image {i}", read, labels)
+
+    def keys(self) -> Iterator[str]:
+        """Yield the numbers of the images."""
+        digits = len(str(len(self._images) - 1))
+        return (f"{i:0{digits}d}" for i in range(len(self._images)))
+
+    def mask_heads(self) -> Iterator[bytes]:
+        """Yield nothing: there are no masks."""
+        return iter(())
 
 
 def _labels_name(path: Path) -> str:

@@ -1,7 +1,8 @@
 """Lists: a CSV or JSONL file with a path and labels in each row.
 
-Paths are relative to the list's folder. A cell that is empty, or a name that a JSON line lacks, is
-a missing value: nothing for text, an error for labels and numbers when the row is packed.
+Paths are relative to the list's folder. A cell that is empty, a name that a JSON line lacks, and
+``nan`` for a label or a number are missing values: nothing for text, an error for labels and
+numbers when the row is packed. Blanks around paths, keys and labels in a table do not count.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import xxhash
 
 from loaders.errors import SourceError
 from packdata.sources.base import (
+    OWN_KEYS,
     PICTURES,
     Column,
     FileHash,
@@ -25,9 +27,11 @@ from packdata.sources.base import (
     check_unique,
     column_of,
     field_names,
+    is_missing,
     key_of,
     parse_json,
     read_file,
+    read_head,
     shared_keys,
 )
 
@@ -39,6 +43,7 @@ TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
 LIST_SUFFIXES = TABLE_SUFFIXES | {".jsonl", ".ndjson"}
 _INT = re.compile(r"[+-]?[0-9]+")
 _NAME = re.compile(r"[+-]?(0[0-9]|[0-9]{19})")
+_NO_NUMBER = re.compile(r"([+-]?nan)?", re.IGNORECASE)
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 Row = tuple[int, dict[str, Any]]  # line number, from 1; value by column
@@ -71,11 +76,13 @@ class ListSource:
         columns, self._rows = _read_rows(path)
         self._image = _find_column(columns, image_column, path, kind)
         self._mask = _find_mask(columns, mask_column, path)
-        _check_paths(self._rows, self._image, path)
         plain = [name for name in columns if name not in (self._image, self._mask, "key")]
-        if path.suffix.lower() in TABLE_SUFFIXES:
-            _convert_numbers(plain, self._rows)
         self._fields = field_names(plain, path, label_column, columns)
+        if path.suffix.lower() in TABLE_SUFFIXES:
+            labels = {name for name, field in self._fields.items() if field == "label"}
+            _strip({self._image, self._mask, "key", *labels}, labels, self._rows)
+            _convert_numbers(plain, self._rows)
+        _check_paths(self._rows, self._image, path)
         self.labels: Mapping[str, Column] = {
             field: column_of(field, (row.get(name) for _, row in self._rows))
             for name, field in self._fields.items()
@@ -86,7 +93,8 @@ class ListSource:
         files = [] if self._has_keys else [self._inside(values) for _, values in self._rows]
         self._shared = shared_keys(dict.fromkeys(files))
         self.suffixed = tuple(f for f in files if self._shared and key_of(f) in self._shared)
-        check_unique(((self._key(row), f"line {row[0]}") for row in self._rows), path)
+        places = (f"line {line}" for line, _ in self._rows)
+        check_unique(zip(self.keys(), places, strict=True), path, OWN_KEYS)
         self.identity: Mapping[str, Any] = self._identity()
 
     def __len__(self) -> int:
@@ -105,6 +113,15 @@ class ListSource:
             }
             mask_path, read_mask = self._mask_of(values, where)
             yield Item(self._key(row), place, read, labels, read_mask, path, mask_path)
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys."""
+        return map(self._key, self._rows)
+
+    def mask_heads(self) -> Iterator[bytes]:
+        """Yield what tells the depth of each mask in the list."""
+        cells = (values.get(self._mask) for _, values in self._rows if self._mask is not None)
+        return (read_head(self._path_of(str(cell))) for cell in cells if cell is not None)
 
     def _mask_of(self, values: Mapping[str, Any], where: str) -> tuple[str | None, Any]:
         if self._mask is None:
@@ -173,14 +190,19 @@ def _read_rows(path: Path) -> tuple[list[str], list[Row]]:
 
 
 def _read_csv(text: str, path: Path) -> tuple[list[str], list[Row]]:
-    first = text.split("\n", 1)[0]
+    first = text.lstrip("\r\n ").split("\n", 1)[0]
     delimiter = max(",\t;", key=first.count)  # the comma where none occurs
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=delimiter,
+        skipinitialspace=f"{delimiter} " in first,  # the list's own way to write them
+        strict=True,
+    )
     rows: list[Row] = []
     columns: list[str] | None = None
     try:
         for cells in reader:
-            if not any(cells):
+            if not any(map(str.strip, cells)):
                 continue
             if columns is None:
                 columns = _check_columns([cell.strip() for cell in cells], path)
@@ -204,16 +226,28 @@ def _check_columns(columns: list[str], path: Path) -> list[str]:
     return columns
 
 
+def _strip(columns: set[str | None], labels: set[str], rows: list[Row]) -> None:
+    """Take the blanks off cells that name something; leave out what names nothing."""
+    for _, values in rows:
+        for name in values.keys() & columns:
+            values[name] = cell = values[name].strip()
+            if not cell or (name in labels and _NO_NUMBER.fullmatch(cell)):
+                del values[name]
+
+
 def _convert_numbers(columns: Sequence[str], rows: list[Row]) -> None:
     """Turn columns of numbers into numbers; ``007`` and 19 digits and more stay text."""
     for name in columns:
-        cells = [values[name].strip() for _, values in rows if name in values]
-        if not all(_FLOAT.fullmatch(cell) for cell in cells) or any(map(_NAME.match, cells)):
+        cells = {i: row[name].strip() for i, (_, row) in enumerate(rows) if name in row}
+        known = [cell for cell in cells.values() if not _NO_NUMBER.fullmatch(cell)]
+        if not known or not all(map(_FLOAT.fullmatch, known)) or any(map(_NAME.match, known)):
             continue
-        convert = int if all(map(_INT.fullmatch, cells)) else float
-        for _, values in rows:
-            if name in values:
-                values[name] = convert(values[name])
+        convert = int if all(map(_INT.fullmatch, known)) else float
+        for i, cell in cells.items():
+            if _NO_NUMBER.fullmatch(cell):
+                del rows[i][1][name]
+            else:
+                rows[i][1][name] = convert(cell)
 
 
 def _read_jsonl(text: str, path: Path) -> tuple[list[str], list[Row]]:
@@ -228,7 +262,7 @@ def _read_jsonl(text: str, path: Path) -> tuple[list[str], list[Row]]:
             raise SourceError(f"it is not JSON ({error})", f"{path}, line {line}") from error
         if not isinstance(values, dict):
             raise SourceError("it is not a JSON object", f"{path}, line {line}")
-        rows.append((line, {name: value for name, value in values.items() if value is not None}))
+        rows.append((line, {n: value for n, value in values.items() if not is_missing(value)}))
         columns.update(dict.fromkeys(values))
     return list(columns), rows
 

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
 from packdata.sources.base import (
+    OWN_KEYS,
     Column,
     Item,
     broken_item,
@@ -25,6 +27,8 @@ from packdata.sources.base import (
     field_names,
     files_identity,
     read_file,
+    read_head,
+    relative_names,
 )
 
 if TYPE_CHECKING:
@@ -62,9 +66,7 @@ class ParquetSource:
         schemas = [_open(path).schema_arrow for path in self.paths]
         schema = schemas[0]
         for path, other in zip(self.paths, schemas, strict=True):
-            if not schema.equals(other):
-                what = f"its columns differ from those of {self.paths[0].name}"
-                raise SourceError(what, path, "Pack files of different columns one by one")
+            _check_alike(path, other, self.paths[0], schema)
         self._image = _find_image(schema, image_column, self.paths[0])
         self._mask = _find_mask(schema, mask_column, self.paths[0])
         self._lengths = [_open(path).metadata.num_rows for path in self.paths]
@@ -72,13 +74,14 @@ class ParquetSource:
             raise SourceError("it has no rows", self.paths[0])
         self.has_masks = self._mask is not None
         self.ignored: Mapping[str, int] = {}
+        self._stems = dict(zip(self.paths, _stems(self.paths), strict=True))
         self._has_keys = "key" in schema.names and _is_text(schema.field("key").type)
         taken = [self._image, self._mask, "key" if self._has_keys else None]
         plain = [column for column in schema.names if column not in taken]
         self._fields = field_names(plain, self.paths[0], label_column, schema.names)
         self.labels: Mapping[str, Column] = self._find_labels(schema)
         if self._has_keys:
-            check_unique(self._read_keys(), self.paths[0])
+            check_unique(self._read_keys(), self.paths[0], OWN_KEYS)
 
     def __len__(self) -> int:
         return sum(self._lengths)
@@ -89,6 +92,28 @@ class ParquetSource:
             if start < length:
                 yield from self._rows(path, start)
             start = max(0, start - length)
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys: of rows without one, what stands for it."""
+        for path, length in zip(self.paths, self._lengths, strict=True):
+            keys = _read_column(path, "key").to_pylist() if self._has_keys else [None] * length
+            for row, key in enumerate(keys):
+                yield self._row_key(path, row) if key is None else key
+
+    def mask_heads(self) -> Iterator[bytes]:
+        """Yield the masks: the one column that holds them is read."""
+        for path in self.paths if self._mask is not None else []:
+            file = _open(path)
+            batches = file.iter_batches(_BATCH_ROWS, columns=[self._mask], use_threads=False)
+            row = 0
+            while (batch := _next_batch(batches, path, row)) is not None:
+                for value in batch.column(self._mask).to_pylist():
+                    data, file_path = _content(value, path.parent)
+                    yield data or (read_head(file_path) if file_path else b"")
+                row += len(batch)
+
+    def _row_key(self, path: Path, row: int) -> str:
+        return f"{self._stems[path]}/{row:08d}"
 
     def _rows(self, path: Path, start: int) -> Iterator[Item]:
         file, first = _open(path), 0
@@ -109,9 +134,9 @@ class ParquetSource:
 
     def _item(self, batch: pa.RecordBatch, i: int, path: Path, row: int) -> Item:
         where = f"{path}, row {row}"
-        key = batch.column("key")[i].as_py() if self._has_keys else _row_key(path, row)
+        key = batch.column("key")[i].as_py() if self._has_keys else self._row_key(path, row)
         if key is None:
-            return broken_item(_row_key(path, row), "the key is missing", where)
+            return broken_item(self._row_key(path, row), "the key is missing", where)
         labels = {
             field: self._value(field, batch.column(name)[i].as_py())
             for name, field in self._fields.items()
@@ -148,10 +173,10 @@ class ParquetSource:
         return list(values - {None})
 
     def _read_keys(self) -> Iterator[tuple[str, str]]:
-        for path in self.paths:
+        for path, name in zip(self.paths, relative_names(self.paths), strict=True):
             for row, key in enumerate(_read_column(path, "key").to_pylist()):
                 if key is not None:
-                    yield key, f"{path.name}, row {row}"
+                    yield key, f"{name}, row {row}"
 
 
 def _open(path: Path) -> pq.ParquetFile:
@@ -176,17 +201,43 @@ def _next_batch(batches: Iterator[pa.RecordBatch], path: Path, row: int) -> pa.R
         raise SourceError(f"it cannot be read ({error})", f"{path}, row {row}") from error
 
 
-def _row_key(path: Path, row: int) -> str:
-    return f"{path.stem}/{row:08d}"
+def _check_alike(path: Path, schema: pa.Schema, first: Path, wanted: pa.Schema) -> None:
+    """Raise SourceError for a file whose columns or classes are not those of the first."""
+    if not schema.equals(wanted):
+        what = f"its columns differ from those of {first}"
+        raise SourceError(what, path, "Pack files of different columns one by one")
+    names, others = _class_names(schema), _class_names(wanted)
+    for column in names | others:
+        pairs = zip_longest(names.get(column, ()), others.get(column, ()))
+        for number, (found, other) in enumerate(pairs):
+            if found != other:
+                what = (
+                    f"class {number} of its column {column!r} is {found!r}, in {first} {other!r}"
+                )
+                hint = "Pack them one by one, with the same --classes, then 'packdata merge' them"
+                raise SourceError(what, path, hint)
+
+
+def _stems(paths: Sequence[Path]) -> list[str]:
+    """Return what the keys of each file's rows begin with: its name, or as much of its path as differs."""
+    files = relative_names(paths)
+    ways = [path.stem for path in paths], [os.path.splitext(file)[0] for file in files]
+    return next((way for way in ways if len(set(way)) == len(paths)), files)
 
 
 def _reader(value: Any, folder: Path, where: str, what: str) -> Any:
-    data, path = value, None
-    if isinstance(value, Mapping):
-        data, path = value.get("bytes"), value.get("path")
+    data, path = _content(value, folder)
     if data is None and path:
-        return partial(read_file, os.path.join(folder, path), f"{where} ({path})")
+        return partial(read_file, path, f"{where} ({value['path']})")
     return partial(_given, data, where, what)
+
+
+def _content(value: Any, folder: Path) -> tuple[bytes | None, str | None]:
+    """Return the bytes of a picture or mask, and the path of its file."""
+    if not isinstance(value, Mapping):
+        return value, None
+    path = value.get("path")
+    return value.get("bytes"), path and os.path.join(folder, path)
 
 
 def _given(data: bytes | None, where: str, what: str) -> bytes:

@@ -15,11 +15,14 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from loaders.checks import shown
 from loaders.errors import SourceError
 from packdata.sources.base import (
+    HEAD_NBYTES,
     PICTURE_SUFFIXES,
     PICTURES,
     Column,
@@ -92,6 +95,20 @@ class TarSource:
                     yield self._item(self._samples[start], file)
                     start += 1
 
+    def keys(self) -> Iterator[str]:
+        """Yield the keys."""
+        return (sample.key for sample in self._samples)
+
+    def mask_heads(self) -> Iterator[bytes]:
+        """Yield the first bytes of each mask: by their names they are PNG."""
+        for number, samples in groupby(self._samples, attrgetter("tar")):
+            path = self.paths[number]
+            with _open(path) as file:
+                for sample in samples:
+                    if "mask" in sample.members:
+                        name, offset, size = sample.members["mask"]
+                        yield _read_member(file, offset, min(size, HEAD_NBYTES), f"{path}: {name}")
+
     def _item(self, sample: _Sample, file: IO[bytes]) -> Item:
         path = self.paths[sample.tar]
         if "image" not in sample.members:
@@ -110,11 +127,15 @@ class TarSource:
 
 def _open(path: Path) -> IO[bytes]:
     try:
-        if path.name.endswith("gz"):
+        if _is_gzip(path):
             return cast("IO[bytes]", gzip.open(path, "rb"))
         return open(path, "rb")
     except OSError as error:
         raise SourceError(f"it cannot be read ({error.strerror})", path) from error
+
+
+def _is_gzip(path: Path) -> bool:
+    return path.name.lower().endswith("gz")
 
 
 def _scan(path: Path, number: int, ignored: Counter[str]) -> list[_Sample]:
@@ -189,7 +210,7 @@ def _reader(file: IO[bytes], sample: _Sample, role: str, path: Path) -> Any:
     if role not in sample.members:
         return partial(_missing, role, f"{path}: {sample.key}")
     name, offset, size = sample.members[role]
-    if not path.name.endswith("gz"):
+    if not _is_gzip(path):
         return partial(_read_at, path, offset, size, name)
     data = _read_member(file, offset, size, f"{path}: {name}")
     return lambda: data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow as pa
 
 from loaders.errors import SourceError
 from packdata.sources.base import is_hidden
+from packdata.sources.folders import LINK_ABOVE, files_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -121,10 +121,11 @@ def _list_folder(folder: Path, listing: Listing) -> None:
         hint = "'packdata split', 'merge' and 'append' work on packed datasets"
         raise SourceError("it is a packed dataset already", folder, hint)
     found: list[tuple[str, Path]] = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not is_hidden(name)]
-        paths = [Path(parent) / name for name in names if not is_hidden(name)]
-        found += [(path.relative_to(folder).as_posix(), path) for path in paths]
+    for relative, entries in files_below(folder):
+        if entries is None:
+            listing.ignored[LINK_ABOVE] += 1
+        shown = [entry for entry in entries or () if not is_hidden(entry.name)]
+        found += [(f"{relative}/{entry.name}".lstrip("/"), Path(entry.path)) for entry in shown]
     for name, path in sorted(found):
         suffix, _ = _suffixes(path)
         if suffix not in _KINDS:
@@ -204,6 +205,12 @@ class Reader:
         except (OSError, EOFError, pa.ArrowException) as error:
             what = f"it cannot be read behind byte {self.position} ({error})"
             raise SourceError(what, self.source.path, "Is it complete?") from error
+
+    def peek(self, nbytes: int) -> bytes:
+        """Return the next bytes, fewer only at the end, without going on."""
+        data, position = self.read(nbytes), self.position
+        self._ahead, self.position = data + self._ahead, position - len(data)
+        return data
 
     def skip_to(self, offset: int) -> bool:
         """Go on at an offset; False if the file ends before it."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from packdata.engine import PackedDataset, Summary
     from packdata.settings import OnError, PackSettings
     from packdata.shards import Format
+    from packdata.tokens.recipe import TokenSource
 
 Eod = int | Literal["auto", "none"]
 DEFAULT_ROW_TOKENS = 8192
@@ -115,6 +116,7 @@ class TokensPlan:
             "pieces": len(recipe),
             "ignored": dict(self.listing.ignored),
             "empty_files": recipe.source.empty_files,
+            "windows_files": _windows_files(recipe.source),
             "targets": {t.folder: t.schema.to_json() for t in recipe.targets},
             "options": dict(recipe.provenance),
         }
@@ -150,8 +152,16 @@ class TokensPlan:
             notes.append(f"passed over: {ignored}")
         if empty:
             notes.append(f"empty: {', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}")
+        notes += self._separator_notes()
         notes += joined_splits([file.path for file in self.listing.files])
         return [*notes, *self._end_notes()]
+
+    def _separator_notes(self) -> Iterator[str]:
+        """Say where documents are separated by other bytes than were given."""
+        if found := _windows_files(self.recipe.source):
+            files = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+            separator = repr(self.recipe.identity["documents"].replace("\n", "\r\n"))
+            yield rf"documents are separated by {separator} where lines end in \r\n: {files}"
 
     def amount(self, packed: Summary) -> str:
         """Count tokens and documents: samples are rows of tokens."""
@@ -187,6 +197,10 @@ class TokensPlan:
             return bool(identity_of(self.listing.files) == self.recipe.identity["files"])
         except OSError:  # what is gone has changed too
             return False
+
+
+def _windows_files(source: TokenSource) -> list[str]:
+    return source.windows_files if isinstance(source, TextSource) else []
 
 
 def _counts(packed: Summary) -> Iterator[str]:
@@ -321,6 +335,8 @@ def _recipe(
     }
     provenance = {"recipe": "tokens", "source": [f.name for f in listing.files[:16]], **told}
     identity = {"recipe": "tokens", "files": identity_of(listing.files), "cut": cut, **told}
+    if windows := _windows_files(source):
+        identity["windows_files"] = windows
     return TokensRecipe(
         source,
         vocabulary,

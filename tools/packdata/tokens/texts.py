@@ -30,7 +30,9 @@ PIECE_BYTES = 4 << 20
 _MAX_CHAR_BYTES = 4
 _CHECKED_BYTES = 64 << 10
 _BOM = b"\xef\xbb\xbf"
+_HEAD_BYTES = 64 << 10  # tell how the lines of a file end
 NEWLINE = b"\n"
+_WINDOWS = b"\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class TextPart:
         stop: Offset behind its last byte.
         is_last: True if the file ends there.
         options: How documents are told apart.
+        mark: Behind it a document ends, and the file may be cut; None: neither.
         blob: The bytes, where the file can be read in its order only; with up to three more.
     """
 
@@ -51,6 +54,7 @@ class TextPart:
     stop: int
     is_last: bool
     options: TextOptions
+    mark: bytes | None
     blob: bytes | None = None
 
     @property
@@ -84,7 +88,7 @@ class TextPart:
     @property
     def _is_whole(self) -> bool:
         """True if no document begins before this part, or goes on behind it."""
-        return self.options.mark(self.file) is not None or (self.start == 0 and self.is_last)
+        return self.mark is not None or (self.start == 0 and self.is_last)
 
     def _blob(self) -> bytes:
         if self.blob is not None:
@@ -117,8 +121,8 @@ class TextPart:
         """Return the documents; ``place`` gives offsets, as text."""
         if self.options.documents == "line":
             return split_lines(data)
-        if self.options.separator is not None:
-            return split_at(data, self.options.separator)
+        if self.mark is not None:
+            return split_at(data, self.mark)
         ends = np.array([len(data)] if self.is_last else [], np.int64)
         return Documents(data, ends, str)
 
@@ -158,6 +162,18 @@ def split_lines(data: npt.NDArray[np.uint8]) -> Documents:
         return str(at + (int(breaks[line - 1] - ends[line - 1]) + 1 if line else 0))
 
     return Documents(np.frombuffer(text.replace(b"\n", b""), np.uint8), ends, place)
+
+
+def ending_as(head: bytes, separator: bytes) -> bytes:
+    r"""Return a separator as a text has it that begins so: with ``\r\n`` where all its lines end in that.
+
+    Example:
+        >>> ending_as(b"one\r\n\r\ntwo\r\n", b"\n\n")
+        b'\r\n\r\n'
+    """
+    num = head.count(NEWLINE)
+    is_windows = num > 0 and num == head.count(_WINDOWS) and b"\r" not in separator
+    return separator.replace(NEWLINE, _WINDOWS) if is_windows else separator
 
 
 def split_at(data: npt.NDArray[np.uint8], separator: bytes) -> Documents:
@@ -202,7 +218,7 @@ class TextOptions:
     def mark(self, file: SourceFile) -> bytes | None:
         """Return the bytes behind which a file may be cut."""
         if file.kind == "jsonl" or self.documents == "line":
-            return b"\n"
+            return NEWLINE
         return self.separator
 
     def to_json(self) -> dict[str, Any]:
@@ -258,13 +274,15 @@ class _Range:
     stop: int
     is_last: bool
     group: int = -1
+    mark: bytes | None = None
 
 
 class TextSource:
-    """Pieces of text files, JSON lines and Parquet columns, in a fixed order.
+    r"""Pieces of text files, JSON lines and Parquet columns, in a fixed order.
 
     Attributes:
         empty_files: Names of files without a byte.
+        windows_files: Names of files in which lines, and so those of the separator, end in ``\r\n``.
 
     Raises:
         SourceError: A file cannot be read, or lacks the column.
@@ -275,6 +293,7 @@ class TextSource:
     def __init__(self, files: Sequence[SourceFile], options: TextOptions) -> None:
         self.files, self.options = files, options
         self.empty_files: list[str] = []
+        self.windows_files: list[str] = []
         self._columns: dict[int, ParquetColumn] = {}
         self._plan = self._group([r for i, f in enumerate(files) for r in self._ranges(i, f)])
 
@@ -288,25 +307,34 @@ class TextSource:
             for group, first, last, nbytes in column.ranges(self.options.piece_bytes):
                 yield _Range(number, first, last, False, group), nbytes
             return
-        start, ends = 0, self._ends(file)
+        ends, mark = self._ends(file)
         if not ends or ends[-1] == 0:
             self.empty_files.append(file.name)
             return
+        start = 0
         for end in ends:
-            yield _Range(number, start, end, end == ends[-1]), end - start
+            yield _Range(number, start, end, end == ends[-1], mark=mark), end - start
             start = end
 
-    def _ends(self, file: SourceFile) -> list[int]:
-        """Return where the parts of a file end; those of a compressed one take reading it."""
+    def _ends(self, file: SourceFile) -> tuple[list[int], bytes | None]:
+        """Return where the parts of a file end, and behind what; those of a compressed one take reading it."""
         mark = self.options.mark(file)
         if mark is None and file.compression is None:
             step = self.options.cut or max(1, file.size)
-            return [*range(step, file.size, step), file.size]
+            return [*range(step, file.size, step), file.size], None
         reader = Reader(file)
         try:
-            return list(self._find_ends(reader, mark))
+            if mark is not None and file.kind == "text" and self.options.separator is not None:
+                mark = self._separator(file, mark, reader)
+            return list(self._find_ends(reader, mark)), mark
         finally:
             reader.close()
+
+    def _separator(self, file: SourceFile, given: bytes, reader: Reader) -> bytes:
+        separator = ending_as(reader.peek(_HEAD_BYTES), given)
+        if separator != given:
+            self.windows_files.append(file.name)
+        return separator
 
     def _find_ends(self, reader: Reader, mark: bytes | None) -> Iterator[int]:
         step = self.options.cut if mark is None else self.options.piece_bytes
@@ -351,7 +379,7 @@ class TextSource:
         file, blob = self.files[part.file], None
         if file.compression is not None:
             blob = streams.read(part.file, part.start, part.stop)
-        return TextPart(file, part.start, part.stop, part.is_last, self.options, blob)
+        return TextPart(file, part.start, part.stop, part.is_last, self.options, part.mark, blob)
 
     def documents_of(self, limit: int) -> Iterator[str]:
         """Yield the texts of pieces spread evenly over the source, ``limit`` bytes or a little more.
