@@ -69,7 +69,7 @@ def dump_on(signum: int | str = signal.SIGUSR1) -> None:
 
 def write(text: str) -> None:
     """Write to stderr past Python's buffers: a handler may have interrupted a write to them."""
-    os.write(2, text.encode())
+    os.write(2, text.encode(errors="backslashreplace"))
 
 
 def register(live: Any) -> None:

@@ -170,12 +170,18 @@ class profile:
         self._loader.__class__ = self._kind
         self._end_compute(self.clock())
         self._sum_up()
-        if self._trace is not None:
-            write_trace(self.spans, self._trace, self._thread)
-        if self._writer is not None:
-            self._write_scalars()
         if self._told is not None:
             self._told(self.report)
+        if self._writer is not None:
+            self._write_scalars()
+        if self._trace is not None:
+            write_trace(self.spans, self._trace, self._thread)
+
+    def _stop_in_step(self) -> None:
+        try:
+            self.stop()
+        except OSError as error:  # training goes on
+            logger.warning("the profile cannot be written: %s", error)
 
     def add(self, name: str, began_s: float) -> None:
         """Note that something ended now; any thread may."""
@@ -191,7 +197,7 @@ class profile:
         began = self.clock()
         self._end_compute(began)
         if len(self.report.wait_s) >= self.steps:
-            self.stop()
+            self._stop_in_step()
             return next(batches)
         with _annotated(_WAIT):
             batch = next(batches)

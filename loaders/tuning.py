@@ -19,8 +19,10 @@ _MAX_ENTRIES = 1000
 
 
 def cache_file() -> Path:
-    """Return where the counts are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    """Return where the counts are kept; OSError if that is nowhere."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if base.startswith("~"):
+        raise FileNotFoundError("nobody knows the home folder: set XDG_CACHE_HOME")
     return Path(base) / "loaders" / "workers.json"
 
 
@@ -36,15 +38,20 @@ def dataset_key(dataset: Any) -> str | None:
         return None
     if getattr(dataset, "transform", None) is not None:
         return None  # a function has no name that stays the same
-    kind, fields = type(dataset).__name__, getattr(dataset, "fields", ())
-    text = repr((fingerprint, kind, tuple(fields), getattr(dataset, "augment", ())))
+    stored = getattr(dataset, "stored_fields", {})  # decoded ones are of another codec
+    fields = [(name, repr(stored.get(name))) for name in getattr(dataset, "fields", ())]
+    settings = [getattr(dataset, name, None) for name in ("augment", "scale", "device")]
+    text = repr((fingerprint, type(dataset).__name__, fields, settings))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def read_workers(dataset: Any, num_cores: int) -> int | None:
     """Return the measured count for a dataset on this machine, or None."""
-    file = cache_file()
-    if not file.exists():  # before anything is hashed: most never measure
+    try:
+        file = cache_file()
+    except OSError:
+        return None
+    if not os.path.exists(file):  # before anything is hashed: most never measure
         return None
     key = dataset_key(dataset)
     count = _read(file).get(f"{machine_key(num_cores)}/{key}") if key else None
@@ -52,7 +59,11 @@ def read_workers(dataset: Any, num_cores: int) -> int | None:
 
 
 def write_workers(dataset: Any, num_cores: int, num_workers: int) -> Path | None:
-    """Keep a measured count; None if the dataset has no identity, else the file."""
+    """Keep a measured count; None if the dataset has no identity, else the file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     key = dataset_key(dataset)
     if key is None:
         return None

@@ -396,3 +396,20 @@ def test_on_it_costs_below_two_percent(caplog: pytest.LogCaptureFixture) -> None
 
     on, off = map(min, zip(*pairs, strict=True))
     assert on < 1.02 * off
+
+
+def test_a_trace_that_cannot_be_written_does_not_end_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loader = a_loader()
+    told: list[ProfileReport] = []
+    profile = loaders.profile(loader, steps=2, trace="/proc/nowhere/trace.json")
+    profile._told = told.append
+    profile.start()
+
+    assert len(list(loader)) == 8
+
+    assert "the profile cannot be written: " in caplog.text
+    assert [report.num_steps for report in told] == [2]
+    with pytest.raises(FileNotFoundError), loaders.profile(loader, trace="/proc/nowhere/x.json"):
+        next(iter(loader))

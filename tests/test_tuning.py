@@ -1,15 +1,16 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loaders import DataLoader, RAMDataset, augment, tuning
+from loaders.codecs.picture import encode_jpeg
 from loaders.tuning import cache_file, dataset_key, read_workers, write_workers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +95,54 @@ def test_auto_takes_the_measured_count() -> None:
     assert DataLoader(dataset()).num_workers == 2
     assert DataLoader(dataset(), num_workers=0).num_workers == 0
     assert DataLoader(dataset(1)).num_workers == 1  # small rows, not measured
+
+
+def test_what_decoding_leaves_out_is_other_work(tmp_path: Path) -> None:
+    file = tmp_path / "a.jpg"
+    file.write_bytes(encode_jpeg(np.zeros((16, 16, 3), np.uint8)))
+    encoded = RAMDataset.from_files([file], progress=False)
+    pixels = RAMDataset(encoded, decode=True, progress=False)
+
+    assert dataset_key(encoded) != dataset_key(pixels)
+    assert dataset_key(encoded) == dataset_key(RAMDataset(encoded, progress=False))
+
+
+HOMELESS = """
+import os, sys
+import numpy as np
+from loaders import DataLoader, RAMDataset
+data = RAMDataset.from_arrays(x=np.zeros((4, 3)))
+len(DataLoader(data, 2))  # everything is imported
+os.environ.pop("XDG_CACHE_HOME", None)
+os.environ.pop("HOME", None)
+if sys.argv[1]:
+    os.environ["HOME"] = sys.argv[1]
+os.setgid(54321), os.setuid(54321), os.chdir("/")
+print(len(DataLoader(data, 2)))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become others")
+@pytest.mark.parametrize("home", ["closed", "unknown"])
+def test_who_has_no_home_that_can_be_read_has_measured_nothing(tmp_path: Path, home: str) -> None:
+    """As in a container whose user is given by number."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+
+    done = subprocess.run(
+        [sys.executable, "-c", HOMELESS, str(closed) if home == "closed" else ""],
+        capture_output=True, text=True, cwd=Path(__file__).parent.parent, check=False,
+    )  # fmt: skip
+
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+def test_a_count_that_can_be_kept_nowhere_is_an_error_of_the_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+
+    assert read_workers(dataset(), 4) is None
+    with pytest.raises(FileNotFoundError, match="set XDG_CACHE_HOME"):
+        write_workers(dataset(), 4, 2)

@@ -367,7 +367,10 @@ def _write_escapes(coefficients: Ints, low: npt.NDArray[np.int8]) -> bytes:
 
 def _read_escapes(lists: Sequence[Any], full_nbytes: int, row_nbytes: int) -> Escapes:
     """Return the escapes of all rows; those of frequencies that the rows do not have are left out."""
-    entries = np.frombuffer(b"".join(lists), _ESCAPE)
+    listed = b"".join(lists)
+    if len(listed) % _ESCAPE.itemsize:
+        raise CodecError("a record is cut in the middle of its escapes")
+    entries = np.frombuffer(listed, _ESCAPE)
     at = np.cumsum(entries["gap"], dtype=np.int64)
     ends = np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists))) // _ESCAPE.itemsize
     wanted = np.arange(1, len(lists) + 1) * full_nbytes

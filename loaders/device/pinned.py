@@ -37,6 +37,13 @@ def pinned_buffer(nbytes: int) -> UInt8Array:
         raise
 
 
+def _runtime(what: str) -> Any:
+    try:
+        return torch.cuda.cudart()
+    except (AssertionError, RuntimeError) as error:  # a build without CUDA, or a broken one
+        raise LoadersError(f"{what} cannot be page-locked without CUDA: {error}") from error
+
+
 def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
     """Page-lock memory that exists already, until the array dies; once, however often it is called.
 
@@ -50,7 +57,7 @@ def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
     """
     if not array.nbytes:
         return
-    runtime = torch.cuda.cudart() if runtime is None else runtime
+    runtime = _runtime(what) if runtime is None else runtime
     address = array.ctypes.data
     if address in _locked and _locked[address]() is array:  # a shared copy is one for all datasets
         return

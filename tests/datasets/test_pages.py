@@ -348,6 +348,32 @@ ROW = 60_000
 OF_ONE_SIZE: dict[str, Field] = {"data": Array(dtype="uint8", dims=(ROW,))}
 
 
+def test_rows_are_copied_whole_however_much_one_call_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advice, "_PIECE_BYTES", 70_000)
+    monkeypatch.setattr(advice, "_CALL_BYTES", 150_000)
+    data = noise(300_000 * 5).reshape(5, -1)
+    out = np.zeros_like(data)
+
+    assert advice.copy([(row.ctypes.data, row.nbytes) for row in data], out) == 5
+    assert np.array_equal(out, data)
+    nowhere = (4096, data.shape[1])
+    spans = [(data[0].ctypes.data, data.shape[1]), nowhere, (data[1].ctypes.data, data.shape[1])]
+    assert advice.copy(spans, out[:3]) == 1
+
+
+@pytest.mark.slow
+def test_more_than_two_gigabytes_are_copied(tmp_path: Path) -> None:
+    """The kernel moves no more by one call."""
+    data = np.zeros((35, 64 << 20), np.uint8)
+    data[:, -1] = np.arange(35)
+    out = np.empty_like(data)
+
+    assert advice.copy([(row.ctypes.data, row.nbytes) for row in data], out) == 35
+    assert out[:, -1].tolist() == list(range(35))
+
+
 @pytest.mark.parametrize("fits", [True, False])
 def test_rows_that_are_gathered_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fits: bool

@@ -198,6 +198,16 @@ def test_a_jpeg_with_bytes_after_its_end_is_taken(files: list[Path]) -> None:
     assert RAMDataset.from_files(files, progress=False)[0].image.shape == (3, 20, 24)
 
 
+def test_a_film_behind_a_picture_does_not_make_it_a_cut_one(files: list[Path]) -> None:
+    whole = files[0].read_bytes()
+    files[0].write_bytes(whole + b"film \xff\xda and more")
+
+    assert RAMDataset.from_files(files, progress=False)[0].image.shape == (3, 20, 24)
+    files[0].write_bytes(whole[:-40] + b"film \xff\xda and more")
+    with pytest.raises(SourceError, match="the picture is cut"):
+        RAMDataset.from_files(files, progress=False)
+
+
 def test_files_that_are_not_pictures_are_named(files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "text.png").write_text("not a picture")
@@ -352,3 +362,20 @@ def test_samples_of_which_nothing_is_stored_are_refused() -> None:
 
     with pytest.raises(SchemaError, match=r"nothing of .*'sample_id'.* is stored"):
         RAMDataset(source)
+
+
+@pytest.mark.parametrize("codec", ["yuv420", "dct", "jpeg", "png"])
+def test_arrays_are_not_taken_for_what_a_codec_makes_of_them(codec: str) -> None:
+    schema = {"image": Image(size=(8, 8), codec=codec)}
+
+    with pytest.raises(SchemaError, match=r"as they are; pack it with packdata.Writer"):
+        RAMDataset.from_arrays(image=np.zeros((2, 8, 8, 3), np.uint8), schema=schema)
+
+
+def test_memory_that_cannot_be_page_locked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch.cuda, "cudart", missing)
+    with pytest.raises(LoadersError, match="column 'x' cannot be page-locked without CUDA"):
+        RAMDataset(RAMDataset.from_arrays(x=np.zeros((4, 3))), device="cpu", pin=True)

@@ -220,6 +220,24 @@ def test_another_user_under_our_name_is_not_trusted(folder: Path) -> None:
             RAMDataset(folder, shared=True, progress=False)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become others")
+def test_strangers_who_hang_up_do_not_end_the_sharing(folder: Path) -> None:
+    name = name_of(folder)
+    knock = (
+        "import os, socket, sys; os.setuid(12345)\n"
+        "for _ in range(100):\n"
+        "    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:\n"
+        "        client.connect(chr(0) + sys.argv[1])\n"
+    )
+    dataset = RAMDataset(folder, shared=True, progress=False)
+
+    subprocess.run([sys.executable, "-c", knock, name.address[1:]], check=True, timeout=60)
+
+    assert len(names(name.identity)) == 1  # it goes on
+    assert keepers() == ["loaders-keeper"]
+    del dataset
+
+
 # -- what is received is checked ------------------------------------------------------------------
 
 
@@ -344,6 +362,18 @@ def test_records_are_looked_for_in_their_column_alone(
     else:
         with pytest.raises(LoadersError, match="records of 'x' lie outside the shared copy"):
             open_sealed(fd, "f" * 32)
+
+    os.close(fd)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 3])
+def test_rows_that_the_layout_does_not_count_are_refused(num_rows: int) -> None:
+    """They would be read though nobody has looked where they lie."""
+    columns = {"x": {"rows": num_rows, "row_nbytes": None, "arrays": [[8, 0], [16, 8], [16, 24]]}}
+    fd = _forged(columns, bytes(8) + np.array([[0, 1 << 40], [8, 8]], np.int64).tobytes())
+
+    with pytest.raises(LoadersError, match="'x' has other rows"):
+        open_sealed(fd, "f" * 32)
 
     os.close(fd)
 

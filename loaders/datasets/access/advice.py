@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 READ_BYTES = 128 << 10
 _COPY_BYTES = 64 << 10  # stays in a core's cache
 _MAX_PLACES = 1024  # of one call (UIO_MAXIOV)
+_PIECE_BYTES = 64 << 20
+_CALL_BYTES = (
+    1 << 30
+)  # the kernel moves 2 GiB at most, and counts the rest as if it could not be read
 _WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 _PROCESS_MADVISE = 440  # the system call's number, on all processors
 
@@ -88,18 +92,21 @@ def copy(spans: Sequence[Span], out: npt.NDArray[np.uint8]) -> int | None:
     Returns:
         How many were copied before one that cannot be read; None where the system copies none.
     """
-    pieces = np.array(spans, np.int64)
-    targets = pieces.copy()
-    targets[:, 0] = _address(out) + np.arange(len(out)) * out.shape[1]
-    return _copy(pieces, targets)
+    starts, sizes = np.array(spans, np.int64).T
+    pieces, owners = _pieces(starts, sizes, _PIECE_BYTES)
+    rows = _address(out) + np.arange(len(out)) * out.shape[1]
+    targets, _ = _pieces(rows, sizes, _PIECE_BYTES)
+    copied = _copy(pieces, targets)
+    return len(spans) if copied == len(pieces) else copied and int(owners[copied])
 
 
 def _copy(pieces: Indices, targets: Indices) -> int | None:
     """Copy from addresses to addresses; return how many pieces came whole, or None if the system does not copy."""
     if _libc is None or not hasattr(_libc, "process_vm_readv"):
         return None
-    for first in range(0, len(pieces), _MAX_PLACES):
-        some, there = pieces[first : first + _MAX_PLACES], targets[first : first + _MAX_PLACES]
+    step = min(_MAX_PLACES, _CALL_BYTES // int(pieces[:, 1].max(initial=1)))
+    for first in range(0, len(pieces), step):
+        some, there = pieces[first : first + step], targets[first : first + step]
         args = (os.getpid(), _address(there), len(there), _address(some), len(some), 0)
         copied = _libc.process_vm_readv(*map(ctypes.c_long, args))
         if copied < 0 and ctypes.get_errno() != errno.EFAULT:

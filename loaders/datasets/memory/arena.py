@@ -167,6 +167,8 @@ def _column(name: str, data: UInt8Array, place: Mapping[str, Any]) -> Column:
     if row_nbytes is not None:
         return FixedColumn(arrays[0].reshape(num_rows, row_nbytes))
     starts, lengths = (array.view(np.int64) for array in arrays[1:])
+    if not len(starts) == len(lengths) == num_rows:
+        raise LoadersError(f"the layout of the shared copy is damaged: {name!r} has other rows")
     for first in range(0, num_rows, _ROWS_AT_ONCE):  # without two more arrays of that size
         some = slice(first, first + _ROWS_AT_ONCE)
         room = len(arrays[0]) - lengths[some]

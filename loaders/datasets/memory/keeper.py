@@ -247,7 +247,8 @@ class Keeper:
         if self._name.admits(peer):
             return client
         why = f"it belongs to user {os.geteuid()}, and process {peer.pid} to user {peer.uid}"
-        _send(client, {"state": "failed", "why": why})
+        with contextlib.suppress(OSError):  # it may have hung up
+            _send(client, {"state": "failed", "why": why})
         client.close()
         return None
 

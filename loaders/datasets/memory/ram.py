@@ -13,6 +13,7 @@ import xxhash
 
 from loaders.checks import as_list, as_path, one_of, shown
 from loaders.codecs.heads import picture_size
+from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import cast_exactly
 from loaders.columns import Column, FixedColumn, var_column
 from loaders.datasets.access.shards import MemoryShard
@@ -35,7 +36,7 @@ from loaders.datasets.settings import check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import CodecError, SchemaError, SourceError
-from loaders.schema import Array, Field, Image, Label, Schema, Text
+from loaders.schema import Array, Field, Image, Label, Mask, Schema, Text
 
 if TYPE_CHECKING:
     from loaders.datasets.memory.loading import Report
@@ -297,12 +298,21 @@ def _read_image(file: Path, out: npt.NDArray[np.uint8]) -> None:
 
 
 def _is_cut(data: bytes) -> bool:
-    """Tell whether a file ends before its picture does, without decoding it."""
-    if data.startswith(b"\xff\xd8"):  # the end marker follows the last scan; bytes may follow it
-        return data.rfind(b"\xff\xd9") < max(0, data.rfind(b"\xff\xda"))
+    """Tell whether a file ends before its picture does, without decoding it if that can be."""
+    if data.startswith(b"\xff\xd8"):  # the end marker follows the last scan
+        return data.rfind(b"\xff\xd9") < max(0, data.rfind(b"\xff\xda")) and not _decodes(data)
     if data.startswith(b"RIFF"):
         return len(data) < 8 + int.from_bytes(data[4:8], "little")
     return b"IEND" not in data
+
+
+def _decodes(data: bytes) -> bool:
+    """Tell whether all of a picture is there: what follows it, as a film, may look like a scan."""
+    try:
+        PictureCodec(Image()).decode(np.frombuffer(data, np.uint8))
+    except CodecError:
+        return False
+    return True
 
 
 def _label_column(targets: Targets, num_samples: int) -> tuple[Field, Column]:
@@ -366,9 +376,10 @@ def _field_of(array: npt.NDArray[Any]) -> tuple[Field, npt.NDArray[Any]]:
 
 def _array_column(name: str, field: Field, array: npt.NDArray[Any]) -> Column:
     nbytes, shape = field.record_nbytes, field.shape
-    if nbytes is None or shape is None:
+    is_encoded = isinstance(field, Image | Mask) and field.codec != "raw"
+    if nbytes is None or shape is None or is_encoded:
         raise SchemaError(
-            f"field {name!r} does not have records of one size; pack it with packdata.Writer"
+            f"field {name!r} does not hold arrays of one size as they are; pack it with packdata.Writer"
         )
     if isinstance(field, Image):
         if array.shape[1:] == shape:
