@@ -242,13 +242,19 @@ AUGMENT: list[Case] = [
         r"nothing to act on, the fields are image \(array\).*\(N, 1, H, W\).*spatial=2",
     ),
     (
-        lambda g: RAMDataset.from_arrays(a=g.images.astype("f4"), augment=[augment.RandomCrop(8)]),
+        lambda g: RAMDataset.from_arrays(
+            a=g.images.astype("f4"),
+            augment=[augment.RandomCrop(8)],
+            schema={"a": Array(dims=g.images.shape[1:], spatial=3)},
+        ),
         SchemaError,
         "3 x 16 x 16 .* crop of 8 x 8 x 8.*if the first axis is of channels.*spatial=2",
     ),
     (
         lambda g: RAMDataset.from_arrays(
-            a=g.images.astype("f4"), augment=[augment.CenterCrop((8, 8))]
+            a=g.images.astype("f4"),
+            augment=[augment.CenterCrop((8, 8))],
+            schema={"a": Array(dims=g.images.shape[1:], spatial=3)},
         ),
         SchemaError,
         "crops 2 axes, the samples have 3.*spatial=2",

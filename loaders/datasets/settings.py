@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.checks import as_list, did_you_mean, shown
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.errors import SchemaError
-from loaders.schema import VIRTUAL_FIELDS, Image, Mask
+from loaders.schema import VIRTUAL_FIELDS, Array, Image, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +42,10 @@ def as_transform(transform: Any) -> Transform | None:
 def check_augment(augment: Any, fields: Mapping[str, Field]) -> None:
     """Raise SchemaError if there is nothing that ops could act on: they would be left out in silence."""
     pictures = any(isinstance(field, Image | Mask) for field in fields.values())
-    if not augment or pictures or spatial_axes(fields.values()):
+    unsaid = any(
+        isinstance(f, Array) and f.spatial is None and len(f.dims) > 2 for f in fields.values()
+    )
+    if not augment or pictures or unsaid or spatial_axes(fields.values()):
         return
     kinds = ", ".join(f"{name} ({field.kind})" for name, field in fields.items())
     raise SchemaError(

@@ -22,8 +22,9 @@ class Array(Field):
             sample (and may then be 0).
         codec: ``raw``.
         spatial: How many of the last axes crops and flips move: 3 for a volume of (C, D, H, W) or
-            a mask of (D, H, W), 0 for none. None leaves it to the dataset: three, of arrays of
-            three axes and more, where no other field is a picture or says what is spatial.
+            a mask of (D, H, W), 2 for a clip of (C, T, H, W) whose frames are not cut, 1 for a series
+            of (C, T), 0 for none. None says nothing: such an array stays as it is, and a dataset with
+            ``augment`` refuses it where it looks as if it should move.
     """
 
     kind: ClassVar[str] = "array"

@@ -27,6 +27,7 @@ from loaders.bench.sweep import (
 )
 from loaders.bench.targets import Endless, ImageFiles, TargetError, holds, load
 from loaders.sampling.order import Order
+from loaders.schema import Array
 from packdata.tokens.plan import pack_tokens
 from tests.bench.constructed import Instant, Sleeps, Stream, a_sweep, small_rows
 from tests.packdata.packing import pack_samples
@@ -80,7 +81,8 @@ def test_one_token_makes_no_window(tmp_path: Path) -> None:
 
 def test_what_samples_hold_is_told_by_the_schema_or_by_the_look_of_a_batch(tmp_path: Path) -> None:
     numbers = np.zeros((4, 8), np.float32)
-    volumes = RAMDataset.from_arrays(x=np.zeros((4, 6, 6, 6), np.float32))
+    schema = {"x": Array(dims=(6, 6, 6), spatial=3)}
+    volumes = RAMDataset.from_arrays(x=np.zeros((4, 6, 6, 6), np.float32), schema=schema)
     pictures = ShardDataset(pack_samples(tmp_path / "d", 3))
 
     assert holds(pictures) == "pictures"

@@ -250,18 +250,59 @@ def test_an_image_and_a_map_of_its_size_move_together(tmp_path: Path) -> None:
         assert torch.equal(sample.image[0], (sample.depth % 251).to(torch.uint8))
 
 
-def test_arrays_of_three_axes_are_volumes_where_nothing_else_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"clip": Array(dims=(16, 9, 9, 3), dtype="uint8")},
+        {"clip": Array(dims=(3, 9, 9))},
+        {"image": Image(size=(9, 9), codec="raw"), "clip": Array(dims=(9, 9), dtype="uint8")},
+        {"image": Image(size=(9, 9), codec="raw"), "clip": Array(dims=(2, 9, 9))},
+        {"volume": Array(dims=(2, 7, 8, 9), spatial=3), "clip": Array(dims=(7, 8, 9))},
+        {"series": Array(dims=(2, 30), spatial=1), "clip": Array(dims=(30,))},
+    ],
+    ids=["clip", "picture", "mask", "depth", "mask of a volume", "targets of a series"],
+)
+def test_what_may_have_to_move_and_does_not_say_so_is_refused(
+    tmp_path: Path, fields: dict[str, Field]
+) -> None:
+    """Mirrored along its channels, or left where it is beside a picture that moves, it would be wrong in silence."""
+    rows = [{name: np.zeros(_shape(field), field.dtype) for name, field in fields.items()}]
+    folder = pack(tmp_path / "a", fields, rows)
+
+    with pytest.raises(SchemaError, match=r"how many of the last axes of 'clip' .*spatial=2"):
+        ShardDataset(folder, augment=[RandomFlip()])
+    with pytest.raises(SchemaError, match=r"how many of the last axes of 'clip' .*spatial=2"):
+        ShardDataset(folder).replace(augment=[RandomFlip()])
+    assert len(ShardDataset(folder)[0]) == len(fields)
+    others = [name for name in fields if name != "clip"]
+    if others:
+        assert ShardDataset(folder, augment=[RandomFlip()], fields=others)[0]._fields == (*others,)
+
+
+def _shape(field: Any) -> tuple[int, ...]:
+    return (*(field.size or ()), 3) if isinstance(field, Image) else field.dims
+
+
+def test_pictures_of_any_size_have_planes_of_any_size_beside_them(tmp_path: Path) -> None:
+    fields: dict[str, Field] = {"image": Image(codec="raw"), "plane": Array(dims=(None, None))}
+    rows = [{"image": np.zeros((8, 9, 3), np.uint8), "plane": np.zeros((8, 9))}]
+    folder = pack(tmp_path / "a", fields, rows)
+
+    with pytest.raises(SchemaError, match=r"'plane' \(\?, \?\) are spatial, and move: Mask"):
+        ShardDataset(folder, augment=[CenterCrop(4)])
+
+
+def test_arrays_of_other_lengths_stay_as_they_are(tmp_path: Path) -> None:
     fields: dict[str, Field] = {
-        "volume": Array(dims=(2, 9, 9, 9)),
-        "mask": Array(dims=(9, 9, 9), dtype="uint8"),
+        "image": Image(size=(9, 9), codec="raw"),
         "vector": Array(dims=(9,)),
-        "plane": Array(dims=(9, 9)),
+        "other": Array(dims=(4, 9, 8)),
+        "boxes": Array(dims=(None, 7)),
     }
 
     sample = served(tmp_path, fields, [CenterCrop(4)])
 
-    shapes = [tuple(value.shape) for value in sample]
-    assert shapes == [(2, 4, 4, 4), (4, 4, 4), (9,), (9, 9)]
+    assert [tuple(value.shape) for value in sample][:3] == [(3, 4, 4), (9,), (4, 9, 8)]
 
 
 def test_what_one_field_says_holds_for_the_others(tmp_path: Path) -> None:
@@ -298,7 +339,7 @@ def test_ops_that_cannot_be_carried_out_are_refused_at_once(
 
 
 def test_what_fills_masks_does_not_fill_arrays_in_silence(tmp_path: Path) -> None:
-    fields: dict[str, Field] = {"mask": Array(dims=(9, 9, 9), dtype="uint8")}
+    fields: dict[str, Field] = {"mask": Array(dims=(9, 9, 9), dtype="uint8", spatial=3)}
 
     with pytest.raises(SchemaError, match="fill_mask is for Mask fields, and there is none"):
         served(tmp_path, fields, [CenterCrop(12, fill_mask=255)])

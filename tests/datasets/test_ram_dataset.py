@@ -379,3 +379,31 @@ def test_memory_that_cannot_be_page_locked_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "cudart", missing)
     with pytest.raises(LoadersError, match="column 'x' cannot be page-locked without CUDA"):
         RAMDataset(RAMDataset.from_arrays(x=np.zeros((4, 3))), device="cpu", pin=True)
+
+
+@pytest.mark.parametrize("shape", [(5, 16, 64, 48), (5, 13, 64, 64), (5, 64, 48, 16)])
+def test_pictures_of_other_channels_are_not_guessed(shape: tuple[int, ...]) -> None:
+    pixels = np.zeros(shape, np.uint8)
+
+    with pytest.raises(
+        SchemaError, match=r"'x' is uint8 of .*: neither axis 1 nor axis 3 are 1, 3"
+    ):
+        RAMDataset.from_arrays(x=pixels)
+    said = Image(channels=shape[1], size=(shape[2], shape[3]), codec="raw")
+    assert RAMDataset.from_arrays(x=pixels, schema={"x": said})[0].x.shape == shape[1:]
+
+
+def test_masks_in_memory_say_that_they_are() -> None:
+    """Left where they are beside pictures that move, they would be wrong in silence."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 12, 12, 3), dtype=np.uint8)
+    arrays: dict[str, Any] = {"image": pixels, "mask": pixels[..., 0].copy()}
+    moves = [augment.RandomCrop(12, padding=2), augment.RandomHorizontalFlip()]
+
+    with pytest.raises(
+        SchemaError, match=r"the last axes of 'mask' \(12, 12\) .* Mask\(...\) for"
+    ):
+        RAMDataset.from_arrays(**arrays, augment=moves)
+    schema = {"mask": Mask(size=(12, 12), codec="raw")}
+    dataset = RAMDataset.from_arrays(**arrays, augment=moves, schema=schema)
+
+    assert all(torch.equal(sample.image[0], sample.mask) for sample in dataset)

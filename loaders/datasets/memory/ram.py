@@ -46,6 +46,7 @@ _SOURCE = (
     "a folder that packdata made, or a dataset of it (RAMDataset.from_arrays takes arrays, "
     "RAMDataset.from_files loose files)"
 )
+_CHANNELS = (1, 3, 4)  # of what is guessed to be pictures
 _OPTIONS = ("batching", "decode", "device", "on_error", "pin", "progress", "scale", "shared")
 Targets = Sequence[int] | Sequence[str] | npt.NDArray[Any] | torch.Tensor
 
@@ -213,7 +214,7 @@ class RAMDataset(ResidentDataset):
             transform: A function of a sample, or ``{field: function}``.
             **arrays: numpy arrays or tensors with one row per sample. 4-D uint8 or uint16 is an
                 ``Image``, ``(N, C, H, W)`` with C of 1, 3 or 4, else ``(N, H, W, C)``, which is
-                not copied; 1-D integers are a ``Label``; the rest is an ``Array``.
+                not copied, and an error if neither can be; 1-D integers are a ``Label``; the rest is an ``Array``.
 
         Raises:
             SchemaError: The arrays differ in length, or one does not fit its field.
@@ -228,7 +229,7 @@ class RAMDataset(ResidentDataset):
         columns: dict[str, Column] = {}
         for name, value in arrays.items():
             array = _as_array(name, value)
-            field, rows = (given[name], array) if name in given else _field_of(array)
+            field, rows = (given[name], array) if name in given else _field_of(name, array)
             given[name], columns[name] = field, _array_column(name, field, rows)
         kinds = {name: given[name] for name in arrays}
         settings = {"fields": fields, "augment": augment, "transform": transform}
@@ -363,9 +364,14 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
     return array
 
 
-def _field_of(array: npt.NDArray[Any]) -> tuple[Field, npt.NDArray[Any]]:
+def _field_of(name: str, array: npt.NDArray[Any]) -> tuple[Field, npt.NDArray[Any]]:
     if array.ndim == 4 and array.dtype in (np.uint8, np.uint16):
-        rows = array.transpose(0, 2, 3, 1) if array.shape[1] in (1, 3, 4) else array
+        is_first = array.shape[1] in _CHANNELS
+        if not is_first and array.shape[3] not in _CHANNELS:
+            what = f"array {name!r} is {array.dtype} of {array.shape}: neither axis 1 nor axis 3 are 1, 3 or 4 channels"
+            remedy = "Image(channels=..., size=(H, W), codec='raw'), or Array(dtype=..., dims=...)"
+            raise SchemaError(f"{what}; say what it is: schema={{{name!r}: {remedy}}}")
+        rows = array.transpose(0, 2, 3, 1) if is_first else array
         return Image(
             channels=rows.shape[3], size=rows.shape[1:3], dtype=array.dtype.name, codec="raw"
         ), rows

@@ -43,13 +43,45 @@ class _Stored(NamedTuple):
 
 
 def spatial_axes(fields: Iterable[Field | None]) -> dict[int, int]:
-    """Return how many axes of each field crops move, by the field's position; others are left out."""
-    known = list(fields)
-    arrays = {i: field for i, field in enumerate(known) if isinstance(field, Array)}
-    said = {i: field.spatial for i, field in arrays.items() if field.spatial is not None}
-    if said or any(isinstance(field, Image | Mask) for field in known):
-        return {i: axes for i, axes in said.items() if axes}
-    return {i: _VOLUME_AXES for i, field in arrays.items() if len(field.dims) >= _VOLUME_AXES}
+    """Return how many axes of each array crops move, by the field's position; others are left out."""
+    return {
+        i: field.spatial
+        for i, field in enumerate(fields)
+        if isinstance(field, Array) and field.spatial
+    }
+
+
+def _check_said(fields: Mapping[str, Field | None]) -> None:
+    """Raise SchemaError for an array of which nobody said whether it moves, though it looks as if it should.
+
+    It has the lengths of something that does, or is all that could.
+    """
+    moved = [lengths for field in fields.values() if (lengths := _moved_lengths(field))]
+    for name, field in fields.items():
+        if not isinstance(field, Array) or field.spatial is not None:
+            continue
+        beside = any(_has(field.dims, lengths) for lengths in moved)
+        if beside or (not moved and len(field.dims) >= _VOLUME_AXES):
+            dims = ", ".join("?" if n is None else str(n) for n in field.dims)
+            mask = "Mask(...) for labels of pixels, " if beside else ""
+            raise SchemaError(
+                f"augment: nothing says how many of the last axes of {name!r} ({dims}) are spatial, and move: {mask}"
+                f"Array(dtype={field.dtype!r}, dims=..., spatial=2) for (C, H, W), 3 for (C, D, H, W), 1 for (C, T), "
+                "0 if it stays as it is"
+            )
+
+
+def _moved_lengths(field: Field | None) -> tuple[int | None, ...]:
+    if isinstance(field, Image | Mask):
+        return field.size or (None, None)
+    is_moved = isinstance(field, Array) and field.spatial
+    return field.dims[-field.spatial :] if is_moved else ()  # type: ignore[union-attr]
+
+
+def _has(dims: tuple[int | None, ...], lengths: tuple[int | None, ...]) -> bool:
+    """Tell whether some axes in a row have these lengths."""
+    num = len(lengths)
+    return any(dims[i : i + num] == lengths for i in range(len(dims) - num + 1))
 
 
 def crop_readers(
@@ -65,6 +97,7 @@ def crop_readers(
     """
     if not any(views.values()):
         return {}
+    _check_said(fields)
     names, axes = list(fields), spatial_axes(fields.values())
     has_masks = any(isinstance(field, Mask) for field in fields.values())
     if axes and not has_masks and any(map(augment.fill_mask_of, views.values())):

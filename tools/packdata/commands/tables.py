@@ -16,7 +16,10 @@ _ABOUT = """\
 Pack tables: .csv, .tsv, .jsonl, .parquet, .arrow and .feather files of any size, one or many, by
 name, pattern or folder. Numbers become the field 'features' (one row of numbers a sample), texts
 the field 'categories' (numbers by frequency, 0 for unknown and missing), each --target a field of
-its own. Every file is read twice: first for types, statistics and categories, then to pack.
+its own. Every file is read twice: first for types, statistics and categories, then to pack; once
+more where --on-error skip leaves rows out, so that what is learned is learned of the others.
+NA, null, nan and the like are missing among numbers, and texts among texts, where the empty cell
+alone is missing. Of a folder, what lies in folders of it is passed over.
 
 The same command run again continues after a kill, a full disk or Ctrl-C; the result does not
 depend on --workers."""
@@ -89,7 +92,7 @@ def _add_value_options(group: Any) -> None:
     add(
         "--standardize",
         action="store_true",
-        help="store (value - mean) / std of the features, over all rows: to keep test data out of the "
+        help="store (value - mean) / std of the features, over all rows that are packed: to keep test data out of the "
         "statistics, pack the training file, then the test file --like it, not one to be split",
     )
     add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 from loaders.errors import SourceError
 from packdata.sources.base import check_name
 from packdata.tables.parts import Kind, Part, Rows
-from packdata.tables.values import as_text
+from packdata.tables.values import as_text, combined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -154,14 +155,16 @@ def _check_names(names: Sequence[str], path: Path) -> None:
 def _rows(table: pa.Table, kinds: Mapping[str, Kind], row: int) -> Rows:
     """Return rows of a file that counts from 0; texts of what is to be text."""
     for i, name in enumerate(table.column_names):
-        array = table[name]
-        if pa.types.is_dictionary(array.type):
-            array = array.cast(array.type.value_type)
-        if kinds.get(name) == "text" and _is_plain(array.type):
-            array = as_text(array)
+        array = _plain(combined(table[name]))
+        if kinds.get(name) == "text":
+            with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):  # who reads refuses it
+                array = as_text(array)
         table = table.set_column(i, name, array)
     return Rows(table, partial(int.__add__, row))
 
 
-def _is_plain(kind: pa.DataType) -> bool:
-    return not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind))
+def _plain(array: pa.Array) -> pa.Array:
+    """Return values one by one, as a type that Arrow can compute with."""
+    if pa.types.is_dictionary(array.type):
+        return _plain(array.dictionary).take(array.indices)
+    return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array

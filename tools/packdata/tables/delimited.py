@@ -18,9 +18,10 @@ import pyarrow.csv
 
 from loaders.errors import SourceError
 from packdata.tables.parts import PART_BYTES, Kind, Part, Rows, read_bytes
+from packdata.tables.values import NO_VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _MAX_ROW_BYTES = 64 << 20
@@ -42,6 +43,9 @@ class DelimitedFile:
     Args:
         path: The file, UTF-8.
         delimiter: One character.
+
+    Attributes:
+        unnamed: Columns that are called by their number, for lack of a name.
     """
 
     unit = "line"
@@ -49,6 +53,7 @@ class DelimitedFile:
     def __init__(self, path: Path, delimiter: str = ",") -> None:
         self.path, self.delimiter = path, delimiter
         self.columns: tuple[str, ...] = ()
+        self.unnamed: list[str] = []
         self._begin, self._line = self._read_header()
 
     def _read_header(self) -> tuple[int, int]:
@@ -70,6 +75,7 @@ class DelimitedFile:
         names = next(csv.reader(io.StringIO(text, newline=""), delimiter=self.delimiter))
         named = (name.strip() or f"column_{i}" for i, name in enumerate(names, 1))
         self.columns = tuple(named)
+        self.unnamed = [f"column_{i}" for i, name in enumerate(names, 1) if not name.strip()]
         self._check_names(text)
         return begin + length, head[: begin + length].count(b"\n") + 1
 
@@ -126,7 +132,7 @@ class DelimitedFile:
             pa.ArrowInvalid
         ):  # a value that is not of its kind: all as text, so that it is found
             table = piece.parse(dict.fromkeys(types, pa.binary()))
-        yield piece.rows(table)
+        yield piece.rows(piece.respelled(table, kinds))
 
 
 class _Piece:
@@ -140,7 +146,10 @@ class _Piece:
         self._ragged: list[tuple[int, str]] = []  # row, counted from 0 over all, and why
         self._kept: npt.NDArray[np.int64] | None = None
 
-    def parse(self, types: Mapping[str, pa.DataType]) -> pa.Table:
+    def parse(
+        self, types: Mapping[str, pa.DataType], columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Parse some columns, or all that are asked for; those without a type as what they seem to be."""
         self._ragged.clear()
         read = pa.csv.ReadOptions(
             use_threads=False,
@@ -154,8 +163,9 @@ class _Piece:
         )
         convert = pa.csv.ConvertOptions(
             column_types=types,
-            include_columns=list(self._columns),
-            strings_can_be_null=True,
+            include_columns=list(self._columns if columns is None else columns),
+            null_values=["", *NO_VALUES],
+            strings_can_be_null=False,  # NA is a country, and Null a name
             true_values=[],  # flags come as text: True or yes would not be the same everywhere
             false_values=[],
         )
@@ -165,6 +175,23 @@ class _Piece:
             parse_options=layout,
             convert_options=convert,
         )
+
+    def respelled(self, table: pa.Table, known: Container[str]) -> pa.Table:
+        """Return a table with the texts of columns that are not ``known``, and of which Arrow kept no spelling.
+
+        A column of nothing but NA may be text in other parts; 0x1A is no number to others than Arrow.
+        """
+        has_hex = _has_hex(self.data)
+        lost = [
+            field.name
+            for field in table.schema
+            if field.name not in known
+            and (pa.types.is_null(field.type) or (has_hex and pa.types.is_integer(field.type)))
+        ]
+        texts = self.parse(dict.fromkeys(lost, pa.string()), lost) if lost else table
+        for name in lost:
+            table = table.set_column(table.column_names.index(name), name, texts[name])
+        return table
 
     def _skip(self, row: Any) -> str:
         why = f"it has {row.actual_columns} cells, line 1 names {row.expected_columns}"
@@ -221,6 +248,12 @@ class _Piece:
         finally:
             csv.field_size_limit(before)
         return lines
+
+
+def _has_hex(data: bytes) -> bool:
+    """Tell whether there is an x, small or capital, behind a 0."""
+    codes = np.frombuffer(data, np.uint8)
+    return bool((codes[np.flatnonzero(codes | 32 == ord("x")) - 1] == ord("0")).any())
 
 
 def first_record_end(data: bytes, delimiter: int) -> int:

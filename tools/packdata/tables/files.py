@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import glob
+import os
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,28 +30,60 @@ _KINDS: dict[str, Callable[[Path], TableFile]] = {
     ".ipc": ArrowTable,
 }
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".ipc")
+FOLDER = "folder"  # where the suffixes of files are counted
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip")
 
 
-def open_tables(sources: Sequence[Path | str], delimiter: str | None = None) -> list[TableFile]:
-    """Open the files that paths, patterns and folders name: each once, in the order given, those of one sorted.
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The table files of a source, and what lies beside them: how many of which suffix, and folders."""
+
+    paths: list[Path]
+    ignored: Counter[str]
+
+
+def list_tables(sources: Sequence[Path | str]) -> Listing:
+    """Return the files that paths, patterns and folders name: each once, in the order given, those of one sorted.
 
     Args:
-        sources: Files, patterns such as ``data/*.csv``, and folders of table files.
+        sources: Files, patterns such as ``data/*.csv``, and folders of table files; what lies in folders of those is
+            not looked at.
+
+    Raises:
+        SourceError: There is no such file, or one that is compressed among those of a folder.
+    """
+    paths: dict[str, Path] = {}
+    others: dict[str, str] = {}
+    for source in sources:
+        for path, other in _expand(source):
+            real = os.path.realpath(
+                path
+            )  # unlike Path.resolve(), at peace with links to themselves
+            if other is None:
+                paths.setdefault(real, path)
+            else:
+                others[real] = other
+    if not paths:
+        raise SourceError("there is no table to pack", ", ".join(map(str, sources)))
+    taken = {*paths, *map(os.path.realpath, sources)}
+    ignored = Counter(other for real, other in others.items() if real not in taken)
+    return Listing(list(paths.values()), ignored)
+
+
+def open_tables(paths: Sequence[Path], delimiter: str | None = None) -> list[TableFile]:
+    """Open files as what their suffixes say.
+
+    Args:
+        paths: The files.
         delimiter: What separates the cells of CSV files; None for a comma, or a tab in ``.tsv``.
 
     Raises:
         ValueError: The delimiter is none.
-        SourceError: There is no such file, or it is not a table.
+        SourceError: A file cannot be read, or is not a table.
     """
     if delimiter is not None and not _is_delimiter(delimiter):
         what = "delimiter must be one ASCII character other than a quote or line end"
         raise ValueError(f"{what}, got {delimiter!r}")
-    paths: dict[Path, None] = {}
-    for source in sources:
-        paths |= dict.fromkeys(_expand(source))
-    if not paths:
-        raise SourceError("there is no table to pack", ", ".join(map(str, sources)))
     return [_open(path, delimiter) for path in paths]
 
 
@@ -56,23 +91,44 @@ def _is_delimiter(text: str) -> bool:
     return len(text) == 1 and text.isascii() and text not in '\0"\r\n'
 
 
-def _expand(source: Path | str) -> list[Path]:
+def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
+    """Return what a source names: tables, and of a folder what else is there, with its suffix or ``FOLDER``."""
     path = Path(source)
     if (path / "manifest.json").exists():
         hint = "'packdata split', 'merge' and 'append' work on packed datasets"
         raise SourceError("it is a packed dataset already", path, hint)
     if path.is_dir():
-        found = [p for p in sorted(path.iterdir()) if suffix_of(p.name) in _SUFFIXES]
-        found = [p for p in found if not is_hidden(p.name)]
-        if not found:
-            raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", path)
-        return found
+        return _list_folder(path)
     if path.exists() or not glob.has_magic(str(source)):
-        return [path]
+        return [(path, None)]
     matches = sorted(Path(match) for match in glob.glob(str(source), recursive=True))
     if not matches:
         raise SourceError("no file matches", source)
-    return [match for match in matches if match.is_file()]
+    return [(match, None) for match in matches if match.is_file()]
+
+
+def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
+    inside = [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
+    tables = {path for path in inside if suffix_of(path.name) in _SUFFIXES}
+    found: list[tuple[Path, str | None]] = []
+    for path in inside:
+        if path in tables:
+            found.append((path, None))
+        elif _is_compressed_table(path) and path.with_suffix("") not in tables:
+            pattern = f"{folder}/*{suffix_of(path.stem)}"
+            hint = f"Decompress it, or leave it out by a pattern such as '{pattern}'"
+            raise SourceError("tables that are compressed are not read", path, hint)
+        else:
+            found.append((path, FOLDER if path.is_dir() else suffix_of(path.name)))
+    if not tables:
+        has_folders = any(other == FOLDER for _, other in found)
+        hint = f"'{folder}/**/*.csv' takes those in its folders" if has_folders else ""
+        raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", folder, hint)
+    return found
+
+
+def _is_compressed_table(path: Path) -> bool:
+    return suffix_of(path.name) in _COMPRESSED and suffix_of(path.stem) in _SUFFIXES
 
 
 def _open(path: Path, delimiter: str | None) -> TableFile:

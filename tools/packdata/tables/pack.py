@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +18,22 @@ from packdata.settings import PackSettings, take
 from packdata.shards import TABLE_SHARD_BYTES, Format
 from packdata.sources import joined_splits
 from packdata.sources.base import files_identity
-from packdata.tables.files import open_tables
+from packdata.tables.files import FOLDER, list_tables, open_tables
 from packdata.tables.like import TARGETS, plan_like
 from packdata.tables.options import TableOptions
-from packdata.tables.plan import TablePlan, check_names, plan_columns
+from packdata.tables.plan import TablePlan, check_names, plan_columns, rejects_rows
 from packdata.tables.recipe import TablesRecipe
 from packdata.tables.scan import scan_tables
 from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from packdata.engine import Summary
     from packdata.settings import OnError
     from packdata.tables.parts import Kind, Part, TableFile
+
+_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class TablesJob:
         recipe: What packs them.
         format: Of the shards.
         sources: Paths as they were given.
+        ignored: What else folders hold: how many files by suffix, and how many folders.
     """
 
     files: Sequence[TableFile]
@@ -49,6 +54,7 @@ class TablesJob:
     recipe: TablesRecipe
     format: Format = "parquet"
     sources: Sequence[Path | str] = ()
+    ignored: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def parts(self) -> list[tuple[str, TablesRecipe]]:
@@ -62,24 +68,29 @@ class TablesJob:
             "parts": len(self.recipe),
             "rows": self.recipe.num_samples,
             "schema": self.plan.schema.to_json(),
-            "notes": [*self.plan.notes, *self._joined_splits()],
+            "notes": self.notes(),
         }
 
     def __str__(self) -> str:
         rows = self.recipe.num_samples
         count = "rows" if rows is None else counted(rows, "row")
         files = counted(len(self.files), "file")
-        return "\n".join([f"{count} in {files}:", *self.plan.lines(), *self._joined_splits()])
+        return "\n".join([f"{count} in {files}:", *self.plan.lines(), *self._source_notes()])
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the columns, and once they are packed of their values."""
         counts = sorted(self.recipe.unknown.items())
         unknown = [f"{name} ({count:,})" for name, count in counts if count]
         notes = [f"stored as 0, unknown to the vocabulary: {in_words(unknown)}"] if unknown else []
-        return [*self.plan.notes, *self._joined_splits(), *notes]
+        return [*self.plan.notes, *self._source_notes(), *notes]
 
-    def _joined_splits(self) -> list[str]:
-        return joined_splits([file.path for file in self.files])
+    def _source_notes(self) -> list[str]:
+        ignored = [
+            counted(n, what) if what == FOLDER else f"{n:,} {what or 'without suffix'}"
+            for what, n in self.ignored.items()
+        ]
+        notes = [f"passed over: {in_words(ignored)}"] if ignored else []
+        return notes + joined_splits([file.path for file in self.files])
 
     def amount(self, packed: Summary) -> str:
         """Leave it to the number of samples."""
@@ -108,15 +119,17 @@ def plan_tables(
     progress: Progress | None = None,
     **options: Any,
 ) -> TablesJob:
-    """Read tables once and say what would become of them; ``options`` are those of ``TableOptions``.
+    """Read tables and say what would become of them; ``options`` are those of ``TableOptions``.
 
     Raises:
-        SourceError: A file cannot be read, or a column does not fit what is asked of it.
+        SourceError: A file cannot be read, a column does not fit what is asked of it, or a row cannot be packed, and
+            ``on_error`` is ``"fail"``.
         SchemaError: The options contradict each other.
     """
     check_on_error(on_error)
     chosen = TableOptions(**options)
-    files = open_tables(sources, delimiter)
+    listing = list_tables(sources)
+    files = open_tables(listing.paths, delimiter)
     before = _identity(files)
     if like is None:
         parts, plan, rows = _scanned(files, chosen, check_workers(workers), on_error, progress)
@@ -138,7 +151,7 @@ def plan_tables(
         TARGETS: [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets],
     }
     recipe = TablesRecipe(files, parts, plan, rows, identity, provenance)
-    return TablesJob(files, plan, recipe, format, tuple(sources))
+    return TablesJob(files, plan, recipe, format, tuple(sources), dict(listing.ignored))
 
 
 def _scanned(
@@ -156,23 +169,42 @@ def _scanned(
     columns = _common_columns(files, wanted, options.drop)
     kinds: dict[str, Kind] = dict.fromkeys(options.categorical, "text")
     kinds |= dict.fromkeys(options.numeric, "number")
-    progress = Quiet() if progress is None else progress
-    try:
-        progress.start(None, 0)
-        scan = scan_tables(
-            files,
-            columns,
-            kinds,
-            options.parts_of_dates,
-            drop=options.drop,
-            workers=workers,
-            on_error=on_error,
-            progress=progress,
-        )
-    finally:
-        progress.close()
-    plan = plan_columns(scan, options, files[0].path, skips=on_error == "skip")
-    return scan.parts, plan, scan.num_rows + scan.bad
+    scan = partial(
+        scan_tables,
+        files,
+        parts_of_dates=options.parts_of_dates,
+        workers=workers,
+        on_error=on_error,
+        progress=Quiet() if progress is None else progress,
+    )
+    skips = on_error == "skip"
+    found = scan(columns, kinds, drop=options.drop)
+    plan = plan_columns(found, options, files[0].path, skips=skips)
+    if rejects_rows(
+        plan, found
+    ):  # once more, without them; a packing that fails starts no journal
+        judge = TablesRecipe(files, found.parts, plan, None, {}, {}).judge
+        try:
+            kept = scan(list(plan.kinds), plan.kinds, judge=judge)
+        except SourceError as error:
+            if not skips:
+                what = "stopped at the first row that cannot be packed"
+                error.add_note(f"{what}; --on-error skip leaves such rows out and lists them")
+            raise
+        if kept.num_rows:
+            plan = plan_columns(kept, options, files[0].path, skips=skips)
+    notes = (*plan.notes, *_index_notes(files, plan, options))
+    return found.parts, replace(plan, notes=notes), found.num_rows + found.bad
+
+
+def _index_notes(
+    files: Sequence[TableFile], plan: TablePlan, options: TableOptions
+) -> Iterator[str]:
+    """Say which columns are probably no values but the numbers of the rows."""
+    unnamed = {name for file in files for name in getattr(file, "unnamed", ())}
+    found = [name for name in plan.kinds if name in unnamed or _INDEX.fullmatch(name)]
+    if found := [name for name in found if name not in options.named]:
+        yield f"perhaps an index, as pandas writes it (--drop leaves it out): {in_words(found)}"
 
 
 def _common_columns(

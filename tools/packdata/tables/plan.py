@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import difflib
 import keyword
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.describe import describe_field
 from packdata.moments import Moments
 from packdata.rows import standardized
-from packdata.tables.values import in_words
+from packdata.tables.values import NO_VALUES, groups_of_texts, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from packdata.tables.scan import ColumnScan, Scan
 
 FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
+# Equal numbers, 2 to 2,000,000 of them, were seen to deviate by up to 4.6 of these epsilons.
+_NOISE = 8 * float(np.finfo(float).eps)
+_FRACTIONS = ("days", "hour", "hour of time")
+_MOMENTS = {"hour of time": "hour"}
 _HOW_KINDS: dict[str, Kind] = {"number": "number", "flag": "flag", "hour of time": "time"}
 
 
@@ -135,8 +141,10 @@ def plan_columns(
         raise SourceError("it has no rows", source)
     named = [name for name in options.named if name not in options.drop]
     check_names(named, list(scan.columns), source)
+    which = "row that can be packed" if scan.bad else "row"
     roles = {
-        name: _role(name, scan.columns[name], options, source) for name in _used(scan, options)
+        name: _role(name, scan.columns[name], options, source, which)
+        for name in _used(scan, options)
     }
     targets = tuple(_target(name, roles[name], scan.columns[name]) for name in options.target)
     learned = [name for name in roles if name not in options.target]
@@ -146,7 +154,7 @@ def plan_columns(
     if not skips:
         _check_numbers(numbers, scan, options)
     features = _features(numbers, roles, scan, options, source)
-    if features is not None:
+    if features is not None and not skips:
         _check_range(features, source)
     texts = [name for name in learned if roles[name] == "text"]
     categories = _categories(texts, scan) if texts else None
@@ -156,7 +164,35 @@ def plan_columns(
     for target in (t for t in targets if t.how == "number"):
         dtype = plan.schema.fields[target.field].dtype
         stored[dtype] = [*stored.get(dtype, ()), target.column]
-    return replace(plan, notes=tuple(_rounding(stored, scan)))
+    words = [name for name in roles if roles[name] == "text"]
+    return replace(plan, notes=(*_rounding(stored, scan), *_words(words, scan)))
+
+
+def rejects_rows(plan: TablePlan, scan: Scan) -> bool:
+    """Tell whether rows were seen that cannot be packed as is planned."""
+    features, columns = plan.features, scan.columns
+    if features is not None:
+        most = math.inf if features.standardized else float(np.finfo(features.dtype).max)
+        refused = features.missing == "error"
+        if any(_is_bad(columns[name], how, refused, most) for name, how in features.sources):
+            return True
+    for target in plan.targets:
+        column = columns[target.column]
+        if target.how == "label":
+            is_bad = sum(_known_texts(column).values()) < scan.num_rows
+        else:
+            most = float(np.finfo(plan.schema.fields[target.field].dtype).max)
+            is_bad = _is_bad(column, target.how, True, most)
+        if is_bad:
+            return True
+    return False
+
+
+def _is_bad(column: ColumnScan, how: str, missing_is_refused: bool, most: float) -> bool:
+    moments = column.moments.get(_MOMENTS.get(how, how), Moments())
+    is_missing = missing_is_refused and _num_missing(column) > 0
+    is_large = moments.count > 0 and max(abs(moments.least), abs(moments.most)) > most
+    return is_missing or is_large or not column.first.keys().isdisjoint(("bad", "infinite"))
 
 
 def _used(scan: Scan, options: TableOptions) -> list[str]:
@@ -168,7 +204,9 @@ def _used(scan: Scan, options: TableOptions) -> list[str]:
     return [name for name in scan.columns if name not in options.drop]
 
 
-def _role(name: str, column: ColumnScan, options: TableOptions, source: Path | str) -> str:
+def _role(
+    name: str, column: ColumnScan, options: TableOptions, source: Path | str, which: str
+) -> str:
     """Return ``number``, ``flag``, ``date``, ``time`` or ``text``."""
     groups = set(column.groups)
     drop = f"--drop {name}" if name not in options.target else "pack without it"
@@ -178,9 +216,10 @@ def _role(name: str, column: ColumnScan, options: TableOptions, source: Path | s
         what = f"column {name!r} holds no {kind} in any row ({bad.shown!r})"
         raise SourceError(what, bad.where, f"Leave it {hint}")
     if not groups:
-        raise SourceError(
-            f"column {name!r} has no value in any row", source, f"Leave it out: {drop}"
-        )
+        hint = f"Leave it out: {drop}"
+        if column.num_unsure:
+            hint += f"; --categorical {name} takes {next(iter(column.counts))!r} as text"
+        raise SourceError(f"column {name!r} has no value in any {which}", source, hint)
     if name in options.categorical or name in options.numeric:
         return "text" if name in options.categorical else "number"
     if groups == {"flag", "text"}:
@@ -223,7 +262,7 @@ def _target(name: str, role: str, column: ColumnScan) -> Target:
     if role != "text":
         how = {"date": "days", "time": "hour of time"}.get(role, role)
         return Target(field_name(name), name, how)
-    return Target(field_name(name), name, "label", _sorted_classes(column.counts))
+    return Target(field_name(name), name, "label", _sorted_classes(_known_texts(column)))
 
 
 def _sorted_classes(names: Mapping[str, int]) -> tuple[str, ...]:
@@ -275,8 +314,11 @@ def _features(
         dtype=options.dtype,
         columns=tuple(names),
         sources=tuple(sources),
-        mean=tuple(m.mean for m in kept),
-        std=tuple(m.std for m in kept),
+        mean=tuple(m.least if m.least == m.most else m.mean for m in kept),
+        std=tuple(
+            _deviation(m, is_whole=how not in _FRACTIONS and scan.columns[name].is_whole)
+            for m, (name, how) in zip(kept, sources, strict=True)
+        ),
         least=tuple(m.least for m in kept),
         most=tuple(m.most for m in kept),
         missing=options.missing,
@@ -302,19 +344,28 @@ def _column_name(name: str, how: str) -> str:
 
 def _moments(column: ColumnScan, how: str) -> Moments:
     if how != "flag":
-        return column.moments["hour" if how == "hour of time" else how]
+        return column.moments[_MOMENTS.get(how, how)]
     moments = Moments()
-    for text, count in column.counts.items():
+    for text, count in _known_texts(column).items():
         flag = float(text.strip().lower() == "true")
         moments.add(Moments(count, flag, 0.0, flag, flag))
     return moments
+
+
+def _deviation(moments: Moments, *, is_whole: bool) -> float:
+    """Return the deviation, 0 where it is no more than what adding numbers up makes of equal ones."""
+    if moments.least == moments.most:
+        return 0.0
+    largest = max(abs(moments.least), abs(moments.most))
+    is_exact = is_whole and largest <= 2.0**53
+    return moments.std if is_exact or moments.std > _NOISE * largest else 0.0
 
 
 def _check_numbers(numbers: Sequence[str], scan: Scan, options: TableOptions) -> None:
     """Raise SourceError at the first number that is missing where none may be, or infinite."""
     lacking = [name for name in numbers if "missing" in scan.columns[name].first]
     if lacking and options.missing == "error":
-        counts = [f"{name} ({scan.columns[name].num_missing:,})" for name in lacking]
+        counts = [f"{name} ({_num_missing(scan.columns[name]):,})" for name in lacking]
         first = scan.columns[lacking[0]].first["missing"]
         what = f"column {lacking[0]!r} has no value here; values are missing in {in_words(counts)}"
         hint = (
@@ -326,6 +377,10 @@ def _check_numbers(numbers: Sequence[str], scan: Scan, options: TableOptions) ->
             first = scan.columns[name].first["infinite"]
             hint = f"--drop {name} leaves the column out, --on-error skip such rows"
             raise SourceError(f"column {name!r} is infinite ({first.shown})", first.where, hint)
+
+
+def _num_missing(column: ColumnScan) -> int:
+    return column.num_missing + column.num_unsure
 
 
 def _check_range(features: Features, source: Path | str) -> None:
@@ -350,6 +405,27 @@ def _rounding(stored: Mapping[str, Sequence[str]], scan: Scan) -> Iterator[str]:
             yield f"{dtype} rounds whole numbers in {in_words(rounded)}"
 
 
+def _words(names: Sequence[str], scan: Scan) -> Iterator[str]:
+    """Say which texts would be missing values, if they stood among numbers."""
+    texts = {name: _known_texts(scan.columns[name]) for name in names}
+    found = [
+        f"{name} has " + ", ".join(f"{word!r} ({counts[word]:,})" for word in words)
+        for name, counts in texts.items()
+        if (words := [word for word in NO_VALUES if word in counts])
+    ]
+    if found:
+        yield f"texts like any other, not missing values: {in_words(found)}"
+
+
+def _known_texts(column: ColumnScan) -> Mapping[str, int]:
+    """Return how often each text occurs; ``NO_VALUES`` only where others are text too, or there are no others."""
+    if column.counts.keys().isdisjoint(NO_VALUES):
+        return column.counts
+    known = {text: count for text, count in column.counts.items() if text not in NO_VALUES}
+    is_text = not known or "text" in groups_of_texts(pa.array(list(known), pa.string()))
+    return column.counts if is_text else known
+
+
 def _largest_whole(column: ColumnScan) -> float:
     """Return the largest magnitude in a column of whole numbers, 0 for any other."""
     moments = column.moments.get("number")
@@ -359,7 +435,7 @@ def _largest_whole(column: ColumnScan) -> float:
 
 
 def _categories(names: Sequence[str], scan: Scan) -> Categories:
-    vocabularies = tuple(_by_count(scan.columns[name].counts) for name in names)
+    vocabularies = tuple(_by_count(_known_texts(scan.columns[name])) for name in names)
     largest = max(map(len, vocabularies))
     dtype = next(t for t in ("uint8", "uint16", "uint32") if largest <= np.iinfo(t).max)
     return Categories(dtype=dtype, columns=tuple(names), vocabularies=vocabularies)

@@ -15,8 +15,9 @@ from loaders.columns import FixedColumn
 from loaders.errors import SourceError
 from packdata.recipe import Block, Recipe, Target
 from packdata.rows import standardized
+from packdata.tables.parts import Rows
 from packdata.tables.plan import CATEGORIES, FEATURES, MISSING
-from packdata.tables.scan import place
+from packdata.tables.scan import checked_group, place
 from packdata.tables.values import (
     Flags,
     Floats,
@@ -32,7 +33,7 @@ from packdata.tables.values import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.tables.parts import Part, Rows, TableFile
+    from packdata.tables.parts import Part, TableFile
     from packdata.tables.plan import TablePlan
     from packdata.tables.plan import Target as TargetColumn
 
@@ -99,14 +100,26 @@ class TablesRecipe(Recipe):
         ]
         rejects: list[tuple[int, str]] = []
         for rows in file.read(item, list(kinds), kinds):
-            arrays, wrong = self._arrays(rows)
+            arrays, unknown, wrong = self._arrays(file, rows)
             if wrong:
-                kept = np.setdiff1d(np.arange(len(rows.table)), list(wrong))
+                kept = _others(rows, wrong)
                 arrays = {name: array[kept] for name, array in arrays.items()}
+                unknown = {name: flags[kept] for name, flags in unknown.items()}
             pieces.append(arrays)
-            rejects += [*rows.bad, *((rows.line(row), why) for row, why in wrong.items())]
+            with self._lock:
+                self.unknown.update({name: int(flags.sum()) for name, flags in unknown.items()})
+            rejects += [*rows.bad, *_placed(rows, wrong)]
         columns = {name: _column([piece[name] for piece in pieces]) for name in self.schema.fields}
         return [Block(columns, tuple(self._rejects(file, rejects)))]
+
+    def judge(self, file: TableFile, rows: Rows) -> Rows:
+        """Return the rows that can be packed; the others are bad."""
+        *_, wrong = self._arrays(file, rows)
+        if not wrong:
+            return rows
+        kept = _others(rows, wrong)
+        bad = sorted([*rows.bad, *_placed(rows, wrong)])
+        return Rows(rows.table.take(pa.array(kept)), lambda row: rows.line(int(kept[row])), bad)
 
     def _empty(self, name: str) -> Matrix:
         field = self.schema.fields[name]
@@ -119,19 +132,25 @@ class TablesRecipe(Recipe):
             where = place(file, line)
             yield where, SourceError(why, where)
 
-    def _arrays(self, rows: Rows) -> tuple[dict[str, Matrix], dict[int, str]]:
-        """Return the values of every field, and which rows cannot be packed, and why."""
+    def _arrays(
+        self, file: TableFile, rows: Rows
+    ) -> tuple[dict[str, Matrix], dict[str, Flags], dict[int, str]]:
+        """Return the values of every field, which its vocabulary lacks, and which rows cannot be packed, and why."""
+        for name in self.plan.kinds:
+            checked_group(name, rows.table[name].type, file)
         table, wrong = _Table(rows.table), _Wrong()
         arrays: dict[str, Matrix] = {}
+        unknown: dict[str, Flags] = {}
         if self.plan.features is not None:
             arrays[FEATURES], missing = self._features(table, wrong)
             if self.plan.missing_mask:
                 arrays[MISSING] = missing
         if self.plan.categories is not None:
-            arrays[CATEGORIES] = self._categories(table)
-        for target in self.plan.targets:
+            arrays[CATEGORIES], unknown = self._categories(table)
+        # Classes of rows that are left out are none: why those are is to be told first.
+        for target in sorted(self.plan.targets, key=lambda target: target.how == "label"):
             arrays[target.field] = self._target(target, table, wrong)
-        return arrays, wrong.rows
+        return arrays, unknown, wrong.rows
 
     def _features(self, table: _Table, wrong: _Wrong) -> tuple[Matrix, Flags]:
         features = self.plan.features
@@ -152,23 +171,22 @@ class TablesRecipe(Recipe):
                 values = standardized(values, features.mean[i], features.std[i])
             with np.errstate(over="ignore"):
                 out[:, i] = values
-            too_large = np.isinf(out[:, i]) & np.isfinite(values)
+            too_large = np.isinf(out[:, i]) & np.isfinite(values) & ~missing
             what = f"column {column!r}: {{}} is more than {features.dtype} holds"
             wrong.note(too_large, what, table, column)
         return out, mask
 
-    def _categories(self, table: _Table) -> Matrix:
+    def _categories(self, table: _Table) -> tuple[Matrix, dict[str, Flags]]:
         categories = self.plan.categories
         assert categories is not None
         out = np.empty((len(table), len(categories.columns)), categories.dtype)
+        unknown: dict[str, Flags] = {}
         for i, column in enumerate(categories.columns):
             found = codes(table.array(column), self._vocabularies[column])
             out[:, i] = found
             if not found.all():
-                unknown = int((has_value(table.array(column)) & (found == 0)).sum())
-                with self._lock:
-                    self.unknown[column] += unknown
-        return out
+                unknown[column] = has_value(table.array(column)) & (found == 0)
+        return out, unknown
 
     def _target(self, target: TargetColumn, table: _Table, wrong: _Wrong) -> Matrix:
         column, what = target.column, f"target {target.column!r}"
@@ -234,6 +252,14 @@ def _group(how: str) -> Group:
 
 def _word(how: str) -> str:
     return {"number": "number", "flag": "flag", "time": "time of day"}.get(_group(how), "date")
+
+
+def _others(rows: Rows, wrong: Mapping[int, str]) -> npt.NDArray[np.int64]:
+    return np.setdiff1d(np.arange(len(rows.table)), list(wrong))
+
+
+def _placed(rows: Rows, wrong: Mapping[int, str]) -> list[tuple[int, str]]:
+    return [(rows.line(row), why) for row, why in wrong.items()]
 
 
 class _Wrong:

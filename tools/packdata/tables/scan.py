@@ -24,6 +24,7 @@ from packdata.tables.values import (
     groups_of_texts,
     has_value,
     have_zones,
+    lacks_value,
     numbers,
     part_of_date,
 )
@@ -58,15 +59,17 @@ class ColumnScan:
 
     Attributes:
         num_missing: Rows without a value.
+        num_unsure: Texts such as ``NA`` in parts that tell no kind but text: missing, unless others are text.
         groups: Values of each kind.
-        first: Where each kind was seen first, also ``infinite`` numbers, ``bad`` values that are none of a kind
-            that was asked for, and ``zoned`` or ``local`` dates.
+        first: Where each kind was seen first, also ``missing`` and ``infinite`` numbers, ``bad`` values that are none
+            of a kind that was asked for, and ``zoned`` or ``local`` dates.
         moments: Of the numbers, or of each part of the dates.
         counts: How often each text occurs.
         is_whole: True if no number has a fraction.
     """
 
     num_missing: int = 0
+    num_unsure: int = 0
     groups: Counter[Group] = field(default_factory=Counter)
     first: dict[str, Place] = field(default_factory=dict)
     moments: dict[str, Moments] = field(default_factory=dict)
@@ -76,6 +79,7 @@ class ColumnScan:
     def add(self, other: ColumnScan) -> None:
         """Take in what a later part holds."""
         self.num_missing += other.num_missing
+        self.num_unsure += other.num_unsure
         self.groups.update(other.groups)
         self.first = other.first | self.first
         for name, moments in other.moments.items():
@@ -90,8 +94,8 @@ class Scan:
 
     Attributes:
         parts: The parts of all files, in order.
-        num_rows: Rows that can be read.
-        bad: Rows that cannot be read.
+        num_rows: Rows that can be read, or packed where that was to be told.
+        bad: The others.
         columns: By name, in the order in which they were first seen.
     """
 
@@ -115,6 +119,7 @@ def scan_tables(
     parts_of_dates: Sequence[str],
     *,
     drop: Sequence[str] = (),
+    judge: Callable[[TableFile, Rows], Rows] | None = None,
     workers: int,
     on_error: OnError,
     progress: Progress,
@@ -127,8 +132,9 @@ def scan_tables(
         kinds: What some columns are, whatever they seem to be.
         parts_of_dates: What dates become, for their statistics.
         drop: Columns not to look at, where all would be.
+        judge: Takes the rows that cannot be packed out; None where nobody knows them yet.
         workers: Threads.
-        on_error: ``"fail"`` ends at the first row that cannot be read.
+        on_error: ``"fail"`` ends at the first row that cannot be read, or packed.
         progress: Is told of every row.
 
     Raises:
@@ -141,6 +147,7 @@ def scan_tables(
         bad: list[tuple[int, str]] = []
         scans: dict[str, ColumnScan] = {}
         for rows in file.read(part, columns, kinds):
+            rows = rows if judge is None else judge(file, rows)
             num_rows += len(rows.table)
             bad += rows.bad
             for name in (n for n in rows.table.column_names if n not in drop):
@@ -148,13 +155,17 @@ def scan_tables(
                 scans.setdefault(name, ColumnScan(num_missing=num_rows - len(rows.table))).add(one)
         return _PartScan(part, num_rows, bad, scans)
 
-    with OrderedPool(scan_part, workers) as pool:
-        for number, file in enumerate(files):
-            for part in file.parts(number):
-                for each in pool.put(part):
-                    _join(found, each, files, on_error, progress)
-        for each in pool.drain():
-            _join(found, each, files, on_error, progress)
+    try:
+        progress.start(None, 0)
+        with OrderedPool(scan_part, workers) as pool:
+            for number, file in enumerate(files):
+                for part in file.parts(number):
+                    for each in pool.put(part):
+                        _join(found, each, files, on_error, progress)
+            for each in pool.drain():
+                _join(found, each, files, on_error, progress)
+    finally:
+        progress.close()
     return found
 
 
@@ -192,11 +203,7 @@ def _scan_column(
     def note(what: str, row: int) -> None:
         scan.first[what] = Place(file, row, rows.line, str(array[row].as_py())[:40])
 
-    try:
-        group = group_of(array.type)
-    except SourceError as error:
-        hint = f"Leave it out: --drop {name}"
-        raise SourceError(f"column {name!r}: {error.what}", file.path, hint) from error
+    group = checked_group(name, array.type, file, f"Leave it out: --drop {name}")
     if kind == "text" and group is not None:
         _count_texts(scan, array.cast(pa.string()))
         if scan.counts:
@@ -210,12 +217,23 @@ def _scan_column(
         if len(scan.groups) == 1 and (only := next(iter(scan.groups))) not in ("text", "flag"):
             scan.counts.clear()
             scan.groups.clear()
+            scan.num_unsure = 0
             _measure(scan, array, only, note, parts_of_dates)
     elif group is not None:
         _measure(scan, array, group, note, parts_of_dates)
     else:
         scan.num_missing = len(array)
+        if len(array):
+            note("missing", 0)
     return scan
+
+
+def checked_group(name: str, kind: pa.DataType, file: TableFile, hint: str = "") -> Group | None:
+    """Return what a column holds; SourceError, with its name, if that has no place in a row."""
+    try:
+        return group_of(kind)
+    except SourceError as error:
+        raise SourceError(f"column {name!r}: {error.what}", file.path, hint) from error
 
 
 def _count_texts(scan: ColumnScan, texts: pa.Array) -> None:
@@ -232,11 +250,16 @@ def _look_at_texts(scan: ColumnScan, array: pa.Array, note: Callable[[str, int],
     distinct = pa.array(list(scan.counts), pa.string())
     groups = groups_of_texts(distinct)
     for value, group in zip(scan.counts, groups.tolist(), strict=True):
-        scan.groups[group] += scan.counts[value]
+        if group is None:
+            scan.num_unsure += scan.counts[value]
+        else:
+            scan.groups[group] += scan.counts[value]
     for group in scan.groups:
         example = distinct[int(np.argmax(groups == group))]
         row = pc.index(array, pa.scalar(example.as_py(), array.type)).as_py()
         note(group, row)
+    if scan.num_missing + scan.num_unsure and "text" not in scan.groups:
+        note("missing", int(lacks_value(array.cast(pa.string())).argmax()))
 
 
 def _measure(

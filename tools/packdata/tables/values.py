@@ -29,6 +29,11 @@ _BEYOND_US = r"(\.\d{6})\d+"
 _ZONE = r"[ T]\d\d\S*(?:Z|[+-]\d\d:?(?:\d\d)?)$"
 _PATTERNS: dict[Group, str] = {"number": _NUMBER, "flag": _FLAG, "date": _DATE, "time": _TIME}
 _DAY_US = 86_400_000_000
+# What Arrow, and pandas with it, reads as no value where numbers stand; of texts they are some.
+NO_VALUES = (
+    *("NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "null", "NULL"),
+    *("nan", "NaN", "Nan", "NAN", "-nan", "-NaN", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+)
 
 
 class Numbers(NamedTuple):
@@ -77,15 +82,20 @@ def as_text(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 def is_text(kind: pa.DataType) -> bool:
     """Tell whether values are strings."""
     types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def groups_of_texts(texts: pa.Array) -> npt.NDArray[np.object_]:
-    """Return what each of some strings looks like."""
+    """Return what each of some strings looks like; None for ``NO_VALUES``, which depend on the others."""
     groups = np.full(len(texts), "text", object)
     for group, pattern in _PATTERNS.items():
         groups[_matches(texts, pattern)] = group
+    groups[_say_nothing(texts)] = None
     return groups
+
+
+def _say_nothing(texts: pa.Array) -> Flags:
+    return _flags(pc.is_in(texts, value_set=pa.array(NO_VALUES, texts.type)))
 
 
 def have_zones(array: pa.Array) -> Flags:
@@ -108,7 +118,7 @@ def numbers(array: pa.Array, group: Group) -> Numbers:
     if pa.types.is_null(array.type):
         return Numbers(np.full(len(array), np.nan), missing, bad)
     if is_text(array.type):
-        missing |= _flags(pc.fill_null(pc.equal(array, ""), False))
+        missing = lacks_value(array)
         like_one = _matches(array, _PATTERNS[group])
         array = pc.if_else(pa.array(like_one), array, pa.scalar(None, array.type))
         array = _parsed(array, group)
@@ -214,6 +224,11 @@ def has_value(array: pa.Array) -> Flags:
     if is_text(array.type):
         known &= ~_flags(pc.fill_null(pc.equal(array, ""), False))
     return known
+
+
+def lacks_value(texts: pa.Array) -> Flags:
+    """Return where there is no text, or one that says so."""
+    return ~has_value(texts) | _say_nothing(texts)
 
 
 def combined(column: pa.ChunkedArray) -> pa.Array:

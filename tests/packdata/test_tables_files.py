@@ -1,0 +1,127 @@
+"""Which files a table is made of: each once, and what a folder holds beside them is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import pytest
+
+from loaders.errors import SourceError
+from packdata.cli import main
+from packdata.reader import PackedReader
+from packdata.tables import pack_tables, plan_tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a table of one row."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.csv").write_text("x\n1\n")
+    return tmp_path / "in"
+
+
+def test_what_a_folder_holds_beside_tables_is_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("sub", "other", ".hidden"):
+        (folder / name).mkdir()
+        (folder / name / "b.csv").write_text("x\n2\n")
+    for name in ("readme.txt", "notes.TXT", "LICENSE", "archive.zip", ".DS_Store"):
+        (folder / name).write_text("words")
+    told = "passed over: 1 without suffix, 1 .zip, 2 .txt, 2 folders"
+
+    summary = pack_tables(folder, tmp_path / "out")
+
+    assert summary.samples == 1
+    assert summary.notes == (told,)
+    assert str(plan_tables([folder])).endswith(told)
+    assert main(["tables", str(folder), str(tmp_path / "b"), "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == [told]
+    assert pack_tables(folder / "a.csv", tmp_path / "c").notes == ()
+
+
+def test_what_is_given_by_itself_is_not_told_as_passed_over(folder: Path, tmp_path: Path) -> None:
+    (folder / "b.txt").write_text("x\n2\n")
+    (folder / "sub").mkdir()
+    (folder / "sub/c.csv").write_text("x\n3\n")
+
+    both = pack_tables([folder, folder], tmp_path / "both").notes
+    summary = pack_tables([folder, folder / "b.txt", f"{folder}/./sub"], tmp_path / "out")
+
+    assert both == ("passed over: 1 .txt, 1 folder",)
+    assert (summary.samples, summary.notes) == (3, ())
+
+
+def test_a_compressed_table_of_a_folder_is_refused_unless_it_is_there_without(
+    folder: Path, tmp_path: Path
+) -> None:
+    (folder / "c.csv.gz").write_bytes(gzip.compress(b"x\n3\n"))
+
+    with pytest.raises(SourceError, match=r"in/c.csv.gz: tables that are compressed .*Decompress"):
+        pack_tables(folder, tmp_path / "out")
+    assert pack_tables(f"{folder}/*.csv", tmp_path / "named").samples == 1
+    (folder / "c.csv").write_text("x\n3\n")
+    summary = pack_tables(folder, tmp_path / "out")
+
+    assert (summary.samples, summary.notes) == (2, ("passed over: 1 .gz",))
+
+
+def test_a_folder_of_folders_is_told_how_their_tables_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "in/2024").mkdir(parents=True)
+    (tmp_path / "in/2024/a.csv").write_text("x\n1\n")
+
+    with pytest.raises(SourceError, match=r"the folder has no .csv.*'.*in/\*\*/\*.csv' takes"):
+        pack_tables(tmp_path / "in", tmp_path / "out")
+
+    assert pack_tables(f"{tmp_path}/in/**/*.csv", tmp_path / "out").samples == 1
+
+
+def test_a_file_is_taken_once_whatever_it_is_called(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "link.csv").symlink_to(folder / "a.csv")
+    (folder / "b.csv").write_text("x\n2\n")
+    monkeypatch.chdir(tmp_path)
+    names: list[Path | str] = [
+        "in/b.csv",
+        folder / "a.csv",
+        "./in/b.csv",
+        "in/../in/a.csv",
+        "in",
+        f"{folder}/*.csv",
+    ]
+
+    summary = pack_tables(names, tmp_path / "out")
+
+    assert PackedReader(tmp_path / "out").column("features").tolist() == [[2], [1]]
+    assert summary.samples == 2
+
+
+@pytest.mark.parametrize(
+    ("suffix", "name"), [("parquet", "__index_level_0__"), ("csv", "column_1")]
+)
+def test_an_index_that_pandas_wrote_is_told_until_somebody_names_it(
+    tmp_path: Path, suffix: str, name: str
+) -> None:
+    table, source = pd.DataFrame({"x": [5.0, 6.0]}, index=[3, 4]), tmp_path / f"t.{suffix}"
+    if suffix == "csv":
+        table.to_csv(source)
+    else:
+        table.to_parquet(source)
+    told = f"perhaps an index, as pandas writes it (--drop leaves it out): {name}"
+
+    assert plan_tables([source]).notes() == [told]
+    assert plan_tables([source], drop=(name,)).notes() == []
+    assert plan_tables([source], target=(name,)).notes() == []
+
+
+def test_a_column_that_only_sounds_like_an_index_is_none(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("column_1,index,x\n1,2,3\n")
+
+    assert plan_tables([tmp_path / "t.csv"]).notes() == []

@@ -1,0 +1,266 @@
+"""The statistics of a table are those of the rows that are packed, and no number blows up by them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loaders.errors import PackError, SourceError
+from packdata.cli import main
+from packdata.reader import PackedReader
+from packdata.tables import pack_tables, plan_tables
+from tests.packdata.recipes import contents
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(folder: Path, text: str, name: str = "t.csv") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def packed(folder: Path, source: Any, name: str = "out", **options: Any) -> PackedReader:
+    pack_tables(source, folder / name, **options)
+    return PackedReader(folder / name)
+
+
+def features_of(reader: PackedReader) -> Any:
+    return reader.schema.fields["features"]
+
+
+# ------------------------------------------------------------------------------ columns of one number
+
+
+def test_a_constant_column_is_zero_when_standardized_and_other_numbers_stay_small(
+    tmp_path: Path,
+) -> None:
+    source = write(
+        tmp_path, "x,y\n0.1,1\n0.1,2\n0.1,3\n"
+    )  # of which the sum is no multiple of 0.1
+    train = packed(tmp_path, source, "train", standardize=True)
+
+    test = packed(tmp_path, write(tmp_path, "x,y\n0.2,2\n", "test.csv"), like=train.path)
+
+    assert (features_of(train).mean[0], features_of(train).std[0]) == (0.1, 0.0)
+    assert train.column("features")[:, 0].tolist() == [0, 0, 0]
+    np.testing.assert_allclose(test.column("features"), [[0.1, 0]], rtol=1e-6)
+
+
+def test_a_constant_column_is_one_in_many_parts_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 50)
+    files = [write(tmp_path, "x,y\n" + "0.1,1\n" * n, f"{n}.csv") for n in (3, 10, 97)]
+
+    field = features_of(packed(tmp_path, files))
+
+    assert (field.mean, field.std) == ((0.1, 1.0), (0.0, 0.0))
+
+
+def test_numbers_that_differ_by_rounding_alone_are_constant(tmp_path: Path) -> None:
+    values = np.where(np.arange(1000) % 3, 0.3, 0.1 + 0.2)
+    pq.write_table(pa.table({"x": values}), tmp_path / "t.parquet")
+
+    field = features_of(packed(tmp_path, tmp_path / "t.parquet"))
+
+    assert field.least != field.most
+    assert field.std == (0.0,)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.r_[np.full(9999, 1.7e9), 1.7e9 + 1],
+        1.7e9 + np.arange(1000) / 1000,
+        np.r_[np.full(999, 1.7e15), 1.7e15 + 1],
+        2.0**52 - np.arange(2),
+        np.r_[np.full(9999, 1e-12), 2e-12],
+        np.array([1.0, 1.0 + 1e-12]),
+    ],
+    ids=["one_second", "milliseconds", "one_microsecond", "large_ids", "tiny", "close"],
+)
+def test_a_small_deviation_of_large_numbers_is_kept(
+    tmp_path: Path, values: np.ndarray[Any, Any]
+) -> None:
+    pq.write_table(pa.table({"x": values}), tmp_path / "t.parquet")
+
+    field = features_of(packed(tmp_path, tmp_path / "t.parquet"))
+
+    expected = np.std((values - values[0]).astype(np.longdouble))
+    np.testing.assert_allclose(field.std, float(expected), rtol=1e-3)
+
+
+# ------------------------------------------------------------------------------ rows that are left out
+
+
+REJECTING = {
+    "missing_feature": ("1000000,,9,a,new", {}),
+    "infinite": ("1000000,inf,9,a,new", {}),
+    "no_number": ("1000000,many,9,a,new", {"numeric": ("b",)}),
+    "missing_target": ("1000000,4,,a,new", {}),
+    "too_large_target": ("1000000,4,1e39,a,new", {}),
+    "missing_label": ("1000000,4,9,,new", {}),
+    "too_large": ("1000000,4,9,z,new", {"dtype": "float16"}),
+    "missing_all_but_the_mean": ("1000000,4,,z,new", {"missing": "mean"}),
+}
+
+
+@pytest.mark.parametrize(("row", "options"), REJECTING.values(), ids=REJECTING)
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_rows_that_are_left_out_have_no_part_in_what_is_learned(
+    tmp_path: Path, row: str, options: dict[str, Any], suffix: str
+) -> None:
+    lines = ["a,b,y,k,c", "1,1,1,u,old", "2,2,2,v,old", row, "3,3,3,u,older"]
+    options = {"target": ("y", "k"), "on_error": "skip", "dtype": "float32"} | options
+    names = [f"{name}.{suffix}" for name in ("all", "kept")]
+    sources = [
+        write(tmp_path, text(rows, suffix), name)
+        for rows, name in zip((lines, [*lines[:3], lines[4]]), names, strict=True)
+    ]
+
+    reader, expected = (packed(tmp_path, source, source.stem, **options) for source in sources)
+
+    assert reader.schema == expected.schema
+    for name in reader.schema.fields:
+        np.testing.assert_array_equal(reader.column(name), expected.column(name))
+    assert len((reader.path / "rejected.jsonl").read_text().splitlines()) == 1
+
+
+def text(lines: list[str], suffix: str) -> str:
+    """Return lines as CSV, or as JSON with a key for each cell that is not empty."""
+    if suffix == "csv":
+        return "\n".join(lines)
+    names = lines[0].split(",")
+    rows = [dict(zip(names, line.split(","), strict=True)) for line in lines[1:]]
+    plain = [{name: cell for name, cell in row.items() if cell} for row in rows]
+    return "\n".join(json.dumps(row) for row in plain)
+
+
+def test_test_data_get_the_statistics_of_the_rows_that_were_packed(tmp_path: Path) -> None:
+    source = write(tmp_path, "x,y\n1,1\n2,2\n3,3\n1000000,\n")
+    train = packed(tmp_path, source, "train", standardize=True, on_error="skip")
+
+    test = packed(tmp_path, write(tmp_path, "x,y\n2,2\n", "test.csv"), like=train.path)
+
+    assert features_of(train).mean == (2.0, 2.0)
+    np.testing.assert_allclose(
+        train.column("features")[:, 0], [-(1.5**0.5), 0, 1.5**0.5], rtol=1e-6
+    )
+    assert test.column("features").tolist() == [[0, 0]]
+
+
+def test_what_is_missing_becomes_the_mean_of_the_rows_that_are_packed(tmp_path: Path) -> None:
+    lines = ["x,z,y", "1,5,1", ",8,2", "3,5,3", "1e9,6,4", "1e9,6,"]  # float16 ends at 65504
+    source = write(tmp_path, "\n".join(lines))
+
+    reader = packed(
+        tmp_path, source, missing="mean", target=("y",), dtype="float16", on_error="skip"
+    )
+
+    assert reader.column("features").tolist() == [[1, 5], [2, 8], [3, 5]]
+    assert features_of(reader).mean == (2.0, 6.0)
+    assert reader.column("y").tolist() == [1, 2, 3]
+
+
+def test_statistics_without_rows_depend_on_the_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    cells = [f"{x:.3f},{'' if i % 7 == 0 else i % 5}" for i, x in enumerate(rng.normal(size=500))]
+    source = write(tmp_path, "x,y\n" + "\n".join(cells))
+    monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 300)
+    options: dict[str, Any] = {"on_error": "skip", "standardize": True, "shard_bytes": 500}
+
+    for workers in (1, 2, 5):
+        pack_tables(source, tmp_path / f"{workers}", workers=workers, **options)
+
+    assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "5")
+    rows = PackedReader(tmp_path / "1").column("features").astype(float)
+    np.testing.assert_allclose([rows.mean(0), rows.std(0)], [[0, 0], [1, 1]], atol=1e-6)
+
+
+def test_why_a_row_is_left_out_is_not_the_class_that_went_with_it(tmp_path: Path) -> None:
+    source = write(tmp_path, "x,k,y\n1,u,1\n2,v,\n")
+
+    reader = packed(tmp_path, source, target=("k", "y"), on_error="skip")
+
+    assert reader.schema.fields["k"].to_json()["classes"] == ["u"]
+    (line,) = (reader.path / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(line)["error"].endswith("line 3: target 'y' has no value.")
+
+
+def test_texts_of_rows_that_are_left_out_are_not_counted_as_unknown(tmp_path: Path) -> None:
+    train = packed(tmp_path, write(tmp_path, "x,c\n1,a\n", "train.csv"), "train")
+    source = write(tmp_path, "x,c\n1,b\n,b\n3,a\n")
+
+    summary = pack_tables(source, tmp_path / "out", like=train.path, on_error="skip")
+
+    assert "stored as 0, unknown to the vocabulary: c (1)" in summary.notes
+
+
+def test_a_column_without_values_in_the_rows_that_can_be_packed_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path, "x,c\n1,\n,b\n3,\n")
+
+    with pytest.raises(
+        SourceError, match=r"'c' has no value in any row that can be packed.*--drop"
+    ):
+        pack_tables(source, tmp_path / "out", on_error="skip")
+
+    assert len(packed(tmp_path, source, on_error="skip", drop=("c",))) == 2
+
+
+def test_a_table_of_which_no_row_can_be_packed_ends_with_the_first(tmp_path: Path) -> None:
+    source = write(tmp_path, "x,y\n1,\n,2\n")
+
+    with pytest.raises(
+        PackError, match=r"rejected 2 items, the first: .*line 2: column 'y' has no"
+    ):
+        pack_tables(source, tmp_path / "out", on_error="skip")
+
+
+@pytest.mark.parametrize("target", [("y", "k"), ("k", "y")], ids=["number_first", "label_first"])
+def test_the_first_row_that_cannot_be_packed_is_found_before_anything_is_written(
+    tmp_path: Path, target: tuple[str, ...]
+) -> None:
+    source = write(tmp_path, "x,y,k\n1,1,u\n2,2,\n3,,u\n")
+
+    with pytest.raises(SourceError, match="line 3: target 'k' has no value") as caught:
+        plan_tables([source], target=target)
+
+    assert "--on-error skip leaves such rows out" in caught.value.__notes__[0]
+    assert main(["tables", str(source), str(tmp_path / "a"), "--target", ",".join(target)]) == 1
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_interrupted_packing_without_some_rows_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from packdata.journal import Journal
+
+    source = write(tmp_path, "x,y\n" + "".join(f"{i},{i % 9 or ''}\n" for i in range(400)))
+    monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 300)
+    options: dict[str, Any] = {"on_error": "skip", "standardize": True, "shard_bytes": 300}
+    pack_tables(source, tmp_path / "whole", **options)
+    append_line, calls = Journal.append, iter(range(100))
+
+    def dying(self: Journal, line: Any) -> None:
+        append_line(self, line)
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", dying)
+        with pytest.raises(KeyboardInterrupt):
+            pack_tables(source, tmp_path / "a", **options)
+
+    assert "samples packed earlier" in pack_tables(source, tmp_path / "a", **options).notes[0]
+    again, whole = (PackedReader(tmp_path / name) for name in ("a", "whole"))
+    assert again.schema == whole.schema
+    np.testing.assert_array_equal(again.column("features"), whole.column("features"))

@@ -1,0 +1,183 @@
+"""Texts of tables that others read as something else: NA is missing among numbers, and a country among countries."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loaders.errors import SourceError
+from packdata.reader import PackedReader
+from packdata.tables import pack_tables, plan_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SUFFIXES = ["csv", "jsonl", "parquet", "feather"]
+
+
+def write(folder: Path, cells: Sequence[str], suffix: str = "csv", name: str = "t") -> Path:
+    """Write a column ``c`` of texts, where nothing is an empty cell or null, and one ``x`` of numbers."""
+    path, numbers = folder / f"{name}.{suffix}", range(len(cells))
+    if suffix == "csv":
+        path.write_text(
+            "c,x\n" + "".join(f"{c},{x}\n" for c, x in zip(cells, numbers, strict=True))
+        )
+    elif suffix == "jsonl":
+        rows = [{"c": c or None, "x": x} for c, x in zip(cells, numbers, strict=True)]
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        table = pa.table({"c": [c or None for c in cells], "x": list(numbers)})
+        if suffix == "parquet":
+            pq.write_table(table, path)
+        else:
+            with pa.ipc.new_file(path, table.schema) as writer:
+                writer.write_table(table)
+    return path
+
+
+def packed(folder: Path, source: Any, **options: Any) -> PackedReader:
+    pack_tables(source, folder / "out", **options)
+    return PackedReader(folder / "out")
+
+
+def words_of(reader: PackedReader) -> list[str]:
+    """Return the texts of the one column of categories; ``?`` where there is none."""
+    field: Any = reader.schema.fields["categories"]
+    words = ("?", *field.vocabularies[0])
+    return [words[code] for code in reader.column("categories")[:, 0]]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_na_among_texts_is_a_text_and_told(tmp_path: Path, suffix: str) -> None:
+    cells = ["NA", "DE", "null", "", "nan", "N/A", "NA"]
+    source = write(tmp_path, cells, suffix)
+
+    notes = pack_tables(source, tmp_path / "out").notes
+
+    assert words_of(PackedReader(tmp_path / "out")) == [c or "?" for c in cells]
+    told = "c has 'NA' (2), 'N/A' (1), 'null' (1), 'nan' (1)"
+    assert f"texts like any other, not missing values: {told}" in notes
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["1", "NA", "2.5", "null", "", "nan"], [1, np.nan, 2.5, np.nan, np.nan, np.nan]),
+        (["+1", "NA", "2.5", "n/a"], [1, np.nan, 2.5, np.nan]),
+        (["true", "NA", "False", "NULL"], [1, np.nan, 0, np.nan]),
+        (["1970-01-02", "NA", "1970-01-03", ""], [1, np.nan, 2, np.nan]),
+        (["12:30:00", "NA", "06:00:00", "N/A"], [12.5, np.nan, 6, np.nan]),
+        (["1970-01-02T00:00:00Z", "#N/A"], [1, np.nan]),
+    ],
+    ids=["numbers", "plus", "flags", "days", "times", "zones"],
+)
+def test_na_among_others_than_texts_is_missing(
+    tmp_path: Path, suffix: str, cells: list[str], expected: list[float]
+) -> None:
+    source = write(tmp_path, cells, suffix)
+
+    reader = packed(tmp_path, source, missing="nan", dates="days")
+
+    np.testing.assert_array_equal(reader.column("features")[:, 0], expected)
+    assert plan_tables([source], missing="nan", dates="days").notes() == []
+
+
+@pytest.mark.parametrize(("suffix", "place"), [("csv", "line 4"), ("parquet", "row 2")])
+@pytest.mark.parametrize("cells", [["1", "2", "NA"], ["true", "false", "NA"]])
+def test_na_among_others_than_texts_is_named_where_nothing_may_be_missing(
+    tmp_path: Path, cells: list[str], suffix: str, place: str
+) -> None:
+    source = write(tmp_path, cells, suffix)
+
+    with pytest.raises(SourceError, match=rf"{place}: column 'c' has no value.*in c \(1\)"):
+        pack_tables(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["parts", "whole"])
+@pytest.mark.parametrize("cells", [["NA"] * 40, ["", "NA"] * 20, ["null", "NA"] * 20])
+@pytest.mark.parametrize("last", ["DE", "true or false"])
+def test_a_part_of_nothing_but_na_is_of_texts_if_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[str], last: str, small: bool
+) -> None:
+    if small:
+        monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 60)
+
+    reader = packed(tmp_path, write(tmp_path, [*cells, last]))
+
+    assert words_of(reader) == [c or "?" for c in (*cells, last)]
+
+
+@pytest.mark.parametrize(("last", "expected"), [("7", 7), ("true", 1)])
+def test_a_part_of_nothing_but_na_is_missing_if_others_are_no_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, expected: float
+) -> None:
+    monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 60)
+    source = write(tmp_path, [*(["NA"] * 40), last])
+
+    with pytest.raises(SourceError, match=r"line 2: column 'c' has no value.*in c \(40\)"):
+        pack_tables(source, tmp_path / "out")
+    reader = packed(tmp_path, source, missing="nan")
+
+    np.testing.assert_array_equal(reader.column("features")[:, 0], [np.nan] * 40 + [expected])
+
+
+def test_a_column_of_nothing_but_na_has_no_value_unless_it_is_of_categories(
+    tmp_path: Path,
+) -> None:
+    source = write(tmp_path, ["NA", "NA"])
+
+    with pytest.raises(
+        SourceError, match=r"'c' has no value in any row.*--categorical c takes 'NA'"
+    ):
+        pack_tables(source, tmp_path / "out", missing="nan")
+    assert words_of(packed(tmp_path, source, categorical=("c",))) == ["NA", "NA"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_na_among_classes_that_are_numbers_is_none(tmp_path: Path, suffix: str) -> None:
+    source = write(tmp_path, ["10", "2", "NA", "2"], suffix)
+    options: dict[str, Any] = {"target": ("c",), "categorical": ("c",), "on_error": "skip"}
+
+    reader = packed(tmp_path, source, **options)
+
+    assert reader.schema.fields["c"].to_json()["classes"] == ["2", "10"]
+    assert reader.column("features")[:, 0].tolist() == [0, 1, 3]
+
+
+def test_a_class_may_be_called_na(tmp_path: Path) -> None:
+    source = write(tmp_path, ["none", "NA", "some"])
+
+    reader = packed(tmp_path, source, target=("c",))
+
+    assert reader.schema.fields["c"].to_json()["classes"] == ["NA", "none", "some"]
+
+
+@pytest.mark.parametrize("options", [{}, {"categorical": ("c",)}], ids=["guessed", "told"])
+def test_hexadecimal_numbers_are_texts(tmp_path: Path, options: dict[str, Any]) -> None:
+    cells = ["0x1A", "0X2b", "0x1A"]
+
+    assert words_of(packed(tmp_path, write(tmp_path, cells), **options)) == cells
+
+
+def test_hexadecimal_numbers_among_others_are_named(tmp_path: Path) -> None:
+    source = write(tmp_path, ["26", "0x1A", "27"])
+
+    with pytest.raises(SourceError, match=r"line 3: column 'c' has text \('0x1A'\) among numbers"):
+        pack_tables(source, tmp_path / "out")
+
+
+def test_numbers_beside_hexadecimal_texts_are_numbers(tmp_path: Path) -> None:
+    source = tmp_path / "t.csv"
+    source.write_text("h,n,f\n0x1A,1,1.5\n0x2B,-2,2\n")
+
+    reader = packed(tmp_path, source)
+
+    assert reader.column("features").tolist() == [[1, 1.5], [-2, 2]]
+    assert words_of(reader) == ["0x1A", "0x2B"]

@@ -1,0 +1,121 @@
+"""Types of Arrow: those that hold numbers, texts or dates are packed, and the others named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+
+from loaders.errors import PackError, SourceError
+from packdata.reader import PackedReader
+from packdata.tables import pack_tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(folder: Path, values: pa.Array, suffix: str = "feather", name: str = "t") -> Path:
+    """Write a column ``v``, and one ``x`` of numbers."""
+    path, table = folder / f"{name}.{suffix}", pa.table({"v": values, "x": range(len(values))})
+    if suffix == "parquet":
+        pq.write_table(table, path)
+    else:
+        with (pa.ipc.new_stream if suffix == "arrow" else pa.ipc.new_file)(
+            path, table.schema
+        ) as w:
+            w.write_table(table)
+    return path
+
+
+def packed(folder: Path, source: Path, **options: Any) -> PackedReader:
+    pack_tables(source, folder / "out", **options)
+    return PackedReader(folder / "out")
+
+
+TEXTS = {
+    "string_view": pa.array(["a", "", "b", None, "a"], pa.string_view()),
+    "large_string": pa.array(["a", "", "b", None, "a"], pa.large_string()),
+    "dictionary": pa.array(["a", "", "b", None, "a"]).dictionary_encode(),
+    "dictionary_of_views": pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, 2, None, 0], pa.int8()), pa.array(["a", "", "b"], pa.string_view())
+    ),
+}
+
+
+# A stream of dictionaries is refused, and Parquet takes none of views.
+WRITTEN = [
+    (name, suffix)
+    for name, values in TEXTS.items()
+    for suffix in ("feather", "arrow", "parquet")
+    if suffix == "feather" or not pa.types.is_dictionary(values.type)
+]
+
+
+@pytest.mark.parametrize(("name", "suffix"), WRITTEN)
+@pytest.mark.parametrize("options", [{}, {"categorical": ("v",)}], ids=["guessed", "told"])
+def test_texts_of_every_type_are_categories(
+    tmp_path: Path, name: str, suffix: str, options: dict[str, Any]
+) -> None:
+    reader = packed(tmp_path, write(tmp_path, TEXTS[name], suffix), **options)
+
+    field: Any = reader.schema.fields["categories"]
+    assert field.vocabularies == (("a", "b"),)
+    assert reader.column("categories")[:, 0].tolist() == [1, 0, 2, 0, 1]
+
+
+@pytest.mark.parametrize("suffix", ["feather", "arrow", "parquet"])
+def test_views_of_numbers_are_numbers_and_of_classes_classes(tmp_path: Path, suffix: str) -> None:
+    source = write(tmp_path, pa.array(["1", "2.5", "NA"], pa.string_view()), suffix)
+    classes = write(tmp_path, pa.array(["a", "b", "a"], pa.string_view()), suffix, "classes")
+
+    rows = packed(tmp_path, source, missing="mean").column("features")[:, 0]
+    reader = packed(tmp_path, classes, target=("v",), overwrite=True)
+
+    assert rows.tolist() == [1, 2.5, 1.75]
+    assert reader.column("v").tolist() == [0, 1, 0]
+
+
+REFUSED = {
+    "binary_view": pa.array([b"a", b"\xff"], pa.binary_view()),
+    "binary": pa.array([b"a", b"\xff"]),
+    "large_binary": pa.array([b"a", b"\xff"], pa.large_binary()),
+    "list_view": pa.array([[1], [2]], pa.list_view(pa.int64())),
+    "struct": pa.array([{"a": 1}, {"a": 2}]),
+    "map": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())),
+    "run_end_encoded": pc.run_end_encode(pa.array([1, 1])),
+    "month_day_nano_interval": pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
+    "extension<arrow.uuid>": pa.array([b"\xff" * 16, None], pa.uuid()),
+    "sparse_union": pa.UnionArray.from_sparse(
+        pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])]
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "values"), REFUSED.items(), ids=REFUSED)
+@pytest.mark.parametrize("option", [None, "categorical", "numeric", "target"])
+def test_a_column_of_another_type_is_named_with_it(
+    tmp_path: Path, name: str, values: pa.Array, option: str | None
+) -> None:
+    source = write(tmp_path, values)
+    options: dict[str, Any] = {option: ("v",)} if option else {}
+
+    with pytest.raises(SourceError, match=rf"t.feather: column 'v': it holds {name}.*--drop v"):
+        pack_tables(source, tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize(("name", "values"), REFUSED.items(), ids=REFUSED)
+@pytest.mark.parametrize("like", ["a", "1", "2024-01-01"], ids=["text", "number", "date"])
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_a_column_of_another_type_than_that_of_like_is_named_with_it(
+    tmp_path: Path, name: str, values: pa.Array, like: str, on_error: str
+) -> None:
+    (tmp_path / "train.csv").write_text(f"v,x\n{like},1\n")
+    pack_tables(tmp_path / "train.csv", tmp_path / "train", dates="days")
+    source = write(tmp_path, values)
+
+    with pytest.raises((SourceError, PackError), match=f"t.feather: column 'v': it holds {name}"):
+        pack_tables(source, tmp_path / "out", like=tmp_path / "train", on_error=on_error)
