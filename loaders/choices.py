@@ -15,6 +15,7 @@ from loaders.errors import LoadersError
 from loaders.limits import cores_of_rank
 from loaders.sampling.balanced import Balanced
 from loaders.sampling.blocks import BlockShuffled
+from loaders.sampling.bylength import ByLength
 from loaders.sampling.order import Order, Sequential, Shuffled
 from loaders.sampling.ranks import resolve_rank
 from loaders.sampling.sampler import EpochBatches, EpochSampler
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 Backend = Literal["auto", "thread", "subprocess", "process"]
 AugmentOn = Literal["auto", "host", "device"]
 Halves = tuple[Any, "Callable[[Any], Any] | None"]
+_DERIVED = ((Balanced, "labels"), (Weighted, "weights"), (ByLength, "lengths"))
 _SMALL_SAMPLE_BYTES, _TINY_SAMPLE_BYTES = 16 << 10, 512
 
 
@@ -72,10 +74,12 @@ def choose_order(
 
 
 def _check_size(order: Any, num_samples: int) -> None:
-    """Refuse an order of more samples than there are, and weights or labels of fewer."""
-    values = getattr(order, "labels" if isinstance(order, Balanced) else "weights", ())
-    num = len(values) if isinstance(order, Balanced | Weighted) else getattr(order, "n", 0)
-    if num > num_samples or (isinstance(order, Balanced | Weighted) and num < num_samples):
+    """Refuse an order of more samples than there are, and weights, labels or lengths of fewer."""
+    values = next(
+        (getattr(order, name) for kind, name in _DERIVED if isinstance(order, kind)), None
+    )
+    num = getattr(order, "n", 0) if values is None else len(values)
+    if num > num_samples or (values is not None and num < num_samples):
         what = f"sampler is for {num} samples, the dataset has {num_samples}"
         raise ValueError(f"{what}: make it of this dataset, as with dataset.column('label')")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -44,8 +45,10 @@ from loaders.schema import (
     VIRTUAL_FIELDS,
     Array,
     Boxes,
+    Bytes,
     Field,
     Image,
+    Json,
     Label,
     MultiLabel,
     Schema,
@@ -375,6 +378,27 @@ class PackedDataset(BatchDataset):
             return _read_only(flat.reshape(-1, height, width, channels).transpose(0, 3, 1, 2))
         return _read_only(flat.reshape(len(self), *shape))
 
+    def lengths(self, name: str) -> npt.NDArray[np.int64]:
+        """Return how long a field is in each sample, ``(N,)``, without reading it.
+
+        Of arrays, how long the axis that varies; of boxes, how many; of texts, JSON and bytes, their bytes (UTF-8).
+
+        Raises:
+            SchemaError: It is of another kind, or several of its axes vary.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"lengths() takes the name of a field, got {shown(name)}")
+        self.schema.check_names([name])
+        field = self.schema.fields.get(name)
+        unit = None if field is None else _unit_nbytes(field)
+        if unit is None:
+            raise SchemaError(
+                f"field {name!r} has no one length in each sample: {field or 'a number'}"
+            )
+        columns = [self.store.shard(i).columns[name] for i in range(len(self.store.shards))]
+        nbytes = np.concatenate([np.zeros(0, np.int64), *map(_record_sizes, columns)])
+        return (nbytes if self._view is None else nbytes[self._view]) // unit
+
     def to_pandas(self, fields: Sequence[str] | None = None) -> Any:
         """Return samples as a pandas DataFrame; tables with their columns, classes and categories by name.
 
@@ -544,6 +568,23 @@ def _numbers_in(batch: Sequence[int]) -> Indices:
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     array.flags.writeable = False
     return array
+
+
+def _unit_nbytes(field: Field) -> int | None:
+    """Return the bytes of one item of a field that varies along one axis."""
+    if isinstance(field, Text | Json | Bytes):
+        return 1
+    if not isinstance(field, Array | Boxes) or field.shape is None:
+        return None
+    known = [n for n in field.shape if n is not None]
+    is_one = len(known) == len(field.shape) - 1
+    return math.prod(known) * np.dtype(field.dtype).itemsize if is_one else None
+
+
+def _record_sizes(column: Column) -> npt.NDArray[np.int64]:
+    if isinstance(column, FixedColumn):
+        return np.full(len(column), column.data.shape[1])
+    return column.lengths
 
 
 def _rows(column: Column, nbytes: int) -> npt.NDArray[np.uint8]:

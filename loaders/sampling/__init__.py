@@ -10,6 +10,7 @@ from loaders.sampling.audit import AuditReport, audit, audit_plans
 from loaders.sampling.balanced import Balanced
 from loaders.sampling.batch import IndexBatch, SampleIndex, index_batches
 from loaders.sampling.blocks import BlockShuffled
+from loaders.sampling.bylength import ByLength
 from loaders.sampling.mixture import MixtureOrder
 from loaders.sampling.order import Order, Sequential, Shuffled
 from loaders.sampling.permutation import permute
@@ -22,6 +23,7 @@ __all__ = [
     "AuditReport",
     "Balanced",
     "BlockShuffled",
+    "ByLength",
     "EpochBatches",
     "EpochSampler",
     "IndexBatch",

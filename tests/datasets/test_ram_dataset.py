@@ -13,7 +13,7 @@ from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.memory import loading
 from loaders.errors import LoadersError, SampleError, SchemaError, SourceError
-from loaders.schema import Array, Image, Label, Mask
+from loaders.schema import Array, Boxes, Image, Label, Mask, Text
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 
 if TYPE_CHECKING:
@@ -407,3 +407,37 @@ def test_masks_in_memory_say_that_they_are() -> None:
     dataset = RAMDataset.from_arrays(**arrays, augment=moves, schema=schema)
 
     assert all(torch.equal(sample.image[0], sample.mask) for sample in dataset)
+
+
+def test_lengths_are_told_without_reading(tmp_path: Path) -> None:
+    fields = {
+        "ids": Array(dtype="int32", dims=(None,)),
+        "series": Array(dims=(2, None), spatial=1),
+        "plane": Array(dims=(None, None)),
+        "boxes": Boxes(),
+        "text": Text(),
+        "label": Label(),
+    }
+    rows = [
+        {
+            "ids": np.arange(i),
+            "series": np.zeros((2, 3 * i)),
+            "plane": np.zeros((i, i)),
+            "boxes": np.ones((i, 4)) * [0, 0, 1, 1],
+            "text": "ä" * i,
+            "label": i,
+        }
+        for i in range(7)
+    ]
+    folder = pack(tmp_path / "a", fields, rows, format="parquet")
+    shards = ShardDataset(folder)
+
+    for dataset in (shards, RAMDataset(shards, progress=False), concat([shards, shards])[:7]):
+        assert dataset.lengths("ids").tolist() == list(range(7))
+        assert dataset.lengths("series").tolist() == list(range(0, 21, 3))
+        assert dataset.lengths("boxes").tolist() == list(range(7))
+        assert dataset.lengths("text").tolist() == list(range(0, 14, 2))
+        assert dataset.select([5, 0, 5]).lengths("ids").tolist() == [5, 0, 5]
+        for name in ("plane", "label", "sample_id"):
+            with pytest.raises(SchemaError, match="has no one length in each sample"):
+                dataset.lengths(name)

@@ -183,7 +183,13 @@ def _check_batching(fields: dict[str, Field | None], batching: dict[str, str]) -
             raise SchemaError(
                 f"batching[{name!r}] = {form!r}: 'list', 'pad' and 'offsets' are for arrays and boxes of varying length"
             )
-        if form != "list" and sum(n is None for n in field.shape or ()) > 1:
+        shape = field.shape or (None,)
+        if form != "list" and shape[0] is not None:
+            raise SchemaError(
+                f"batching[{name!r}] = {form!r}: its arrays {shape} do not vary along their first axis; take 'list', "
+                "crop them to one length, or store them with that axis first"
+            )
+        if form != "list" and sum(n is None for n in shape) > 1:
             raise SchemaError(
                 f"batching[{name!r}] = {form!r}: its arrays vary in more than their length; take 'list'"
             )

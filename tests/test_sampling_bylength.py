@@ -1,0 +1,127 @@
+"""Batches of similar lengths: each sample once, alike within a step, resumable, for any ranks."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaders import DataLoader, RAMDataset
+from loaders.errors import StateError
+from loaders.sampling import ByLength
+
+NUM, BATCH = 1003, 8
+LENGTHS = np.random.default_rng(0).integers(1, 500, NUM)
+
+
+def every(order: ByLength, epoch: int = 0) -> np.ndarray[Any, Any]:
+    return order.at(epoch, np.arange(order.length))[0]
+
+
+def padding(indices: np.ndarray[Any, Any]) -> float:
+    """Return the share of padding in batches."""
+    batches = LENGTHS[indices[: NUM // BATCH * BATCH]].reshape(-1, BATCH)
+    return float(1 - batches.sum() / (batches.max(axis=1).sum() * BATCH))
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), max_size=60),
+    batch_size=st.integers(1, 9),
+    window=st.integers(1, 5),
+    epoch=st.integers(0, 2**40),
+)
+def test_each_sample_comes_once(
+    lengths: list[int], batch_size: int, window: int, epoch: int
+) -> None:
+    order = ByLength(np.array(lengths, np.int64), batch_size, seed=1, window=window)
+
+    assert sorted(every(order, epoch).tolist()) == list(range(len(lengths)))
+    assert order.length == len(lengths)
+
+
+def test_batches_are_of_similar_lengths_and_in_an_order_by_chance() -> None:
+    order = ByLength(LENGTHS, BATCH, seed=3)
+    indices = every(order)
+
+    assert padding(indices) < 0.05 < 0.3 < padding(np.arange(NUM))
+    assert padding(every(ByLength(LENGTHS, BATCH, window=4))) > padding(indices)
+    means = LENGTHS[indices[:1000]].reshape(-1, BATCH).mean(axis=1)
+    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.3  # neighbours tell nothing
+    rest = indices[NUM // BATCH * BATCH :]
+    assert len(rest) == NUM % BATCH
+
+
+def test_epochs_and_seeds_are_other_orders_with_other_company() -> None:
+    order = ByLength(LENGTHS, BATCH)
+    company = [
+        {frozenset(batch) for batch in every(each, epoch)[:1000].reshape(-1, BATCH).tolist()}
+        for each, epoch in ((order, 0), (order, 1), (ByLength(LENGTHS, BATCH, seed=1), 0))
+    ]
+
+    assert all(len(one & other) < 3 for one, other in ((company[0], c) for c in company[1:]))
+    assert np.array_equal(every(order), every(ByLength(LENGTHS, BATCH)))
+    assert np.array_equal(every(pickle.loads(pickle.dumps(order)), 1), every(order, 1))
+
+
+def test_golden_values() -> None:
+    """The order is part of what a state promises: it must be the same in every release."""
+    order = ByLength([5, 1, 4, 1, 5, 9, 2, 6, 5, 3], batch_size=3, seed=7, window=2)
+
+    assert every(order, 0).tolist() == GOLDEN[0]
+    assert every(order, 5).tolist() == GOLDEN[1]
+
+
+GOLDEN = [[3, 6, 2, 1, 9, 7, 8, 4, 0, 5], [6, 9, 4, 1, 3, 2, 0, 7, 5, 8]]
+
+
+def loader(num: int = 64, **settings: Any) -> DataLoader:
+    data = RAMDataset.from_arrays(x=np.arange(num))
+    given: dict[str, Any] = {"sampler": ByLength(LENGTHS[:num], 8), "batch_size": 4}
+    return DataLoader(data, **given | settings)
+
+
+def test_ranks_have_batches_alike_in_each_step() -> None:
+    ranks = [list(loader(rank=rank, world_size=2)) for rank in range(2)]
+    both = [[LENGTHS[batch.x.numpy()].mean() for batch in batches] for batches in ranks]
+
+    assert sorted(int(i) for batches in ranks for b in batches for i in b.x) == list(range(64))
+    assert np.abs(np.subtract(both[0], both[1])).mean() < 0.2 * LENGTHS.mean()
+
+
+def test_it_resumes_in_the_middle_and_refuses_other_lengths() -> None:
+    whole = [batch.x.tolist() for batch in loader()]
+    first = loader()
+    batches = iter(first)
+    taken = [next(batches).x.tolist() for _ in range(5)]
+    second = loader(num_workers=0)
+    second.load_state_dict(first.state_dict())
+
+    assert taken + [batch.x.tolist() for batch in second] == whole
+    other = loader(sampler=ByLength(LENGTHS[:64][::-1].copy(), 8))
+    with pytest.raises(StateError, match="another order: lengths"):
+        other.load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ((["a"], 2), "lengths must be numbers"),
+        (([1, -1], 2), "not negative"),
+        (([1, np.nan], 2), "finite"),
+        (([[1]], 2), "one axis"),
+        (([1, 2], 0), "batch_size must be"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: Any, fault: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=fault):
+        ByLength(*arguments)
+
+
+@pytest.mark.parametrize("num", [63, 65])
+def test_lengths_of_another_dataset_are_refused(num: int) -> None:
+    with pytest.raises(ValueError, match=rf"sampler is for {num} samples, the dataset has 64"):
+        loader(sampler=ByLength(LENGTHS[:num], 8))
