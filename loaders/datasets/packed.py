@@ -27,6 +27,7 @@ from loaders.datasets.reading.coefficients import Finisher, check_scale, make_fi
 from loaders.datasets.reading.crops import CropReader
 from loaders.datasets.reading.fixed import FixedReader
 from loaders.datasets.reading.job import BatchJob
+from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.readers import ObjectReader, SampleIdReader, make_readers
 from loaders.datasets.reading.request import Memory, Reader, Request
 from loaders.datasets.reading.samples import SplitBatches
@@ -132,6 +133,9 @@ class PackedDataset(BatchDataset):
             or (isinstance(reader, ObjectReader) and isinstance(reader.field, Array | Boxes))
             for name in (reader.list_names if isinstance(reader, CropReader) else reader.names)
         }
+        for reader in self.readers:
+            if isinstance(reader, PictureReader) and reader.name in self.batching:
+                self.forms |= dict.fromkeys(reader.names, "list")
         self.transforming = None if self.transform is None else Transforming(self.transform)
         if self.transform is not None:  # it sees samples; its results are joined after it
             plain = dict.fromkeys(self.batching, "list")

@@ -43,7 +43,7 @@ class ShardDataset(PackedDataset):
             anything that torch's ``default_collate`` or a ``collate_fn`` takes.
         batching: How a batch has arrays and boxes of varying length, by field: ``"list"``, the
             default, ``"pad"`` (``.values`` and ``.lengths``) or ``"offsets"`` (``.values`` end to
-            end, and ``.offsets``).
+            end, and ``.offsets``). ``"list"`` also for pictures that a ``transform`` gives different sizes.
         check: When records are compared with their checksums: ``"first"``, the default, when they
             are read for the first time; ``"always"`` (then also each file with the manifest, when
             it is opened); ``"never"``.

@@ -15,6 +15,7 @@ from loaders.datasets import packed
 from loaders.datasets.reading import pictures
 from loaders.datasets.views import as_ours
 from loaders.errors import (
+    BatchError,
     ChecksumError,
     LoadersError,
     ManifestError,
@@ -840,3 +841,26 @@ def test_arrays_that_vary_behind_their_first_axis_are_no_tensor(tmp_path: Path) 
             series.replace(batching={"x": form})
     (batch,) = DataLoader(series, 2)
     assert [tuple(x.shape) for x in batch.x] == [(2, 3), (2, 4)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_pictures_that_a_transform_sees_may_stay_apart(tmp_path: Path, num_workers: int) -> None:
+    rows = [{"image": np.zeros((8 + i, 9, 3), np.uint8)} for i in range(4)]
+    folder = pack(tmp_path / "a", {"image": Image(codec="raw")}, rows)
+    plain = ShardDataset(folder)
+    dataset = plain.replace(transform=lambda sample: sample, batching={"image": "list"})
+
+    for one, other in zip(
+        DataLoader(plain, 2), DataLoader(dataset, 2, num_workers=num_workers), strict=True
+    ):
+        assert [tuple(image.shape) for image in other.image] == [i.shape for i in one.image]
+        assert isinstance(other.image, list)
+    with pytest.raises(BatchError, match="leaves pictures apart"):
+        list(DataLoader(plain.replace(transform=lambda sample: sample), 2))
+    views = plain.replace(
+        augment=[augment.Views(a=[augment.CenterCrop(4)], b=[augment.RandomHorizontalFlip()])],
+        transform=lambda sample: sample, batching={"image": "list"},
+    )  # fmt: skip
+    (batch,) = DataLoader(views, 4)
+    assert isinstance(batch.image_a, list)
+    assert isinstance(batch.image_b, list)

@@ -175,13 +175,16 @@ def _check_batching(fields: dict[str, Field | None], batching: dict[str, str]) -
         if name not in fields:  # a view of fewer fields
             continue
         field = fields[name]
+        if form == "list" and isinstance(field, Image | Mask):
+            continue  # for what a transform makes of them
         if (
             form not in ("list", "pad", "offsets")
             or not isinstance(field, Array | Boxes)
             or field.is_fixed
         ):
             raise SchemaError(
-                f"batching[{name!r}] = {form!r}: 'list', 'pad' and 'offsets' are for arrays and boxes of varying length"
+                f"batching[{name!r}] = {form!r}: 'list', 'pad' and 'offsets' are for arrays and boxes of varying "
+                "length, 'list' for pictures"
             )
         shape = field.shape or (None,)
         if form != "list" and shape[0] is not None:

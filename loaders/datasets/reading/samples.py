@@ -219,5 +219,6 @@ def _stacked(what: str, values: list[Any]) -> Any:
         raise BatchError(
             f"what transform returned makes no batch: values of {what} {got}. Bring them to one "
             "shape, with augment=[...] before transform or in it; return the sample itself, by "
-            "sample._replace(...), of which batching=... joins arrays of varying length; or give collate_fn"
+            "sample._replace(...), of which batching=... joins arrays of varying length, and {'image': 'list'} "
+            "leaves pictures apart; or give collate_fn"
         ) from error
