@@ -159,5 +159,6 @@ def shares(parts: Any) -> list[float]:
     numbers = [float(real_number(f"parts[{i}]", part)) for i, part in enumerate(found)]
     if abs(sum(numbers) - 1) > 1e-6 or min(numbers) < 0:
         raise ValueError(f"parts must be shares that sum to 1, such as [0.9, 0.1], got {found}")
-    numbers[-1] += max(0.0, 1 - sum(numbers))  # no sample is left out
+    last = max(i for i, number in enumerate(numbers) if number)
+    numbers[last] += max(0.0, 1 - sum(numbers))  # no sample is left out
     return numbers

@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset
 
 from loaders.checks import one_of, shown, whole_number
 from loaders.datasets.base import BatchDataset
+from loaders.datasets.mixture import Mixture
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.moving import MovingHalf
 from loaders.errors import LoadersError
@@ -215,11 +216,16 @@ def choose_halves(
 ) -> Halves:
     """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
     device = device or dataset.device or torch.device("cpu")
-    if isinstance(dataset, PackedDataset) and dataset.augment and dataset.device is None:
+    read = (dataset.joined or dataset) if isinstance(dataset, Mixture) else dataset
+    if isinstance(read, PackedDataset) and read.augment and read.device is None:
         if augment_on == "host":
             return dataset, None
         if augment_on == "device":
-            return _augmented_on(device, dataset)
+            return _augmented_on(device, read)
+    if augment_on == "device" and isinstance(read, Mixture) and read.is_random:
+        raise ValueError(
+            "augment_on='device' is for a Mixture whose sources have equal settings: they are read as one"
+        )
     if device.type == "cpu" and not dataset.finishes_late:
         return dataset, None
     return _finished_on(device, dataset) or (dataset, None)

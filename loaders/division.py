@@ -80,7 +80,8 @@ def _deal(order: Int64s, shares: Sequence[float], seed: int) -> list[Int64s]:
     """
     parts, left = [], 1.0
     for i, own in enumerate(shares):
-        share = min(1.0, own / left) if left > 1e-12 else 1.0
+        is_last = left - own < 1e-9  # nothing is left for others: all of it
+        share = 1.0 if is_last else own / left
         start = float(hash64(key64(seed, _PURPOSE, 1), np.array([i]))[0]) * 2.0**-64
         total = np.arange(len(order) + 1) * share + (start if share < 1 - 1e-9 else 0.0)
         steps = np.floor(total + 1e-9)

@@ -113,14 +113,16 @@ def meminfo(proc: Path = _PROC) -> dict[str, int]:
 def _groups(controller: str, proc: Path, sys: Path) -> Iterator[Path]:
     """Yield the folders of this process's control group and of those above it, in both versions."""
     root = sys / "fs/cgroup"
-    paths = {root: "/", root / controller: "/"}
+    # Of version 1 a controller is mounted alone, or with others: cpu,cpuacct.
+    mounts = {root / controller, *root.glob(f"{controller},*"), *root.glob(f"*,{controller}")}
+    paths = dict.fromkeys([root, *sorted(mounts)], "/")
     for line in (_text(proc / "self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
             paths[root] = path
         elif controller in controllers.split(","):
-            paths[root / controller] = path
+            paths |= dict.fromkeys(mounts, path)
     for base, path in paths.items():
         # In a container the path may be the host's: what is not there says nothing, and the base is its own.
         parts = [part for part in path.split("/") if part not in ("", "..")]

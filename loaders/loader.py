@@ -109,7 +109,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         augment_on: Where crops, resizes and flips are carried out; they are drawn alike. ``"auto"``: on the
             device for codecs that are finished there (``dct``, ``yuv420``), else on the host;
             ``"device"``: there also for pixels (``raw``) of one size, within one step of uint8.
-        seed: For the order and for augmentation.
+        seed: For the order and for augmentation. Default: what a sampler of ours says, else 0.
         rank: This process among all that train; default: from ``torch.distributed``.
         world_size: How many train; default: from ``torch.distributed``.
         pad: At the end of an epoch without ``drop_last``: True wraps around so that all ranks
@@ -152,7 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         device: torch.device | str | None = None,
         device_prefetch: int = 2,
         augment_on: AugmentOn = "auto",
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         pad: bool | Literal["mark"] | None = None,
@@ -166,6 +166,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             prefetch_factor = whole_number("prefetch_factor", prefetch_factor, at_least=1)
         real_number("timeout", timeout, at_least=0)
         real_number("stall_warning_s", stall_warning_s, at_least=0)
+        if seed is None:
+            seed = sampler.seed if isinstance(sampler, EpochSampler) else 0
         seed = whole_number("seed", seed)
         process_only = {
             "worker_init_fn": worker_init_fn,
@@ -278,7 +280,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         is_random = getattr(dataset, "is_random", hasattr(dataset, "__len__"))
         num_samples = len(dataset) if is_random else 0
         keeps_items = not isinstance(dataset, BatchDataset)
-        return NumberedBatches(batches, passes, num_samples, self.seed, keeps_items=keeps_items)
+        return NumberedBatches(
+            batches, passes, num_samples, self.seed,
+            keeps_items=keeps_items,
+            makes_lists=self.batch_sampler is not None and not hasattr(dataset, "__getitems__"),
+        )  # fmt: skip
 
     def _number_passes(self) -> Passes | None:
         """Let a sampler of others say the epoch to a dataset of ours, or to those that one of others is made of."""

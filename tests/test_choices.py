@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import RAMDataset, ShardDataset, augment
+from loaders import Mixture, RAMDataset, ShardDataset, augment
 from loaders.choices import choose_halves, choose_order, choose_workers, has_own_order
 from loaders.datasets.reading.moving import MovingHalf
 from loaders.limits import usable_cores
@@ -109,3 +109,18 @@ def test_workers_are_as_many_as_the_samples_are_worth(monkeypatch: pytest.Monkey
     assert choose_workers("auto", small) == 1
     assert choose_workers("auto", large) == 1  # says that more would only compete
     assert choose_workers(3, large) == 3
+
+
+@pytest.mark.parametrize("given", ["host", "device"])
+def test_where_a_mixture_is_augmented_is_as_was_said(given: Any) -> None:
+    device = torch.device("meta")
+    source = pixels().replace(augment=[augment.RandomCrop(2)])
+
+    alone = choose_halves(source, device, given)
+    mixed = choose_halves(Mixture([source, source]), device, given)
+
+    assert (mixed[1] is None) == (alone[1] is None) == (given == "host")
+    apart = Mixture([source, source.replace(on_error="replace")])
+    if given == "device":
+        with pytest.raises(ValueError, match="sources have equal settings"):
+            choose_halves(apart, device, given)

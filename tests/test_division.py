@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loaders import ShardDataset
+from loaders import RAMDataset, ShardDataset
 from loaders.checks import shares as checked_shares
-from loaders.division import check_strata, divide, divide_by_key
+from loaders.division import _deal, check_strata, divide, divide_by_key
 from loaders.errors import SchemaError
 from loaders.rng import hash64, key64
 from loaders.schema import Label, Text
@@ -37,6 +37,19 @@ def test_shares_that_are_rounded_leave_no_sample_out() -> None:
 
     assert sum(map(len, divide(1_000_000, shares, seed=0))) == 1_000_000
     assert sum(map(len, divide_by_key(hashes, shares, seed=0))) == len(hashes)
+
+
+@pytest.mark.parametrize("parts", [[0.7, 0.2, 0.1, 0.0], [0.1] * 10 + [0.0], [0.0, 0.7, 0.3, 0.0]])
+def test_a_part_without_a_share_gets_nothing(parts: list[float]) -> None:
+    found = divide(1_000, checked_shares(parts), seed=0)
+
+    assert [len(part) for part in found] == [round(1_000 * part) for part in parts]
+    dataset = RAMDataset.from_arrays(label=np.arange(1_000))
+    assert list(map(len, dataset.split(parts))) == [len(part) for part in found]
+
+
+def test_all_of_a_large_order_is_dealt_out() -> None:
+    assert sum(map(len, _deal(np.arange(20_000_000), [0.2, 0.2, 0.6], 0))) == 20_000_000
 
 
 @pytest.mark.parametrize("shares", SHARES, ids=str)

@@ -69,6 +69,19 @@ def test_a_group_is_limited_by_those_above_it(
     assert limits.cpu_quota(*kernel) == 2
 
 
+@pytest.mark.parametrize("listed", ["cpu,cpuacct", "cpuacct,cpu"])
+@pytest.mark.parametrize("at", [".", "jobs/7"])
+def test_controllers_that_are_mounted_together_need_no_link_of_one_name(
+    kernel: tuple[Path, Path], listed: str, at: str
+) -> None:
+    """The order in which the kernel lists them may be another than that of the folder's name."""
+    group = f"sys/fs/cgroup/cpu,cpuacct/{at}"
+    write(kernel, {"proc/self/cgroup": f"4:{listed}:/jobs/7"})
+    write(kernel, {f"{group}/cpu.cfs_quota_us": "150000", f"{group}/cpu.cfs_period_us": "100000"})
+
+    assert limits.cpu_quota(*kernel) == 1.5
+
+
 def test_a_path_of_the_host_that_a_container_does_not_have_says_nothing(
     kernel: tuple[Path, Path],
 ) -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, RandomSampler
 
 from loaders import DataLoader, Mixture, RAMDataset, augment
 from loaders.errors import LoadersError
-from loaders.sampling import EpochSampler
+from loaders.sampling import EpochSampler, Sequential
 
 NUM = 10
 PIXELS = np.random.default_rng(0).integers(0, 256, (NUM, 3, 24, 24), dtype=np.uint8)
@@ -207,3 +207,33 @@ def test_crops_follow_the_seed_of_a_sampler_of_ours_under_torchs_loader() -> Non
 
     assert all(torch.equal(one[i], same[i]) for i in range(NUM))
     assert not all(torch.equal(one[i], other[i]) for i in range(NUM))
+
+
+def test_a_loader_draws_by_the_seed_of_the_sampler_unless_it_has_its_own() -> None:
+    def crops(**given: Any) -> torch.Tensor:
+        return torch.cat([batch.image for batch in DataLoader(cropped(), 2, **given)])
+
+    def sampler(seed: int) -> Any:
+        sampler = EpochSampler(Sequential(NUM))
+        sampler.seed = seed
+        return sampler
+
+    assert torch.equal(crops(sampler=sampler(7)), crops(seed=7))
+    assert not torch.equal(crops(sampler=sampler(7)), crops(sampler=sampler(8)))
+    assert torch.equal(crops(sampler=sampler(7), seed=3), crops(seed=3))
+
+
+class Own(RAMDataset):
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index)
+
+
+def test_marks_have_a_place_in_batches_of_samples_that_came_one_by_one() -> None:
+    loader = DataLoader(
+        Own.from_arrays(label=np.arange(5)), 2, pad="mark", rank=1, world_size=2, shuffle=False
+    )
+
+    batches = list(loader)
+
+    assert [batch.label.tolist() for batch in batches] == [[2, 3], [0]]
+    assert [batch.valid.tolist() for batch in batches] == [[True, True], [False]]

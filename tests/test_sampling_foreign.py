@@ -527,3 +527,36 @@ class Subclassed(RAMDataset):
 
     def __len__(self) -> int:
         return super().__len__()
+
+
+@pytest.mark.parametrize(
+    "kind", [tuple, np.array, torch.tensor, list], ids=lambda kind: kind.__name__
+)
+@pytest.mark.parametrize("way", [{"num_workers": 0}, {"num_workers": 1, "backend": "process"}])
+def test_batches_of_any_kind_bring_other_crops_each_epoch(
+    dataset: ShardDataset, kind: Any, way: dict[str, Any]
+) -> None:
+    batches = [kind(range(i, i + 4)) for i in range(0, NUM - 3, 4)]
+    loader = DataLoader(Wrapped(dataset), batch_sampler=batches, **way)
+
+    passes = [served(loader) for _ in range(3)]
+
+    assert num_equal(passes[0], passes[1]) <= 1
+    assert num_equal(passes[1], passes[2]) <= 1
+
+
+def test_repeats_of_a_subclass_below_torchs_subset_are_drawn_each_by_its_own_number() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
+
+    class Mine(RAMDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return super().__getitem__(index)
+
+    mine = Mine.from_arrays(image=pixels, augment=[augment.RandomCrop(16)])
+    repeats = Balanced(np.zeros(6, int), num_samples=18)
+
+    def crops(dataset: Any, batch_size: int) -> torch.Tensor:
+        return torch.cat([b.image for b in DataLoader(dataset, batch_size, sampler=repeats)])
+
+    for batch_size in (1, 6, 18):
+        assert torch.equal(crops(Subset(mine, range(6)), batch_size), crops(mine, 1))

@@ -15,7 +15,7 @@ from loaders.bench.measure import end, num_samples
 from loaders.bench.sweep import make_loader
 from loaders.bench.verdict import Facts
 from loaders.datasets.reading.samples import collate
-from loaders.limits import usable_cores
+from loaders.limits import available_memory, cpu_quota, usable_cores
 
 if TYPE_CHECKING:
     from loaders.bench.measure import Clock, Config
@@ -65,52 +65,85 @@ def analyse(
         reopen_cold: Takes the files out of the page cache, and returns the dataset, opened anew.
     """
     share = seconds / 6
-    available = alone.available_share(usable_cores())
+    cores, quota = usable_cores(), cpu_quota()
+    available = alone.available_share(cores, quota)
     loader = make_loader(dataset, config, **({} if device is None else {"device": device}))
     served = loader._served  # without the work that is left to the device
-    stages = alone.host_stages(served, config.batch_size, seconds=2 * share, collate_fn=collate_fn)
-    if reopen_cold is not None:
-        fetched = [stage for stage in stages if stage.name != "collate"]
-        cold = alone.cold_stage(reopen_cold(), config.batch_size, fetched, seconds=share)
-        stages.insert(0, cold)
+    stages = _host_stages(served, config.batch_size, share, collate_fn, reopen_cold)
     fetch = alone.fetcher(served, config.batch_size)
     with alone.one_thread():
         gil_s = alone.gil_s_per_sample(lambda: _all(fetch, collate_fn), seconds=share)
     batch = collate_fn(fetch())
-    host = list(stages)
-    if copy is not None or (device is not None and device.type != "cpu"):
-        where = device or torch.device("cpu")
-        stages.append(alone.copy_stage(batch, where, seconds=share / 2, copy=copy))
-    finish = alone.finish_stage(batch, device, loader.finisher, seconds=share / 2)
-    stages += [finish] if finish else []
+    host = _host_facts(stages, quota)
+    stages += _device_stages(batch, device, share / 2, copy, loader.finisher)
     together = None
     if step is not None:
         stages.append(alone.step_stage(step, batch, device, seconds=share))
         together = real_steps(dataset, config, step, device=device, seconds=share)
-    cost = {stage.name: stage.cost for stage in stages}
-    cpu_s = sum(stage.cost.cpu_s for stage in host)
-    kind = targets.holds(dataset, batch)
+    wall_s = {stage.name: stage.cost.wall_s for stage in stages}
     facts = Facts(
-        cores=usable_cores(),
+        cores=cores,
         num_workers=config.num_workers,
         backend=config.backend,
         rate=rate,
-        cpu_s=cpu_s,
-        wait_s=sum(stage.cost.wait_s for stage in host if stage.name in _READS),
-        queued_s=sum(stage.cost.queued_s for stage in host),
-        gil_s=min(gil_s, cpu_s),
+        gil_s=min(gil_s, host["cpu_s"]),
         sample_bytes=alone.sample_nbytes(batch),
-        copy_bytes_per_s=alone.copy_bytes_per_s(usable_cores()),
-        stages={stage.name: stage.cost.cpu_s for stage in host},
-        transfer_s=cost["copy"].wall_s if "copy" in cost else 0.0,
-        finish_s=cost["finish"].wall_s if "finish" in cost else 0.0,
-        step_s=cost["step"].wall_s if "step" in cost else 0.0,
+        copy_bytes_per_s=alone.copy_bytes_per_s(cores, available_memory()),
+        transfer_s=wall_s.get("copy", 0.0),
+        finish_s=wall_s.get("finish", 0.0),
+        step_s=wall_s.get("step", 0.0),
         stall_share=None if together is None else together[1],
-        available=(available + alone.available_share(usable_cores())) / 2,
-        holds=kind,
+        available=(available + alone.available_share(cores, quota)) / 2,
+        quota=quota,
+        holds=targets.holds(dataset, batch),
         is_whole=not getattr(dataset, "augment", ()),
+        **host,
     )
     return Analysis(facts, stages, None if together is None else together[0])
+
+
+def _host_stages(
+    served: Any,
+    batch_size: int,
+    share: float,
+    collate_fn: Callable[[Any], Any],
+    reopen_cold: Callable[[], Any] | None,
+) -> list[alone.Stage]:
+    stages = alone.host_stages(served, batch_size, seconds=2 * share, collate_fn=collate_fn)
+    if reopen_cold is None:
+        return stages
+    fetched = [stage for stage in stages if stage.name != "collate"]
+    return [alone.cold_stage(reopen_cold(), batch_size, fetched, seconds=share), *stages]
+
+
+def _device_stages(
+    batch: Any,
+    device: torch.device | None,
+    seconds: float,
+    copy: Callable[[Any], Any] | None,
+    finisher: Callable[[Any], Any] | None,
+) -> list[alone.Stage]:
+    """Run what comes after the CPU, and before the step; without a device, only what there is of it."""
+    stages = []
+    if copy is not None or (device is not None and device.type != "cpu"):
+        where = device or torch.device("cpu")
+        stages.append(alone.copy_stage(batch, where, seconds=seconds, copy=copy))
+    finish = alone.finish_stage(batch, device, finisher, seconds=seconds)
+    return [*stages, finish] if finish else stages
+
+
+def _host_facts(stages: list[alone.Stage], quota: float | None) -> dict[str, Any]:
+    """Return what a sample costs in all stages on the CPU together."""
+    cpu_s = sum(stage.cost.cpu_s for stage in stages)
+    queued_s = sum(stage.cost.queued_s for stage in stages)
+    # Of less than a core's time a thread waits for the rest of it by itself: that nobody else took.
+    throttled_s = 0.0 if quota is None else max(0.0, cpu_s / quota - cpu_s)
+    return {
+        "cpu_s": cpu_s,
+        "wait_s": sum(stage.cost.wait_s for stage in stages if stage.name in _READS),
+        "queued_s": max(0.0, queued_s - throttled_s),
+        "stages": {stage.name: stage.cost.cpu_s for stage in stages},
+    }
 
 
 def _all(fetch: Callable[[], Any], collate_fn: Callable[[Any], Any]) -> int:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaders.bench import planner
 from loaders.bench.measure import Config, interleave, time_loader
 from loaders.bench.sweep import make_loader, round_size
-from loaders.bench.targets import ImageFiles, Target, ops_for
+from loaders.bench.targets import ImageFiles, Target, TargetError, ops_for
 from loaders.bench.verdict import Change
 from loaders.codecs.heads import picture_size
 from loaders.datasets.memory.ram import RAMDataset
@@ -22,7 +23,7 @@ from loaders.datasets.packed import PackedDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.errors import LoadersError
-from loaders.limits import usable_cores
+from loaders.limits import available_memory, usable_cores
 from loaders.schema import Image
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _SAMPLE = 256
 _WORTH_PACKING = 1.2  # times as large as they need be
 _PACK_TIMEOUT_S = 60
 _SHARE_OF_CROP = 8 / 7  # 256 for a crop of 224, as is usual
+_SHARE_OF_MEMORY = 0.5  # of what is available, for workers beyond the cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def tried(
     *,
     seconds: float = 8.0,
     waits: bool = True,
+    sample_bytes: float = 0.0,
     told: Callable[[str], None] = lambda _: None,
 ) -> list[Change]:
     """Try what could help this kind of dataset; each gain is over the same samples served as they are now.
@@ -91,11 +94,13 @@ def tried(
         config: The chosen settings.
         seconds: For all of it, about.
         waits: Samples give their core up for part of their time.
-        told: Called with what takes long.
+        sample_bytes: Of a sample in a batch: what does not fit into memory is not tried.
+        told: Called with what takes long, and with what cannot be tried, and why.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loaders-bench-")))
-        trials = list(_trials(target, config, folder, waits, told))
+        most_workers = _most_workers(config, sample_bytes) if waits else 0
+        trials = list(_trials(target, config, folder, most_workers, told))
         if not trials:
             return []
         return _measured(Trial("", target.dataset, config), trials, seconds)
@@ -127,30 +132,44 @@ def _measured(now: Trial, trials: list[Trial], seconds: float) -> list[Change]:
 
 
 def _trials(
-    target: Target, config: Config, folder: Path, waits: bool, told: Callable[[str], None]
+    target: Target, config: Config, folder: Path, most_workers: int, told: Callable[[str], None]
 ) -> Iterator[Trial]:
     dataset = target.dataset
     workers = max(config.num_workers, usable_cores())
     threads = replace(config, backend="thread", num_workers=workers, prefetch=None)
+    kinds: dict[str, Iterator[Trial]] = {}
     if isinstance(dataset, ImageFiles):
-        told("loading a sample of the files into memory")
-        yield Trial(
-            "RAMDataset.from_files (files in memory, threads)", dataset.in_ram(_SAMPLE), threads
-        )
-        yield from _packed(_spread(dataset.files), target, folder, threads, told)
+        kinds["RAMDataset.from_files"] = _in_memory_as_files(dataset, threads, told)
+        kinds["packing"] = _packed(target, folder, threads, told)
     elif isinstance(dataset, PackedDataset):
-        yield from _in_memory(dataset, threads, told)
+        kinds["RAMDataset(..., decode=True)"] = _in_memory(dataset, threads, told)
         if target.size:
-            yield from _packed(_as_files(dataset, folder), target, folder, threads, told)
+            kinds["packing"] = _packed(target, folder, threads, told)
     elif not isinstance(dataset, TokenWindows):  # which one thread serves
-        yield from _waiting(target, config, waits)
+        kinds["more workers"] = _waiting(target, config, most_workers)
+    for what, trials in kinds.items():
+        try:
+            yield from trials
+        except LoadersError as error:  # a bad file, say, that is served now; or it does not fit
+            told(f"{what} is not tried: {error}")
 
 
-def _waiting(target: Target, config: Config, waits: bool) -> Iterator[Trial]:
+def _most_workers(config: Config, sample_bytes: float) -> int:
+    """Return how many workers to try beyond the cores: fewer where they would take too much memory."""
+    most, room = max(8, 4 * usable_cores()), _SHARE_OF_MEMORY * available_memory()
+    while most and planner.plan(sample_bytes, replace(config, num_workers=most)).rank_bytes > room:
+        most //= 2
+    return most
+
+
+def _waiting(target: Target, config: Config, most_workers: int) -> Iterator[Trial]:
     """Workers beyond the cores help only those that wait; of what computes they only take cores from other work."""
-    more = max(8, 4 * usable_cores())
-    if waits and config.num_workers < more:
-        yield Trial(f"num_workers={more}", target.dataset, replace(config, num_workers=more))
+    if config.num_workers < most_workers:
+        yield Trial(
+            f"num_workers={most_workers}",
+            target.dataset,
+            replace(config, num_workers=most_workers),
+        )
     if config.backend == "thread":
         workers = max(1, config.num_workers)
         yield Trial(
@@ -164,6 +183,14 @@ def _spread(files: list[Path]) -> list[Path]:
     return files[:: max(1, len(files) // _SAMPLE)][:_SAMPLE]
 
 
+def _in_memory_as_files(
+    dataset: ImageFiles, threads: Config, told: Callable[[str], None]
+) -> Iterator[Trial]:
+    told("loading a sample of the files into memory")
+    some = dataset.in_ram(_SAMPLE)
+    yield Trial("RAMDataset.from_files (files in memory, threads)", some, threads)
+
+
 def _in_memory(
     dataset: PackedDataset, threads: Config, told: Callable[[str], None]
 ) -> Iterator[Trial]:
@@ -174,10 +201,7 @@ def _in_memory(
         return
     told("decoding a sample into memory")
     some = dataset.select(np.linspace(0, len(dataset) - 1, min(_SAMPLE, len(dataset))).astype(int))
-    try:
-        decoded = RAMDataset(some, decode=True, progress=False)
-    except LoadersError:  # it does not fit
-        return
+    decoded = RAMDataset(some, decode=True, progress=False)
     yield Trial("RAMDataset(..., decode=True) (pixels in memory)", decoded, threads)
 
 
@@ -195,36 +219,51 @@ def _as_files(dataset: PackedDataset, folder: Path) -> list[Path]:
 
 
 def _packed(
-    files: list[Path], target: Target, folder: Path, config: Config, told: Callable[[str], None]
+    target: Target, folder: Path, config: Config, told: Callable[[str], None]
 ) -> Iterator[Trial]:
     """Pack files by the command that the user would run: at the size that the crops need, or loose ones as they are."""
+    dataset = target.dataset
+    is_loose = isinstance(dataset, ImageFiles)
+    files = _spread(dataset.files) if is_loose else _as_files(dataset, folder)
     if not files:
         return
+    sides = list(_sides(files[:32]))
+    if not sides:
+        others = " and others are" if len(files) > 1 else " is"
+        raise TargetError(f"{files[0]}{others} not JPEG, PNG or WebP, or damaged.")
     wanted = round(target.size * _SHARE_OF_CROP)
-    sides = [min(picture_size(file.read_bytes())) for file in files[:32]]
     options, how = ["--size", str(wanted)], f"at {wanted} px"
     if float(np.median(sides)) < _WORTH_PACKING * wanted:
         options, how = [], "as they are"
-        if target.kind == "packed":
+        if not is_loose:
             return
     told(f"packing {len(files)} images {how} to try it")
-    source = folder / "images" / "one"
+    out = _pack(files, folder, options)
+    said = " ".join(["packdata images", target.name if is_loose else "SOURCE", "packed", *options])
+    yield Trial(f"pack {how} ({said})", ShardDataset(out, augment=ops_for(target.size)), config)
+
+
+def _sides(files: list[Path]) -> Iterator[int]:
+    """Yield the shorter side of each picture that shows it."""
+    for file in files:
+        with suppress(LoadersError, OSError):
+            yield min(picture_size(file.read_bytes()))
+
+
+def _pack(files: list[Path], folder: Path, options: list[str]) -> Path:
+    """Pack pictures, and return where they are; TargetError if that fails."""
+    source, out = folder / "images" / "one", folder / "packed"
     source.mkdir(parents=True)
     for i, file in enumerate(files):
         (source / f"{i:05}{file.suffix}").symlink_to(file.absolute())
-    out = folder / "packed"
     command = [sys.executable, "-m", "packdata", "images", str(source), str(out)]
+    command += ["--on-error", "skip", *options]
     try:
         done = subprocess.run(
-            [*command, *options],
-            capture_output=True,
-            timeout=_PACK_TIMEOUT_S,
-            check=False,
+            command, capture_output=True, text=True, timeout=_PACK_TIMEOUT_S, check=False
         )
-    except subprocess.TimeoutExpired:
-        return
+    except subprocess.TimeoutExpired as error:
+        raise TargetError(f"it took more than {_PACK_TIMEOUT_S} s") from error
     if done.returncode not in (0, 3):  # 3: some of them were rejected
-        return
-    named = "SOURCE" if target.kind == "packed" else target.name
-    said = " ".join(["packdata images", named, "packed", *options])
-    yield Trial(f"pack {how} ({said})", ShardDataset(out, augment=ops_for(target.size)), config)
+        raise TargetError((done.stderr.strip().splitlines() or ["it failed."])[-1])
+    return out

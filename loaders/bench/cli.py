@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 COMMANDS = ("sweep", "recommend", "plan", "doctor")
 _BACKENDS = ("thread", "subprocess", "process")
+_MAX_PIXELS = 65_535  # a JPEG's side, at most
 _WAITS = 0.1  # of its time on a core, for a sample to count as one that waits
 _SWEEP_SHARE, _STAGES_SHARE, _TRIALS_SHARE = 0.5, 0.25, 0.25
 
@@ -117,7 +118,7 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dataset", help="a packed folder, a folder of images, or module:object")
     parser.add_argument(
         "--size",
-        type=int,
+        type=_pixels,
         default=224,
         metavar="PX",
         help="images of many sizes are cropped to this (224)",
@@ -154,6 +155,12 @@ def _positive(text: str) -> int:
 
 def _count(text: str) -> int:
     return _at_least(0, text)
+
+
+def _pixels(text: str) -> int:
+    if (size := _at_least(0, text)) > _MAX_PIXELS:
+        raise argparse.ArgumentTypeError(f"must be at most {_MAX_PIXELS:,} px, got {text!r}")
+    return size
 
 
 def _at_least(least: int, text: str) -> int:
@@ -209,7 +216,9 @@ def run_sweep_command(args: argparse.Namespace) -> int:
         raise LoadersError(f"nothing could be measured: {sweep.results[0].error}")
     if not args.json:
         print(report.table(sweep))
-    found = None if args.no_verdict else _judge(target, sweep, args, trials=not args.no_trials)
+    found = None
+    if not args.no_verdict:
+        found = _judge_if_possible(target, sweep, args, trials=not args.no_trials)
     if found is not None and not args.json:
         print(f"\n{_verdict_text(*found)}")
     if args.plot:
@@ -217,7 +226,7 @@ def run_sweep_command(args: argparse.Namespace) -> int:
         _say(f"picture: {args.plot}")
     if args.json:
         print(report.as_json(_sweep_json(sweep, found)))
-    return 0
+    return int(found is None and not args.no_verdict)
 
 
 def run_recommend(args: argparse.Namespace) -> int:
@@ -228,37 +237,55 @@ def run_recommend(args: argparse.Namespace) -> int:
     best = sweep.best
     if not best.runs:
         raise LoadersError(f"nothing could be measured: {best.error}")
-    found = _judge(target, sweep, args, trials=False)
+    found = _judge_if_possible(target, sweep, args, trials=False)
     line = recommended_line(target, best.config)
-    is_quiet = found[1].facts.available >= BUSY
-    workers = best.config.num_workers
-    kept = (
-        write_workers(target.dataset, usable_cores(), workers) if is_quiet or args.keep else None
-    )
+    kept, said = None, "whether the machine is busy is not known; --keep does it anyway"
+    if args.keep or (found is not None and found[1].facts.available >= BUSY):
+        kept, said = _keep(target, best.config.num_workers)
+    elif found is not None:
+        said = "the machine is busy; --keep does it anyway"
     if args.json:
         value = _sweep_json(sweep, found) | {"line": line, "kept_in": str(kept or "")}
         print(report.as_json(value))
-        return 0
-    print(line)
-    low, high = map(report.number, best.spread)
-    tokens = f", {report.number(best.rate * sweep.tokens)} tokens/s" if sweep.tokens else ""
-    _say(f"{report.number(best.rate)} samples/s ({low} to {high}){tokens}. {found[0].sentence}")
-    if kept is not None:
-        _say(f'num_workers="auto" now takes {workers} for this dataset ({kept})')
-    elif is_quiet or args.keep:
-        _say('not kept for num_workers="auto": the dataset has no fingerprint to know it by')
     else:
-        _say('not kept for num_workers="auto", because the machine is busy; --keep does it anyway')
+        print(line)
+        low, high = map(report.number, best.spread)
+        tokens = f", {report.number(best.rate * sweep.tokens)} tokens/s" if sweep.tokens else ""
+        sentence = "" if found is None else f" {found[0].sentence}"
+        _say(f"{report.number(best.rate)} samples/s ({low} to {high}){tokens}.{sentence}")
+    _say(said if kept else f'not kept for num_workers="auto": {said}')
     return 0
+
+
+def _keep(target: Target, num_workers: int) -> tuple[Path | None, str]:
+    """Keep a number of workers; return the file, and for what it counts, or None, and why it is not kept."""
+    cores = usable_cores()
+    try:
+        kept = write_workers(target.dataset, cores, num_workers)
+    except OSError as error:  # a home that is read-only, say: what was measured stands
+        return None, f"{error}; XDG_CACHE_HOME chooses the folder"
+    if kept is None:
+        return None, "the dataset has no fingerprint to know it by, or a transform"
+    said = f'num_workers="auto" now takes {num_workers} on {cores} core{"s" * (cores > 1)} for'
+    return kept, f"{said} {_as_measured(target)}, and for no other settings of it ({kept})"
+
+
+def _as_measured(target: Target) -> str:
+    """Return Python that makes the dataset that was measured."""
+    if target.kind == "object":
+        return f"{target.name} as it is"
+    if target.window:
+        return f"TokenWindows({target.name!r}, length={target.window})"
+    ops = ", ".join(f"augment.{op!r}" for op in target.dataset.augment)
+    return f"ShardDataset({target.name!r}{f', augment=[{ops}]' if ops else ''})"
 
 
 def recommended_line(target: Target, config: Config) -> str:
     """Return Python that makes the loader."""
-    words = [
-        f"batch_size={config.batch_size}",
-        "shuffle=True",
-        f"num_workers={config.num_workers}",
-    ]
+    words = [f"batch_size={config.batch_size}"]
+    if hasattr(target.dataset, "__len__"):  # a stream has the order that it comes in
+        words.append("shuffle=True")
+    words.append(f"num_workers={config.num_workers}")
     if config.backend != target.backend:
         words.append(f"backend={config.backend!r}")
     if config.num_workers and config.backend in ("subprocess", "process"):
@@ -273,6 +300,18 @@ def recommended_line(target: Target, config: Config) -> str:
 
 def _limits(args: argparse.Namespace) -> Limits:
     return Limits(_SWEEP_SHARE * args.seconds, args.repeats, args.limit_samples)
+
+
+def _judge_if_possible(
+    target: Target, sweep: Sweep, args: argparse.Namespace, *, trials: bool
+) -> tuple[Verdict, Analysis, Config] | None:
+    """Return what bounds the run; None where that cannot be told: what was measured stands."""
+    try:
+        return _judge(target, sweep, args, trials=trials)
+    except LoadersError as error:
+        sweep.notes.append(f"no verdict: {error}")
+        _say(f"loaders.bench: {sweep.notes[-1]}")
+        return None
 
 
 def _judge(
@@ -297,7 +336,14 @@ def _judge(
     if trials and judge(found.facts).bound != "step":
         seconds = _TRIALS_SHARE * args.seconds
         waits = found.facts.wait_s > _WAITS * found.facts.cpu_s
-        known += changes.tried(target, best.config, seconds=seconds, waits=waits, told=_say)
+        known += changes.tried(
+            target,
+            best.config,
+            seconds=seconds,
+            waits=waits,
+            sample_bytes=found.facts.sample_bytes,
+            told=_say,
+        )
     return judge(found.facts, known), found, best.config
 
 

@@ -137,25 +137,27 @@ def cores(place: Place) -> Finding:
 
 
 def memory(place: Place) -> Finding:
-    """Compare the memory of the machine with the limit of the container."""
+    """Look at what memory is left: of the machine, and below the limit of the container."""
     meminfo = limits.meminfo(place.proc)
-    available, limit = meminfo.get("MemAvailable"), limits.memory_limit(place.proc, place.sys)
-    if available is None:
+    if "MemAvailable" not in meminfo:
         return Finding("memory", "unknown", f"{place.proc / 'meminfo'} does not say")
-    total = meminfo.get("MemTotal", available)
-    found = f"{in_bytes(available)} of {in_bytes(total)} available"
+    of_machine = meminfo["MemAvailable"]
+    total, limit = meminfo.get("MemTotal", of_machine), limits.memory_limit(place.proc, place.sys)
+    found = f"{in_bytes(of_machine)} of {in_bytes(total)} available"
+    most, available = total, limits.available_memory(place.proc, place.sys)
     if limit is not None and limit < total:
-        found += f", limit {in_bytes(limit)}"
+        most = limit
+        found += f"; {in_bytes(available)} of the {in_bytes(limit)} that this container may use"
+    if available < 0.05 * most:
+        return Finding(
+            "memory", "risk", found, "the kernel may end the training process", "free memory first"
+        )
     swapped = meminfo.get("SwapTotal", 0) - meminfo.get("SwapFree", 0)
     if swapped > 0.02 * total:
         return Finding(
             "memory", "cost", f"{found}; {in_bytes(swapped)} are swapped out",
             "a page that comes back from swap takes 0.1 to 10 ms", "free memory, or keep less in RAM",
         )  # fmt: skip
-    if available < 0.05 * total:
-        return Finding(
-            "memory", "risk", found, "the kernel may end the training process", "free memory first"
-        )
     return Finding("memory", "ok", found)
 
 
@@ -261,7 +263,7 @@ def read_rate(place: Place) -> Finding:
 def thread_pools(place: Place) -> Finding:
     """Count the threads that OpenCV, torch and OpenMP would start in all workers together."""
     opencv, torch_threads = probes.pool_sizes()
-    usable = machine.usable(place.proc)
+    usable = machine.to_use(place.proc, place.sys)
     omp = place.environ.get("OMP_NUM_THREADS", "")
     sizes = {
         "OpenCV": opencv,
@@ -352,7 +354,15 @@ def allocator(place: Place) -> Finding:
 
 def copying(place: Place) -> Finding:
     """Measure what memory gives: plain copies, and random rows as a batch gathers them."""
-    copied, gathered = probes.copy_and_gather_bytes_per_s(machine.usable(place.proc))
+    available = limits.available_memory(place.proc, place.sys)
+    rates = probes.copy_and_gather_bytes_per_s(machine.to_use(place.proc, place.sys), available)
+    if rates is None:
+        return Finding(
+            "memory bandwidth",
+            "unknown",
+            f"{in_bytes(available)} available: too little to measure it",
+        )
+    copied, gathered = rates
     return Finding(
         "memory bandwidth",
         "ok",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
+
+from loaders import limits
 
 _PRELOADABLE = ("libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
 _FOLDERS = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib", "local/lib")
@@ -42,6 +46,12 @@ def usable(proc: Path = Path("/proc")) -> int:
     return os.cpu_count() or 1
 
 
+def to_use(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
+    """Return how many cores to use: those of the affinity, or as many as the quota of time keeps busy, rounded up."""
+    quota = limits.cpu_quota(proc, sys)
+    return usable(proc) if quota is None else max(1, min(usable(proc), math.ceil(quota)))
+
+
 def _count(listed: str) -> int:
     """Count a list like ``0-3,8``."""
     total = 0
@@ -73,11 +83,15 @@ def mount_of(path: Path, proc: Path = Path("/proc")) -> Mount | None:
         words = before.split()
         if len(words) < 5 or not after.split():
             continue
-        point = Path(words[4].encode().decode("unicode_escape"))  # spaces are written as \040
+        point = Path(re.sub(r"\\([0-7]{3})", _character, words[4]))  # spaces are written as \040
         deeper = found is None or len(point.parts) >= len(found.point.parts)
         if resolved.is_relative_to(point) and deeper:
             found = Mount(point, after.split()[0], words[2])
     return found
+
+
+def _character(escaped: re.Match[str]) -> str:
+    return chr(int(escaped[1], 8))
 
 
 def is_rotational(device: str, sys: Path = Path("/sys")) -> bool | None:

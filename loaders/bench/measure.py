@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.bench.processes import MemoryWatch, bytes_read, cpu_s, family
+from loaders.datasets.reading.samples import Ragged
 from loaders.device.nested import tensors_of
 
 if TYPE_CHECKING:
@@ -244,8 +245,8 @@ def end(batches: Any) -> None:
 
 def num_samples(batch: Any) -> int:
     """Return how many samples a batch has: the length of its first tensor, or else of its first part."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 1
+    if isinstance(batch, torch.Tensor | Ragged):
+        return 1 if (length := _length(batch)) < 0 else length
     if not isinstance(batch, dict | tuple):
         return num_samples(batch[0]) if _is_pair(batch) else len(batch)
     parts = list(batch.values() if isinstance(batch, dict) else batch)
@@ -268,6 +269,8 @@ def _is_pair(batch: Any) -> bool:
 
 
 def _length(part: Any) -> int:
+    if isinstance(part, Ragged):
+        return len(part.offsets) - 1
     return len(part) if isinstance(part, torch.Tensor) and part.dim() else -1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,24 +20,31 @@ _PAGE = mmap.PAGESIZE
 def drop(files: Iterable[Path]) -> bool:
     """Ask the kernel to forget files; what a process has mapped and touched stays. False where that cannot be asked.
 
-    What was just written is synced first, or it would stay too.
+    What was just written is synced first, or it would stay too; of some file systems nothing can be.
     """
     if not hasattr(os, "posix_fadvise"):
         return False
+    is_asked = True
     for file in files:
         fd = os.open(file, os.O_RDONLY)
         try:
-            os.fdatasync(fd)
+            with suppress(OSError):  # as of squashfs; what stays by that, `resident_share` shows
+                os.fdatasync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError:
+            is_asked = False
         finally:
             os.close(fd)
-    return True
+    return is_asked
 
 
 def resident_share(files: Iterable[Path], max_files: int = 200) -> float | None:
     """Return which share of the files' bytes lies in the page cache, or None where that cannot be asked.
 
-    Of many files, some that are spread evenly are looked at.
+    Of many files, some that are spread evenly are looked at. Since Linux 5.2 it can be asked of those that
+    belong to the user, or that the user may write: of any other the kernel says that all of it is there.
+
+    Source: ``can_do_mincore`` in the kernel's mm/mincore.c.
     """
     libc = _libc()
     if libc is None:
@@ -44,7 +52,7 @@ def resident_share(files: Iterable[Path], max_files: int = 200) -> float | None:
     chosen = list(files)
     pages = cached = 0
     for file in chosen[:: max(1, len(chosen) // max_files)]:
-        states = _page_states(libc, file)
+        states = _page_states(libc, file) if _may_be_asked(file) else None
         if states is None:
             return None
         pages, cached = pages + len(states), cached + int((states & 1).sum())
@@ -60,6 +68,10 @@ def _libc() -> ctypes.CDLL | None:
     return libc
 
 
+def _may_be_asked(file: Path) -> bool:
+    return os.geteuid() in (0, file.stat().st_uid) or os.access(file, os.W_OK)
+
+
 def _page_states(
     libc: ctypes.CDLL, file: Path
 ) -> np.ndarray[tuple[int], np.dtype[np.uint8]] | None:
@@ -67,10 +79,12 @@ def _page_states(
     states = np.zeros(-(-size // _PAGE), np.uint8)
     if not size:
         return states
-    with (
-        file.open("rb") as opened,
-        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-    ):
+    with file.open("rb") as opened:
+        try:
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError:  # as of FUSE with direct_io
+            return None
+    with mapped:
         view = np.frombuffer(mapped, np.uint8)
         failed = libc.mincore(view.ctypes.data, size, states.ctypes.data)
         del view  # or the map could not be closed

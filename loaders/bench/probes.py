@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import cv2
 import torch
 
-from loaders.bench.stages import copy_bytes_per_s
+from loaders.bench.stages import ROOM_SHARE, copy_bytes_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +25,7 @@ _MIN_FILE = 1 << 20
 _READ_S = 1.0
 _MAX_LOOKED_AT = 2000
 _ROW_BYTES = 150 * 1024
+_ROWS, _GATHERED = 512, 64
 
 _DECODE = """
 import time, numpy, simplejpeg
@@ -129,21 +130,30 @@ def _figure(code: str, environment: dict[str, str], timeout_s: float) -> float |
         return None
 
 
-def copy_and_gather_bytes_per_s(num_threads: int) -> tuple[float, float]:
-    """Return what all cores copy in one piece, and what they gather in rows of a 224-pixel image."""
-    return copy_bytes_per_s(num_threads, 0.3), _gather_bytes_per_s(num_threads)
+def copy_and_gather_bytes_per_s(
+    num_threads: int, available_bytes: int
+) -> tuple[float, float] | None:
+    """Return what all cores copy in one piece, and what they gather in rows of a 224-pixel image.
+
+    An eighth of the available memory is taken at most; None where that is too little.
+    """
+    copied = copy_bytes_per_s(num_threads, available_bytes)
+    return (copied, _gather_bytes_per_s(num_threads, available_bytes)) if copied else None
 
 
-def _gather_bytes_per_s(num_threads: int, seconds: float = 0.3) -> float:
-    rows = torch.zeros(512, _ROW_BYTES, dtype=torch.uint8)
+def _gather_bytes_per_s(num_threads: int, available_bytes: int, seconds: float = 0.3) -> float:
+    wanted = _ROW_BYTES * (_ROWS + _GATHERED * num_threads)
+    share = min(1.0, available_bytes / ROOM_SHARE / wanted)
+    num_rows, num_gathered = int(share * _ROWS), max(1, int(share * _GATHERED))
+    rows = torch.zeros(num_rows, _ROW_BYTES, dtype=torch.uint8)
     totals: list[float] = []
 
     def gather() -> None:
         torch.set_num_threads(1)
-        out = torch.empty(64, _ROW_BYTES, dtype=torch.uint8)
+        out = torch.empty(num_gathered, _ROW_BYTES, dtype=torch.uint8)
         began, count = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
-            torch.index_select(rows, 0, torch.randint(512, (64,)), out=out)
+            torch.index_select(rows, 0, torch.randint(num_rows, (num_gathered,)), out=out)
             count += 1
         totals.append(count * out.nbytes / (time.perf_counter() - began))
 

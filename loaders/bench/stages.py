@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from loaders.bench.measure import batch_nbytes, num_samples
-from loaders.bench.targets import ImageFiles
+from loaders.bench.targets import ImageFiles, TargetError
 from loaders.buffers import Slots
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.packed import PackedDataset
@@ -41,7 +41,9 @@ _PROBE_SWITCH_S = 1e-4
 _PROBES = 4
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 _HASHED = bytes(1 << 18)
-_COPY_BYTES = 32 << 20
+_COPY_BYTES, _LEAST_COPY_BYTES = 32 << 20, 4 << 20  # less would stay in a core's cache
+ROOM_SHARE = 8  # of the available memory, one part is taken
+_QUOTA_PERIODS_S = 0.2  # two of 100 ms, as is usual: a part of one shows a burst, or a pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,15 @@ def fetcher(dataset: Any, batch_size: int) -> Callable[[], Any]:
 def _stream(dataset: Any, batch_size: int) -> Callable[[], Any]:
     def endless() -> Iterator[Any]:
         while True:
-            yield from dataset
+            is_empty = True
+            for sample in dataset:
+                is_empty = False
+                yield sample
+            if is_empty:  # or this would go on for ever
+                raise TargetError(
+                    "the stream has no samples, or none any more: it can be read only once if its __iter__ "
+                    "returns the same iterator each time; let it return a new one, as a generator function does"
+                )
 
     samples = endless()
     return lambda: [next(samples) for _ in range(batch_size)]
@@ -366,8 +376,10 @@ class _Probe:
         self.off_core_s = time.perf_counter() - wall - (time.thread_time() - cpu)
 
 
-def available_share(num_threads: int, seconds: float = 0.15) -> float:
-    """Return which share of so many cores this process gets now; what is missing, others take."""
+def available_share(
+    num_threads: int, quota: float | None = None, seconds: float = _QUOTA_PERIODS_S
+) -> float:
+    """Return which share of so many cores, or of a quota of their time, this process gets now; others take the rest."""
     got: list[float] = []
 
     def spin() -> None:
@@ -377,7 +389,7 @@ def available_share(num_threads: int, seconds: float = 0.15) -> float:
         got.append((time.thread_time() - cpu) / (time.perf_counter() - wall))
 
     _on_threads(num_threads, spin)
-    return min(1.0, sum(got) / num_threads)
+    return min(1.0, sum(got) / min(num_threads, quota or num_threads))
 
 
 def _on_threads(count: int, work: Callable[[], None]) -> None:
@@ -388,19 +400,25 @@ def _on_threads(count: int, work: Callable[[], None]) -> None:
         thread.join()
 
 
-def copy_bytes_per_s(num_threads: int, seconds: float = 0.3) -> float:
-    """Return how many bytes per second so many threads copy together, from memory to memory."""
+def copy_bytes_per_s(num_threads: int, available_bytes: int, seconds: float = 0.3) -> float:
+    """Return how many bytes per second so many threads copy together, from memory to memory.
+
+    An eighth of the available memory is taken at most; 0 where that is too little to tell memory from caches.
+    """
+    num_bytes = min(_COPY_BYTES, available_bytes // ROOM_SHARE // (2 * num_threads))
+    if num_bytes < _LEAST_COPY_BYTES:
+        return 0.0
     rates: list[float] = []
     barrier = threading.Barrier(num_threads)
 
     def copy() -> None:
-        source, target = (np.ones(_COPY_BYTES, np.uint8) for _ in range(2))
+        source, target = (np.ones(num_bytes, np.uint8) for _ in range(2))
         barrier.wait(timeout=60)
         began, count = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
             np.copyto(target, source)
             count += 1
-        rates.append(count * _COPY_BYTES / (time.perf_counter() - began))
+        rates.append(count * num_bytes / (time.perf_counter() - began))
 
     _on_threads(num_threads, copy)
     return sum(rates)

@@ -79,7 +79,8 @@ class Facts:
         finish_s: Its work on the device before the step.
         step_s: The user's training step, 0 without one.
         stall_share: Share of a real run's time that the step waited for data, if it was run.
-        available: Share of the cores that were free for this process while it was measured.
+        available: Share of the cores, or of the quota, that was free for this process while it was measured.
+        quota: Cores' worth of time that a container may use; None: all of them.
         holds: What samples are of: advice is for these.
         is_whole: Nothing is cropped from them.
     """
@@ -100,8 +101,14 @@ class Facts:
     step_s: float = 0.0
     stall_share: float | None = None
     available: float = 1.0
+    quota: float | None = None
     holds: Holds = "other"
     is_whole: bool = True
+
+    @property
+    def core_time(self) -> float:
+        """Seconds on cores that this process gets in a second, at most."""
+        return self.cores if self.quota is None else min(self.cores, self.quota)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +142,7 @@ def judge(facts: Facts, changes: Sequence[Change] = ()) -> Verdict:
 def limits_of(facts: Facts) -> dict[str, float]:
     """Return the samples/s that each part would allow if it were the only one: no less than what was seen."""
     workers = max(1, facts.num_workers)
-    cores = min(workers, facts.cores) if facts.num_workers else 1
+    cores = min(workers, facts.core_time)
     limits: dict[str, float] = {}
     if facts.cpu_s > 0:
         limits["cpu"] = cores / facts.cpu_s
@@ -171,7 +178,8 @@ def _bound(facts: Facts, limits: dict[str, float]) -> Bound:
     name = min(inner, key=lambda key: inner[key])
     if name in ("transfer", "finish"):
         return name  # type: ignore[return-value]
-    if name == "cpu" and facts.gil_s > 0.7 * facts.cpu_s and "gil" in inner:
+    is_lock = facts.gil_s > 0.7 * facts.cpu_s and facts.core_time >= 1
+    if name == "cpu" and is_lock and "gil" in inner:
         name = "gil"  # one worker: a second one would not add to it
     if name == "cpu" and _is_copying(facts):
         name = "memory"
@@ -184,7 +192,7 @@ def _is_copying(facts: Facts) -> bool:
     """Tell whether the CPU time of a sample is what copying its bytes takes."""
     if not facts.copy_bytes_per_s or not facts.sample_bytes:
         return False
-    per_core = facts.copy_bytes_per_s / facts.cores
+    per_core = facts.copy_bytes_per_s / facts.core_time
     return facts.sample_bytes / per_core > _COPYING * facts.cpu_s
 
 
@@ -246,8 +254,16 @@ def _cpu(facts: Facts, limits: dict[str, float]) -> str:
     what = f", {of:.0%} of it to {largest}" if largest else ""
     return (
         f"The CPU is the limit: a sample takes {in_seconds(facts.cpu_s)} of a core{what}{_queued(facts)}, and "
-        f"{used} of {facts.cores} core{'s' * (facts.cores > 1)} work at it ({number(facts.rate)} samples/s)."
+        f"{used} of {facts.cores} core{'s' * (facts.cores > 1)} work at it{_throttled(facts, used)} "
+        f"({number(facts.rate)} samples/s)."
     )
+
+
+def _throttled(facts: Facts, used: int) -> str:
+    """Return words on a quota that keeps fewer cores busy than work."""
+    if facts.core_time >= used:
+        return ""
+    return f", held to {number(facts.core_time)} cores' time by the container's quota"
 
 
 def _queued(facts: Facts) -> str:

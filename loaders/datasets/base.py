@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from loaders.buffers import FreshMemory
 from loaders.checks import shown, whole_number
 from loaders.sampling.ranks import is_distributed
-from loaders.sampling.told import told
+from loaders.sampling.told import each_told, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -211,7 +211,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
 
 
 def _one_by_one(dataset: BatchDataset, indices: Sequence[int]) -> list[Any]:
-    return [dataset[i] for i in indices]
+    return [dataset[i] for i in each_told(indices)]
 
 
 def check_stored(

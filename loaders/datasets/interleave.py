@@ -95,7 +95,12 @@ class InterleavedJob:
         return SampleBatch(whole, sum(map(len, self._rows)))
 
     def _samples(self, read: list[Any]) -> TransformedSamples:
-        whole = self._in_order([list(samples) for samples in read])
+        whole = self._in_order(
+            [
+                [_numbered(sample, int(begin)) for sample in samples]
+                for samples, begin in zip(read, self._begins, strict=True)
+            ]
+        )
         forms = next(samples.forms for samples in read if isinstance(samples, TransformedSamples))
         return TransformedSamples(whole, forms)
 
@@ -166,6 +171,13 @@ class InterleavedJob:
                 f"samples of one batch differ in field {name!r}: {', '.join(map(str, kinds))}. "
                 "Augment them to one size, or serve them apart: Mixture(batch_from='one')"
             )
+
+
+def _numbered(sample: Any, begin: int) -> Any:
+    """Count a sample in the mixture, as long as it is one of ours."""
+    if "sample_id" not in getattr(sample, "_fields", ()):
+        return sample
+    return sample._replace(sample_id=sample.sample_id + begin)
 
 
 def _lengthened(values: torch.Tensor, length: int) -> torch.Tensor:

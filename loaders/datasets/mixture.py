@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -108,6 +109,11 @@ class Mixture(BatchDataset):
         self._joined = self._join()
         self.device = self.sources[0].device
 
+    @property
+    def joined(self) -> PackedDataset | None:
+        """The sources as one dataset, if they can be read so."""
+        return self._joined
+
     def _join(self) -> PackedDataset | None:
         """Return the sources as one dataset, if they can be; a bad sample is replaced by one of its source."""
         joined = _join(self.sources)
@@ -153,7 +159,8 @@ class Mixture(BatchDataset):
 
     def _batch_of(self, indices: Sequence[int]) -> IndexBatch:
         if isinstance(indices, IndexBatch):
-            return indices
+            array = from_start(indices.indices, len(self), "sample")
+            return replace(indices, indices=array)
         array = from_start(whole_numbers(indices), len(self), "sample")
         seed, epoch, draws = self._told_of(indices)
         return IndexBatch(array, epoch, draws, None, seed)

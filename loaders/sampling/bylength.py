@@ -99,5 +99,7 @@ class ByLength(Derived):
         num_full = self.length // self.batch_size
         batches = permute(np.arange(num_full), num_full, order_key(self.seed, epoch, BLOCKS))
         full, rest = np.split(indices, [num_full * self.batch_size])
-        mixed: Int64s = np.concatenate([full.reshape(num_full, self.batch_size)[batches].reshape(-1), rest])
+        mixed: Int64s = np.concatenate(
+            [full.reshape(num_full, self.batch_size)[batches].reshape(-1), rest]
+        )
         return mixed

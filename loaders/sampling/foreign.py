@@ -90,6 +90,7 @@ class NumberedBatches:
         num_samples: In the dataset; 0 where draws make no difference.
         seed: Of the loader.
         keeps_items: The dataset gets the indices as the sampler yields them; the epoch stands beside them.
+        makes_lists: Nobody sees in what they come: it is made a list, beside which the epoch can stand.
     """
 
     def __init__(
@@ -100,8 +101,9 @@ class NumberedBatches:
         seed: int,
         *,
         keeps_items: bool = False,
+        makes_lists: bool = False,
     ) -> None:
-        self._batches, self._passes = batches, passes
+        self._batches, self._passes, self._makes_lists = batches, passes, makes_lists
         self._num_samples, self._seed, self._keeps_items = num_samples, seed, keeps_items
 
     def __len__(self) -> int:
@@ -130,10 +132,11 @@ class NumberedBatches:
         """Return lists of anything, and single ints, with the epoch beside them."""
         if type(batch) is int:
             return self._known(batch, indices, epoch, draws)
-        if type(batch) is not list:
+        is_several = isinstance(batch, tuple) or (indices is not None and indices.ndim > 0)
+        if type(batch) is not list and not (self._makes_lists and is_several):
             return batch
         found = None if indices is None else draws.of(indices)
-        return KeptIndices(batch, epoch, found, self._seed)
+        return KeptIndices(list(batch), epoch, found, self._seed)
 
 
 def _whole_numbers(batch: Any) -> Int64s | None:

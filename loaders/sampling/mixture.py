@@ -87,6 +87,11 @@ class MixtureOrder(Derived):
         return f"MixtureOrder({what}, seed={self.seed}, block_size={self.block_size})"
 
     @property
+    def unit(self) -> int:
+        """Positions that are of one source: ranks divide them whole."""
+        return self.block_size
+
+    @property
     def length(self) -> int:
         """Positions in one epoch."""
         return self._layout.num_turns * self.block_size

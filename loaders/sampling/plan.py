@@ -41,6 +41,7 @@ class Plan:
         drop_last: Leave out the tail; ``pad`` then has no effect.
         pad: What to do about ranks that have less of the tail (table above).
         start: Positions already delivered, on all ranks together; steps count from there.
+        unit: Positions that belong together: the tail is divided by whole units.
 
     Raises:
         ValueError: An argument is out of range.
@@ -58,6 +59,7 @@ class Plan:
     drop_last: bool = False
     pad: Pad = True
     start: int = 0
+    unit: int = 1
 
     def __post_init__(self) -> None:
         _check_range("length", self.length, 0)
@@ -128,11 +130,14 @@ class Plan:
         begin = self.length - tail
         if self.drop_last:
             return begin, 0
+        num_units = -(-tail // self.unit)
         if self.pad:
-            size = -(-tail // self.world_size)
+            size = -(-num_units // self.world_size) * self.unit
             return begin + self.rank * size, size
-        share, rest = divmod(tail, self.world_size)
-        return begin + self.rank * share + min(self.rank, rest), share + (self.rank < rest)
+        share, rest = divmod(num_units, self.world_size)
+        first = begin + (self.rank * share + min(self.rank, rest)) * self.unit
+        end = first + (share + (self.rank < rest)) * self.unit
+        return first, max(0, min(end, self.length) - first)
 
 
 def _check_range(name: str, value: int, low: int, high: int | None = None) -> None:

@@ -114,6 +114,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
             self.drop_last if drop_last is None else drop_last,
             self.pad if pad is None else pad,
             self.start,
+            getattr(self.order, "unit", 1),
         )
 
     def go_on(self) -> None:
@@ -203,7 +204,6 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
         (torch's DataLoader makes two iterators of a batch sampler and uses one.)
         """
-        self.go_on()
         current = self.begin(make_plan())
         for item in items(self.order, current.plan, current.epoch):
             current.count()

@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -99,6 +99,12 @@ def one_by_one(items: Iterable[Any], draws: Int64s) -> Iterator[Any]:
         _here.draw = draw
         yield item
     _here.draws = draws
+
+
+def each_told(items: Sequence[Any]) -> Iterable[Any]:
+    """Go through the items of a batch whose numbers were asked for before; its draws are told again, one by one."""
+    draws = _here.draws
+    return items if draws is None or len(draws) != len(items) else one_by_one(items, draws)
 
 
 def told() -> Told | None:

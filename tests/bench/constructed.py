@@ -16,6 +16,7 @@ import torch
 from loaders import RAMDataset
 from loaders.bench.measure import Config, Result, Run
 from loaders.bench.sweep import Sweep
+from loaders.schema import Array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,7 +144,9 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 
 small_rows = RAMDataset.from_arrays(x=np.zeros((4096, 16), np.uint8))
-volumes = RAMDataset.from_arrays(x=np.zeros((64, 1, 8, 8, 8), np.float32))
+volumes = RAMDataset.from_arrays(
+    x=np.zeros((64, 1, 8, 8, 8), np.float32), schema={"x": Array(dims=(1, 8, 8, 8), spatial=3)}
+)
 transformed = small_rows.replace(transform=lambda sample: sample)
 failing = small_rows.replace(transform=lambda sample: Fails().work())
 

@@ -156,3 +156,41 @@ def test_facts_are_of_all_stages_that_a_worker_runs_and_collate_waits_for_nobody
     assert facts.sample_bytes == 256
     assert (facts.rate, facts.num_workers, facts.backend) == (100.0, 2, "thread")
     assert 0 < facts.available <= 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "queued_s"), [(None, 8.25), (1.5, 8.25), (0.5, 4.75), (0.1, 0.0)]
+)
+def test_what_a_container_holds_back_by_its_quota_no_other_work_took(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, queued_s: float
+) -> None:
+    """Of half a core's time a thread waits as long as it runs, whoever else there is."""
+    asked: list[tuple[int, float | None]] = []
+
+    def share(num_threads: int, quota: float | None) -> float:
+        asked.append((num_threads, quota))
+        return 1.0
+
+    found = [
+        Stage("fetch", Cost(11.0, 3.0, 0.0, 8.0)),
+        Stage("collate", Cost(0.75, 0.5, 0.0, 0.25)),
+    ]
+    monkeypatch.setattr("loaders.bench.stages.host_stages", lambda *_, **__: found)
+    monkeypatch.setattr("loaders.bench.stages.available_share", share)
+    monkeypatch.setattr("loaders.bench.analysis.usable_cores", lambda: 2)
+    monkeypatch.setattr("loaders.bench.analysis.cpu_quota", lambda: quota)
+
+    facts = analyse(constructed.instant, CONFIG, 100.0, seconds=0.2).facts
+
+    assert asked == [(2, quota)] * 2
+    assert (facts.quota, facts.cpu_s, facts.queued_s) == (quota, 3.5, queued_s)
+
+
+def test_little_memory_leaves_the_bandwidth_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken from what there is left."""
+    monkeypatch.setattr("loaders.bench.analysis.available_memory", lambda: 20 << 20)
+
+    facts = analyse(constructed.instant, CONFIG, 100.0, seconds=0.2).facts
+
+    assert facts.copy_bytes_per_s == 0.0
+    assert "memory" not in judge(facts).limits

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import cv2
+import numpy as np
 import pytest
 
+from loaders.bench import changes
 from loaders.bench.changes import from_sweep, tried
 from loaders.bench.measure import Config
 from loaders.bench.sweep import Sweep
@@ -14,6 +19,9 @@ from loaders.limits import usable_cores
 from loaders.schema import Image
 from tests.bench.constructed import a_result, a_sweep
 from tests.packdata.packing import pack
+
+if TYPE_CHECKING:
+    from loaders.bench.changes import Trial
 
 PHOTOS = Path(__file__).parents[1] / "data/photos"
 
@@ -87,3 +95,94 @@ def test_pixels_in_memory_and_packing_at_the_size_of_the_crops_are_tried(tmp_pat
         "pack at 73 px (packdata images SOURCE packed --size 73)",
     ]
     assert said == ["decoding a sample into memory", "packing 4 images at 73 px to try it"]
+
+
+def cut_photos(folder: Path) -> Path:
+    """Four photos, one of which has lost its end: OpenCV shows what there is of it."""
+    for i, file in enumerate(sorted(PHOTOS.glob("*/*.jpg"))[:4]):
+        shutil.copy(file, folder / f"{i}.jpg")
+    (folder / "2.jpg").write_bytes((folder / "2.jpg").read_bytes()[:-400])
+    return folder
+
+
+def test_a_file_that_only_opencv_reads_costs_a_trial_and_not_the_others(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    found = tried(
+        load(str(cut_photos(tmp_path)), size=64),
+        Config(0, 4, "thread"),
+        seconds=0.5,
+        told=said.append,
+    )
+
+    assert [change.what for change in found] == [
+        f"pack at 73 px (packdata images {tmp_path} packed --size 73)"
+    ]
+    assert said == [
+        "loading a sample of the files into memory",
+        f"RAMDataset.from_files is not tried: {tmp_path}/2.jpg: the picture is cut: its end is missing.",
+        "packing 4 images at 73 px to try it",
+    ]
+
+
+def test_a_picture_whose_head_cannot_be_read_does_not_count_for_the_size(tmp_path: Path) -> None:
+    cut_photos(tmp_path)
+    (tmp_path / "0.jpg").write_bytes(
+        cv2.imencode(".bmp", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+    )
+
+    found = tried(load(str(tmp_path), size=64), Config(0, 4, "thread"), seconds=0.5)
+
+    assert [change.what.split(" (")[0] for change in found] == ["pack at 73 px"]
+
+
+@pytest.mark.parametrize("suffix", [".bmp", ".gif"])
+def test_pictures_of_other_kinds_are_measured_and_nothing_is_tried(
+    tmp_path: Path, suffix: str
+) -> None:
+    """By whatever name: OpenCV looks at what they hold."""
+    pixels = np.zeros((40, 40, 3), np.uint8)
+    (tmp_path / "a.png").write_bytes(cv2.imencode(suffix, pixels)[1].tobytes())
+    said: list[str] = []
+
+    found = tried(load(str(tmp_path), size=32), Config(0, 1, "thread"), told=said.append)
+
+    assert found == []
+    assert said[1].startswith(f"RAMDataset.from_files is not tried: {tmp_path}/a.png: ")
+    assert (
+        said[2] == f"packing is not tried: {tmp_path}/a.png is not JPEG, PNG or WebP, or damaged."
+    )
+
+
+def test_packing_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", shutil.which("false"))
+    said: list[str] = []
+
+    tried(load(str(cut_photos(tmp_path)), size=64), Config(0, 4), seconds=0.1, told=said.append)
+
+    assert said[-1] == "packing is not tried: it failed."
+
+
+@pytest.mark.parametrize(
+    ("backend", "available", "tried_with"),
+    [
+        ("process", 64 << 30, [256]),
+        ("process", 12 << 30, [128]),  # 20 MiB for each of them, and two batches of 10 MB
+        ("process", 1 << 30, []),
+        ("thread", 4 << 30, [256, 8]),
+        ("thread", 1 << 30, [64, 8]),
+    ],
+)
+def test_workers_beyond_the_cores_are_as_many_as_fit_into_memory(
+    monkeypatch: pytest.MonkeyPatch, backend: str, available: int, tried_with: list[int]
+) -> None:
+    taken: list[Trial] = []
+    monkeypatch.setattr(changes, "usable_cores", lambda: 64)
+    monkeypatch.setattr(changes, "available_memory", lambda: available)
+    monkeypatch.setattr(changes, "_measured", lambda now, trials, seconds: taken.extend(trials))
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: "fork")
+    target = load("tests.bench.constructed:Sleeps")
+
+    tried(target, Config(8, 100, backend), sample_bytes=1e5)
+
+    assert [trial.config.num_workers for trial in taken] == tried_with

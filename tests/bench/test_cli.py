@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loaders import DataLoader, RAMDataset, ShardDataset
+from loaders import DataLoader, RAMDataset, ShardDataset, TokenWindows, augment
 from loaders.bench.cli import build_parser, main, recommended_line
 from loaders.bench.measure import Config
 from loaders.bench.planner import group_size_of
@@ -148,6 +148,9 @@ def test_a_training_step_is_run_on_real_batches(
         (["--seconds", "inf"], "seconds above 0, got 'inf'"),
         (["--repeats", "0"], "a whole number from 1, got '0'"),
         (["--workers", "-1"], "a whole number from 0, got '-1'"),
+        (["--size", "-5"], "a whole number from 0, got '-5'"),
+        (["--size", "1e3"], "a whole number from 0, got '1e3'"),
+        (["--size", "65536"], "at most 65,535 px, got '65536'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -272,7 +275,111 @@ def test_what_is_recommended_is_kept_on_a_quiet_machine_only(
     assert line.startswith("DataLoader(dataset, batch_size=")
     assert cache_file().exists() is is_kept
     assert ('num_workers="auto" now takes' in said) is is_kept
-    assert ("because the machine is busy" in said) is not is_kept
+    assert ('not kept for num_workers="auto": the machine is busy' in said) is not is_kept
+
+
+@pytest.mark.parametrize(
+    ("size", "ops"),
+    [
+        ("0", "[]"),
+        ("32", "[augment.RandomResizedCrop(32), augment.RandomHorizontalFlip()]"),
+    ],
+)
+def test_the_dataset_that_a_count_is_kept_for_is_told_as_it_is_made(
+    packed: Path, capsys: pytest.CaptureFixture[str], size: str, ops: str
+) -> None:
+    """Of other fields or another augmentation samples cost something else."""
+    assert main(["recommend", str(packed), *QUICK, "--size", size, "--keep"]) == 0
+
+    said = capsys.readouterr().err.splitlines()[-1]
+    begin, _, rest = said.partition(" for ")
+    made, _, end = rest.partition(", and for no other settings of it (")
+    dataset = eval(made, {"ShardDataset": ShardDataset, "augment": augment})
+    num_workers = read_workers(dataset, usable_cores())
+    assert begin.startswith(f'num_workers="auto" now takes {num_workers} on {usable_cores()} core')
+    assert dataset.augment == tuple(eval(ops))
+    assert end == f"{cache_file()})"
+    assert read_workers(dataset.replace(augment=[augment.CenterCrop(8)]), usable_cores()) is None
+
+
+def test_the_windows_that_a_count_is_kept_for_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    np.save(tmp_path / "ids.npy", np.zeros(20_000, np.uint16))
+    pack_tokens(tmp_path / "ids.npy", tmp_path / "tokens")
+    folder = str(tmp_path / "tokens")
+
+    assert main(["recommend", folder, *QUICK, "--batch-size", "4", "--keep"]) == 0
+
+    assert f" for TokenWindows({folder!r}, length=1024), and" in capsys.readouterr().err
+    windows = TokenWindows(ShardDataset(folder), length=1024)
+    assert read_workers(windows, usable_cores()) is not None
+
+
+def test_an_object_that_a_count_is_kept_for_is_named(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "tests.bench.constructed:small_rows"
+
+    assert main(["recommend", name, *QUICK, "--batch-size", "64", "--keep"]) == 0
+
+    assert f" for {name} as it is, and for no other settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_cannot_be_kept_is_recommended_all_the_same(
+    packed: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    as_json: bool,
+) -> None:
+    """As in a home that is read-only; the end says why."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(packed / "manifest.json"))
+    options = ["--size", "0", "--keep", *["--json"] * as_json]
+
+    assert main(["recommend", str(packed), *QUICK, *options]) == 0
+
+    out, said = capsys.readouterr()
+    line = json.loads(out)["line"] if as_json else out
+    assert line.startswith("DataLoader(dataset, batch_size=")
+    assert not as_json or json.loads(out)["kept_in"] == ""
+    assert said.splitlines()[-1] == (
+        f'not kept for num_workers="auto": [Errno 20] Not a directory: '
+        f"'{packed}/manifest.json/loaders'; XDG_CACHE_HOME chooses the folder"
+    )
+
+
+@pytest.mark.parametrize(("command", "code"), [("sweep", 1), ("recommend", 0)])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_was_measured_stands_where_there_is_no_verdict(
+    packed: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    code: int,
+    as_json: bool,
+) -> None:
+    def fails(*_: Any, **options: Any) -> Any:
+        raise LoadersError("the shard is gone")
+
+    monkeypatch.setattr("loaders.bench.cli.analyse", fails)
+    options = ["--size", "0", "--batch-size", "4", *["--json"] * as_json]
+
+    assert main([command, str(packed), *QUICK, *options]) == code
+
+    out, said = capsys.readouterr()
+    assert "loaders.bench: no verdict: the shard is gone" in said
+    if as_json:
+        found = json.loads(out)
+        assert found["results"][0]["samples_per_s"] > 0
+        assert found["notes"] == ["no verdict: the shard is gone"]
+        assert "verdict" not in found
+    else:
+        assert ("<- chosen" in out) is (command == "sweep")
+        assert ("DataLoader(dataset, " in out) is (command == "recommend")
+    known = 'not kept for num_workers="auto": whether the machine is busy is not known'
+    assert (known in said) is (command == "recommend")
 
 
 def test_a_dataset_without_a_fingerprint_has_nothing_to_be_kept_by(
@@ -309,6 +416,15 @@ def test_the_recommended_line_says_what_is_not_the_default(
     found = recommended_line(load("tests.bench.constructed:instant"), config)
 
     assert found == f"DataLoader(dataset, {line})"
+
+
+def test_a_stream_is_not_to_be_shuffled() -> None:
+    target = load("tests.bench.constructed:Stream")
+
+    line = recommended_line(target, Config(0, 4, "process"))
+
+    loader = eval(line, {"DataLoader": DataLoader, "dataset": target.dataset})
+    assert next(iter(loader)).tolist() == [0, 1, 2, 3]
 
 
 def test_plan_prints_what_is_served_and_floats(

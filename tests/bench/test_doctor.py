@@ -60,6 +60,7 @@ def test_cores_that_are_counted_and_may_not_be_used_cost(
     [
         ("MemTotal: 1000 kB\nMemAvailable: 600 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n", "ok"),
         ("MemTotal: 1000 kB\nMemAvailable: 20 kB\n", "risk"),
+        ("MemTotal: 1000 kB\nMemAvailable: 20 kB\nSwapTotal: 900 kB\nSwapFree: 100 kB\n", "risk"),
         ("MemTotal: 1000 kB\nMemAvailable: 600 kB\nSwapTotal: 900 kB\nSwapFree: 100 kB\n", "cost"),
         ("", "unknown"),
     ],
@@ -70,11 +71,30 @@ def test_memory(place: Place, meminfo: str, level: str) -> None:
     assert doctor.memory(place).level == level
 
 
-def test_the_limit_of_a_container_is_told_beside_the_memory(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("used", "files", "level", "left"),
+    [
+        (10, 0, "ok", 490),
+        (440, 0, "ok", 60),
+        (480, 0, "risk", 20),
+        (480, 200, "ok", 220),
+        (499, 2, "risk", 3),
+    ],
+)
+def test_a_container_at_its_limit_is_a_risk_whatever_the_machine_has(
+    place: Place, used: int, files: int, level: str, left: int
+) -> None:
+    """In MB; what it keeps of files can be had back."""
     write(place.proc, {"meminfo": "MemTotal: 2000000 kB\nMemAvailable: 1000000 kB\n"})
-    write(place.sys, {"fs/cgroup/memory.max": "500000000\n"})
+    group = {"max": "500000000", "current": f"{used}000000", "stat": f"active_file {files}000000"}
+    write(place.sys, {f"fs/cgroup/memory.{name}": text for name, text in group.items()})
 
-    assert doctor.memory(place).found == "1.02 GB of 2.05 GB available, limit 500 MB"
+    finding = doctor.memory(place)
+
+    assert finding.level == level
+    assert finding.found == (
+        f"1.02 GB of 2.05 GB available; {left} MB of the 500 MB that this container may use"
+    )
 
 
 @pytest.mark.parametrize(("free", "level"), [(1000 << 20, "risk"), (1100 << 20, "ok")])
@@ -141,6 +161,26 @@ def test_names_of_mounts_may_have_spaces(place: Place) -> None:
 
     assert mount is not None
     assert mount.kind == "tmpfs"
+
+
+@pytest.mark.parametrize(
+    ("point", "written"),
+    [
+        ("/mnt/datenü", "/mnt/datenü"),
+        ("/mnt/数据", "/mnt/数据"),
+        ("/mnt/ü 1", "/mnt/ü\\0401"),
+        ("/mnt/a\\n", "/mnt/a\\134n"),
+    ],
+)
+def test_names_of_mounts_may_have_any_characters(place: Place, point: str, written: str) -> None:
+    """The kernel writes some of them as three octal digits."""
+    line = f"23 22 0:30 / {written} rw,relatime shared:1 - nfs4 server:/x rw\n"
+    write(place.proc, {"self/mountinfo": MOUNTS.format(data="/d", kind="xfs") + line})
+
+    mount = machine.mount_of(Path(point) / "train", place.proc)
+
+    assert mount is not None
+    assert (str(mount.point), mount.kind) == (point, "nfs4")
 
 
 def test_of_mounts_at_one_place_the_last_one_counts_and_a_deeper_one_more(place: Place) -> None:
@@ -288,11 +328,30 @@ def test_an_allocator_is_tried_only_beside_glibc_and_if_there_is_one(
 
 
 def test_bandwidths_are_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "copy_and_gather_bytes_per_s", lambda num_threads: (9e9, 4e9))
+    monkeypatch.setattr(probes, "copy_and_gather_bytes_per_s", lambda *_: (9e9, 4e9))
     monkeypatch.setattr(probes, "gpu_copy_bytes_per_s", lambda: (25e9, 6e9))
 
     assert "copy 9 GB/s, gather of 150 kB rows 4 GB/s" in doctor.copying(place).found
     assert doctor.gpu_copy(place).found == "25 GB/s pinned, 6 GB/s not"
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads"), [("max 100000", 64), ("200000 100000", 2), ("50000 100000", 1)]
+)
+def test_bandwidth_is_measured_on_the_cores_and_in_the_memory_that_a_container_has(
+    place: Place, monkeypatch: pytest.MonkeyPatch, quota: str, threads: int
+) -> None:
+    write(place.proc, {"self/status": "Cpus_allowed_list:\t0-63\n"})
+    write(place.proc, {"meminfo": "MemTotal: 500000000 kB\nMemAvailable: 400000000 kB\n"})
+    write(place.sys, {"fs/cgroup/cpu.max": quota, "fs/cgroup/memory.max": f"{4 << 30}"})
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(probes, "copy_and_gather_bytes_per_s", lambda *given: asked.append(given))
+
+    finding = doctor.copying(place)
+
+    assert asked == [(threads, 4 << 30)]
+    assert finding.level == "unknown"
+    assert finding.found == "4.29 GB available: too little to measure it"
 
 
 def test_a_narrow_link_of_a_gpu_costs(place: Place) -> None:
@@ -499,6 +558,19 @@ def test_threads_of_every_library_are_counted_times_workers(
     ) in finding.found
     assert ("cv2.setNumThreads(1)" in finding.remedy) is (opencv > 1 or level == "cost")
     assert ("none in this loader's threads" in finding.cost) is (level == "cost")
+
+
+def test_workers_are_as_many_as_the_quota_keeps_busy(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(place.proc, {"self/status": "Cpus_allowed_list:\t0-63\n"})
+    write(place.sys, {"fs/cgroup/cpu.max": "150000 100000\n"})
+    monkeypatch.setattr(probes, "pool_sizes", lambda: (64, 32))
+
+    found = doctor.thread_pools(place).found
+
+    assert "a worker process for each of 2 cores would start" in found
+    assert "OpenCV 2 x 64 = 128, torch 2 x 32 = 64, OpenMP 2 x 2 = 4" in found
 
 
 def test_threads_of_libraries_cost_nothing_where_there_is_one_core(

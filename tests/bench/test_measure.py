@@ -20,6 +20,7 @@ from loaders.bench.measure import (
 )
 from loaders.bench.processes import family, memory
 from loaders.bench.sweep import make_loader
+from loaders.datasets.reading.samples import Ragged
 from tests.bench.constructed import Hashes, Instant, Sleeps
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class Images(NamedTuple):
     """As batches of ours are."""
 
     image: Any
+
+
+RAGGED = Ragged(torch.zeros(9), torch.tensor([0, 2, 2, 9]))  # of three samples
 
 
 class FakeClock:
@@ -125,7 +129,12 @@ def test_no_batch_is_an_error() -> None:
         ({"a": [torch.zeros(3, 5), torch.zeros(3, 2)], "b": torch.zeros(2)}, 2, 92),
         (([torch.zeros(4), torch.zeros(4, 2)], torch.zeros(4)), 4, 64),
         ({"a": [torch.zeros(4), torch.zeros(4, 2)]}, 4, 48),
+        (Images(RAGGED), 3, 9 * 4 + 4 * 8),
+        ({"a": RAGGED}, 3, 68),
+        ({"a": ["x"], "b": RAGGED}, 3, 68),
+        (RAGGED, 3, 68),
         (torch.zeros(()), 1, 4),
+        (torch.zeros(0, 2), 0, 0),
         ((), 0, 0),
     ],
 )

@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cv2
+import numpy as np
 import pytest
 import torch
 
 from loaders import ShardDataset
-from loaders.bench import stages
+from loaders.bench import probes, stages
 from loaders.bench.stages import Cost, Stage, cold_stage, finish_stage, host_stages, one_thread
-from loaders.bench.targets import ImageFiles, ops_for
+from loaders.bench.targets import ImageFiles, TargetError, ops_for
 from tests.bench.constructed import Counts, Instant, Stream, contended_core
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 def packed(folder: Path, field: str, size: int) -> ShardDataset:
@@ -179,3 +180,89 @@ def test_what_a_dataset_leaves_to_do_after_the_copy_is_timed_where_there_is_any(
     assert stage.name == "finish"
     assert len(finished) > 3
     assert finish_stage(batch, None, None, seconds=0.0) is None
+
+
+class Once(torch.utils.data.IterableDataset[Any]):
+    """Returns the same iterator each time, and is asked for it so often at most."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.samples, self.asked = iter(range(num_samples)), 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.asked += 1
+        assert self.asked < 10
+        return self.samples
+
+
+@pytest.mark.parametrize("num_samples", [0, 10])
+def test_a_stream_that_can_be_read_only_once_is_an_error_and_no_hang(num_samples: int) -> None:
+    fetch = stages.fetcher(Once(num_samples), 4)
+
+    with pytest.raises(TargetError, match="only once if its __iter__ returns the same iterator"):
+        list(iter(fetch, None))
+
+
+def test_a_stream_that_begins_anew_is_read_again_and_again() -> None:
+    fetch = stages.fetcher(Stream(), 3000)
+
+    assert [int(fetch()[0]) for _ in range(3)] == [0, 3000, 1904]
+
+
+@pytest.mark.parametrize(("quota", "share"), [(None, 0.75), (64.0, 0.75), (1.5, 1.0), (1.0, 1.0)])
+def test_what_a_quota_takes_is_no_other_work(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, share: float
+) -> None:
+    """Of two threads, each of which runs for three quarters of the time."""
+
+    class Clock:
+        perf_counter = staticmethod(time.perf_counter)
+
+        @staticmethod
+        def thread_time() -> float:
+            return 0.75 * time.perf_counter()
+
+    monkeypatch.setattr(stages, "time", Clock)
+
+    assert stages.available_share(2, quota, 0.01) == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 64])
+def test_buffers_that_copying_is_measured_with_take_an_eighth_of_the_memory_at_most(
+    monkeypatch: pytest.MonkeyPatch, num_threads: int
+) -> None:
+    """And 64 MiB for a thread, where there is enough."""
+    taken: list[int] = []
+
+    def spy(size: int, dtype: Any) -> Any:
+        taken.append(size)
+        return np.zeros(8, dtype)
+
+    monkeypatch.setattr(np, "ones", spy)
+    rate = stages.copy_bytes_per_s(num_threads, 4 << 30, 0.001)
+
+    assert rate > 0
+    assert sum(taken) == min(64 << 20, (512 << 20) // num_threads) * num_threads
+    assert stages.copy_bytes_per_s(num_threads, num_threads * 60 << 20, 0.001) == 0.0
+
+
+def test_rows_that_gathering_is_measured_with_take_an_eighth_of_the_memory_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int] = []
+
+    def spied(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def make(*shape: int, **options: Any) -> torch.Tensor:
+            made = real(*shape, **options)
+            taken.append(made.nbytes)
+            return made
+
+        return make
+
+    for name in ("zeros", "empty"):
+        monkeypatch.setattr(torch, name, spied(getattr(torch, name)))
+    rates = probes.copy_and_gather_bytes_per_s(2, 200 << 20)
+
+    assert rates is not None
+    assert all(rate > 0 for rate in rates)
+    assert 12 << 20 < sum(taken) <= 25 << 20
+    assert probes.copy_and_gather_bytes_per_s(2, 20 << 20) is None

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -394,3 +398,83 @@ def test_arrays_in_memory_can_be_swept() -> None:
     dataset = RAMDataset.from_arrays(image=np.zeros((64, 3, 8, 8), np.uint8))
 
     assert default_batch_size(dataset) == 64
+
+
+def test_files_are_dropped_also_where_nothing_can_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of squashfs or erofs, whose fdatasync is an error."""
+    file = tmp_path / "f"
+    file.write_bytes(bytes(1 << 20))
+    is_dropped = pagecache.drop([file]) and pagecache.resident_share([file]) == 0.0
+    file.read_bytes()
+
+    def fdatasync(fd: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+
+    assert pagecache.drop([file])
+    assert not is_dropped or pagecache.resident_share([file]) == 0.0
+
+
+def test_of_files_that_cannot_be_dropped_the_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, asked, fadvise = [tmp_path / "a", tmp_path / "b"], [], os.posix_fadvise
+    for file in files:
+        file.write_bytes(b"x")
+
+    def refuse_once(fd: int, *args: int) -> None:
+        asked.append(fd)
+        if len(asked) == 1:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        fadvise(fd, *args)
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse_once)
+
+    assert not pagecache.drop(files)
+    assert len(asked) == 2
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root has other users' files"
+)
+def test_of_files_of_others_that_may_not_be_written_it_is_not_known_what_is_in_the_page_cache() -> (
+    None
+):
+    """To them the kernel says that all of it is, though it was dropped."""
+    code = (
+        "import os; from pathlib import Path; from loaders.bench import pagecache as p; files = [Path({!r})]; "
+        "os.setuid(54321); print(p.drop(files), p.resident_share(files))"
+    )
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        Path(folder).chmod(0o755)
+        file = Path(folder) / "f"
+        file.write_bytes(bytes(1 << 20))
+        found = {}
+        for mode in (0o644, 0o666):
+            file.chmod(mode)
+            done = subprocess.run(
+                [sys.executable, "-c", code.format(str(file))],
+                cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            found[mode] = done.stdout.split()
+
+    assert found[0o644] == ["True", "None"]
+    assert found[0o666][0] == "True"
+    assert found[0o666][1] != "None"
+
+
+def test_of_files_that_cannot_be_mapped_it_is_not_known_what_is_in_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of FUSE with direct_io."""
+    (tmp_path / "f").write_bytes(b"x")
+
+    def refuse(*_: Any, **options: Any) -> Any:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+
+    assert pagecache.resident_share([tmp_path / "f"]) is None

@@ -189,3 +189,27 @@ def test_a_change_says_whether_its_gain_was_tried() -> None:
     assert str(Change("x", 2.5, between=(2.5, 2.5))) == "x: 2.5x (one run)"
     assert str(Change("x", 2.5, is_measured=False)) == "x: 2.5x (computed)"
     assert str(Change("x")) == "x (gain not measured)"
+
+
+def test_a_quota_bounds_what_the_cores_do() -> None:
+    """Half of a core's time, which one thread uses up."""
+    run = facts(cores=1, num_workers=1, quota=0.5, rate=480.0)
+
+    verdict = judge(run)
+
+    assert (verdict.bound, verdict.limits["cpu"]) == ("cpu", 500)
+    assert (
+        "1 of 1 core work at it, held to 0.5 cores' time by the container's quota"
+        in verdict.sentence
+    )
+    assert "Other work" not in verdict.sentence
+    assert judge(facts(cores=1, num_workers=1, quota=0.1, rate=95.0)).bound == "cpu"
+    assert judge(facts(cores=1, num_workers=1, quota=0.5, rate=480.0, gil_s=9e-4)).bound == "cpu"
+
+
+def test_a_quota_of_more_than_what_works_is_not_told() -> None:
+    verdict = judge(facts(quota=1.5, num_workers=1, rate=950.0))
+
+    assert verdict.limits["cpu"] == 1000
+    assert "quota" not in verdict.sentence
+    assert judge(facts(quota=1.5, rate=1450.0)).limits["cpu"] == 1500

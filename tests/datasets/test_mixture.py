@@ -405,3 +405,50 @@ def test_a_source_that_cannot_ask_keeps_no_other_from_it() -> None:
     InterleavedJob(parts, np.zeros(2, np.int64), FreshMemory()).ask()
 
     assert asked == ["bad", "good"]
+
+
+def test_samples_that_were_transformed_are_counted_in_the_mixture() -> None:
+    parts = [
+        RAMDataset.from_arrays(x=np.arange(10.0) + first, fields=["x", "sample_id"])
+        for first in (0, 10)
+    ]
+    changed = [part.replace(transform=lambda sample: sample) for part in parts]
+    for sources in (changed, [parts[0], changed[1]], [changed[0], parts[1]]):
+        mixture = Mixture(sources, stop=20)
+
+        assert mixture[15].sample_id == mixture[15].x == 15
+        for batch in DataLoader(mixture, 5):
+            assert batch.sample_id.tolist() == batch.x.tolist()
+
+
+@pytest.mark.parametrize("pad", [True, False, "mark"])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_each_batch_is_of_one_source_on_every_rank(pad: Any, world_size: int) -> None:
+    sizes = (8, 6)
+    sources = [
+        RAMDataset.from_arrays(image=np.zeros((12, side, side, 3), np.uint8)) for side in sizes
+    ]
+    mixture = Mixture(sources, [1, 1], stop=28, batch_from="one")
+
+    ranks = [
+        list(DataLoader(mixture, 4, rank=rank, world_size=world_size, pad=pad, seed=1))
+        for rank in range(world_size)
+    ]
+
+    assert all(batch.image.shape[:2] == (4, 3) for batches in ranks for batch in batches)
+    real = sum(len(b.image) if b.valid is None else int(b.valid.sum()) for r in ranks for b in r)
+    assert real == 28 if pad is not True else real >= 28
+    assert pad is False or len({len(batches) for batches in ranks}) == 1
+
+
+def test_numbers_from_the_end_mean_the_same_to_every_source() -> None:
+    one = RAMDataset.from_arrays(x=np.arange(10.0))
+    other = RAMDataset.from_arrays(x=np.arange(10.0, 20)).replace(on_error="replace")
+    mixture = Mixture([one, other], stop=20)
+    assert mixture._joined is None
+
+    (batch,) = DataLoader(mixture, batch_sampler=[[-1, -20, 3]], num_workers=0)
+
+    assert batch.x.tolist() == [19, 0, 3]
+    with pytest.raises(IndexError, match="there is no sample 20"):
+        list(DataLoader(mixture, batch_sampler=[[20]], num_workers=0))

@@ -864,3 +864,10 @@ def test_pictures_that_a_transform_sees_may_stay_apart(tmp_path: Path, num_worke
     (batch,) = DataLoader(views, 4)
     assert isinstance(batch.image_a, list)
     assert isinstance(batch.image_b, list)
+
+
+def test_a_single_view_names_all_that_it_moves(folder: Path) -> None:
+    views = [augment.Views(a=[augment.CenterCrop(8)])]
+    dataset = ShardDataset(folder, fields=["image", "boxes"], augment=views)
+
+    assert dataset.names == ("image_a", "boxes_a")

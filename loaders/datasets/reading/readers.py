@@ -49,7 +49,7 @@ class ObjectReader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        if self.picture is None or len(self.picture.views) == 1:
+        if self.picture is None:
             return (self.name,)
         return tuple(
             f"{self.name}{name.removeprefix(self.picture.name)}" for name in self.picture.names

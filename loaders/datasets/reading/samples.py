@@ -188,7 +188,8 @@ def collate(samples: Any) -> Any:
         return _stacked("the batch", samples)
     if not hasattr(samples, "__len__") or not len(samples):
         raise BatchError(f"a batch is made of a list of samples, got {shown(samples)}")
-    return torch.utils.data.default_collate(samples)
+    batch = torch.utils.data.default_collate(samples)
+    return batch_type(batch._fields)._make(batch) if isinstance(batch, _Record) else batch
 
 
 def collate_dict(samples: Any) -> Any:
