@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -149,19 +150,29 @@ def _checksum(data: Mapping[str, Any]) -> str:
 
 def publish_manifest(folder: Path, manifest: Manifest) -> None:
     """Make the folder a dataset, atomically and durably; call it after every shard is on disk."""
+    publish_bytes(folder / MANIFEST_NAME, manifest_bytes(manifest))
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """Return the text of a manifest, as it is stored."""
     text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
     # A file name that is not UTF-8 is a string with surrogates: what replaces them is JSON, too.
-    publish_bytes(folder / MANIFEST_NAME, text.encode(errors="backslashreplace") + b"\n")
+    return text.encode(errors="backslashreplace") + b"\n"
 
 
 def publish_bytes(path: Path, data: bytes) -> None:
     """Write a file so that other processes, and a machine that lost power, see all or nothing."""
     beside = path.with_name(f"{path.name}.tmp")
-    with open(beside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    publish_file(beside, path)
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        publish_file(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
 
 
 def publish_file(beside: Path, path: Path) -> None:
@@ -224,6 +235,9 @@ def _missing(folder: Path) -> tuple[str, Path, str]:
     if any(folder.glob(".packing*")):
         hint = "Run the same 'packdata' command again; it continues"
         return "packing was not finished", folder, hint
+    if any(folder.glob("shard-*")):
+        hint = "Restore it from a copy ('packdata repair --manifest'), or pack again"
+        return "its manifest.json is missing, though shards lie there", folder, hint
     what = "it has no manifest.json, so it is not a packed dataset"
     return what, folder, "Pack one with 'packdata'"
 

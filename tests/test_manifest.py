@@ -189,6 +189,7 @@ def test_a_publishing_that_fails_leaves_what_was_there(
         publish_bytes(tmp_path / "manifest.json", b"{}")
 
     assert read_manifest(tmp_path) == MANIFEST
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
 def change(path: str, value: Any) -> Callable[[Json], None]:

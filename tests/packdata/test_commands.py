@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -45,7 +47,7 @@ from packdata.commands import COMMANDS
 from packdata.commands.common import parse_size, progress
 from packdata.compare import diff
 from packdata.edit import CopyOptions, copy_dataset
-from packdata.journal import TargetLock
+from packdata.journal import Header, Journal, TargetLock
 from packdata.partition import parse_parts, split, split_indices
 from packdata.preview import choose, contact_sheet
 from packdata.reader import PackedReader
@@ -149,7 +151,7 @@ def test_a_failure_while_publishing_leaves_the_old_dataset(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rewrite, "publish_manifest", full)
+    monkeypatch.setattr(rewrite, "publish_file", full)
     with pytest.raises(PackError, match="cannot be written \\(No space left"):
         copy_dataset(folder, folder, CopyOptions(where="label == 0"), overwrite=True)
 
@@ -192,9 +194,9 @@ def test_an_unfinished_packing_is_not_dropped(tmp_path: Path) -> None:
     source = pack_samples(tmp_path / "a", 4, fields=SMALL)
     journal = tmp_path / "b" / ".packing" / "journal.jsonl"
     journal.parent.mkdir(parents=True)
-    journal.write_text("{}\n")
+    Journal.create(journal, Header({})).close()
 
-    with pytest.raises(PackError, match="was not finished"):
+    with pytest.raises(PackError, match=r"was not finished.*the same 'packdata' command again"):
         copy_dataset(source, tmp_path / "b")
     assert journal.exists()
     copy_dataset(source, tmp_path / "b", overwrite=True)
@@ -222,6 +224,21 @@ def test_info_says_what_is_in_a_dataset(
     assert about["provenance"] == {"command": "test"}
 
 
+def test_json_is_json_where_the_output_has_no_bytes_for_a_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"label": Label(("é", "\U0001f431"))}
+    folder = pack(tmp_path / "a", fields, [{"label": 0}])
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+
+    assert run("info", folder, "--json") == 0
+
+    out.flush()
+    about = json.loads(out.buffer.getvalue())
+    assert about["fields"]["label"]["classes"] == ["é", "\U0001f431"]
+
+
 # verify and repair
 
 
@@ -242,6 +259,26 @@ def test_info_and_verify_take_a_folder_of_splits(
     first, second = run_json(capsys, "verify", tmp_path / "all", status=1)
 
     assert (first["ok"], second["ok"]) == (True, False)
+
+
+@pytest.mark.parametrize("below", ["train", "train/64"])
+def test_a_split_whose_manifest_is_gone_is_a_fault(
+    tmp_path: Path, below: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pack_samples(tmp_path / "all" / below)
+    pack_samples(tmp_path / "all" / "val")
+    (folder / "manifest.json").unlink()
+    (tmp_path / "all" / "val" / ".packing").mkdir()
+    (tmp_path / "all" / "val" / ".packing" / "shard-00000.lmdb").touch()
+
+    assert run("verify", tmp_path / "all") == 1
+    assert f"{folder}: 1 fault" in capsys.readouterr().out
+    lost, whole = run_json(capsys, "verify", tmp_path / "all", status=1)
+    with pytest.raises(ManifestError, match=f"{folder}: its manifest.json is missing"):
+        run("info", tmp_path / "all")
+
+    assert "its manifest.json is missing, though shards lie there" in lost["faults"][0]["what"]
+    assert whole["ok"]
 
 
 def test_stats_of_a_folder_of_splits_asks_to_choose_one(tmp_path: Path) -> None:
@@ -301,6 +338,24 @@ def test_repair_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 # preview
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape"),
+    [((None,) * 3, (1, 0, 5)), ((None,) * 3, (0, 3, 5)), ((None,) * 4, (1, 0, 3, 5))],
+    ids=["rows", "channels", "slices"],
+)
+def test_preview_of_an_array_without_numbers_shows_its_size(
+    tmp_path: Path, dims: tuple[None, ...], shape: tuple[int, ...]
+) -> None:
+    field = Array("float32", dims, spatial=len(dims) - 1)
+    values = [np.zeros(shape, np.float32), np.ones((1,) * len(dims), np.float32)]
+    folder = pack(tmp_path / "a", {"scan": field}, [{"scan": value} for value in values])
+
+    sheet = contact_sheet(PackedReader(folder), [0, 1])
+
+    assert sheet.width > 400  # two tiles
+    assert run("preview", folder, "--out", tmp_path / "sheet.png") == 0
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -1113,8 +1168,11 @@ def test_copy_adds_columns_by_key(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
 
     argv = ["--add", table, "--as", "breed=label", "--fields", "key,label", "--where", "age > 0"]
-    made = run_json(capsys, "copy", folder, tmp_path / "b", *argv)
+    assert run("copy", folder, tmp_path / "b", *argv, "--json") == 0
+    told = capsys.readouterr()
+    made = json.loads(told.out)
 
+    assert told.err == f"packdata: {table}: 1 of its 4 rows is of no sample here: none/999\n"
     reader = PackedReader(tmp_path / "b")
     assert made["num_samples"] == 2
     assert list(reader.schema.fields) == [
@@ -1219,6 +1277,40 @@ def test_samples_that_a_table_lacks_are_named_or_left_out(tmp_path: Path) -> Non
     copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, skip_missing=True))
 
     assert PackedReader(tmp_path / "b").keys() == ["cat/001", "cat/004"]
+
+
+def test_a_sample_without_a_label_is_named_or_left_out(tmp_path: Path) -> None:
+    """No class is called '': it would move the numbers of all others."""
+    folder = pack_samples(tmp_path / "a", 4, fields=SMALL)
+    table = tmp_path / "t.csv"
+    rows = "bird/000,ideal,1\ncat/001,,\ndog/002, ,2\nbird/003,good,3\n"
+    table.write_text(f"key,cut,age\n{rows}")
+    argv = ["copy", folder, tmp_path / "b", "--add", table, "--as", "cut=label"]
+
+    told = (
+        r"t\.csv: row 2, column 'cut': its label \(and of 1 more row\) is missing\. Fill it in, or"
+    )
+    with pytest.raises(SourceError, match=told):
+        run(*argv)
+    assert run(*argv, "--missing", "skip") == 0
+
+    reader = PackedReader(tmp_path / "b")
+    assert reader.keys() == ["bird/000", "bird/003"]
+    assert reader.schema.fields["cut"] == Label(classes=("good", "ideal"))
+    assert reader.column("cut").tolist() == [1, 0]
+    assert reader.schema.fields["age"] == Array(dtype="int64")  # as if its rows were not there
+
+
+def test_wrong_cells_below_rows_without_a_label_are_named_by_their_row(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("key,cut,age\na,,1\nb,good,x\n")
+    kinds = {"cut": "label", "age": "int64"}
+
+    with pytest.raises(SourceError, match="row 2, column 'age': 'x' is not int64"):
+        read_table(table, "key", kinds, skip_missing=True)
+    table.write_text("key,cut\na,\n")
+    with pytest.raises(SourceError, match="no row has a label in 'cut'"):
+        read_table(table, "key", {"cut": "label"}, skip_missing=True)
 
 
 @pytest.mark.parametrize(

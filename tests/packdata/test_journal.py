@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -174,6 +175,44 @@ def test_the_lock_is_exclusive_names_its_owner_and_is_free_again(tmp_path: Path)
     lock.release()
     lock.release()
 
+    TargetLock(path).release()
+
+
+def test_a_full_disk_costs_nobody_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner's number is for messages; what needs the room says that there is none."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / ".packing" / "lock"
+    path.parent.mkdir()
+    monkeypatch.setattr(os, "pwrite", full)
+
+    lock = TargetLock(path)
+
+    with pytest.raises(PackError, match="another process is packing into it"):
+        TargetLock(path)
+    lock.release()
+    TargetLock(path).release()
+
+
+def test_a_lock_that_cannot_be_taken_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / ".packing" / "lock"
+    path.parent.mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            TargetLock(path)
+
+    assert len(os.listdir("/proc/self/fd")) == before
     TargetLock(path).release()
 
 

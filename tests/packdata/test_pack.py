@@ -23,10 +23,11 @@ from loaders.errors import PackError, SourceError
 from loaders.formats import read_back
 from loaders.manifest import publish_manifest, read_manifest
 from loaders.schema import Array
-from packdata import Writer, target
+from packdata import Writer, combine, target
 from packdata.engine import pack_recipe, pack_recipes
 from packdata.journal import LOCK_NAME, TargetLock
 from packdata.progress import Quiet
+from packdata.repair import repair as repair_dataset
 from packdata.target import PACKING_NAME
 from tests.packdata.recipes import (
     SHARD_BYTES,
@@ -376,6 +377,132 @@ def test_what_was_appended_meanwhile_survives_the_end_of_a_publication(tmp_path:
     pack(tmp_path)
 
     assert read_manifest(tmp_path) == edited
+
+
+# ------------------------------------------------------------------------------ neighbours
+
+
+SPLITS: dict[str, Any] = {"splits": ("train", "val"), "num_items": 20}
+
+
+def test_what_changes_a_split_waits_for_the_packing_of_all(tmp_path: Path) -> None:
+    Job(tmp_path / "all", **SPLITS).run()
+    pack(tmp_path / "more", 7)
+    refused: list[str] = []
+
+    def meanwhile() -> bool:
+        for command in (append, repair):
+            with pytest.raises(PackError, match=f"process {os.getpid()} is packing into .*all"):
+                command(tmp_path / "all" / "train", tmp_path / "more")
+            refused.append(command.__name__)
+        with pytest.raises(PackError, match="and this is a part of it"):
+            pack(tmp_path / "all" / "val", overwrite=True)
+        return True
+
+    def append(dst: Path, source: Path) -> None:
+        combine.append(dst, [source])
+
+    def repair(dst: Path, _: Path) -> None:
+        repair_dataset(dst, tmp_path / "copy")
+
+    shutil.copytree(tmp_path / "all" / "train", tmp_path / "copy")
+    Job(tmp_path / "all", options={"overwrite": True, "is_unchanged": meanwhile}, **SPLITS).run()
+
+    assert refused == ["append", "repair"]
+    assert labels(tmp_path / "all" / "train") == list(range(20))
+    names = [path.name for path in (tmp_path / "all").rglob("*") if path.name == PACKING_NAME]
+    assert names == []
+
+
+def test_packing_all_waits_for_what_changes_a_split(tmp_path: Path) -> None:
+    Job(tmp_path, **SPLITS).run()
+    lock = TargetLock(tmp_path / "train" / PACKING_NAME / LOCK_NAME)
+    try:
+        with pytest.raises(PackError, match=f"train: process {os.getpid()} is packing into it"):
+            Job(tmp_path, options={"overwrite": True}, **SPLITS).run()
+    finally:
+        lock.release()
+
+    assert not (tmp_path / PACKING_NAME).exists()
+
+
+def test_a_split_is_not_changed_before_an_unfinished_publication_is_finished(
+    tmp_path: Path,
+) -> None:
+    Job(tmp_path / "all", **SPLITS).run()
+    pack(tmp_path / "more", 7)
+    options = {"overwrite": True}
+    kill: Any = ("list the rejects", 0, "before")
+    assert Job(tmp_path / "all", seed=1, options=options, kill=kill, **SPLITS).run_in_child() == -9
+
+    with pytest.raises(PackError, match=r"ended while it published.*command again: it finishes"):
+        combine.append(tmp_path / "all" / "train", [tmp_path / "more"])
+    summary = Job(tmp_path / "all", seed=1, options=options, **SPLITS).run()
+
+    assert "is published now" in summary.notes[0]
+    assert labels(tmp_path / "all" / "train") == list(range(20))
+
+
+def test_a_dataset_beside_the_splits_is_nobody_elses_matter(tmp_path: Path) -> None:
+    Job(tmp_path / "all", **SPLITS).run()
+    pack(tmp_path / "more", 7)
+
+    def meanwhile() -> bool:
+        return bool(combine.merge(tmp_path / "all" / "extra", [tmp_path / "more"]))
+
+    Job(tmp_path / "all", options={"overwrite": True, "is_unchanged": meanwhile}, **SPLITS).run()
+
+    assert labels(tmp_path / "all" / "extra") == list(range(7))
+
+
+def test_a_dataset_that_changed_while_another_was_packed_is_not_replaced(tmp_path: Path) -> None:
+    pack(tmp_path, 30)
+    old = read_manifest(tmp_path)
+    changed = type(old)(old.schema, old.shards[:1], {})
+
+    def meanwhile() -> bool:
+        publish_manifest(tmp_path, changed)
+        return True
+
+    with pytest.raises(PackError, match=r"the dataset there changed.*--overwrite"):
+        pack(tmp_path, overwrite=True, is_unchanged=meanwhile)
+    assert read_manifest(tmp_path) == changed
+    pack(tmp_path, overwrite=True)
+
+    assert labels(tmp_path) == list(range(100))
+
+
+def test_a_publication_that_was_killed_does_not_replace_what_changed_since(tmp_path: Path) -> None:
+    pack(tmp_path, 30)
+    old = read_manifest(tmp_path)
+    options = {"overwrite": True}
+    kill: Any = ("list the rejects", 0, "before")
+    assert Job(tmp_path, options=options, kill=kill).run_in_child() == -9
+    publish_manifest(tmp_path, type(old)(old.schema, old.shards[:1], {}))
+
+    with pytest.raises(PackError, match="the dataset there changed"):
+        pack(tmp_path)
+    assert read_manifest(tmp_path).shards == old.shards[:1]
+    summary = pack(tmp_path, overwrite=True)
+
+    assert summary.notes == ()
+    assert labels(tmp_path) == list(range(100))
+
+
+def test_no_file_that_came_meanwhile_is_replaced(tmp_path: Path) -> None:
+    def meanwhile() -> bool:
+        (tmp_path / "shard-00001.lmdb").write_text("mine")
+        return True
+
+    with pytest.raises(PackError, match=r"shard-00001.lmdb is there.*Move it away. Then run"):
+        pack(tmp_path, is_unchanged=meanwhile)
+    assert contents(tmp_path)["shard-00001.lmdb"] == b"mine"
+    assert not (tmp_path / "manifest.json").exists()
+    (tmp_path / "shard-00001.lmdb").unlink()
+    summary = pack(tmp_path)
+
+    assert "continued" in summary.notes[0]
+    assert labels(tmp_path) == list(range(100))
 
 
 def test_a_staged_shard_that_was_lost_is_packed_again(tmp_path: Path) -> None:

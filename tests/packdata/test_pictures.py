@@ -50,6 +50,54 @@ def png(rows: Array, width: int, depth: int, color: int, *chunks: tuple[bytes, b
     )
 
 
+def tiff(
+    pixels: Array, orientation: int, *, order: str = "<", big: bool = False, kind: int = 3
+) -> bytes:
+    """Write a TIFF of 16 bits (Pillow and OpenCV write none with an orientation), H x W x C."""
+    height, width, channels = pixels.shape
+    offset, count, length = ("Q", "Q", 20) if big else ("I", "H", 12)
+    tags = {256: width, 257: height, 258: 16, 259: 1, 262: 1 if channels == 1 else 2, 273: 0}
+    tags |= {274: orientation, 277: channels, 278: height, 279: pixels.nbytes}
+    tags |= {338: 0} if channels == 4 else {}
+    first = 16 if big else 8
+    bits = first + struct.calcsize(f"{order}{count}{offset}") + length * len(tags)
+    tags[273] = bits + 2 * channels
+    entries = b""
+    for tag, value in tags.items():
+        num = channels if tag == 258 else 1
+        wide = (tag == 258 and num > 1 and not big) or tag in (273, 279)
+        form = f"{order}HH{offset}{'I' if wide else 'H' * num}"
+        values = [bits] if tag == 258 and wide else [value] * num
+        of_kind = 4 if tag in (273, 279) else kind if tag == 274 else 3
+        entry = struct.pack(form, tag, of_kind, num, *values)
+        if tag == 274 and kind == 4:
+            entry = struct.pack(f"{order}HH{offset}I", tag, kind, num, value)
+        entries += entry.ljust(length, b"\0")
+    start = struct.pack(f"{order}HHHQ", 43, 8, 0, 16) if big else struct.pack(f"{order}HI", 42, 8)
+    directory = (
+        struct.pack(f"{order}{count}", len(tags)) + entries + struct.pack(f"{order}{offset}", 0)
+    )
+    depths = struct.pack(f"{order}{channels}H", *[16] * channels)
+    return (
+        (b"II" if order == "<" else b"MM")
+        + start
+        + directory
+        + depths
+        + pixels.astype(f"{order}u2").tobytes()
+    )
+
+
+def upright(pixels: Array, orientation: int) -> Array:
+    """Turn pixels as Pillow does."""
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    places: Array = np.arange(pixels.shape[0] * pixels.shape[1], dtype=np.int32)
+    image = PIL.Image.fromarray(places.reshape(pixels.shape[:2]))
+    image.info["exif"] = exif.tobytes()
+    turned: npt.NDArray[np.int32] = np.asarray(PIL.ImageOps.exif_transpose(image))
+    return np.take(pixels.reshape(-1, *pixels.shape[2:]), turned, axis=0)
+
+
 def psnr(a: Array, b: Array) -> float:
     return float(10 * np.log10(255**2 / max(1e-9, np.mean((a.astype(float) - b) ** 2))))
 
@@ -124,6 +172,31 @@ class TestOrientation:
         assert np.array_equal(picture.pixels, expected)
         if format != "TIFF":
             assert picture.changes == (() if orientation == 1 else ("rotated",))
+
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    @pytest.mark.parametrize(
+        ("channels", "options"),
+        [
+            pytest.param(1, {}, id="gray"),
+            pytest.param(3, {}, id="color"),
+            pytest.param(3, {"order": ">"}, id="big-endian"),
+            pytest.param(3, {"kind": 4}, id="tag of 32 bits"),
+            pytest.param(3, {"big": True}, id="BigTIFF"),
+            pytest.param(4, {}, id="fourth channel"),
+        ],
+    )
+    def test_tiff_of_16_bits_is_turned_once(
+        self, channels: int, options: dict[str, Any], orientation: int
+    ) -> None:
+        """OpenCV, which reads it, turns it unasked; what a fourth channel is it does not look up."""
+        pixels = np.random.default_rng(0).integers(0, 65_536, (5, 8, channels), np.uint16)
+        data = tiff(pixels, orientation, **options)
+
+        picture = decode_picture(data, channels=min(channels, 3), dtype="uint16")
+
+        expected = upright(pixels, orientation)[:, :, :3]
+        assert picture.size == expected.shape[:2]
+        assert np.array_equal(picture.pixels, expected)
 
     def test_a_damaged_exif_block_is_passed_over(self) -> None:
         exif = PIL.Image.Exif()
@@ -543,6 +616,25 @@ class TestMasks:
             mask = decode_mask(save(values, format))
             assert mask.dtype == dtype
             assert np.array_equal(mask, values)
+
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    @pytest.mark.parametrize("format", ["PNG", "TIFF"])
+    @pytest.mark.parametrize("mode", ["L", "P", "1", "I;16"])
+    def test_masks_are_turned_upright_as_pictures_are(
+        self, mode: str, format: str, orientation: int
+    ) -> None:
+        values: Array = np.random.default_rng(0).integers(0, 2, (8, 8), np.uint8)
+        image = PIL.Image.fromarray(values.astype(np.uint16) if mode == "I;16" else values)
+        if mode == "P":
+            image = image.convert("P")
+        elif mode == "1":
+            image = image.point([0, 255] * 128, "1")
+        exif = PIL.Image.Exif()
+        exif[0x0112] = orientation
+
+        mask = decode_mask(save(image, format, exif=exif))
+
+        assert np.array_equal(mask, upright(values, orientation))
 
     @pytest.mark.parametrize("format", ["PNG", "GIF", "BMP", "TIFF"])
     def test_palettes_give_indices(self, format: str) -> None:

@@ -90,6 +90,11 @@ def test_conditions_see_what_changed(folder: Path) -> None:
     [
         ("key,label\ncat/01,dog\nx,dog\n", "names 2 samples that are not there: cat/01, x"),
         ("key,label\ncat/001,horse\n", "row 1, column 'label': 'horse' .*classes are bird, cat"),
+        (
+            "key,label\ncat/001,fish\n",
+            r"'fish' is not label .*\. For another class copy with --fields and without 'label' "
+            "first, then give all labels anew: --add FILE.csv --as label=label",
+        ),
         ("key,label\ncat/001,3\n", "the classes are bird, cat, dog"),
         ("key,tags\ncat/001,day\n", "row 1, column 'tags': 'day' is not multilabel"),
         ("key,tags\ncat/001,[1]\n", "takes a list in JSON, of day, night"),

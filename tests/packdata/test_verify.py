@@ -737,6 +737,25 @@ def test_repair_waits_for_no_packing(tmp_path: Path) -> None:
     lock.release()
 
 
+def test_an_interrupted_repair_is_interrupted_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pack_samples(tmp_path / "a", 8)
+    shutil.copytree(folder, tmp_path / "copy")
+    name = read_manifest(folder).shards[1].file
+    flip(folder / name, 9000)
+
+    def interrupted(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:100])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copyfile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        repair(folder, tmp_path / "copy")
+
+    assert not (folder / PACKING_NAME).exists()
+
+
 def test_repair_goes_on_past_a_shard_that_the_copy_lacks(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 12)
     shutil.copytree(folder, tmp_path / "copy")

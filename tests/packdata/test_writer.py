@@ -134,6 +134,71 @@ def test_files_that_would_not_serve_right_are_encoded_anew(tmp_path: Path) -> No
     assert np.abs(reader.sample(1)["image"].astype(int) - upright).mean() < 2
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_files_of_four_channels_are_turned_upright(tmp_path: Path, kind: str) -> None:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    pixels = PIL.Image.fromarray(PIXELS).convert("RGB" if kind == "JPEG" else "RGBA")
+    files = [io.BytesIO(), io.BytesIO()]
+    pixels.save(files[0], kind, exif=exif)
+    pixels.save(files[1], kind)
+
+    pack(
+        [{"image": f.getvalue()} for f in files],
+        tmp_path,
+        {"image": Image(channels=4, codec="png")},
+    )
+
+    reader = PackedReader(tmp_path)
+    turned, plain = (reader.sample(i)["image"] for i in range(2))
+    assert plain.shape == (30, 40, 4)
+    assert np.array_equal(turned, np.rot90(plain, -1))
+    assert bytes(reader.record(1, "image")) == files[1].getvalue()
+
+
+def test_a_raw_field_of_four_channels_takes_files_of_16_bits(tmp_path: Path) -> None:
+    pixels = RNG.integers(0, 65_536, (3, 4, 4), dtype=np.uint16)
+    data = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGBA2BGRA))[1].tobytes()
+
+    pack([{"image": data}], tmp_path, {"image": Image(channels=4, dtype="uint16", codec="raw")})
+
+    assert np.array_equal(PackedReader(tmp_path).sample(0)["image"], pixels)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        pytest.param(Image(dtype="uint32", codec="raw"), id="uint32"),
+        pytest.param(Image(dtype="uint64", codec="raw"), id="uint64"),
+        pytest.param(Image(channels=2, codec="raw"), id="two channels"),
+    ],
+)
+def test_files_are_refused_where_no_file_has_such_pixels(tmp_path: Path, field: Image) -> None:
+    """They are not stretched or cut to fit: arrays say what is meant."""
+    array = np.ones((3, 4, field.channels), field.dtype)
+
+    with Writer(tmp_path, {"image": field}) as writer:
+        for file in (encoded(), tmp_path / "a.png"):
+            with pytest.raises(
+                CodecError, match=r"sample 0, field 'image': takes arrays .*not files"
+            ):
+                writer.add(image=file)
+        writer.add(image=array)
+
+    assert np.array_equal(PackedReader(tmp_path).sample(0)["image"], array)
+
+
+def test_an_empty_list_is_an_array_without_rows(tmp_path: Path) -> None:
+    fields = {"points": Array(dims=(None, 2)), "plane": Array(dims=(None, None))}
+
+    with Writer(tmp_path, fields) as writer:
+        writer.add(points=[], plane=[[1]])
+        with pytest.raises(CodecError, match="field 'plane'"):  # of how many columns?
+            writer.add(points=[], plane=[])
+
+    assert PackedReader(tmp_path).sample(0)["points"].shape == (0, 2)
+
+
 def test_files_become_pixels_of_a_raw_field(tmp_path: Path) -> None:
     fields = {"image": Image(codec="raw", size=(30, 40)), "mask": Mask(codec="raw", dtype="int32")}
     mask = np.arange(30 * 40, dtype=np.uint16).reshape(30, 40)
@@ -246,6 +311,15 @@ GOOD: dict[str, Any] = {
         ("tags", [0, 1, 0], "0 or 1 for each of the 2 classes"),
         ("tags", [0, 2], "0 or 1 for each"),
         ("boxes", [1, 2, 3, 4], r"boxes of \(n, 4\)"),
+        ("boxes", None, r"takes boxes of \(n, 4\): x1, y1, x2, y2, got NoneType None"),
+        ("boxes", 5, "takes boxes of .* got int 5"),
+        ("boxes", "abc", "takes boxes of .* got str 'abc'"),
+        ("boxes", [[1, 2, 3, 4], [1, 2]], "takes boxes of .* got list"),
+        ("image", [[1], [1, 2]], r"takes uint8 of H x W x 3, got list \[\[1\], \[1, 2\]\]"),
+        ("mask", [[1], [1, 2]], "takes uint8 of H x W, got list"),
+        ("label", [[1], [1, 2]], "takes a class name or number, got list"),
+        ("tags", [[1], [1, 2]], "0 or 1 for each of the 2 classes, got list"),
+        ("tags", None, "0 or 1 for each of the 2 classes, got NoneType"),
         ("boxes", [[10, 10, 5, 20]], "x1 <= x2 .*COCO has x, y, width, height"),
         ("boxes", [[0, 0, float("nan"), 1]], "x1 <= x2"),
         ("vector", [1, 2], r"shape \(3,\), got \(2,\)"),
@@ -378,6 +452,46 @@ def test_samples_that_cannot_be_packed_are_skipped_on_request(tmp_path: Path) ->
     assert (tmp_path / "rejected.jsonl").read_text().count("\n") == 3
 
 
+def test_values_that_are_no_arrays_are_skipped_on_request(tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [
+        {"boxes": [[0, 0, 1, 1]]},
+        {"boxes": None},
+        {"boxes": [[1], [1, 2]]},
+    ]
+
+    summary = pack(samples, tmp_path, {"boxes": Boxes()}, on_error="skip")
+
+    assert summary.samples == 1
+    assert [item for item, _ in summary.rejected] == ["sample 1", "sample 2"]
+    lines = (tmp_path / "rejected.jsonl").read_text().splitlines()
+    assert "sample 1, field 'boxes': takes boxes" in lines[0]
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_key_of_a_sample_that_is_skipped_is_free_for_the_next(
+    tmp_path: Path, workers: int
+) -> None:
+    """In the order of the samples, whichever thread is first."""
+    keys = [f"k{i}" for i in range(50)]
+    tries = [b"junk", PIXELS, PIXELS[:9], b"junk"]
+    samples = [{"image": value, "key": key} for key in keys for value in tries]
+
+    summary = pack(samples, tmp_path, {"image": Image()}, on_error="skip", workers=workers)
+
+    reader = PackedReader(tmp_path)
+    assert reader.keys() == keys
+    assert {reader.sample(i)["image"].shape for i in range(50)} == {PIXELS.shape}
+    names = [item for item, _ in summary.rejected]
+    assert names == [f"sample {i} (key 'k{i // 4}')" for i in range(200) if i % 4 != 1]
+    assert "another sample has this key" in summary.rejected[1][1]
+
+
+def test_a_field_may_be_called_self(tmp_path: Path) -> None:
+    pack([{"self": "x"}], tmp_path, {"self": Text()})
+
+    assert PackedReader(tmp_path).sample(0) == {"self": "x"}
+
+
 # ------------------------------------------------------------------------------ how it ends
 
 
@@ -479,6 +593,9 @@ def test_options_out_of_range_are_refused_before_anything_is_made(tmp_path: Path
         {"shard_bytes": 0},
         {"format": "zip"},
         {"on_error": "x"},
+        {"provenance": {"from": tmp_path}},
+        {"provenance": {"lr": float("nan")}},
+        {"provenance": ["a"]},
     ]
     for option in options:
         with pytest.raises(ValueError, match="must be"):
@@ -487,6 +604,16 @@ def test_options_out_of_range_are_refused_before_anything_is_made(tmp_path: Path
         Writer(tmp_path / "out", {"a": Text()}, defaults=["b"])
 
     assert not (tmp_path / "out").exists()
+
+
+def test_what_becomes_of_the_provenance_later_is_not_written(tmp_path: Path) -> None:
+    provenance: dict[str, Any] = {"by": ["me"]}
+
+    with Writer(tmp_path, {"a": Text()}, provenance=provenance) as writer:
+        provenance["by"].append(object())
+        writer.add(a="x")
+
+    assert read_manifest(tmp_path).provenance["by"] == ["me"]
 
 
 # ------------------------------------------------------------------------------ pack()

@@ -67,7 +67,9 @@ def merge(
         staged = _stage(staging, readers, link=link, on_link=on_link)
         made_from = [origin(reader.path, reader.manifest) for reader in readers]
         provenance = {"command": "merge", "sources": made_from}
-        return staging.publish(staged, readers[0].schema, provenance, readers[0].path)
+        manifest = staging.prepare(staged, readers[0].schema, provenance, readers[0].path)
+        staging.publish()
+        return manifest
 
 
 def append(
@@ -100,7 +102,9 @@ def append(
         provenance: dict[str, Any] = before | {
             "appended": [*before.get("appended", ()), *made_from]
         }
-        return staging.publish(staged, grown.schema, provenance, grown.path)
+        manifest = staging.prepare(staged, grown.schema, provenance, grown.path)
+        staging.publish()
+        return manifest
 
 
 def _check_alike(readers: Sequence[PackedReader]) -> None:
@@ -185,8 +189,10 @@ def copy_shard(source: Path, target: Path, info: ShardInfo) -> None:
         with open(target, "rb+") as file:
             os.fsync(file.fileno())
         digest = hash_file(target)
-    except OSError as error:
+    except BaseException as error:
         target.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise PackError(f"it cannot be written ({error.strerror or error})", target) from error
     if digest != info.xxh3_128:
         target.unlink()

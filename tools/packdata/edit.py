@@ -52,7 +52,8 @@ class CopyOptions:
         on: The column of these files, and the field of the dataset, by which they match; of a
             label, classes match by name or number.
         kinds: Kind of an added column, by name, where it should not be guessed.
-        skip_missing: Leave out samples that the file lacks, instead of refusing.
+        skip_missing: Leave out samples that the file lacks, or whose label it leaves empty,
+            instead of refusing.
         codec: Codec for the pictures.
         quality: Quality for ``jpeg``, ``webp`` and ``dct``; if given, pictures that have the codec
             already are encoded anew too.
@@ -116,6 +117,7 @@ def copy_dataset(
     overwrite: bool = False,
     workers: int | None = None,
     tick: Callable[[int], object] = int,
+    note: Callable[[str], object] = str,
 ) -> Manifest:
     """Write a changed copy of a packed dataset; what is not to be changed is copied byte for byte.
 
@@ -128,6 +130,7 @@ def copy_dataset(
         overwrite: Replace a dataset at ``dst``.
         workers: Threads that encode pictures; all cores by default.
         tick: Called with the number of samples written, one at a time.
+        note: Called with what is no error and deserves a look: rows to add that no sample has.
 
     Raises:
         SchemaError: The condition or a field's name does not fit the dataset.
@@ -143,8 +146,12 @@ def copy_dataset(
     table = None
     if options.add is not None:
         field = reader.schema.fields.get(options.on)
-        table = read_table(options.add, options.on, options.kinds, field)
+        table = read_table(
+            options.add, options.on, options.kinds, field, skip_missing=options.skip_missing
+        )
     plan = _Plan(reader, table, options)
+    for text in plan.notes():
+        note(text)
     with one_opencv_thread():
         return write_dataset(
             dst,
@@ -207,6 +214,14 @@ class _Plan:
         if unknown := sorted(self.updates.keys() - {*self.keys}):
             what = f"it names {counted(len(unknown), 'sample')} that are not there: "
             raise SourceError(what + ", ".join(unknown[:_SHOWN]), self.options.update or "")
+
+    def notes(self) -> Iterator[str]:
+        """Yield what is no error: a table may be of more samples than are here, all splits say."""
+        keys = {*self.keys}
+        if self.table is not None and (extra := [k for k in self.table.records if k not in keys]):
+            are = "is" if len(extra) == 1 else "are"
+            rows = f"{len(extra)} of its {counted(len(self.table.records), 'row')}"
+            yield f"{self.options.add}: {rows} {are} of no sample here: {_few(extra)}"
 
     def _schema(self) -> Schema:
         old = self.reader.schema

@@ -20,6 +20,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -192,21 +193,8 @@ class Journal:
             exists: Whether the finished shard of a target is still there; lines from the first
                 lost one on are dropped.
         """
-        try:
-            lines = path.read_bytes().splitlines(keepends=True)
-        except FileNotFoundError:
-            return None
-        header = _parse_header(lines[0] if lines else b"", path)
-        if header is None:
-            return None
-        state, size = State(), len(lines[0])
-        for raw in lines[1:]:
-            line = _parse(raw)
-            if line is None or not _applies(line, exists):
-                break
-            state.apply(line)
-            size += len(raw)
-        return cls(path, header, state, size)
+        found = _read(path, exists)
+        return None if found is None else cls(path, *found)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Write a line durably and take it into the state."""
@@ -221,6 +209,33 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def read_journal(path: Path) -> tuple[Header, State] | None:
+    """Return what a journal says, whoever is writing it; None if there is none."""
+    found = _read(path, lambda *_: True)
+    return None if found is None else found[:2]
+
+
+def _read(
+    path: Path, exists: Callable[[str, ShardInfo], bool]
+) -> tuple[Header, State, int] | None:
+    """Return header, state and size of a journal, up to where it can be trusted."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    header = _parse_header(lines[0] if lines else b"", path)
+    if header is None:
+        return None
+    state, size = State(), len(lines[0])
+    for raw in lines[1:]:
+        line = _parse(raw)
+        if line is None or not _applies(line, exists):
+            break
+        state.apply(line)
+        size += len(raw)
+    return header, state, size
 
 
 def _dump(line: Mapping[str, Any]) -> bytes:
@@ -275,27 +290,43 @@ class TargetLock:
     def _acquire(self, fd: int) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same_file(fd, self.path):  # else its last owner finished, and removed it
+                with suppress(OSError):  # a full disk: it is for people, and costs nobody the lock
+                    os.ftruncate(fd, 0)
+                    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+                self._fd = fd
         except BlockingIOError:
-            pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            os.close(fd)
-            who = f"process {pid}" if pid.isdigit() else "another process"
-            what = f"{who} is packing into it"
+            what = f"{_owner(fd)} is packing into it"
             raise PackError(what, self.path.parent.parent, "Wait for it, or stop it") from None
-        except OSError:
-            os.close(fd)
-            raise
-        if not _is_same_file(fd, self.path):  # its last owner finished, and removed it, just now
-            os.close(fd)
-            return
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        self._fd = fd
+        finally:
+            if self._fd < 0:
+                os.close(fd)
 
     def release(self) -> None:
         """Give the lock back; may be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def lock_owner(path: Path) -> str | None:
+    """Return who holds the lock at a path, in words; None if nobody does."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(fd)
+    finally:
+        os.close(fd)
+    return None
+
+
+def _owner(fd: int) -> str:
+    pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+    return f"process {pid}" if pid.isdigit() else "another process"
 
 
 def _is_same_file(fd: int, path: Path) -> bool:

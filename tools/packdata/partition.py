@@ -70,7 +70,7 @@ def split(
     Raises:
         ValueError: The fractions are not fractions, or the options contradict each other.
         SchemaError: The dataset lacks what the division goes by.
-        PackError: A part would be empty, or its folder is taken.
+        PackError: A part would be empty, its folder is taken, or is the source itself.
     """
     reader = PackedReader(src, check=True)
     by_document = has_tokens(reader.schema)
@@ -85,35 +85,38 @@ def split(
             raise ValueError(f"a part is named by a plain folder name, got {name!r}")
         if not len(chosen):
             raise PackError(f"part {name!r} would be empty", reader.path, "Give it a larger share")
-        check_target(Path(dst) / name, overwrite=overwrite)
+        _check_part(Path(dst) / name, reader.path, overwrite=overwrite)
     chosen_format = format or format_of(reader.manifest)
     check_shard_options(chosen_format, shard_bytes)
     options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
     rows = rows_of_documents if by_document else _samples
-    with ExitStack() as stack:  # all parts are staged before the first is published
-        ready = {}
+    made: dict[str, Manifest] = {}
+    with ExitStack() as stack:  # all are staged before one is published, published before one goes
+        ready: list[Staging] = []
         for name, chosen in zip(parts, indices, strict=True):
             staging = stack.enter_context(Staging(Path(dst) / name, overwrite=overwrite))
             samples = rows(reader, chosen, tick)
-            ready[name] = (
-                staging,
-                stage(
-                    staging, reader.schema, samples, format=chosen_format, shard_bytes=shard_bytes
-                ),
+            staged = stage(
+                staging, reader.schema, samples, format=chosen_format, shard_bytes=shard_bytes
             )
-        return {
-            name: staging.publish(
-                staged,
-                reader.schema,
-                {
-                    "command": "split",
-                    "source": origin(reader.path, reader.manifest),
-                    "options": options | {"part": name},
-                },
-                reader.path,
-            )
-            for name, (staging, staged) in ready.items()
-        }
+            provenance = {
+                "command": "split",
+                "source": origin(reader.path, reader.manifest),
+                "options": options | {"part": name},
+            }
+            made[name] = staging.prepare(staged, reader.schema, provenance, reader.path)
+            ready.append(staging)
+        for staging in ready:
+            staging.publish()
+    return made
+
+
+def _check_part(folder: Path, source: Path, *, overwrite: bool) -> None:
+    """Raise PackError if a part's folder is taken, or is the dataset that is divided."""
+    if folder.exists() and folder.samefile(source):
+        what = "this part would take the place of the dataset that is divided"
+        raise PackError(what, folder, "Choose another folder for the parts")
+    check_target(folder, overwrite=overwrite)
 
 
 def _samples(

@@ -33,7 +33,7 @@ import simplejpeg
 
 from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError
-from packdata.headers import Header, exif_orientation, jpeg_segments, read_header
+from packdata.headers import Header, jpeg_segments, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,7 +52,15 @@ _PIL_ERRORS = (
     *(OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError),
     *(struct.error, OverflowError, RuntimeError, Warning),
 )
-_TIFF_STARTS = (b"II*\0", b"MM\0*")
+# By how a TIFF starts (BigTIFF below): byte order, where the first directory's offset stands, the
+# types of offsets and of the number of entries, the length of an entry.
+_TIFFS = {
+    b"II*\0": ("<", 4, "I", "H", 12),
+    b"MM\0*": (">", 4, "I", "H", 12),
+    b"II+\0": ("<", 8, "Q", "Q", 20),
+    b"MM\0+": (">", 8, "Q", "Q", 20),
+}
+_ORIENTATION_TAG = 0x0112
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +232,30 @@ def _decode_other(data: bytes) -> tuple[Array, str, list[str]]:
         notes.append("cmyk")
     if _has_more(image):
         notes.append("animated")
-    if data[:4] in _TIFF_STARTS and image.mode.startswith("RGB") and 16 in _tiff_bits(image):
-        pixels, notes = _turn(_decode_cv2(data, "tiff"), exif_orientation(data), notes)
+    if data[:4] in _TIFFS and image.mode.startswith("RGB") and 16 in _tiff_bits(image):
+        pixels = _decode_cv2(_without_orientation(data), "tiff")
+        if image.mode != "RGBA":  # OpenCV takes any fourth channel for alpha
+            pixels = pixels[:, :, :3]
+        orientation = open_pil(data).getexif().get(_ORIENTATION_TAG, 1)  # image is turned already
+        pixels, notes = _turn(pixels, orientation, notes)
     return pixels, name, notes or [f"odd {name}"]
+
+
+def _without_orientation(data: bytes) -> bytes:
+    """Return a TIFF whose pixels OpenCV leaves as they lie: some of its versions turn them unasked."""
+    order, at, offset, count, length = _TIFFS[bytes(data[:4])]
+    changed = bytearray(data)
+    upright = struct.pack(f"{order}HH{offset}H", _ORIENTATION_TAG, 3, 1, 1).ljust(length, b"\0")
+    try:
+        (start,) = struct.unpack_from(f"{order}{offset}", data, at)
+        (num,) = struct.unpack_from(f"{order}{count}", data, start)
+        first = start + struct.calcsize(f"{order}{count}")
+        for entry in range(first, first + num * length, length):
+            if struct.unpack_from(f"{order}H", data, entry) == (_ORIENTATION_TAG,):
+                changed[entry : entry + length] = upright
+    except struct.error as error:
+        raise CodecError(f"the tiff is cut or damaged ({error})") from error
+    return bytes(changed)
 
 
 def _has_more(image: PIL.Image.Image) -> bool:
@@ -301,16 +330,18 @@ def _narrow(values: Array) -> npt.NDArray[np.uint16]:
 
 
 def _turn(pixels: Array, orientation: int, notes: list[str]) -> tuple[Array, list[str]]:
-    """Apply Exif's orientation."""
-    if orientation == 1:
-        return pixels, notes
-    if orientation >= 5:
+    return turned(pixels, orientation), notes if orientation == 1 else [*notes, "rotated"]
+
+
+def turned(pixels: Array, orientation: int) -> Array:
+    """Apply Exif's orientation; 1 and what is none leave the pixels as they are."""
+    if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
         pixels = pixels[::-1]
     if orientation in (2, 3, 6, 7):
         pixels = pixels[:, ::-1]
-    return np.ascontiguousarray(pixels), [*notes, "rotated"]
+    return np.ascontiguousarray(pixels)
 
 
 def _flatten(pixels: Array, notes: list[str]) -> tuple[Array, list[str]]:
@@ -345,7 +376,7 @@ def _to_channels(pixels: Array, channels: int) -> Array:
 
 
 def decode_mask(data: bytes) -> Array:
-    """Return a mask as H x W, uint8 or uint16, its integers exactly as stored.
+    """Return a mask as H x W, uint8 or uint16, upright, its integers exactly as stored.
 
     Palette files give indices, not colors; 1-, 2- and 4-bit files their values (0 and 1, not 0 and
     255). Color files pass if their channels are equal, transparency if it is opaque.
@@ -380,13 +411,14 @@ def _mask_values(data: bytes, header: Header | None) -> Array:
     values = _decode_cv2(data, "png")
     if header.depth in (2, 4) and header.color == "gray":
         values = values // (255 // (2**header.depth - 1))  # decoders stretch them to 8 bits
-    return values
+    return turned(values, header.orientation)
 
 
 def _decode_indices(data: bytes) -> Array:
     image = open_pil(data)
     try:
-        values = np.asarray(image)
+        image.load()  # also what Exif says behind the pixels
+        values = np.asarray(PIL.ImageOps.exif_transpose(image))
         if image.mode == "F":
             raise ValueError("its values are floats")
         if image.mode == "I":

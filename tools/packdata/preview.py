@@ -303,7 +303,8 @@ def _add_pictures(tile: _Tile, fields: Mapping[str, Field], values: Mapping[str,
     arrays = [values[n] for n, kind in fields.items() if isinstance(kind, Image) and n in values]
     masks = [values[n] for n, kind in fields.items() if isinstance(kind, Mask) and n in values]
     for n, kind in fields.items():
-        if n in values and isinstance(kind, Array) and is_plane(kind):
+        # An array without a number has no slice: its size stands below an empty square.
+        if n in values and isinstance(kind, Array) and is_plane(kind) and values[n].size:
             picture = middle_slice(values[n], kind.spatial or 0)
             is_mask = is_array_mask(kind, fields)
             masks += [picture[..., 0]] if is_mask else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from loaders.manifest import (
 )
 from packdata.combine import copy_shard
 from packdata.journal import LOCK_NAME, TargetLock
-from packdata.target import PACKING_NAME
+from packdata.target import PACKING_NAME, check_unclaimed
 from packdata.verify import file_fault, size_fault
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def repair(
         work.mkdir(exist_ok=True)
         lock = TargetLock(work / LOCK_NAME)
         try:
+            check_unclaimed(folder)
             for info, twin in zip(wanted.shards, copy.shards, strict=True):
                 _repair_shard(folder, info, other / twin.file, work / f"{info.file}.tmp", done)
                 tick(info.size_bytes)
@@ -85,7 +87,8 @@ def repair(
             (work / LOCK_NAME).unlink(missing_ok=True)
             lock.release()
             if not existed:
-                work.rmdir()
+                with suppress(OSError):  # what ended it counts, not what is left there
+                    work.rmdir()
     except OSError as error:
         raise PackError(f"it cannot be written ({error.strerror or error})", folder) from error
     if restored and done.failed:

@@ -1,7 +1,8 @@
 """Writing records as a new dataset, or adding shards to one: staged first, published last.
 
 All that a command writes lies in ``DST/.packing`` until it is complete; then the shards get free
-names and the manifest is replaced. Whatever goes wrong before that leaves the target as it was.
+names and the manifest is replaced. Whatever goes wrong before that leaves the target as it was; of
+a command that was killed, the next one removes what lies in the target already.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +21,16 @@ import lmdb
 from loaders.errors import ManifestError, PackError
 from loaders.formats import write_shard
 from loaders.manifest import (
+    MANIFEST_NAME,
     Manifest,
     ShardInfo,
+    manifest_bytes,
     publish_bytes,
-    publish_manifest,
+    publish_file,
     read_manifest,
 )
-from packdata.journal import JOURNAL_NAME, LOCK_NAME, TargetLock
+from packdata.journal import JOURNAL_NAME, LOCK_NAME, TargetLock, read_journal
+from packdata.leftovers import record_changes, remove_leftovers
 from packdata.settings import OVERWRITE
 from packdata.shards import (
     DEFAULT_SHARD_BYTES,
@@ -35,16 +40,24 @@ from packdata.shards import (
     check_shard_options,
     shard_name,
 )
-from packdata.target import PACKING_NAME, REJECTED_NAME, find_datasets, missing_folders
+from packdata.target import (
+    PACKING_NAME,
+    REJECTED_NAME,
+    check_unclaimed,
+    find_datasets,
+    missing_folders,
+)
 from packdata.verify import file_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
     from loaders.schema import Schema
     from packdata.recipe import Records
 
+_MAX_ORIGINS = 8  # nested in a manifest: of a dataset copied daily JSON could not read all
+_STAGED_MANIFEST = "manifest.staged"
 _NUMBER = re.compile(r"shard-(\d+)\.")
 
 
@@ -68,29 +81,56 @@ class Staging:
         self._overwrite, self._extend = overwrite, extend
         self._made = missing_folders(self.folder)
         self._lock: TargetLock | None = None
+        self._moves: dict[str, str] = {}  # staged file by its name in the dataset
 
     def __enter__(self) -> Self:
-        check_target(self.folder, overwrite=self._overwrite or self._extend)
+        self._check_target()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = TargetLock(self.path / LOCK_NAME)
-        except OSError as error:
-            raise PackError(_cannot_write(error), self.folder) from error
-        try:
             self._take_over()
-        except BaseException:
-            self._lock.release()
+        except BaseException as error:
+            self._withdraw()
+            if isinstance(error, OSError):
+                raise PackError(_cannot_write(error), self.folder) from error
             raise
         return self
 
+    def _check_target(self) -> None:
+        check_target(self.folder, overwrite=self._overwrite or self._extend)
+
+    def _withdraw(self) -> None:
+        """Leave the folder as it was found."""
+        if self._lock is not None and [p.name for p in self.path.iterdir()] == [LOCK_NAME]:
+            (self.path / LOCK_NAME).unlink()
+        for folder in (self.path, *self._made):
+            with suppress(OSError):  # it was never made, or another command works in it
+                folder.rmdir()
+        if self._lock is not None:
+            self._lock.release()
+
     def _take_over(self) -> None:
         """Clear what a command that was ended has left, unless it can be finished."""
-        if (self.path / JOURNAL_NAME).exists() and not self._overwrite:
-            hint = f"Run the same 'packdata' command again, it continues; or {OVERWRITE}"
-            raise PackError("packing into it was not finished", self.folder, hint)
+        check_unclaimed(self.folder)
+        self._check_target()  # again: now nobody else can change what is there
+        if not self._overwrite:
+            self._check_journal()
+        remove_leftovers(self.folder, self.path)
         for left in self.path.iterdir():
             if left.name != LOCK_NAME:
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+
+    def _check_journal(self) -> None:
+        """Raise PackError if something can still be made of an unfinished packing."""
+        if not (self.path / JOURNAL_NAME).exists():
+            return
+        found = read_journal(self.path / JOURNAL_NAME)
+        hint = f"Run the same 'packdata' command again, it continues; or {OVERWRITE}"
+        if found is not None and not found[0].resumable:
+            if found[1].done is None:
+                return  # of a Writer that was killed: nobody can go on with it
+            hint = f"Open a Writer there, it publishes what is complete; or {OVERWRITE}"
+        raise PackError("packing into it was not finished", self.folder, hint)
 
     def __exit__(
         self,
@@ -99,8 +139,13 @@ class Staging:
         traceback: TracebackType | None,
     ) -> None:
         assert self._lock is not None
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.release()
+        try:
+            remove_leftovers(self.folder, self.path)  # of the old dataset, or of ours if it failed
+        except OSError as left:
+            error = error or left
+        finally:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock.release()
         if error is not None:
             with suppress(OSError):  # something lies in it
                 for folder in self._made:
@@ -108,55 +153,57 @@ class Staging:
         if isinstance(error, OSError | lmdb.Error):
             raise PackError(_cannot_write(error), self.folder) from error
 
-    def publish(
+    def prepare(
         self,
         staged: Sequence[ShardInfo],
         schema: Schema,
         provenance: Mapping[str, Any],
         files_of: Path | None = None,
     ) -> Manifest:
-        """Give staged shards free names in the folder and make them the dataset.
+        """Make all ready that ``publish`` renames into the folder; return the manifest to come.
 
-        With ``extend`` they follow the shards that are there; else those are deleted, and the list
-        of what their packing left out. Files that the schema names besides are copied from
-        ``files_of``, a dataset that has them.
+        With ``extend`` the staged shards follow those that are there; else those are replaced, and
+        the list of what their packing left out goes with them. Files that the schema names besides
+        are copied from ``files_of``, a dataset that has them.
         """
-        self._copy_files(schema, files_of)
-        old = _shards_of(self.folder)
-        old_files = _files_of(self.folder)
+        old, old_files = _contents_of(self.folder)
         first = _free_number(self.folder)
         named = [
             replace(info, file=shard_name("shard", first + i, _format_of(info)))
             for i, info in enumerate(staged)
         ]
-        shards = (*(old if self._extend else ()), *named)
-        manifest = Manifest(schema, shards, provenance)
-        moved: list[Path] = []
-        try:
-            for info, new in zip(staged, named, strict=True):
-                os.rename(self.path / info.file, self.folder / new.file)
-                moved.append(self.folder / new.file)
-            publish_manifest(
-                self.folder, manifest
-            )  # makes the names durable too: it syncs the folder
-        except BaseException:
-            if _shards_of(self.folder) != shards:  # or it happened just after publishing
-                for path in moved:
-                    path.unlink(missing_ok=True)
-            raise
+        manifest = Manifest(schema, (*(old if self._extend else ()), *named), provenance)
+        self._moves = {new.file: info.file for info, new in zip(staged, named, strict=True)}
+        self._moves |= self._copy_files(schema, files_of)
+        publish_bytes(self.path / _STAGED_MANIFEST, manifest_bytes(manifest))
         replaced = [] if self._extend else [REJECTED_NAME, *(info.file for info in old)]
-        for name in {*replaced, *old_files} - {*schema.files}:
-            (self.folder / name).unlink(missing_ok=True)
+        came = {
+            name: self.path / file
+            for name, file in self._moves.items()
+            if not (self.folder / name).exists()  # a file that is damaged stays one of the old
+        }
+        record_changes(self.path, came, {*replaced, *old_files})
         return manifest
 
-    def _copy_files(self, schema: Schema, source: Path | None) -> None:
+    def publish(self) -> None:
+        """Make a dataset of what was prepared; leaving ``with`` deletes the one before."""
+        for name, file in self._moves.items():
+            os.rename(self.path / file, self.folder / name)
+        # makes the names durable too: it syncs the folder
+        publish_file(self.path / _STAGED_MANIFEST, self.folder / MANIFEST_NAME)
+
+    def _copy_files(self, schema: Schema, source: Path | None) -> dict[str, str]:
+        """Stage what the schema names besides shards; return the staged file by its name."""
+        copied: dict[str, str] = {}
         for name, digest in schema.files.items():
             if file_fault(self.folder / name, digest) is None:
                 continue
             what = "nobody has it" if source is None else file_fault(source / name, digest)
             if what is not None or source is None:
                 raise PackError(f"its file {name} cannot be copied: {what}", source or self.folder)
-            publish_bytes(self.folder / name, (source / name).read_bytes())
+            publish_bytes(self.path / name, (source / name).read_bytes())
+            copied[name] = name
+        return copied
 
 
 def check_target(folder: Path, *, overwrite: bool = False) -> None:
@@ -169,18 +216,13 @@ def _cannot_write(error: Exception) -> str:
     return f"it cannot be written ({getattr(error, 'strerror', None) or error})"
 
 
-def _files_of(folder: Path) -> Mapping[str, str]:
+def _contents_of(folder: Path) -> tuple[tuple[ShardInfo, ...], Mapping[str, str]]:
+    """Return the shards and the other files of the dataset that is there."""
     try:
-        return read_manifest(folder).schema.files
-    except ManifestError:
-        return {}
-
-
-def _shards_of(folder: Path) -> tuple[ShardInfo, ...]:
-    try:
-        return read_manifest(folder).shards
+        manifest = read_manifest(folder)
     except ManifestError:  # none yet, or one that cannot tell which files are its own
-        return ()
+        return (), {}
+    return manifest.shards, manifest.schema.files
 
 
 def _free_number(folder: Path) -> int:
@@ -200,7 +242,51 @@ def format_of(manifest: Manifest) -> Format:
 def origin(path: Path, manifest: Manifest) -> dict[str, Any]:
     """Describe a source for the provenance of what is made from it: no path above its own name."""
     described = {"name": path.absolute().name, "fingerprint": manifest.fingerprint}
-    return described | {"provenance": dict(manifest.provenance)}
+    return described | {"provenance": _bounded(manifest.provenance, _MAX_ORIGINS - 1)}
+
+
+def _bounded(provenance: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """Return a provenance whose origins nest this deep at most: behind the last comes the first."""
+
+    def cut(described: Any) -> Any:
+        if not _has_provenance(described):
+            return described
+        if depth == 1:
+            return _first_origin(described)
+        return {**described, "provenance": _bounded(described["provenance"], depth - 1)}
+
+    many = {n: list(map(cut, _listed(provenance, n))) for n in ("sources", "appended")}
+    one = {"source": cut(provenance.get("source"))}
+    return {**provenance, **{name: made for name, made in (one | many).items() if made}}
+
+
+def _first_origin(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a dataset was made from in the beginning, and how many copies are left out."""
+    left_out = 0
+    while True:
+        provenance = described["provenance"]
+        left_out += int(described.get("left_out", 0))
+        inner = [provenance.get("source"), *_listed(provenance, "sources")]
+        before = next(filter(_has_provenance, inner), None)
+        if before is None:
+            break
+        described, left_out = before, left_out + 1
+    names = [
+        {name: value for name, value in each.items() if name != "provenance"}
+        for each in _listed(provenance, "appended")
+        if isinstance(each, Mapping)
+    ]
+    first = {**described, "provenance": {**provenance, **({"appended": names} if names else {})}}
+    return first | ({"left_out": left_out} if left_out else {})
+
+
+def _listed(provenance: Mapping[str, Any], name: str) -> list[Any]:
+    value = provenance.get(name)
+    return value if isinstance(value, list) else []  # a Writer is given what its caller likes
+
+
+def _has_provenance(described: Any) -> bool:
+    return isinstance(described, Mapping) and isinstance(described.get("provenance"), Mapping)
 
 
 def write_dataset(
@@ -232,7 +318,9 @@ def write_dataset(
     check_shard_options(format, shard_bytes)
     with Staging(dst, overwrite=overwrite) as staging:
         staged = stage(staging, schema, samples, format=format, shard_bytes=shard_bytes)
-        return staging.publish(staged, schema, provenance or {}, files_of)
+        manifest = staging.prepare(staged, schema, provenance or {}, files_of)
+        staging.publish()
+        return manifest
 
 
 def stage(

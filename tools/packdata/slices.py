@@ -35,7 +35,7 @@ def middle_slice(array: npt.NDArray[Any], spatial: int) -> npt.NDArray[Any]:
     """Return the middle slice along all spatial axes but the last two.
 
     Args:
-        array: ``(H, W)``, ``(C, H, W)``, ``(C, D, H, W)``, ...
+        array: ``(H, W)``, ``(C, H, W)``, ``(C, D, H, W)``, ...; no axis of length 0.
         spatial: How many axes are spatial, at least 2.
 
     Returns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from loaders.codecs import codec_for
 from loaders.codecs.picture import PictureCodec
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
-from packdata.pictures import decode_mask, decode_picture
+from packdata.headers import read_header
+from packdata.pictures import decode_mask, decode_picture, turned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +43,32 @@ def stored_picture(
     return _encoder(field, quality)(array), size
 
 
+def check_takes_files(field: Image | Mask) -> None:
+    """Raise CodecError if files have no pixels such as the field's: they hold 8 or 16 bits."""
+    if isinstance(field, Mask):
+        return
+    if field.dtype not in ("uint8", "uint16") or field.channels not in (1, 3, 4):
+        what = f"{field.dtype} of H x W x {field.channels}"
+        raise CodecError(
+            f"takes arrays ({what}), not files: those hold uint8 or uint16 of 1, 3 or 4 channels; "
+            "read the file yourself and give what should be stored"
+        )
+
+
 def _image(data: bytes, field: Image) -> tuple[Array, bool]:
-    if field.channels not in (1, 3):
-        return PictureCodec(field).decode(np.frombuffer(data, np.uint8)), True
+    if field.channels == 4:
+        return _with_alpha(data, field)
     picture = decode_picture(data, channels=field.channels, dtype=field.dtype)
     return picture.pixels, not picture.changes and picture.format in _KEPT
+
+
+def _with_alpha(data: bytes, field: Image) -> tuple[Array, bool]:
+    """Return RGBA as the file has it, upright, and whether readers would see that in the file."""
+    header = read_header(data)
+    pixels = PictureCodec(replace(field, codec="png")).decode(np.frombuffer(data, np.uint8))
+    if header is None or header.orientation == 1:
+        return pixels, True
+    return turned(pixels, header.orientation), False
 
 
 def _mask(data: bytes, field: Mask) -> tuple[Array, bool]:

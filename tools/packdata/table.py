@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Field, Json, Label, MultiLabel, Text, check_field_name
+from packdata.describe import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,8 @@ def read_table(
     on: str,
     kinds: Mapping[str, str] | None = None,
     field: Field | None = None,
+    *,
+    skip_missing: bool = False,
 ) -> Table:
     """Read a CSV file with a header line.
 
@@ -60,9 +63,11 @@ def read_table(
         kinds: By column name one of ``KINDS``.
         field: What the keys are in the dataset: those of a label are named in the table by class
             or number, and in the result by class.
+        skip_missing: Leave out rows without a label, instead of refusing.
 
     Raises:
-        SourceError: The file is no such table, names a key twice, or a value is not of its kind.
+        SourceError: The file is no such table, names a key twice, lacks a label, or a value is not
+            of its kind.
     """
     path, kinds = Path(path), kinds or {}
     header, rows = _read(path)
@@ -76,18 +81,40 @@ def read_table(
             raise SourceError(
                 f"column {name!r} cannot be read as {kind!r}; kinds are {', '.join(KINDS)}", path
             )
+    labels = [name for name, kind in kinds.items() if kind == "label"]
+    numbers = _labeled(header, rows, labels, path, skip_missing)
+    rows, keys = [rows[n - 1] for n in numbers], [keys[n - 1] for n in numbers]
     fields: dict[str, Field] = {}
     records: dict[str, dict[str, bytes]] = {key: {} for key in keys}
-    for name in header:
-        if name == on:
-            continue
+    for name in added:
         values = _column(header, rows, name)
         fields[name], parse = _field(name, values, kinds.get(name), path)
-        for i, (key, text) in enumerate(zip(keys, values, strict=True)):
-            records[key][name] = _record(
-                fields[name], parse, text, f"row {i + 1}, column {name!r}", path
-            )
+        for n, key, text in zip(numbers, keys, values, strict=True):
+            where = f"row {n}, column {name!r}"
+            records[key][name] = _record(fields[name], parse, text, where, path)
     return Table(fields, records)
+
+
+def _labeled(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    labels: Sequence[str],
+    path: Path,
+    skip_missing: bool,
+) -> list[int]:
+    """Return the numbers of the rows, from 1, that have a label in each of these columns."""
+    lacking: set[int] = set()
+    for name in labels:
+        empty = [n for n, text in enumerate(_column(header, rows, name), 1) if not text.strip()]
+        if empty and not skip_missing:
+            more = f" (and of {counted(len(empty) - 1, 'more row')})" if len(empty) > 1 else ""
+            what = f"row {empty[0]}, column {name!r}: its label{more} is missing"
+            hint = "Fill it in, or leave out what has none with '--missing skip'"
+            raise SourceError(what, path, hint)
+        lacking.update(empty)
+    if len(lacking) == len(rows) > 0:
+        raise SourceError(f"no row has a label in {', '.join(map(repr, labels))}", path)
+    return [n for n in range(1, len(rows) + 1) if n not in lacking]
 
 
 def read_updates(path: Path | str, on: str, schema: Schema) -> dict[str, dict[str, bytes]]:
@@ -121,10 +148,19 @@ def read_updates(path: Path | str, on: str, schema: Schema) -> dict[str, dict[st
         parse = _parser(field, f"column {name!r}", path)
         for i, (key, text) in enumerate(zip(keys, _column(header, rows, name), strict=True)):
             if text:
-                found[key][name] = _record(
-                    field, parse, text, f"row {i + 1}, column {name!r}", path
-                )
+                where = f"row {i + 1}, column {name!r}"
+                found[key][name] = _record(field, parse, text, where, path, _remedy(field, name))
     return found
+
+
+def _remedy(field: Field, name: str) -> str:
+    """Return what to do about a value that a field does not take."""
+    if not isinstance(field, Label) or field.classes is None:
+        return ""
+    return (
+        f"For another class copy with --fields and without {name!r} first, then give all labels "
+        f"anew: --add FILE.csv --as {name}=label"
+    )
 
 
 def _parser(field: Field, where: str, path: Path) -> Callable[[str], Any]:
@@ -246,10 +282,12 @@ def _float(text: str) -> float:
     return float(text) if text else float("nan")
 
 
-def _record(field: Field, parse: Callable[[str], Any], text: str, where: str, path: Path) -> bytes:
+def _record(
+    field: Field, parse: Callable[[str], Any], text: str, where: str, path: Path, hint: str = ""
+) -> bytes:
     try:
         return codec_for(field).encode(parse(text))
     except (ValueError, OverflowError, RecursionError, CodecError) as error:
         kind = field.dtype if isinstance(field, Array) else field.kind
         shown = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[: _MAX_SHOWN_CHARS - 1]}…"
-        raise SourceError(f"{where}: {shown!r} is not {kind} ({error})", path) from error
+        raise SourceError(f"{where}: {shown!r} is not {kind} ({error})", path, hint) from error

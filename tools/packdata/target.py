@@ -17,6 +17,7 @@ import re
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from loaders.errors import LoadersError, ManifestError, PackError
@@ -39,13 +40,15 @@ from packdata.journal import (
     State,
     TargetLock,
     flatten_plan,
+    lock_owner,
+    read_journal,
 )
+from packdata.leftovers import leftovers, remove_leftovers
 from packdata.settings import OVERWRITE
 from packdata.shards import Format, shard_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from loaders.columns import Column
 
@@ -55,6 +58,7 @@ REJECTED_NAME = "rejected.jsonl"
 _STAGED = "shards"
 _NEVER_OURS = frozenset({PACKING_NAME, "lost+found"})
 _NUMBERED = re.compile(r"shard-(\d+)\.")
+_MAX_DEPTH = 2  # of a target below the destination: split/size
 _GO_ON = "run the same command again: it continues"
 
 
@@ -92,8 +96,15 @@ class Packing:
                 self._existing(overwrite)  # refuses before anything is created
             self._created = missing_folders(dst)
             dst.mkdir(parents=True, exist_ok=True)
-            self._lock = TargetLock(self._work / LOCK_NAME)
             try:
+                self._lock = TargetLock(self._work / LOCK_NAME)
+            except OSError:
+                self._remove_empty()
+                raise
+            try:
+                self._check_neighbours()
+                for folder in self.folders:
+                    remove_leftovers(dst / folder, dst / folder / PACKING_NAME)
                 self.journal = self._open_journal(flatten_plan(plan), overwrite, resumable)
             except BaseException:
                 if not (self._work / JOURNAL_NAME).exists():
@@ -110,6 +121,15 @@ class Packing:
     def state(self) -> State:
         """How far the packing has come."""
         return self.journal.state
+
+    def _check_neighbours(self) -> None:
+        """Raise PackError if another command works in a folder above, or in one of the targets."""
+        check_unclaimed(self.dst)
+        for folder in filter(None, self.folders):
+            owner = lock_owner(self.dst / folder / PACKING_NAME / LOCK_NAME)
+            if owner is not None:
+                what, hint = f"{owner} is packing into it", "Wait for it, or stop it"
+                raise PackError(what, self.dst / folder, hint)
 
     def _open_journal(self, plan: dict[str, str], overwrite: bool, resumable: bool) -> Journal:
         journal = Journal.open(self._work / JOURNAL_NAME, self._has_shard)
@@ -131,6 +151,12 @@ class Packing:
         """Continue the packing of the journal, or return False if it is to be dropped."""
         if journal.state.done is not None:
             self.journal = journal
+            try:
+                self._check_targets()
+            except PackError:
+                if overwrite:
+                    return False
+                raise
             self._publish()  # the last run died while publishing: finish that, whatever comes next
             self._is_published = same
             return same
@@ -241,6 +267,8 @@ class Packing:
     def publish(self, contents: Mapping[str, tuple[Schema, Mapping[str, Any]]]) -> None:
         """Make datasets of the finished shards: per target its schema and provenance."""
         self.wait()
+        with _told(self.dst, "the dataset cannot be published"):
+            self._check_targets()
         done = {
             folder: {"schema": schema.to_json(), "provenance": dict(provenance)}
             for folder, (schema, provenance) in contents.items()
@@ -248,6 +276,21 @@ class Packing:
         with _told(self.dst, "the dataset cannot be published"):
             self.journal.append({"done": done})
             self._publish()
+
+    def _check_targets(self) -> None:
+        """Raise PackError if publishing would cost what others have put there meanwhile."""
+        for folder in self.folders:
+            target, shards = self.dst / folder, self.state.shards[folder]
+            replaced, _ = self.journal.header.replaces.get(folder, (None, ()))
+            there = _dataset_at(target)
+            if there is not None and there.fingerprint != replaced and not _has_any(there, shards):
+                what = "the dataset there changed while another was packed to take its place"
+                raise PackError(what, target, f"{OVERWRITE} packs anew, and replaces it as it is")
+            for shard in shards:
+                staged = self._staged(folder) / shard.file
+                if staged.exists() and os.path.lexists(target / shard.file):
+                    what = f"{shard.file} is there, and is not of this packing"
+                    raise PackError(what, target, f"Move it away. Then {_GO_ON}")
 
     def _publish(self) -> None:
         for folder in self.state.done or {}:
@@ -309,11 +352,15 @@ class Packing:
     def _clean_up(self) -> None:
         self._clear()
         (self._work / LOCK_NAME).unlink(missing_ok=True)
-        self._work.rmdir()
-        if not self._is_published:
-            with suppress(OSError):  # something else lies there by now
-                for folder in self._created:
-                    folder.rmdir()
+        if self._is_published:
+            self._work.rmdir()
+        else:
+            self._remove_empty()
+
+    def _remove_empty(self) -> None:
+        with suppress(OSError):  # something else lies there by now
+            for folder in (self._work, *self._created):
+                folder.rmdir()
 
     def __enter__(self) -> Self:
         return self
@@ -325,6 +372,27 @@ class Packing:
 def is_unfinished(dst: Path | str) -> bool:
     """Tell whether a packing into ``dst`` has begun and can be continued."""
     return os.path.exists(os.path.join(dst, PACKING_NAME, JOURNAL_NAME))
+
+
+def check_unclaimed(folder: Path) -> None:
+    """Raise PackError if a packing into a folder above is about to fill this one.
+
+    Call it with the lock on the folder in hand: who packs into the one above has the lock on that
+    and looks at this one, so that of two who come at once, one at least sees the other.
+    """
+    path = Path(os.path.abspath(folder))
+    for above in path.parents[:_MAX_DEPTH]:
+        work = above / PACKING_NAME
+        found = read_journal(work / JOURNAL_NAME)
+        if found is not None and path.relative_to(above).as_posix() not in found[0].first:
+            continue
+        owner = lock_owner(work / LOCK_NAME)
+        if owner is not None:
+            what = f"{owner} is packing into {above}, and this is a part of it"
+            raise PackError(what, folder, "Wait for it, or stop it")
+        if found is not None and found[1].done is not None:
+            what = f"a packing into {above} ended while it published, and this is a part of it"
+            raise PackError(what, folder, "First run that 'packdata' command again: it finishes")
 
 
 def missing_folders(folder: Path) -> list[Path]:
@@ -368,11 +436,12 @@ def _foreign(dst: Path, below: str, found: Mapping[str, Manifest | None]) -> Ite
     folder = dst / below
     if found.get(below) is not None or not folder.is_dir():
         return
+    left = leftovers(folder, folder / PACKING_NAME)
     inner = {f.split("/")[0] for f in _below(found, below)}
     for path in sorted(folder.iterdir()):
         if path.name in inner and path.is_dir():
             yield from _foreign(dst, f"{below}/{path.name}".lstrip("/"), found)
-        elif path.name not in _NEVER_OURS:
+        elif path.name not in _NEVER_OURS | left:
             yield path
 
 
@@ -389,6 +458,11 @@ def _free_number(folder: Path) -> int:
 
 def _replaced(existing: Mapping[str, Manifest]) -> dict[str, tuple[str, list[str]]]:
     return {folder: (m.fingerprint, _files(m)) for folder, m in existing.items()}
+
+
+def _has_any(manifest: Manifest, shards: Sequence[ShardInfo]) -> bool:
+    ours = {(shard.file, shard.xxh3_128) for shard in shards}
+    return any((shard.file, shard.xxh3_128) in ours for shard in manifest.shards)
 
 
 def _files(manifest: Manifest) -> list[str]:

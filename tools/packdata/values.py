@@ -6,7 +6,8 @@ returns the rest as work for a thread. Nothing keeps an array: the caller may ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ import numpy as np
 
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, SourceError
-from loaders.schema import Boxes, Field, Image, Label, Mask, MultiLabel
+from loaders.schema import Array, Boxes, Field, Image, Label, Mask, MultiLabel
 
 Size = tuple[int, int]
+_BOXES = "boxes of (n, 4): x1, y1, x2, y2"
 
 
 class Encoded(NamedTuple):
@@ -57,23 +59,28 @@ class Preparer:
         Raises:
             CodecError: The field cannot hold the value.
         """
-        if isinstance(self.field, Image | Mask):
-            return self._picture(value, self.field)
-        if isinstance(self.field, Label):
-            value = self._label(value, self.field)
-        elif isinstance(self.field, MultiLabel):
-            value = self._multilabel(value, self.field)
-        elif isinstance(self.field, Boxes):
-            value = _boxes(value)
-        return Encoded(self._encode(value))
+        with self._telling(value):
+            if isinstance(self.field, Image | Mask):
+                return self._picture(value, self.field)
+            if isinstance(self.field, Label):
+                value = self._label(value, self.field)
+            elif isinstance(self.field, MultiLabel):
+                value = self._multilabel(value, self.field)
+            elif isinstance(self.field, Boxes):
+                value = _boxes(value)
+            elif isinstance(self.field, Array):
+                value = _rows_of_none(value, self.field)
+            return Encoded(self.codec.encode(value))
 
-    def _encode(self, value: Any) -> bytes:
+    @contextmanager
+    def _telling(self, value: Any) -> Iterator[None]:
+        """Say of what NumPy cannot read what the field takes."""
         try:
-            return self.codec.encode(value)
+            yield
         except (TypeError, ValueError, OverflowError) as error:
             if isinstance(error, CodecError):
                 raise
-            raise CodecError(f"takes {describe(self.field)}, got {_shown(value)}") from error
+            raise CodecError(f"takes {_wanted(self.field)}, got {_shown(value)}") from error
 
     def _label(self, value: Any, field: Label) -> int:
         if isinstance(value, str):
@@ -85,7 +92,7 @@ class Preparer:
             raise CodecError(f"class {value!r} is unknown ({known})")
         number = np.asarray(value)
         if number.dtype.kind not in "ui" or number.ndim:
-            raise CodecError(f"takes a class name or number, got {_shown(value)}")
+            raise CodecError(f"takes {_wanted(field)}, got {_shown(value)}")
         if field.classes is not None and not 0 <= number < len(field.classes):
             raise CodecError(f"class number must be in [0, {len(field.classes)}), got {number}")
         return int(number)
@@ -103,28 +110,36 @@ class Preparer:
             return flags
         flags = np.asarray(values)
         if flags.shape != (len(field.classes),) or not np.isin(flags, (0, 1)).all():
-            takes = f"takes class names, or a 0 or 1 for each of the {len(field.classes)} classes"
-            raise CodecError(f"{takes}, got {_shown(value)}")
+            raise CodecError(f"takes {_wanted(field)}, got {_shown(value)}")
         return flags.astype(np.uint8)
 
     def _picture(self, value: Any, field: Image | Mask) -> Prepared:
-        if isinstance(value, str | Path):
-            path = Path(value)
-            return Work(lambda: self._from_file(path, field))
-        if isinstance(value, bytes | bytearray | memoryview):
-            data = bytes(value)
-            return Work(lambda: self._from_bytes(data, field), nbytes=len(data))
+        if isinstance(value, str | Path | bytes | bytearray | memoryview):
+            return self._file(value, field)
         array = np.asarray(value)
         size = _check_picture(array, field)
         if field.codec == "raw":
-            return Encoded(self._encode(array), size)
+            return Encoded(self.codec.encode(array), size)
         array = array.astype(field.dtype)  # ours: a copy
         return Work(lambda: Encoded(self._encode_picture(array), size), size, array.nbytes)
+
+    def _file(
+        self, value: str | Path | bytes | bytearray | memoryview, field: Image | Mask
+    ) -> Work:
+        from packdata.stored import check_takes_files
+
+        check_takes_files(field)
+        if isinstance(value, str | Path):
+            path = Path(value)
+            return Work(lambda: self._from_file(path, field))
+        data = bytes(value)
+        return Work(lambda: self._from_bytes(data, field), nbytes=len(data))
 
     def _encode_picture(self, array: np.ndarray[Any, Any]) -> bytes:
         if self.field.codec in ("jpeg", "webp"):
             return self.codec.encode(array, self._quality)  # type: ignore[call-arg]
-        return self._encode(array)
+        with self._telling(array):
+            return self.codec.encode(array)
 
     def _from_file(self, path: Path, field: Image | Mask) -> Encoded:
         try:
@@ -147,7 +162,6 @@ class Preparer:
 def _check_picture(array: np.ndarray[Any, Any], field: Image | Mask) -> Size:
     """Check what an array is, before it is encoded; return its size."""
     channels = field.channels if isinstance(field, Image) else None
-    wanted = "H x W" if channels is None else f"H x W x {channels}"
     shape = array.shape[:2] if channels is None else (*array.shape[:2], channels)
     fits = array.shape == shape or (channels == 1 and array.ndim == 2)
     if not fits or array.ndim < 2 or 0 in array.shape or not _holds(field, array):
@@ -156,7 +170,7 @@ def _check_picture(array: np.ndarray[Any, Any], field: Image | Mask) -> Size:
             values = f" with values from {array.min()} to {array.max()}"
         if array.ndim == 3 and array.shape[0] == channels != array.shape[2]:
             values = " (as samples are served: permute(1, 2, 0) puts the channels last)"
-        raise CodecError(f"takes {field.dtype} of {wanted}, got {_shown(array)}{values}")
+        raise CodecError(f"takes {_wanted(field)}, got {_shown(array)}{values}")
     size = (int(array.shape[0]), int(array.shape[1]))
     _check_size(size, field)
     return size
@@ -182,7 +196,7 @@ def _check_size(size: Size, field: Image | Mask) -> None:
 def _boxes(value: Any) -> np.ndarray[Any, Any]:
     boxes = np.asarray(value, np.float32) if len(value) else np.zeros((0, 4), np.float32)
     if boxes.ndim != 2 or boxes.shape[1] != 4:
-        raise CodecError(f"takes boxes of (n, 4): x1, y1, x2, y2; got {boxes.shape}")
+        raise CodecError(f"takes {_BOXES}; got {boxes.shape}")
     wrong = ~(
         np.isfinite(boxes).all(1) & (boxes[:, 0] <= boxes[:, 2]) & (boxes[:, 1] <= boxes[:, 3])
     )
@@ -193,6 +207,28 @@ def _boxes(value: Any) -> np.ndarray[Any, Any]:
             f"{what} (COCO has x, y, width, height: store x, y, x + width, y + height)"
         )
     return boxes
+
+
+def _rows_of_none(value: Any, field: Array) -> Any:
+    """Return an empty list, in which NumPy sees no second axis, as the empty array that it means."""
+    is_empty = isinstance(value, list | tuple) and not value
+    if is_empty and field.dims[:1] == (None,) and None not in field.dims[1:]:
+        return np.zeros((0, *field.dims[1:]), field.dtype)
+    return value
+
+
+def _wanted(field: Field) -> str:
+    """Return in words what may be given for a field."""
+    if isinstance(field, Label):
+        return "a class name or number"
+    if isinstance(field, MultiLabel):
+        return f"class names, or a 0 or 1 for each of the {len(field.classes)} classes"
+    if isinstance(field, Boxes):
+        return _BOXES
+    if isinstance(field, Image | Mask):
+        channels = f" x {field.channels}" if isinstance(field, Image) else ""
+        return f"{field.dtype} of H x W{channels}"
+    return describe(field)
 
 
 def describe(field: Field) -> str:

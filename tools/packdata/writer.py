@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sized
 from contextlib import ExitStack
@@ -57,6 +58,9 @@ class _Sample(NamedTuple):
 class Writer:
     """Writes a packed dataset sample by sample; leaving ``with`` publishes it.
 
+    Files of pictures and masks are turned upright, as Exif says; boxes and other numbers are stored
+    as they are given, so boxes are in pixels of the upright picture.
+
     Args:
         dst: A folder that is new or empty.
         fields: Field by name. The codec of each says how its values are stored.
@@ -67,12 +71,12 @@ class Writer:
         overwrite: Replace a dataset in ``dst``; it can be read until the new one is complete.
         quality: Of pictures that are newly encoded as JPEG or WebP, 1 to 100.
         on_error: ``"fail"`` raises on a sample that cannot be packed, ``"skip"`` leaves it out and
-            lists it in ``rejected.jsonl``.
-        provenance: JSON for the manifest: what the data is.
+            lists it in ``rejected.jsonl``; its key is free for a later sample.
+        provenance: A mapping of JSON values for the manifest: what the data is.
 
     Raises:
         PackError: The target is in use, holds something else, or cannot be written.
-        ValueError: An option is out of range.
+        ValueError: An option is out of range, or ``provenance`` is not JSON.
 
     Example:
         >>> fields = {"image": Image(), "boxes": Boxes(), "caption": Text()}  # doctest: +SKIP
@@ -108,7 +112,11 @@ class Writer:
             )
         self._preparers = {name: Preparer(field, quality) for name, field in fields.items()}
         self._format, self._shard_bytes, self._on_error = format, shard_bytes, on_error
-        self._provenance = {"source": {"kind": "python"}} if provenance is None else provenance
+        self._provenance = _as_json(
+            {"source": {"kind": "python"}} if provenance is None else provenance
+        )
+        # Of the samples that were added; with "skip" of those that were packed, which is known later
+        # and in order, so that which of two is packed does not depend on the threads.
         self._keys: set[str] = set()
         self._rejects: list[Reject] = []
         self._builder: ShardBuilder | None = None  # from the first sample on: it decides on keys
@@ -136,15 +144,15 @@ class Writer:
         earlier = self._packing.state.rejects.get("", ())
         return len(self._rejects) + len(earlier)
 
-    def add(self, **values: Any) -> None:
+    def add(self, /, **values: Any) -> None:
         """Add one sample.
 
         Args:
             values: One per field. Pictures and masks: a path, an encoded file as ``bytes``, or an
                 array (H x W x C; masks H x W). Labels: the name or number of the class.
                 ``MultiLabel``: names, or a 0 or 1 for each class. ``Boxes``: (n, 4) of x1, y1, x2,
-                y2. ``key`` may be given for any dataset, but then to each sample, and each its
-                own.
+                y2 in pixels of the upright picture. ``key`` may be given for any dataset, but then
+                to each sample, and each its own.
 
         Raises:
             SchemaError: A field is missing, or unknown.
@@ -162,7 +170,7 @@ class Writer:
             self._reject(self._num_samples, _name(self._num_samples, values), error)
             self._num_samples += 1
             return
-        if sample.key is not None:
+        if sample.key is not None and self._on_error == "fail":
             self._keys.add(sample.key)
         self._num_samples += 1
         try:
@@ -215,8 +223,8 @@ class Writer:
             return None
         if not isinstance(key, str):
             raise CodecError(f"{name}, field 'key': takes str, got {type(key).__name__}")
-        if key in self._keys:
-            raise CodecError(f"{name}, field 'key': another sample has this key")
+        if self._on_error == "fail" and key in self._keys:
+            raise _key_taken(name)
         return key
 
     def _encode(self, sample: _Sample) -> Outcome:
@@ -248,6 +256,12 @@ class Writer:
             return
         records = outcome.records[0]
         assert not isinstance(records, Block)
+        if self._on_error == "skip" and isinstance(self._fields.get(KEY), Text):
+            key = records[KEY].decode()
+            if key in self._keys:
+                self._reject(outcome.number, outcome.name, _key_taken(outcome.name))
+                return
+            self._keys.add(key)
         self._builder.add(records)
         if self._builder.is_full:
             self._cut(self._builder, outcome.number + 1)
@@ -312,6 +326,21 @@ class Writer:
             self.close()
         else:
             self.abort()
+
+
+def _key_taken(name: str) -> CodecError:
+    return CodecError(f"{name}, field 'key': another sample has this key")
+
+
+def _as_json(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of JSON types; ValueError at once, not when everything is packed."""
+    try:
+        return dict(json.loads(json.dumps(dict(provenance), allow_nan=False)))
+    except (TypeError, ValueError, RecursionError) as error:
+        what = (
+            "provenance must be a mapping of JSON values (str, int, finite float, list, dict, ...)"
+        )
+        raise ValueError(f"{what}, got {provenance!r}: {error}") from error
 
 
 def _name(number: int, values: Mapping[str, Any]) -> str:

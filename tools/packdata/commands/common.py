@@ -91,12 +91,18 @@ def add_writing(parser: argparse.ArgumentParser, *, shards: bool = True) -> None
 
 
 def datasets_at(folder: Path) -> list[Path]:
-    """Return the dataset at a folder; of a folder of splits, of sizes or of both, each of them."""
+    """Return the dataset at a folder; of a folder of splits, of sizes or of both, each of them.
+
+    A folder of shards is one of them, though it may have lost its manifest.
+    """
     if (folder / MANIFEST_NAME).exists():
         return [folder]
-    below = [path.parent for n in ("*", "*/*") for path in folder.glob(f"{n}/{MANIFEST_NAME}")]
-    unfinished = f"{folder}/."  # what lies in .packing
-    return sorted(path for path in below if not str(path).startswith(unfinished)) or [folder]
+    files = (MANIFEST_NAME, *(f"shard-*.{format}" for format in FORMATS))
+    globs = [f"{below}/{file}" for below in ("*", "*/*") for file in files]
+    found = {path.parent.relative_to(folder) for glob in globs for path in folder.glob(glob)}
+    # what lies in .packing is none yet
+    finished = [path for path in found if not any(part.startswith(".") for part in path.parts)]
+    return sorted(folder / path for path in finished) or [folder]
 
 
 def parse_size(text: str) -> int:
@@ -185,8 +191,13 @@ def show(text: str) -> None:
 
 
 def show_json(data: Any) -> None:
-    """Print JSON to standard output."""
-    show(json.dumps(data, indent=1, ensure_ascii=False))
+    """Print JSON to standard output; in ASCII where that has no bytes for all of its letters."""
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(data, indent=1)
+    sys.stdout.write(f"{text}\n")
 
 
 def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest) -> None:

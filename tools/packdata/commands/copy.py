@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from packdata.commands.common import (
@@ -94,7 +95,8 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         "--missing",
         choices=("error", "skip"),
         default="error",
-        help="with --add: samples that the file lacks are an error (default), or left out",
+        help="with --add: samples that the file lacks, or whose label it leaves empty, are an error "
+        "(default), or left out",
     )
 
 
@@ -137,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
             subsampling=args.subsampling,
             compression=args.compression,
         )
+    notes: list[str] = []
     with argument_errors(args), progress("writing", None) as tick:
         manifest = copy_dataset(
             args.src,
@@ -147,8 +150,10 @@ def run(args: argparse.Namespace) -> int:
             overwrite=args.overwrite,
             workers=args.workers,
             tick=tick,
+            note=notes.append,
         )
     show_made(args, args.dst, manifest)
+    sys.stderr.writelines(f"packdata: {text}\n" for text in notes)
     return 0
 
 

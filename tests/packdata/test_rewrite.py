@@ -1,0 +1,361 @@
+"""Datasets written by copy, merge, append and split: what is left where that ends early."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loaders.errors import PackError
+from loaders.manifest import read_manifest
+from loaders.schema import Bytes
+from packdata import rewrite
+from packdata.combine import append, merge
+from packdata.edit import CopyOptions, copy_dataset
+from packdata.journal import TargetLock
+from packdata.leftovers import RECORD_NAME, leftovers
+from packdata.partition import split
+from packdata.reader import PackedReader
+from packdata.rewrite import Staging
+from packdata.target import PACKING_NAME
+from packdata.verify import verify
+from packdata.writer import Writer
+from tests.packdata.packing import FIELDS, pack, pack_samples, sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = ["label", "key", "score", "width"]
+_KILLED = """
+import os, signal, sys
+from packdata import cli, rewrite
+
+step, nth, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+holder, name = {"rename": (os, "rename"), "publish": (rewrite, "publish_file")}[step]
+original, calls = getattr(holder, name), iter(range(1000))
+
+def dying(*args, **kwargs):
+    is_last = next(calls) == nth
+    if is_last and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    original(*args, **kwargs)
+    if is_last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(holder, name, dying)
+sys.exit(cli.main(sys.argv[4:]))
+"""
+
+
+def killed(step: str, nth: int, when: str, *argv: object) -> None:
+    """Run a command that dies at the nth call of a step."""
+    args = [sys.executable, "-c", _KILLED, step, str(nth), when, *map(str, argv)]
+    done = subprocess.run(args, timeout=60, check=False, capture_output=True)
+    assert done.returncode == -9, done.stderr
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def keys(folder: Path) -> list[str]:
+    return PackedReader(folder).keys()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return pack_samples(tmp_path / "source", 8, fields=SMALL)
+
+
+@pytest.mark.parametrize("overwrite", [False, True], ids=["anew", "overwrite"])
+@pytest.mark.parametrize("step", ["rename", "publish"])
+def test_killed_before_the_manifest_the_next_command_takes_the_folder(
+    tmp_path: Path, source: Path, step: str, overwrite: bool
+) -> None:
+    dst = tmp_path / "dst"
+    killed(step, 0, {"rename": "after", "publish": "before"}[step], "copy", source, dst)
+    assert "shard-00000.lmdb" in entries(dst)
+    assert "manifest.json" not in entries(dst)
+
+    copy_dataset(source, dst, overwrite=overwrite)
+
+    assert keys(dst) == keys(source)
+    assert entries(dst) == ["manifest.json", "shard-00000.lmdb"]
+
+
+@pytest.mark.parametrize("command", ["merge", "append"])
+def test_links_of_a_command_that_was_killed_go_and_their_source_stays(
+    tmp_path: Path, source: Path, command: str
+) -> None:
+    dst, more = tmp_path / "dst", pack_samples(tmp_path / "more", 4, first=50, fields=SMALL)
+    if command == "append":
+        shutil.copytree(source, dst)
+    before = entries(dst) if dst.exists() else []
+    killed("publish", 0, "before", command, dst, more)
+    assert len(entries(dst)) > len(before)
+
+    if command == "append":
+        append(dst, [more])
+    else:
+        merge(dst, [more])
+
+    assert keys(dst) == [*(keys(source) if command == "append" else []), *keys(more)]
+    assert verify(dst).notes == ()
+    assert verify(more).ok
+
+
+def test_killed_behind_the_manifest_the_next_command_removes_what_was_replaced(
+    tmp_path: Path, source: Path
+) -> None:
+    dst = pack_samples(tmp_path / "dst", 12, fields=SMALL)
+    (dst / "rejected.jsonl").write_text("{}\n")
+    killed("publish", 0, "after", "copy", source, dst, "--overwrite")
+    assert keys(dst) == keys(source)
+    assert "shard-00000.lmdb" in entries(dst)
+
+    append(dst, [pack_samples(tmp_path / "more", 4, first=50, fields=SMALL)])
+
+    assert entries(dst) == ["manifest.json", "shard-00003.lmdb", "shard-00004.lmdb"]
+    assert verify(dst).ok
+
+
+def test_a_packing_takes_the_folder_of_a_command_that_was_killed(
+    tmp_path: Path, source: Path
+) -> None:
+    killed("publish", 0, "before", "copy", source, tmp_path / "dst")
+
+    with Writer(tmp_path / "dst", {"a": Bytes()}) as writer:
+        writer.add(a=b"x")
+
+    assert entries(tmp_path / "dst") == ["manifest.json", "shard-00000.lmdb"]
+    assert verify(tmp_path / "dst").ok
+
+
+def test_only_what_a_command_put_there_is_a_leftover(tmp_path: Path, source: Path) -> None:
+    dst = tmp_path / "dst"
+    killed("publish", 0, "before", "copy", source, dst)
+    (dst / "shard-00000.lmdb").write_text("another file under its name")
+
+    with pytest.raises(PackError, match=r"not empty.*shard-00000"):
+        copy_dataset(source, dst, overwrite=True)
+
+    assert (dst / "shard-00000.lmdb").read_text() == "another file under its name"
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["", "[]", "null", '{"new": {}}', '{"new": 1, "old": 2}', '{"new": {}, "old": ["../a"]}'],
+)
+def test_a_record_that_says_nothing_sensible_names_no_leftover(
+    tmp_path: Path, record: str
+) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / PACKING_NAME).mkdir()
+    (tmp_path / PACKING_NAME / RECORD_NAME).write_text(record)
+
+    assert leftovers(tmp_path / PACKING_NAME, tmp_path / PACKING_NAME) == frozenset()
+
+
+@pytest.mark.parametrize("step", ["rename", "publish_file"])
+def test_an_error_while_publishing_leaves_the_target_as_it_was(
+    tmp_path: Path, source: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    old = pack_samples(tmp_path / "old", 4, fields=SMALL)
+    before = entries(old), keys(old)
+    monkeypatch.setattr(os if step == "rename" else rewrite, step, failing)
+    for dst in (tmp_path / "new", old):
+        with pytest.raises(PackError, match="cannot be written"):
+            copy_dataset(source, dst, overwrite=True)
+
+    assert not (tmp_path / "new").exists()
+    assert (entries(old), keys(old)) == before
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Any:
+    """A file system of four pages: room for a shard, not for a manifest beside it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(command).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("taken", [0, 4096, 16384])
+def test_a_full_disk_leaves_nothing(tiny_disk: Path, source: Path, taken: int) -> None:
+    (tiny_disk / "ballast").write_bytes(bytes(taken))
+
+    with pytest.raises(PackError, match=r"cannot be written.*(No space|Input/output)"):
+        copy_dataset(source, tiny_disk / "dst")
+
+    assert entries(tiny_disk) == ["ballast"]
+
+
+def test_a_full_disk_leaves_no_lock_in_a_dataset(
+    tmp_path: Path, tiny_disk: Path, source: Path
+) -> None:
+    dataset = tiny_disk / "dst"
+    shutil.copytree(pack_samples(tmp_path / "a", 4, fields=["label"]), dataset)
+    before = entries(dataset)
+    with suppress(OSError):  # it is full in the end
+        (tiny_disk / "ballast").write_bytes(bytes(16384))
+
+    with pytest.raises(PackError):
+        copy_dataset(source, dataset, overwrite=True)
+
+    assert entries(dataset) == before
+    assert verify(dataset).notes == ()
+
+
+def test_the_target_is_looked_at_again_once_it_is_locked(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LateLock(TargetLock):
+        def __init__(self, path: Path) -> None:
+            shutil.copy(source / "manifest.json", path.parent.parent)  # another was faster
+            super().__init__(path)
+
+    monkeypatch.setattr(rewrite, "TargetLock", LateLock)
+
+    with pytest.raises(PackError, match="a packed dataset is there"), Staging(tmp_path / "dst"):
+        pass
+
+    assert entries(tmp_path / "dst") == ["manifest.json"]
+
+
+def test_a_writer_that_was_killed_does_not_stand_in_the_way_of_a_copy(
+    tmp_path: Path, source: Path
+) -> None:
+    code = (
+        "import os, signal, sys; from packdata import Writer; from loaders.schema import Bytes\n"
+        "w = Writer(sys.argv[1], {'a': Bytes()}, shard_bytes=1000)\n"
+        "for i in range(100): w.add(a=bytes(500))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    dst = tmp_path / "dst"
+    done = subprocess.run([sys.executable, "-c", code, str(dst)], timeout=60, check=False)
+    assert done.returncode == -9
+    assert (dst / PACKING_NAME / "journal.jsonl").exists()
+
+    copy_dataset(source, dst)
+
+    assert entries(dst) == ["manifest.json", "shard-00000.lmdb"]
+
+
+def test_a_writer_that_was_killed_while_publishing_is_finished_by_a_writer(
+    tmp_path: Path, source: Path
+) -> None:
+    code = (
+        "import os, signal, sys; from packdata import Writer, target; "
+        "from loaders.schema import Bytes\n"
+        "target.Packing._publish = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "with Writer(sys.argv[1], {'a': Bytes()}) as w: w.add(a=b'x')"
+    )
+    dst = tmp_path / "dst"
+    done = subprocess.run([sys.executable, "-c", code, str(dst)], timeout=60, check=False)
+    assert done.returncode == -9
+
+    with pytest.raises(PackError, match=r"not finished\. Open a Writer there, it publishes"):
+        copy_dataset(source, dst)
+    with pytest.raises(PackError, match="a packed dataset is there"):
+        Writer(dst, {"a": Bytes()})
+
+    assert read_manifest(dst).num_samples == 1
+
+
+# Splits
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_part_does_not_replace_what_is_divided(
+    tmp_path: Path, source: Path, overwrite: bool
+) -> None:
+    before = entries(source), keys(source)
+
+    with pytest.raises(PackError, match=r"source: this part would take the place of the dataset"):
+        split(source, tmp_path, {"val": 0.5, "source": 0.5}, overwrite=overwrite)
+
+    assert (entries(source), keys(source)) == before
+    assert not (tmp_path / "val").exists()
+
+
+def test_a_split_that_was_killed_between_two_parts_is_done_again(
+    tmp_path: Path, source: Path
+) -> None:
+    dst, parts = tmp_path / "s", {"train": 0.5, "val": 0.5}
+    split(source, dst, parts)
+    command = ("split", source, dst, "--parts", "train=0.5", "val=0.5", "--seed", 1, "--overwrite")
+    killed("publish", 1, "before", *command)
+    for name in parts:  # whatever can be seen is whole
+        assert verify(dst / name).ok
+
+    split(source, dst, parts, seed=1, overwrite=True)
+
+    assert sorted(keys(dst / "train") + keys(dst / "val")) == sorted(keys(source))
+    assert all(verify(dst / name).notes == () for name in parts)
+
+
+def test_no_part_is_published_if_one_cannot_be_prepared(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, calls = Staging.prepare, iter(range(9))
+
+    def failing(self: Staging, *args: Any) -> Any:
+        if next(calls) == 1:
+            raise OSError(28, "No space left on device")
+        return prepare(self, *args)
+
+    monkeypatch.setattr(Staging, "prepare", failing)
+    with pytest.raises(PackError, match="No space left"):
+        split(source, tmp_path / "s", {"train": 0.5, "val": 0.5})
+
+    assert not (tmp_path / "s").exists()
+
+
+# Provenance
+
+
+def origins(described: Any) -> list[Any]:
+    """Return what a provenance tells of the datasets before it, the last first."""
+    found = []
+    while isinstance(described, dict) and "provenance" in described:
+        found.append(described)
+        described = described["provenance"].get("source")
+    return found
+
+
+def test_the_provenance_of_copies_of_copies_keeps_the_last_and_the_first(tmp_path: Path) -> None:
+    folder = pack(tmp_path / "a", {"label": FIELDS["label"]}, [sample(0)])
+    sizes = []
+    for i in range(20):
+        copy_dataset(folder, folder, CopyOptions(where=f"label != {i + 5}"), overwrite=True)
+        sizes.append((folder / "manifest.json").stat().st_size)
+
+    provenance = dict(read_manifest(folder).provenance)
+    made_from = origins(provenance["source"])
+
+    assert [o["provenance"].get("command") for o in made_from] == ["copy"] * 7 + ["test"]
+    wheres = [o["provenance"]["options"]["where"] for o in made_from[:-1]]
+    assert wheres == [f"label != {i + 5}" for i in range(18, 11, -1)]
+    assert made_from[-1]["left_out"] == 12
+    assert max(sizes[10:]) - min(sizes[10:]) < 100
+
+
+def test_a_provenance_of_any_form_may_be_copied(tmp_path: Path) -> None:
+    odd: Any = {"source": {"provenance": 3}, "sources": "abc", "appended": 7, "more": None}
+    fields = {"label": FIELDS["label"]}
+    folder = pack(tmp_path / "a", fields, [sample(0)], provenance=odd)
+
+    copy_dataset(folder, tmp_path / "b")
+
+    assert read_manifest(tmp_path / "b").provenance["source"]["provenance"] == odd

@@ -1,0 +1,83 @@
+"""What a command leaves in a dataset's folder if it is killed while it publishes, and its removal.
+
+Before a command renames its first file into the folder, it writes down which files will come and
+which will go (``record_changes``). The manifest, replaced in one step, then tells which of them
+are left over: the old ones if it lists the new ones, else the new ones. Only a file with the
+recorded size and time is taken for one that came.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from loaders.errors import ManifestError
+from loaders.manifest import MANIFEST_NAME, publish_bytes, read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+RECORD_NAME = "publishing.json"
+
+
+def record_changes(work: Path, new: Mapping[str, Path], old: Iterable[str]) -> None:
+    """Write down what is about to happen in a dataset's folder.
+
+    Args:
+        work: Where the record lies.
+        new: Staged file by the name that it will get; no file there has the name.
+        old: Names of files that are deleted once the new manifest is there.
+    """
+    marks = {name: _mark(path) for name, path in new.items()}
+    publish_bytes(work / RECORD_NAME, json.dumps({"new": marks, "old": sorted(old)}).encode())
+
+
+def leftovers(folder: Path, work: Path) -> frozenset[str]:
+    """Return the names of files in a folder that a command should have removed, or has to undo.
+
+    Args:
+        folder: The dataset's folder.
+        work: Where the record lies, if there is one.
+    """
+    try:
+        record = json.loads((work / RECORD_NAME).read_bytes())
+        new = {name: mark for name, mark in record["new"].items() if _is_plain(name)}
+        old = [name for name in record["old"] if _is_plain(name)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return frozenset()
+    try:
+        listed = _listed(folder)
+    except ManifestError:  # which files belong to it is not known
+        return frozenset()
+    if listed & new.keys():
+        return frozenset(name for name in old if name not in listed and (folder / name).exists())
+    return frozenset(name for name, mark in new.items() if _mark(folder / name) == mark)
+
+
+def remove_leftovers(folder: Path, work: Path) -> None:
+    """Delete what a command left; call it with the lock on the folder in hand."""
+    for name in leftovers(folder, work):
+        (folder / name).unlink(missing_ok=True)
+    (work / RECORD_NAME).unlink(missing_ok=True)
+
+
+def _listed(folder: Path) -> set[str]:
+    if not (folder / MANIFEST_NAME).exists():
+        return set()
+    manifest = read_manifest(folder)
+    return {*(shard.file for shard in manifest.shards), *manifest.schema.files}
+
+
+def _is_plain(name: str) -> bool:
+    return os.path.basename(name) == name
+
+
+def _mark(path: Path) -> list[int] | None:
+    """Return what stays of a file where it is renamed, and differs in another."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return [stat.st_size, stat.st_mtime_ns]
