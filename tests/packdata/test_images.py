@@ -851,3 +851,14 @@ def test_every_error_is_ours(tmp_path: Path) -> None:
     for src in (tmp_path, tmp_path / "nothing", tmp_path / "*.tar"):
         with pytest.raises(LoadersError):
             plan_images(src)
+
+
+def test_splits_that_a_pattern_makes_one_dataset_are_told(tmp_path: Path) -> None:
+    picture = cv2.imencode(".png", np.zeros((4, 4, 3), np.uint8))[1].tobytes()
+    for name in ("train", "val"):
+        pq.write_table(pa.table({"image": [picture]}), tmp_path / f"{name}-0.parquet")
+    told = "splits become one dataset (train, val): to keep them apart, pack each by itself"
+
+    assert told in make_images_plan(tmp_path / "*.parquet").notes()
+    assert told not in make_images_plan(tmp_path).notes()
+    assert told not in make_images_plan(tmp_path / "train-*.parquet").notes()

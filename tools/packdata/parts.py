@@ -11,7 +11,7 @@ from loaders.errors import SourceError
 from loaders.schema import Label
 from packdata.describe import counted
 from packdata.labels import LABEL, LabelField, label_fields
-from packdata.sources import MaskFolder, Source, find_splits, open_source
+from packdata.sources import MaskFolder, Source, find_splits, joined_splits, open_source
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind
 from packdata.sources.idx import IdxSource
 
@@ -135,6 +135,7 @@ def source_notes(parts: Sequence[Part]) -> list[str]:
         notes.append(f"{what}, which their keys keep: {_some(suffixed)}")
     if doubles := sorted({f.name for part in parts for f in part.labels if f.column.is_double}):
         notes.append(f"stored as float32, of 24 bits: {_some(doubles)}")
+    notes += [note for part in parts for note in joined_splits(getattr(part.source, "paths", []))]
     notes += _unused_masks(parts)
     notes += _idx_without_labels(parts)
     if unlabelled:

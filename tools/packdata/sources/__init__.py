@@ -164,7 +164,7 @@ def _in_order(splits: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
 def joined_splits(files: Sequence[Path]) -> list[str]:
     """Return a note if all files are of splits, by their names or folders, and of more than one.
 
-    For sources that are read as one: tokens and tables.
+    For sources that are read as one: tokens, tables, and what a pattern matches.
     """
     splits = [_split_of(file) for file in files]
     names = sorted({name for name in splits if name is not None}, key=_split_rank)
