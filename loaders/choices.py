@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Backend = Literal["auto", "thread", "subprocess", "process"]
 AugmentOn = Literal["auto", "host", "device"]
 Halves = tuple[Any, "Callable[[Any], Any] | None"]
-_DERIVED = ((Balanced, "labels"), (Weighted, "weights"), (ByLength, "lengths"))
+_ONE_PER_SAMPLE = ((Balanced, "labels"), (Weighted, "weights"), (ByLength, "lengths"))
 _SMALL_SAMPLE_BYTES, _TINY_SAMPLE_BYTES = 16 << 10, 512
 
 
@@ -77,7 +77,7 @@ def choose_order(
 def _check_size(order: Any, num_samples: int) -> None:
     """Refuse an order of more samples than there are, and weights, labels or lengths of fewer."""
     values = next(
-        (getattr(order, name) for kind, name in _DERIVED if isinstance(order, kind)), None
+        (getattr(order, name) for kind, name in _ONE_PER_SAMPLE if isinstance(order, kind)), None
     )
     num = getattr(order, "n", 0) if values is None else len(values)
     if num > num_samples or (values is not None and num < num_samples):
@@ -125,6 +125,13 @@ def _check_ranks(ranks: tuple[int | None, int | None], samplers: Sequence[Any]) 
         raise ValueError(
             f"rank={ranks[0]} and world_size={ranks[1]}, but the sampler was made with {theirs}: give them to it"
         )
+
+
+def choose_seed(seed: int | None, sampler: Any) -> int:
+    """Return the seed: as was said, or that of a sampler of ours."""
+    if seed is None:
+        return sampler.seed if isinstance(sampler, EpochSampler) else 0
+    return whole_number("seed", seed)
 
 
 def choose_pad(
@@ -222,7 +229,7 @@ def choose_halves(
             return dataset, None
         if augment_on == "device":
             return _augmented_on(device, read)
-    if augment_on == "device" and isinstance(read, Mixture) and read.is_random:
+    if augment_on == "device" and isinstance(read, Mixture) and read.is_augmented:
         raise ValueError(
             "augment_on='device' is for a Mixture whose sources have equal settings: they are read as one"
         )

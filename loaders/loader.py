@@ -33,6 +33,7 @@ from loaders.choices import (
     choose_halves,
     choose_order,
     choose_pad,
+    choose_seed,
     choose_workers,
     has_own_order,
 )
@@ -127,6 +128,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     """
 
     _singles: UncountedSamples | None = None  # steps of an order of ours, where batch_size is None
+    _is_torchs_order = False
+    _is_warned_of_no_batch = False
+    _num_restarts = 0
+    _set_to: int | None = None  # the epoch that someone chose
+    _num_replaced = 0  # by copies of the dataset in child processes
 
     def __init__(
         self,
@@ -166,9 +172,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             prefetch_factor = whole_number("prefetch_factor", prefetch_factor, at_least=1)
         real_number("timeout", timeout, at_least=0)
         real_number("stall_warning_s", stall_warning_s, at_least=0)
-        if seed is None:
-            seed = sampler.seed if isinstance(sampler, EpochSampler) else 0
-        seed = whole_number("seed", seed)
         process_only = {
             "worker_init_fn": worker_init_fn,
             "multiprocessing_context": multiprocessing_context,
@@ -180,15 +183,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.device_prefetch = whole_number("device_prefetch", device_prefetch, at_least=0)
         self.augment_on = one_of("augment_on", augment_on, ("auto", "host", "device"))
         self.pad = choose_pad(pad, batch_size, sampler, batch_sampler, in_order=in_order)
-        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.seed, self.rank, self.world_size = choose_seed(seed, sampler), rank, world_size
         self.as_dict, self.stall_warning_s = as_dict, stall_warning_s
         self._given_prefetch = prefetch_factor
         # Threads are lenient: num_workers=0 is for debugging, and shall not need other arguments removed.
         is_strict = self.backend == "process" and num_workers != "auto"
         num_workers = choose_workers(num_workers, dataset)
-        self._is_torchs_order = False
         if has_own_order(dataset, shuffle, sampler, batch_sampler, generator):
-            order = choose_order(dataset, batch_size or 1, shuffle, sampler, seed)
+            order = choose_order(dataset, batch_size or 1, shuffle, sampler, self.seed)
             sampler, shuffle = self._divided(order, drop_last), None
         else:
             check_foreign_order(dataset, shuffle, (rank, world_size), sampler, batch_sampler)
@@ -220,10 +222,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._choose_form()
         self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())
         self._stats = LoaderStats()
-        self._is_warned_of_no_batch = False
-        self._num_restarts = 0
-        self._set_to: int | None = None  # the epoch that someone chose
-        self._num_replaced = 0  # by copies of the dataset in child processes
         self._make_parts()
 
     def _divided(self, order: Order, drop_last: bool) -> EpochSampler:
@@ -245,9 +243,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 given.sampler, given.batch_size, given.drop_last, self.pad, given.seed
             )
             object.__setattr__(self, "batch_sampler", batches)  # torch forbids it
-            object.__setattr__(
-                self, "sampler", given.sampler
-            )  # frameworks see who divides by rank
+            # Frameworks look there who divides by rank.
+            object.__setattr__(self, "sampler", given.sampler)
         elif isinstance(sampler, EpochSampler):
             drop_last = self.drop_last or sampler.drop_last
             if self.batch_size is None:

@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 
 UInt8Array = npt.NDArray[np.uint8]
 _INLINE_BYTES = 32 << 10  # a smaller tensor travels in the message: a lease would cost more
-_MAX_SLOTS = (
-    1 << 24
-)  # that a child ever has: sizes grow by a quarter at least, and forks keep some
+_MAX_SLOTS = 1 << 24  # that a child ever has: sizes grow by a quarter at least, forks keep some
 _HELD, _FREE, _LEFT = 0, 1, 2  # in the ledger; what is left to a fork is not used again
 
 # Where a tensor lies: the slot; or its bytes, in the message itself; the number of its dtype, shape, stride and offset.

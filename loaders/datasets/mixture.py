@@ -110,6 +110,11 @@ class Mixture(BatchDataset):
         self.device = self.sources[0].device
 
     @property
+    def is_augmented(self) -> bool:
+        """Whether some source has ops of ``augment``."""
+        return any(getattr(source, "augment", ()) for source in self.sources)
+
+    @property
     def joined(self) -> PackedDataset | None:
         """The sources as one dataset, if they can be read so."""
         return self._joined

@@ -66,7 +66,7 @@ class ByLength(Derived):
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
         """Return the indices at these positions of an epoch, and their draws."""
         check_positions(positions, self.length)
-        return self._of_epoch(epoch)[positions], None
+        return self._once(epoch, self._lay_out)[positions], None
 
     def describe(self) -> dict[str, int | str]:
         """Return what makes this order, in primitives."""
@@ -82,13 +82,6 @@ class ByLength(Derived):
     @cached_property
     def _digest(self) -> str:
         return digest(np.asarray(self.lengths))
-
-    def _of_epoch(self, epoch: int) -> Int64s:
-        last: tuple[int, Int64s] | None = self.__dict__.get("_last")
-        if last is None or last[0] != epoch:
-            last = epoch, self._lay_out(epoch)
-            self.__dict__["_last"] = last  # one store: threads may compute twice, never see halves
-        return last[1]
 
     def _lay_out(self, epoch: int) -> Int64s:
         """Return the indices of an epoch, position by position."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from loaders.checks import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
+
+_T = TypeVar("_T")
 
 
 class Derived:
@@ -19,6 +23,14 @@ class Derived:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name[0] != "_"}
+
+    def _once(self, epoch: int, compute: Callable[[int], _T]) -> _T:
+        """Return what is computed for an epoch; that of the last one is kept."""
+        last: tuple[int, _T] | None = self.__dict__.get("_last")
+        if last is None or last[0] != epoch:
+            last = (epoch, compute(epoch))
+            self.__dict__["_last"] = last  # one store: threads may compute twice, never see halves
+        return last[1]
 
 
 def frozen_copy(values: npt.ArrayLike, name: str, like: str = "[1, 2, ...]") -> npt.NDArray[Any]:

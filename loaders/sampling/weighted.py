@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,13 +15,9 @@ from loaders.sampling.order import CHOICE, PLACES, STRATA, check_count, order_ke
 from loaders.sampling.permutation import permute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy.typing as npt
 
     Int64s = npt.NDArray[np.int64]
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +94,6 @@ class Weighted(Derived):
             "weights": self._digest,
             "replacement": int(self.replacement),
         }
-
-    def _once(self, epoch: int, compute: Callable[[int], _T]) -> _T:
-        last: tuple[int, _T] | None = self.__dict__.get("_last")
-        if last is None or last[0] != epoch:
-            last = (epoch, compute(epoch))
-            self.__dict__["_last"] = last  # one store: threads may compute twice, never see halves
-        return last[1]
 
     @cached_property
     def _digest(self) -> str:

@@ -290,7 +290,7 @@ def test_a_child_keeps_no_slots_of_other_loaders_but_of_batches_that_are_seen() 
     list(other)
     (second,) = set(children()) - {first}
 
-    assert slots_of(first) == slots_of(os.getpid()) > 1
+    assert slots_of(first) > 1
     assert slots_of(second) == 1
     assert held.sum() == 0
 

@@ -29,6 +29,7 @@ from packdata.journal import LOCK_NAME, TargetLock
 from packdata.progress import Quiet
 from packdata.repair import repair as repair_dataset
 from packdata.target import PACKING_NAME
+from tests.packdata.breaking import tmpfs
 from tests.packdata.recipes import (
     SHARD_BYTES,
     STEPS,
@@ -719,13 +720,8 @@ def test_a_file_that_cannot_grow_is_a_clear_error(tmp_path: Path, format: str) -
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Any:
     """A file system of a megabyte."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(command).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with tmpfs(tmp_path / "disk", "1m") as disk:
+        yield disk
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -25,6 +25,7 @@ from packdata.rewrite import Staging
 from packdata.target import PACKING_NAME
 from packdata.verify import verify
 from packdata.writer import Writer
+from tests.packdata.breaking import tmpfs
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 
 if TYPE_CHECKING:
@@ -182,13 +183,8 @@ def test_an_error_while_publishing_leaves_the_target_as_it_was(
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Any:
     """A file system of four pages: room for a shard, not for a manifest beside it."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(command).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with tmpfs(tmp_path / "disk", "16k") as disk:
+        yield disk
 
 
 @pytest.mark.parametrize("taken", [0, 4096, 16384])

@@ -27,6 +27,7 @@ from packdata.reader import PackedReader
 from packdata.stats import stats
 from packdata.tables import pack_tables, plan_tables
 from packdata.verify import verify
+from tests.packdata.breaking import interrupted
 from tests.packdata.recipes import contents
 
 if TYPE_CHECKING:
@@ -430,23 +431,12 @@ def test_the_bytes_depend_on_the_rows_and_options_alone(tmp_path: Path) -> None:
     assert len(read_manifest(tmp_path / "1").shards) > 3
 
 
-def test_an_interrupted_packing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from packdata.journal import Journal
-
+def test_an_interrupted_packing_goes_on(tmp_path: Path) -> None:
     source = write(frame(), tmp_path / "t.csv")
     options: dict[str, Any] = {"dates": "days", "shard_bytes": 1000}
     pack_tables(source, tmp_path / "whole", **options)
-    append_line, calls = Journal.append, iter(range(100))
-
-    def dying(self: Journal, line: Any) -> None:
-        append_line(self, line)
-        if next(calls) == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "append", dying)
-        with pytest.raises(KeyboardInterrupt):
-            pack_tables(source, tmp_path / "a", **options)
+    with interrupted(5):
+        pack_tables(source, tmp_path / "a", **options)
 
     summary = pack_tables(source, tmp_path / "a", **options)
 

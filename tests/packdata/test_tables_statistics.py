@@ -14,6 +14,7 @@ from loaders.errors import PackError, SourceError
 from packdata.cli import main
 from packdata.reader import PackedReader
 from packdata.tables import pack_tables, plan_tables
+from tests.packdata.breaking import interrupted
 from tests.packdata.recipes import contents
 
 if TYPE_CHECKING:
@@ -242,23 +243,12 @@ def test_the_first_row_that_cannot_be_packed_is_found_before_anything_is_written
 def test_an_interrupted_packing_without_some_rows_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from packdata.journal import Journal
-
     source = write(tmp_path, "x,y\n" + "".join(f"{i},{i % 9 or ''}\n" for i in range(400)))
     monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 300)
     options: dict[str, Any] = {"on_error": "skip", "standardize": True, "shard_bytes": 300}
     pack_tables(source, tmp_path / "whole", **options)
-    append_line, calls = Journal.append, iter(range(100))
-
-    def dying(self: Journal, line: Any) -> None:
-        append_line(self, line)
-        if next(calls) == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "append", dying)
-        with pytest.raises(KeyboardInterrupt):
-            pack_tables(source, tmp_path / "a", **options)
+    with interrupted(5):
+        pack_tables(source, tmp_path / "a", **options)
 
     assert "samples packed earlier" in pack_tables(source, tmp_path / "a", **options).notes[0]
     again, whole = (PackedReader(tmp_path / name) for name in ("a", "whole"))

@@ -20,7 +20,6 @@ from loaders.schema import Tokens
 from packdata.cli import main
 from packdata.combine import append, merge
 from packdata.edit import CopyOptions, copy_dataset
-from packdata.journal import Journal
 from packdata.partition import split
 from packdata.preview import as_text
 from packdata.reader import PackedReader
@@ -34,6 +33,7 @@ from packdata.tokens.split import shards_of
 from packdata.tokens.texts import TextOptions, TextSource
 from packdata.tokens.tokenizer import JsonTokenizer, Vocabulary, train_bpe
 from packdata.verify import verify
+from tests.packdata.breaking import interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -1085,17 +1085,8 @@ def test_an_interrupted_packing_goes_on_to_the_same_bytes(
     options: dict[str, Any] = {"format": format, "shard_bytes": 20_000, "workers": 1}
     given = TokenOptions(documents="\n\n", row_tokens=512)
     pack_tokens(tmp_path / "in", tmp_path / "whole", given, **options)
-    append_line, calls = Journal.append, iter(range(1000))
-
-    def dying(self: Journal, line: Any) -> None:
-        append_line(self, line)
-        if next(calls) == 5:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "append", dying)
-        with pytest.raises(KeyboardInterrupt):
-            pack_tokens(tmp_path / "in", tmp_path / "a", given, **options)
+    with interrupted(6):
+        pack_tokens(tmp_path / "in", tmp_path / "a", given, **options)
 
     summary = pack_tokens(tmp_path / "in", tmp_path / "a", given, **options)
 

@@ -26,9 +26,7 @@ READ_BYTES = 128 << 10
 _COPY_BYTES = 64 << 10  # stays in a core's cache
 _MAX_PLACES = 1024  # of one call (UIO_MAXIOV)
 _PIECE_BYTES = 64 << 20
-_CALL_BYTES = (
-    1 << 30
-)  # the kernel moves 2 GiB at most, and counts the rest as if it could not be read
+_CALL_BYTES = 1 << 30  # of 2 GiB and more the kernel leaves out the rest, as if it were unreadable
 _WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 _PROCESS_MADVISE = 440  # the system call's number, on all processors
 

@@ -1,0 +1,46 @@
+"""What goes wrong while packing: a disk that is full, an end between two lines of the journal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from packdata.journal import Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextmanager
+def tmpfs(folder: Path, size: str) -> Iterator[Path]:
+    """Make a file system of a size; skip the test where that is not allowed."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(command).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
+def interrupted(num_lines: int) -> Iterator[None]:
+    """Press Ctrl-C when so many lines are in the journal, and expect it to come out."""
+    append, calls = Journal.append, iter(range(1, 10_000))
+
+    def dying(self: Journal, line: Any) -> None:
+        append(self, line)
+        if next(calls) == num_lines:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "append", dying)
+        with pytest.raises(KeyboardInterrupt):
+            yield
