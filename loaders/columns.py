@@ -66,8 +66,8 @@ class VarColumn:
 
     def row(self, i: int) -> UInt8Array:
         """Return row ``i`` as a view."""
-        start = self.starts[i]
-        return self.buffer[start : start + self.lengths[i]]
+        start = self.starts.item(i)  # plain numbers: they slice in half the time
+        return self.buffer[start : start + self.lengths.item(i)]
 
 
 Column = FixedColumn | VarColumn

@@ -33,7 +33,7 @@ from loaders.augment.ops import (
     as_augment,
     has_draws,
 )
-from loaders.augment.pixels import apply, move_boxes, reductions
+from loaders.augment.pixels import apply, move_boxes, moved_step, reductions, steps_of, take_step
 from loaders.checks import did_you_mean
 
 __all__ = [
@@ -55,10 +55,13 @@ __all__ = [
     "fill_mask_of",
     "has_draws",
     "move_boxes",
+    "moved_step",
     "output_lengths",
     "output_size",
     "plan",
     "reductions",
+    "steps_of",
+    "take_step",
 ]
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.augment.geometry import Geometry
+
     Array = npt.NDArray[Any]
 
 _INTERPOLABLE = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", "float64")))
@@ -111,6 +113,78 @@ def apply(
     return out
 
 
+# What ``apply`` does to an image of bytes, as plain numbers: top, bottom, left and right of the box; width and height
+# of the result; how cv2 resizes (-1: it does not), and how it flips (2: it does not).
+Step = list[int]
+_NO_METHOD, _NO_FLIP = -1, 2
+_METHODS = np.array([_NO_METHOD, cv2.INTER_LINEAR, cv2.INTER_AREA])
+_FLIPS = np.array([_NO_FLIP, 1, 0, -1])  # none, horizontal, vertical, both
+
+
+def steps_of(
+    geometry: Geometry, sizes: npt.NDArray[np.int64], reductions: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Prepare what ``apply`` does to N images of bytes, for ``take_step``.
+
+    Args:
+        geometry: Boxes, sizes and flips.
+        sizes: ``(N, 2)``: height and width, before a JPEG decoder reduces the image.
+        reductions: ``(N,)``: by how much it does: 1, 2, 4 or 8.
+
+    Returns:
+        ``(N, 8)``, each row a ``Step``; and ``(N,)``, whether its box is inside of the image: others need ``apply``.
+    """
+    boxes, shapes = _reduced_boxes(geometry.boxes, sizes, reductions)
+    starts, extents = boxes[:, :2], boxes[:, 2:]
+    ends = starts + extents
+    is_resized = (extents != geometry.sizes).any(axis=1)
+    is_half = _is_half(*extents.T, *geometry.sizes.T)
+    steps = np.empty((len(boxes), 8), np.int64)
+    steps[:, 0:4:2], steps[:, 1:4:2], steps[:, 4:6] = starts, ends, geometry.sizes[:, ::-1]
+    steps[:, 6] = _METHODS[is_resized * (1 + is_half)]
+    steps[:, 7] = _FLIPS[geometry.flips @ (2, 1)]
+    is_inside: npt.NDArray[np.bool_] = (starts >= 0) & (ends <= shapes)
+    return steps, is_inside[:, 0] & is_inside[:, 1]
+
+
+def _reduced_boxes(
+    boxes: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], reductions: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return boxes in pixels of the images as they are decoded, and the sizes of these."""
+    rows = np.flatnonzero(reductions > 1).tolist()
+    if not rows:
+        return boxes, sizes
+    boxes, shapes = boxes.copy(), -(-sizes // reductions[:, None])
+    for i in rows:
+        boxes[i] = _reduced_box(boxes[i].tolist(), sizes[i].tolist(), tuple(shapes[i].tolist()))
+    return boxes, shapes
+
+
+def moved_step(step: Step, top: int, left: int) -> Step:
+    """Return the same step for a part of the image that begins there."""
+    return [step[0] - top, step[1] - top, step[2] - left, step[3] - left, *step[4:]]
+
+
+def take_step(image: Array, step: Step, out: Array) -> None:
+    """Do what ``apply`` does, to ``(H, W, C)`` uint8 of at most 4 channels, into a row of a batch.
+
+    Raises:
+        BatchError: The image is smaller than the one that the step was prepared for.
+    """
+    top, bottom, left, right, width, height, method, flip = step
+    shape = image.shape
+    if bottom > shape[0] or right > shape[1]:
+        raise BatchError(f"an image of {shape} has no rows to {bottom} and columns to {right}")
+    source = image[top:bottom, left:right]
+    if method != _NO_METHOD:
+        cv2.resize(source, (width, height), out, 0, 0, method)
+        source = out
+    if flip != _NO_FLIP:
+        cv2.flip(source, flip, out)
+    elif source is not out:
+        out[...] = source
+
+
 def _stand_in(source: Array, target: Array, *, moves_only: bool) -> tuple[Array, Array]:
     """See both arrays as a dtype of the same width that cv2 moves."""
     stand_in = _STAND_INS.get(source.dtype)
@@ -152,7 +226,7 @@ def _resize(source: Array, target: Array, nearest: bool) -> None:
             _resize_nearest(source, target)
             return
         method = cv2.INTER_NEAREST_EXACT
-    elif from_height > 2 * height and from_width > 2 * width:
+    elif _is_half(from_height, from_width, height, width):
         method = cv2.INTER_AREA
     else:
         method = cv2.INTER_LINEAR
@@ -160,6 +234,11 @@ def _resize(source: Array, target: Array, nearest: bool) -> None:
         _resize_channels(source, target, method)
     else:
         cv2.resize(source, (width, height), target, 0, 0, method)
+
+
+def _is_half(from_height: Any, from_width: Any, height: Any, width: Any) -> Any:
+    """Tell whether both sides shrink by more than 2; of numbers, or of arrays of them."""
+    return (from_height > 2 * height) & (from_width > 2 * width)
 
 
 def _resize_channels(source: Array, target: Array, method: int) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import simplejpeg
 
 from loaders.errors import CodecError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+UInt8Array = npt.NDArray[np.uint8]
 MAX_PIXELS = 1 << 28
 SIDES = struct.Struct(">HH")  # height and width in a JPEG's frame header
 SOS, APP9 = 0xDA, 0xE9
@@ -19,6 +25,9 @@ _HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer heade
 _NO_BASELINE = frozenset(
     {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB), 0xFF}
 )  # other frames, what has no business before a frame, and fill bytes
+_START_BYTES = 640  # of files that are compared with another: most headers are shorter
+_FEW = 8  # files: comparing takes as long as reading so many headers
+_MAX_FORMS = 4  # that are looked for among the files of a batch
 
 
 class Segments(NamedTuple):
@@ -65,38 +74,99 @@ class PictureHead(NamedTuple):
     jpeg: JpegLayout | None = None
 
 
-class _Tables(NamedTuple):
-    """What stands behind the sides in a JPEG's header, by its distance from the height.
+class PictureHeads(NamedTuple):
+    """What the headers of several pictures say.
 
     Attributes:
-        components: Number, sampling and tables of the frame's components, as written.
-        interval_at: The segment of the restart interval; 0 if there is none.
-        interval: That segment, as written.
-        end: The scan's header, or an index before it.
-        next: The marker there, as written.
+        sizes: ``(N, 2)`` int64: height and width, in pixels.
+        jpegs: Of each that is a JPEG and can be cut; else None.
     """
 
+    sizes: npt.NDArray[np.int64]
+    jpegs: list[JpegLayout | None]
+
+    def read(self, i: int, record: UInt8Array) -> None:
+        """Read one of them."""
+        height, width, self.jpegs[i] = picture_head(record)
+        self.sizes[i] = height, width
+
+
+class _Form(NamedTuple):
+    """How the header of a sequential Huffman JPEG is laid out: as that of other files of the same writer.
+
+    Attributes:
+        height_at: The height in the frame header.
+        tables_end: The scan's header, or an index before it; 0 if it was not found.
+        components: Number, sampling and tables of the frame's components, as written.
+        interval: The number of the restart interval, as written, if there is one.
+        marks: Where the bytes are that say so; the same bytes there say the same.
+    """
+
+    height_at: int
+    tables_end: int
     components: bytes
-    interval_at: int
     interval: bytes
-    end: int
-    next: bytes
+    marks: list[int]
 
-    def are_in(self, start: memoryview, height_at: int) -> bool:
-        """Tell whether a file has the same, as far as it matters: looking at little of it."""
-        end = height_at + self.end
-        if start[end : end + 2] != self.next:
-            return False
-        if not self.interval_at:
-            return True
-        first, at = height_at + SIDES.size, height_at + self.interval_at
-        return (
-            start[first : first + len(self.components)] == self.components
-            and start[at : at + len(self.interval)] == self.interval
-        )
+    def layouts(self, sizes: npt.NDArray[np.int64]) -> list[JpegLayout]:
+        """Return what this says of pictures of these sizes."""
+        if not self.interval:
+            return [JpegLayout(self.height_at, self.tables_end)] * len(sizes)
+        return [
+            JpegLayout(
+                self.height_at,
+                self.tables_end,
+                _segments(height, width, self.components, self.interval),
+            )
+            for height, width in sizes.tolist()
+        ]
 
 
-_last_tables = _Tables(b"", 0, b"", 0, b"?")  # most files of a dataset have the same
+def picture_heads(records: Sequence[UInt8Array]) -> PictureHeads:
+    """Read the headers of several pictures; where many are of one form, theirs all at once.
+
+    Raises:
+        CodecError: As ``picture_head``, for one of them.
+    """
+    heads = PictureHeads(np.empty((len(records), 2), np.int64), [None] * len(records))
+    left = np.arange(len(records))
+    if len(left) >= _FEW:
+        nbytes = min(_START_BYTES, *map(len, records))
+        joined = b"".join([record.data[:nbytes] for record in records])
+        starts = np.frombuffer(joined, np.uint8).reshape(len(records), nbytes)
+        for _ in range(_MAX_FORMS):
+            left = _read_alike(records, starts, left, heads)
+            if len(left) < _FEW:
+                break
+    for i in left.tolist():
+        heads.read(i, records[i])
+    return heads
+
+
+def _read_alike(
+    records: Sequence[UInt8Array],
+    starts: UInt8Array,
+    left: npt.NDArray[np.int64],
+    heads: PictureHeads,
+) -> npt.NDArray[np.int64]:
+    """Read the headers of those that have the form of the first one that is left; return the others."""
+    first = int(left[0])
+    form = _jpeg_form(records[first].data[:_HEAD_BYTES])
+    if form is None or not form.marks[-1] < starts.shape[1] or not form.tables_end:
+        heads.read(first, records[first])
+        return left[1:]
+    marks = starts.take(form.marks, axis=1)[left]
+    is_alike = (marks == marks[0]).all(axis=1)
+    alike, at = left[is_alike], form.height_at
+    sizes = np.ascontiguousarray(starts[alike, at : at + SIDES.size]).view(">u2").astype(np.int64)
+    areas = sizes.prod(axis=1)
+    for size in sizes[(areas < 1) | (areas > MAX_PIXELS)].tolist():
+        check_pixels(*size)
+    heads.sizes[alike] = sizes
+    for i, layout in zip(alike.tolist(), form.layouts(sizes), strict=True):
+        heads.jpegs[i] = layout
+    others: npt.NDArray[np.int64] = left[~is_alike]
+    return others
 
 
 def picture_head(record: Any) -> PictureHead:
@@ -107,7 +177,7 @@ def picture_head(record: Any) -> PictureHead:
     """
     start = memoryview(record)[:_HEAD_BYTES]  # not bytes: few of them are looked at
     try:
-        if start[0] == 0xFF and start[1] == 0xD8:
+        if bytes(start[:2]) == b"\xff\xd8":
             head = jpeg_head(start) or PictureHead(*simplejpeg.decode_jpeg_header(record)[:2])
         elif bytes(start[:8]) == b"\x89PNG\r\n\x1a\n":
             width, height = struct.unpack_from(">II", start, 16)
@@ -134,48 +204,49 @@ def check_pixels(height: int, width: int) -> None:
 
 
 def jpeg_head(start: memoryview) -> PictureHead | None:
-    """Read the header of a sequential Huffman JPEG; None for any other.
+    """Read the header of a sequential Huffman JPEG; None for any other."""
+    form = _jpeg_form(start)
+    if form is None:
+        return None
+    size = SIDES.unpack_from(start, form.height_at)
+    return PictureHead(*size, *form.layouts(np.array([size])))
+
+
+def _jpeg_form(start: memoryview) -> _Form | None:
+    """Read how the header of a sequential Huffman JPEG is laid out; None for any other.
 
     Source: ITU-T T.81, annex B.
     """
-    at = 2
+    if bytes(start[:2]) != b"\xff\xd8":
+        return None
+    at, marks = 2, [0, 1]
     while at + 9 < len(start) and start[at] == 0xFF:
         marker, end = start[at + 1], at + 2 + (start[at + 2] << 8 | start[at + 3])
-        if marker in (0xC0, 0xC1):
-            height, width = SIDES.unpack_from(start, at + 5)
-            return PictureHead(height, width, _jpeg_layout(start, at + 5, (height, width), end))
         if marker in _NO_BASELINE:
             return None
+        marks += range(at, at + 4)
+        if marker in (0xC0, 0xC1):
+            return _read_tables(start, at + 5, end, marks)
         at = end
     return None
 
 
-def _jpeg_layout(start: memoryview, height_at: int, size: tuple[int, int], at: int) -> JpegLayout:
-    """Say what a header tells behind its sides."""
-    global _last_tables
-    tables = _last_tables
-    if not tables.are_in(start, height_at):
-        found = _read_tables(start[height_at:], at - height_at)
-        if found is None:
-            return JpegLayout(height_at)
-        tables = _last_tables = found
-    segments = tables.interval_at and _segments(size, tables.components, tables.interval)
-    return JpegLayout(height_at, height_at + tables.end, segments or None)
-
-
-def _read_tables(header: memoryview, at: int) -> _Tables | None:
+def _read_tables(start: memoryview, height_at: int, at: int, marks: list[int]) -> _Form:
     """Read on behind the frame header, up to the scan or the index before it."""
-    interval_at = 0
-    while at + 5 < len(header) and header[at] == 0xFF:
-        marker = header[at + 1]
-        if marker == SOS or (marker == APP9 and header[at + 4 : at + 12] == INDEX):
-            components = header[SIDES.size :][: 1 + 3 * header[SIDES.size]].tobytes()
-            interval = header[interval_at:][: 6 if interval_at else 0].tobytes()
-            return _Tables(components, interval_at, interval, at, header[at : at + 2].tobytes())
+    behind = height_at + SIDES.size
+    components, interval = start[behind:][: 1 + 3 * start[behind]].tobytes(), b""
+    marks += range(behind, behind + len(components))
+    while at + 5 < len(start) and start[at] == 0xFF:
+        marker = start[at + 1]
+        name = range(at + 4, at + 4 + len(INDEX)) if marker == APP9 else ()
+        marks += *range(at, at + 4), *name
+        if marker == SOS or (name and start[name[0] : name[-1] + 1] == INDEX):
+            return _Form(height_at, at, components, interval, marks)
         if marker == _DRI:
-            interval_at = at
-        at += 2 + (header[at + 2] << 8 | header[at + 3])
-    return None
+            interval = start[at + 4 : at + 6].tobytes()
+            marks += at + 4, at + 5
+        at += 2 + (start[at + 2] << 8 | start[at + 3])
+    return _Form(height_at, 0, components, b"", marks)
 
 
 def _unit_sides(components: bytes) -> tuple[int, int]:
@@ -187,19 +258,17 @@ def _unit_sides(components: bytes) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def _segments(
-    size: tuple[int, int], components: bytes, interval_segment: bytes
-) -> Segments | None:
+def _segments(height: int, width: int, components: bytes, interval: bytes) -> Segments | None:
     """Lay segments out; None if they are neither parts of rows of units nor rows of them."""
-    (height, width), (unit_height, unit_width) = size, _unit_sides(components)
-    interval = int.from_bytes(interval_segment[4:], "big")
-    if not (interval and unit_height and unit_width):
+    unit_height, unit_width = _unit_sides(components)
+    num = int.from_bytes(interval, "big")  # of units
+    if not (num and unit_height and unit_width):
         return None
     units = -(-width // unit_width)  # side by side
-    if units % interval == 0:
-        rows, columns = unit_height, interval * unit_width
-    elif interval % units == 0:
-        rows, columns = interval // units * unit_height, units * unit_width
+    if units % num == 0:
+        rows, columns = unit_height, num * unit_width
+    elif num % units == 0:
+        rows, columns = num // units * unit_height, units * unit_width
     else:
         return None
     return Segments(-(-height // rows), -(-width // columns), rows, columns)

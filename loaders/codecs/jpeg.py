@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaders.codecs.heads import APP9, INDEX, SIDES, SOS, JpegLayout, PictureHead, jpeg_head
+from loaders.codecs.heads import (
+    APP9,
+    INDEX,
+    SIDES,
+    SOS,
+    JpegLayout,
+    PictureHead,
+    PictureHeads,
+    jpeg_head,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,12 +84,47 @@ def part_of(
         box: y, x, height, width in pixels; it may reach outside.
         num_threads: How many share the interpreter: the more they are, the more must be saved.
     """
-    # A file without an end is decoded whole: only then does the decoder notice what is missing.
-    if head.jpeg is None or record[-2] != 0xFF or record[-1] != _EOI:
-        return PicturePart(record, head.height, head.width)
-    min_saved = _PIXELS_PER_THREAD * num_threads
-    part = head.jpeg.segments and _segments_of(record, head, head.jpeg, box, min_saved)
-    return part or _rows_of(record, head, head.jpeg, box[0] + box[2])
+    jpeg = head.jpeg
+    part = jpeg and jpeg.segments and _segments_of(record, head, jpeg, box, num_threads)
+    if jpeg and not part:
+        part = _rows_of(record, head, jpeg, box[0] + box[2])
+    return part or PicturePart(record, head.height, head.width)
+
+
+def ends_of(heads: PictureHeads, boxes: npt.NDArray[np.int64]) -> list[int]:
+    """Return for each picture that is not divided, how many rows ``part_of`` would keep of it; 0 for all.
+
+    Args:
+        heads: Of N pictures.
+        boxes: ``(N, 4)``: y, x, height, width in pixels.
+    """
+    rows = (boxes[:, 0] + boxes[:, 2]).clip(0) + _MARGIN
+    rows[~_is_less(rows, heads.sizes[:, 0])] = 0
+    return [
+        num if num and jpeg and not jpeg.segments else 0
+        for jpeg, num in zip(heads.jpegs, rows.tolist(), strict=True)
+    ]
+
+
+def first_rows(record: UInt8Array, jpeg: JpegLayout, rows: int, width: int) -> UInt8Array | None:
+    """Return a file that ends below its first rows, though data follow.
+
+    None if it has no end: it is to be decoded whole, as only then the decoder notices what is missing.
+    """
+    if not _has_end(record):
+        return None
+    record = record.copy()
+    SIDES.pack_into(record.data, jpeg.height_at, rows, width)
+    return record
+
+
+def _has_end(record: UInt8Array) -> bool:
+    return record.item(-1) == _EOI and record.item(-2) == 0xFF
+
+
+def _is_less(rows: Any, height: Any) -> Any:
+    """Tell whether so few rows are worth a copy of the file."""
+    return rows * 16 <= height * 15
 
 
 @lru_cache  # most pictures of a dataset have few sizes
@@ -121,18 +165,17 @@ def with_index(record: UInt8Array) -> UInt8Array:
     return np.frombuffer(b"".join([tables.data, index, scan.data]), np.uint8)
 
 
-def _rows_of(record: UInt8Array, head: PictureHead, jpeg: JpegLayout, rows: int) -> PicturePart:
-    """Let the picture end below its first rows."""
+def _rows_of(
+    record: UInt8Array, head: PictureHead, jpeg: JpegLayout, rows: int
+) -> PicturePart | None:
+    """Let the picture end below its first rows; None if that is not worth it."""
     rows = max(0, rows) + _MARGIN
-    if rows * 16 > head.height * 15:
-        return PicturePart(record, head.height, head.width)
-    record = record.copy()
-    SIDES.pack_into(record.data, jpeg.height_at, rows, head.width)
-    return PicturePart(record, rows, head.width, ends_early=True)
+    part = first_rows(record, jpeg, rows, head.width) if _is_less(rows, head.height) else None
+    return None if part is None else PicturePart(part, rows, head.width, ends_early=True)
 
 
 def _segments_of(
-    record: UInt8Array, head: PictureHead, jpeg: JpegLayout, box: Sequence[int], min_saved: int
+    record: UInt8Array, head: PictureHead, jpeg: JpegLayout, box: Sequence[int], num_threads: int
 ) -> PicturePart | None:
     """Put the segments below a box together; None if they are not all there, or too few pixels are saved."""
     grid = jpeg.segments
@@ -141,7 +184,8 @@ def _segments_of(
     left, right = _span(box[1], box[3], grid.width, grid.columns)
     height = min(bottom * grid.height, head.height) - top * grid.height
     width = min(right * grid.width, head.width) - left * grid.width
-    if width <= _NARROW or head.height * head.width - height * width < min_saved:
+    saved = head.height * head.width - height * width
+    if width <= _NARROW or saved < _PIXELS_PER_THREAD * num_threads or not _has_end(record):
         return None
     found = _bounds(record, jpeg, grid.rows * grid.columns)
     if found is None:

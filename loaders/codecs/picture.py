@@ -27,7 +27,11 @@ _MAX_JPEG_SIDE = 65_500  # of libjpeg
 
 
 class PictureCodec:
-    """Encoded pictures of a fixed number of channels and dtype; masks have none and one."""
+    """Encoded pictures of a fixed number of channels and dtype; masks have none and one.
+
+    Attributes:
+        keeps_jpeg: Whether JPEG files are among what the field can hold.
+    """
 
     def __init__(self, field: Field) -> None:
         if not isinstance(field, Image | Mask):
@@ -50,7 +54,7 @@ class PictureCodec:
                 f"codec {field.codec!r} does not keep masks exactly: take 'png' or 'raw'"
             )
         self.colorspace = {1: "GRAY", 3: "RGB", 4: "RGBA"}.get(self.channels)
-        self._keeps_jpeg = self.colorspace is not None and self.dtype == np.uint8
+        self.keeps_jpeg = self.colorspace is not None and self.dtype == np.uint8
 
     def encode(self, value: Any, quality: int = DEFAULT_QUALITY) -> bytes:
         """Return the encoded file of an H x W x C (or H x W) array.
@@ -100,26 +104,28 @@ class PictureCodec:
         """
         if not len(record):
             raise CodecError("the record is empty")
-        if not self._keeps_jpeg or record[0] != 0xFF:
+        if not self.keeps_jpeg or record[0] != 0xFF:
             return self._decode_cv2(record)
-        if out is None:  # else the buffer bounds what a header can ask for
-            picture_size(record)
-        height = width = 0  # at least: of any size
-        if reduction > 1:
-            height, width = picture_size(record) if size is None else size
-            height, width = -(-height // reduction), -(-width // reduction)
+        if size is None and (out is None or reduction > 1):
+            size = picture_size(record)  # of a sane picture; a given buffer bounds it, too
+        height, width = size or (0, 0)
+        return self.decode_jpeg(record, reduction, height, width, out, ends_early)
+
+    def decode_jpeg(
+        self,
+        record: UInt8Array,
+        reduction: int,
+        height: int,
+        width: int,
+        out: UInt8Array | None,
+        ends_early: bool,
+    ) -> UInt8Array:
+        """Decode a JPEG, as ``decode`` does."""
+        least = (0, 0) if reduction == 1 else (-(-height // reduction), -(-width // reduction))
         try:
             # Not strict where it ends early: what follows is what the decoder did not expect.
             return simplejpeg.decode_jpeg(  # type: ignore[no-any-return]
-                record,
-                self.colorspace,
-                False,
-                False,
-                height,
-                width,
-                reduction,
-                out,
-                not ends_early,
+                record, self.colorspace, False, False, *least, reduction, out, not ends_early
             )
         except ValueError as error:
             raise CodecError(f"the JPEG cannot be decoded ({error})") from error

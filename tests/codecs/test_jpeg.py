@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders.codecs.heads import PictureHead, picture_head
-from loaders.codecs.jpeg import PicturePart, part_of, restart_interval, with_index
+from loaders.codecs.heads import PictureHead, picture_head, picture_heads
+from loaders.codecs.jpeg import PicturePart, ends_of, part_of, restart_interval, with_index
 from loaders.codecs.picture import PictureCodec, encode_jpeg
 from loaders.errors import CodecError
 from loaders.schema import Image
@@ -97,6 +97,30 @@ def test_the_first_rows_of_any_picture(
     part = assert_same(data, (0, 0, rows, width), reduction)
 
     assert part.ends_early == (part.height < height)
+
+
+def test_ends_of_many_pictures_are_those_of_their_parts() -> None:
+    files = [
+        file
+        for seed in range(40)
+        for height, width in [(60 + seed, 80)]
+        for file in (
+            jpeg(photo(height, width, seed=seed)),
+            indexed(photo(height + 60, width, seed=seed)),
+            pil_file(photo(height, width, seed=seed), "JPEG", progressive=True),
+        )
+    ]
+    rng = np.random.default_rng(0)
+    crops = np.column_stack([rng.integers(-9, 70, (120, 2)), rng.integers(1, 90, (120, 2))])
+
+    ends = ends_of(picture_heads(files), crops)
+
+    parts = [part(file, *box) for file, box in zip(files, crops.tolist(), strict=True)]
+    wanted = [found.height if found.ends_early else 0 for found in parts[::3]]
+    assert ends[::3] == wanted
+    assert 10 < np.count_nonzero(wanted) < 40
+    assert not any(ends[1::3])  # divided ones
+    assert not any(ends[2::3])
 
 
 @pytest.mark.parametrize(
@@ -199,13 +223,14 @@ def test_the_record_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize("interval", [0, 4])
-def test_a_cut_file_is_noticed_also_by_its_parts(interval: int) -> None:
-    data = pil_file(photo(256, 256), "JPEG", restart_marker_blocks=interval)
+@pytest.mark.parametrize("end", [b"", b"\0\xd9", b"\xff\xd8"])
+def test_a_cut_file_is_noticed_also_by_its_parts(interval: int, end: bytes) -> None:
+    data = pil_file(photo(256, 256), "JPEG", restart_marker_blocks=interval).tobytes()
 
     for size in (len(data) // 2, len(data) - 2, len(data) - 1):
         codec = PictureCodec(Image())
         with pytest.raises(CodecError):
-            decode(part(data[:size], 0, 0, 8, 8), codec)
+            decode(part(record(data[:size] + end), 0, 0, 8, 8), codec)
 
 
 @pytest.mark.parametrize("rows", [0, -1, -300])

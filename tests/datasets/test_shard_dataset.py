@@ -781,11 +781,11 @@ def test_one_bad_picture_does_not_have_its_batch_looked_at_again_by_each_worker(
     dataset = ShardDataset(folder, augment=ops, on_error="replace")[:64]
     calls: list[int] = []
 
-    def counted(record: Any) -> Any:
-        calls.append(1)
-        return heads.picture_head(record)
+    def counted(records: Any) -> Any:
+        calls.extend([1] * len(records))
+        return heads.picture_heads(records)
 
-    monkeypatch.setattr(pictures, "picture_head", counted)
+    monkeypatch.setattr(pictures, "picture_heads", counted)
     (batch,) = DataLoader(dataset, 64, num_workers=4, backend="thread")
 
     assert batch.image.shape == (64, 3, 16, 16)

@@ -116,8 +116,9 @@ class Store:
         self._pages_of(field).wait(rows)
         self.verify(field, rows)
         numbers = (rows.indices - self.starts[rows.shards]).tolist()
-        columns = [self.shard(number).columns[field] for number in rows.shards.tolist()]
-        return [column.row(row) for column, row in zip(columns, numbers, strict=True)]
+        shards = rows.shards.tolist()
+        columns = {shard: self.shard(shard).columns[field] for shard in set(shards)}
+        return [columns[shard].row(row) for shard, row in zip(shards, numbers, strict=True)]
 
     def column(self, field: str) -> list[Column]:
         """Return the column of every shard, verified."""

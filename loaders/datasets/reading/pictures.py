@@ -5,46 +5,85 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from loaders import augment
 from loaders.buffers import scratch
-from loaders.codecs.heads import PictureHead, picture_head
-from loaders.codecs.jpeg import PicturePart, part_of
+from loaders.codecs.heads import PictureHead, PictureHeads, picture_heads
+from loaders.codecs.jpeg import PicturePart, ends_of, first_rows, part_of
 from loaders.datasets.reading.fixed import Layout
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
+    from loaders.augment.pixels import Step
     from loaders.datasets.access.store import Store
     from loaders.datasets.reading.request import Memory, Request
 
     UInt8Array = npt.NDArray[np.uint8]
 
 
-class Wanted(NamedTuple):
-    """What is wanted of one picture.
+Move = tuple[list[int], list[int], list[bool]]  # box, size and flips
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is wanted of N pictures.
 
     Attributes:
-        record: The file.
-        head: Its header.
-        reduction: By how much it may be reduced.
-        cover: The box that covers those of all views.
-        moves: Box, size and flips of each view, as plain numbers.
+        records: The files.
+        heads: Their headers.
+        sizes: Height and width of each.
+        plans: Boxes, sizes and flips of each view.
+        covers: ``(N, 4)``: the box that covers those of all views.
+        reductions: By how much each may be reduced.
+        ends: How many rows of it are enough, where that is known; else 0.
+        steps: What happens to each in each view, ready to be carried out.
+        are_ready: Whether that, its ending and its reduction are all that there is to know.
     """
 
-    record: UInt8Array
-    head: PictureHead
-    reduction: int
-    cover: list[int]
-    moves: Sequence[tuple[list[int], list[int], list[bool]]]
+    records: list[UInt8Array]
+    heads: PictureHeads
+    sizes: list[list[int]]
+    plans: list[augment.Geometry]
+    covers: npt.NDArray[np.int64]
+    reductions: list[int]
+    ends: list[int]
+    steps: list[tuple[Step, ...]]
+    are_ready: list[bool]
+
+    def moves(self, i: int) -> list[Move]:
+        """Return what happens to a picture in each view."""
+        return [
+            (boxes[i].tolist(), sizes[i].tolist(), flips[i].tolist())
+            for boxes, sizes, flips in self.plans
+        ]
+
+    def columns(self, first: int, last: int) -> tuple[Sequence[Any], ...]:
+        """Return of some pictures what is needed of each."""
+        columns = (
+            self.are_ready,
+            self.records,
+            self.heads.jpegs,
+            self.sizes,
+            self.ends,
+            self.reductions,
+            self.steps,
+        )
+        return tuple(column[first:last] for column in columns)
+
+    def part(self, i: int, num_threads: int) -> PicturePart:
+        """Return what of a picture is needed."""
+        height, width = self.sizes[i]
+        head = PictureHead(height, width, self.heads.jpegs[i])
+        return part_of(self.records[i], head, self.covers[i].tolist(), num_threads)
 
 
 @dataclass(frozen=True)
@@ -95,37 +134,89 @@ class PictureReader:
             for i, record in enumerate(self._records(request, first, last), first):
                 self._read_plain(values, i, record)
             return
-        nearest = isinstance(self.field, Mask)
-        places = zip(*self._places(values, first, last), strict=True)
-        pictures = zip(self.wanted(request, first, last), places, strict=True)
-        for i, ((record, head, reduction, cover, moves), outs) in enumerate(pictures, first):
-            part = part_of(record, head, cover, request.num_workers)
-            image, source_size = self._decode(part, reduction)
-            for view, (out, (box, size, flip)) in enumerate(zip(outs, moves, strict=True)):
-                if part.top or part.left:
-                    box = [box[0] - part.top, box[1] - part.left, *box[2:]]
-                done = augment.apply(
-                    image, box, size, flip, self.fills[view],
-                    out=out, nearest=nearest, source_size=source_size,
-                )  # fmt: skip
-                if out is None:
-                    values[view][i] = _channels_first(done)
+        wanted, start = self.wanted(request, first, last)
+        num_threads, num_channels = request.num_workers, self._channels
+        decode: Any = getattr(self.codec, "decode_jpeg", None)  # those that are ready have one
+        columns = wanted.columns(start, start + last - first)
+        pictures = zip(*columns, *self._places(values, first, last), strict=True)
+        # Flat: a thread fetches what runs between two decoders into a cold cache, with the interpreter's lock.
+        for i, (is_ready, record, jpeg, size, end, reduction, steps, *outs) in enumerate(
+            pictures, start
+        ):
+            if not is_ready:
+                self._read_any(wanted, i, outs, num_threads, values, first + i - start)
+                continue
+            (height, width), ends_early, top, left = size, False, 0, 0
+            if jpeg.segments is not None:
+                record, height, width, top, left, ends_early = wanted.part(i, num_threads)
+            elif end and (cut := first_rows(record, jpeg, end, width)) is not None:
+                record, height, ends_early = cut, end, True
+            buffer = scratch(height * width * num_channels)
+            image = decode(record, reduction, height, width, buffer, ends_early)
+            for step, out in zip(steps, outs, strict=True):
+                if top or left:
+                    step = augment.moved_step(step, top // reduction, left // reduction)
+                augment.take_step(image, step, out)
+
+    def _read_any(
+        self,
+        wanted: Wanted,
+        i: int,
+        outs: Sequence[Any],
+        num_threads: int,
+        values: list[Any],
+        row: int,
+    ) -> None:
+        """Read a picture of any format and dtype."""
+        part = wanted.part(i, num_threads)
+        image, source_size = self._decode(part, wanted.reductions[i])
+        for view, (out, (box, size, flip)) in enumerate(zip(outs, wanted.moves(i), strict=True)):
+            done = augment.apply(
+                image, [box[0] - part.top, box[1] - part.left, *box[2:]], size, flip, self.fills[view],
+                out=out, nearest=isinstance(self.field, Mask), source_size=source_size,
+            )  # fmt: skip
+            if out is None:
+                values[view][row] = _channels_first(done)
 
     def _records(self, request: Request, first: int, last: int) -> Sequence[UInt8Array]:
         return request.records(self.store, self.name, first, last)
 
-    def wanted(self, request: Request, first: int, last: int) -> Sequence[Wanted]:
-        """Find pictures, read their headers, and draw their crops and flips."""
-        find = partial(self._wanted, request)
-        return request.shared(("wanted", self.name), find, first, last)
+    def wanted(self, request: Request, first: int, last: int) -> tuple[Wanted, int]:
+        """Find pictures, read their headers, and draw their crops and flips; return where row ``first`` is, too."""
+        return request.shared(("wanted", self.name), partial(self._wanted, request), first, last)
 
-    def _wanted(self, request: Request, first: int, last: int) -> list[Wanted]:
+    def _wanted(self, request: Request, first: int, last: int) -> Wanted:
         records = self.store.records(self.name, request.part(first, last))
-        heads = [self._head(record) for record in records]
-        shapes = [head[:2] for head in heads]
-        plans = [self._geometry(v, request, shapes, first, last) for v in range(len(self.views))]
-        moves = zip(*map(_moves, plans), strict=True)
-        return list(map(Wanted, records, heads, *_needed(plans), moves))
+        heads = self._heads(records)
+        plans = [
+            self._geometry(v, request, heads.sizes, first, last) for v in range(len(self.views))
+        ]
+        covers, reductions = _needed(plans)
+        steps, are_ready = self._steps(plans, heads, reductions)
+        return Wanted(
+            records,
+            heads,
+            heads.sizes.tolist(),
+            plans,
+            covers,
+            reductions.tolist(),
+            ends_of(heads, covers),
+            steps,
+            are_ready,
+        )
+
+    def _steps(
+        self, plans: list[augment.Geometry], heads: PictureHeads, reductions: npt.NDArray[np.int64]
+    ) -> tuple[list[tuple[Step, ...]], list[bool]]:
+        """Prepare what happens to each picture; and tell of which that is all: JPEGs, with all views inside."""
+        are_jpegs = [jpeg is not None for jpeg in heads.jpegs]
+        if None in self.sizes or True not in are_jpegs:
+            return [()] * len(are_jpegs), [False] * len(are_jpegs)
+        views = [augment.steps_of(plan, heads.sizes, reductions) for plan in plans]
+        are_ready = np.array(are_jpegs)
+        for _, are_inside in views:
+            are_ready &= are_inside
+        return list(zip(*(steps.tolist() for steps, _ in views), strict=True)), are_ready.tolist()
 
     def _places(self, values: list[Any], first: int, last: int) -> Iterator[Sequence[Any]]:
         """Yield for each view where its pictures go; None where their sizes differ."""
@@ -159,19 +250,25 @@ class PictureReader:
     def _decodes_in_place(self) -> bool:
         return self.field.codec == "jpeg" and self.field.dtype == "uint8"
 
-    def _head(self, record: UInt8Array) -> PictureHead:
+    def _heads(self, records: Sequence[UInt8Array]) -> PictureHeads:
         if self.field.codec != "raw":
-            return picture_head(record)
-        return PictureHead(*(self.field.size or self.codec.decode(record).shape[:2]))
+            heads = picture_heads(records)
+            return (
+                heads
+                if self.codec.keeps_jpeg
+                else PictureHeads(heads.sizes, [None] * len(records))
+            )
+        sizes = [self.field.size or self.codec.decode(record).shape[:2] for record in records]
+        return PictureHeads(np.array(sizes, np.int64), [None] * len(records))
 
     def _geometry(
-        self, view: int, request: Request, shapes: Sequence[tuple[int, int]], first: int, last: int
+        self, view: int, request: Request, sizes: npt.NDArray[np.int64], first: int, last: int
     ) -> augment.Geometry:
         """Draw the crops and flips of one view; the same for every field whose pictures have these sizes."""
         draws = None if request.draws is None else request.draws[first:last]
         return augment.plan(
             self.views[view][1],
-            np.array(shapes, np.int64).reshape(-1, 2),
+            sizes,
             seed=request.seed,
             epoch=request.epoch,
             indices=request.indices[first:last],
@@ -194,20 +291,17 @@ class PictureReader:
         return [v if size is None else v[0] for v, size in zip(values, self.sizes, strict=True)]
 
 
-def _needed(plans: Sequence[augment.Geometry]) -> tuple[list[int], list[list[int]]]:
-    """Return by how much each picture may be reduced, and the box that covers those of all its views."""
+def _needed(
+    plans: Sequence[augment.Geometry],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the box that covers those of all views of each picture, and by how much that may be reduced."""
     reductions = [augment.reductions(plan.boxes, plan.sizes) for plan in plans]
     covers = plans[0].boxes
     if len(plans) > 1:
         starts = np.minimum.reduce([plan.boxes[:, :2] for plan in plans])
         ends = np.maximum.reduce([plan.boxes[:, :2] + plan.boxes[:, 2:] for plan in plans])
         covers = np.concatenate([starts, ends - starts], axis=1)
-    return np.minimum.reduce(reductions).tolist(), covers.tolist()
-
-
-def _moves(plan: augment.Geometry) -> Iterable[tuple[list[int], list[int], list[bool]]]:
-    """Return the box, size and flips of each picture, as plain numbers."""
-    return zip(plan.boxes.tolist(), plan.sizes.tolist(), plan.flips.tolist(), strict=True)
+    return covers, np.minimum.reduce(reductions)
 
 
 def _channels_first(array: npt.NDArray[Any]) -> torch.Tensor:

@@ -81,11 +81,11 @@ class ObjectReader:
         records: Sequence[UInt8Array],
         first: int,
     ) -> None:
-        pictures = picture.wanted(request, first, first + len(records))
-        for i, (record, wanted) in enumerate(zip(records, pictures, strict=True), first):
-            for moved, move in zip(values, wanted.moves, strict=True):
+        wanted, start = picture.wanted(request, first, first + len(records))
+        for i, record in enumerate(records):
+            for moved, move in zip(values, wanted.moves(start + i), strict=True):
                 value = augment.move_boxes(self.codec.decode(record), *move)
-                moved[i] = torch.from_numpy(value)
+                moved[first + i] = torch.from_numpy(value)
 
     def finish(self, values: list[Any]) -> list[Any]:
         return [in_form(tensors, self.batching) for tensors in values]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from loaders.datasets.access.finder import Rows
 
     UInt8Array = npt.NDArray[np.uint8]
-
 T = TypeVar("T")
 
 
@@ -55,9 +54,7 @@ class Request:
     draws: npt.NDArray[np.int64] | None
     seed: int
     num_workers: int = 1
-    known: dict[Hashable, Sequence[Any] | None] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -68,22 +65,22 @@ class Request:
         return self.rows if last - first == len(self.indices) else self.rows[first:last]
 
     def shared(
-        self, name: Hashable, make: Callable[[int, int], Sequence[T]], first: int, last: int
-    ) -> Sequence[T]:
-        """Return rows ``first`` to ``last`` of what is made once, for all parts: its calls take as long for few rows.
+        self, name: Hashable, make: Callable[[int, int], T], first: int, last: int
+    ) -> tuple[T, int]:
+        """Return what is made once for all parts, as its calls take as long for few rows; and where in it ``first`` is.
 
         Where a sample is bad, each part makes its own. A single row is always made alone: that is how bad samples
         are found and replaced, which leaves the rest as it is known.
         """
         if last - first == 1:
-            return make(first, last)
+            return make(first, last), 0
         with self.lock:
             if name not in self.known:
                 self.known[name] = self._try(make)
-            known = self.known[name]
-        return make(first, last) if known is None else known[first:last]
+            known: T | None = self.known[name]
+        return (make(first, last), 0) if known is None else (known, first)
 
-    def _try(self, make: Callable[[int, int], Sequence[T]]) -> Sequence[T] | None:
+    def _try(self, make: Callable[[int, int], T]) -> T | None:
         try:
             return make(0, len(self))
         except LoadersError:
@@ -95,7 +92,8 @@ class Request:
         def find(first: int, last: int) -> list[UInt8Array]:
             return source.records(name, self.part(first, last))
 
-        return self.shared(("records", name), find, first, last)
+        found, start = self.shared(("records", name), find, first, last)
+        return found[start : start + last - first]
 
 
 class Reader(Protocol):

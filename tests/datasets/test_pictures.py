@@ -1,0 +1,150 @@
+"""Pictures that are ready to be decoded and carried out: the same as those that are looked at one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import DataLoader, ShardDataset, augment
+from loaders.codecs.picture import encode_jpeg
+from loaders.datasets.reading.pictures import PictureReader
+from loaders.errors import SampleError
+from loaders.schema import Boxes, Image, Mask
+from tests.codecs.test_codecs import jpeg, photo, pil_file
+from tests.packdata.packing import pack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CROP = [
+    augment.RandomResizedCrop(24),
+    augment.RandomHorizontalFlip(),
+    augment.RandomVerticalFlip(),
+]
+RECIPES: dict[str, Any] = {
+    "crop": CROP,
+    "small crop": [augment.RandomResizedCrop(9, scale=(0.05, 1))],  # the decoder reduces
+    "low crop": [augment.RandomCrop((20, 20))],
+    "padded": [augment.RandomCrop(40, padding=60, pad_if_needed=True)],
+    "views": [augment.Views(one=CROP, two=[augment.Resize((7, 8))])],
+    "lists": [augment.Resize(30)],
+    "views of all sizes": [augment.Views(one=CROP, two=[augment.Resize(30)])],
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
+    """Files of many encoders: with restart markers and without, progressive, without an end, gray, PNG."""
+    samples = []
+    for i in range(48):
+        pixels = photo(80 + 7 * (i % 5), 90 + 11 * (i % 7), seed=i)
+        if i % 8 == 2:  # large enough for parts of it
+            pixels = photo(280 + i, 300 - i, seed=i)
+        files = [
+            jpeg(pixels, "420"),
+            jpeg(pixels, "Gray"),
+            encode_jpeg(pixels),
+            pil_file(pixels, "JPEG", progressive=True),
+            pil_file(pixels, "JPEG", comment=b"x" * i),
+            pil_file(pixels, "PNG"),
+            pil_file(pixels, "JPEG", restart_marker_blocks=3),
+            jpeg(pixels, "444", 40),
+        ]
+        mask = (pixels[:, :, 0] // 16).astype(np.uint8)
+        boxes = np.array([[1, 2, 30, 40], [5, 5, 60, 70]], np.float32)
+        samples.append({"image": bytes(files[i % 8]), "mask": mask, "boxes": boxes})
+    fields = {"image": Image(), "mask": Mask(), "boxes": Boxes()}
+    return ShardDataset(pack(tmp_path_factory.mktemp("pictures") / "a", fields, samples))
+
+
+def read(dataset: ShardDataset, batch_size: int, num_workers: int) -> list[Any]:
+    loader = DataLoader(
+        dataset, batch_size, shuffle=True, num_workers=num_workers, backend="thread"
+    )
+    return [batch._asdict() for batch in loader]
+
+
+def looked_at_one_by_one(self: PictureReader, plans: Any, heads: Any, reductions: Any) -> Any:
+    return [()] * len(heads.jpegs), [False] * len(heads.jpegs)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_pictures_that_are_ready_equal_those_looked_at_one_by_one(
+    dataset: ShardDataset, recipe: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    augmented = dataset.replace(augment=RECIPES[recipe])
+
+    fast = read(augmented, 48, num_workers)
+    monkeypatch.setattr(PictureReader, "_steps", looked_at_one_by_one)
+    plain = read(augmented, 48, num_workers)
+
+    for found, wanted in zip(fast, plain, strict=True):
+        assert found.keys() == wanted.keys()
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 48])
+def test_a_picture_is_the_same_in_any_batch(dataset: ShardDataset, batch_size: int) -> None:
+    augmented = dataset.replace(augment=CROP, fields=["image", "sample_id"])
+    pixels = {
+        int(i): image
+        for batch in read(augmented, batch_size, 2)
+        for i, image in zip(batch["sample_id"], batch["image"], strict=True)
+    }
+    (whole,) = read(augmented, 48, 2)
+
+    assert len(pixels) == 48
+    for i, image in zip(whole["sample_id"], whole["image"], strict=True):
+        torch.testing.assert_close(pixels[int(i)], image, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("recipe", ["crop", "padded"])
+@pytest.mark.parametrize("end", [b"", b"\0\xd9", b"\xff\xd8"])
+def test_a_file_without_its_end_is_an_error_wherever_the_crop_is(
+    tmp_path: Path, recipe: str, end: bytes
+) -> None:
+    """A decoder that is told to end early would not notice."""
+    good = jpeg(photo(90, 90)).tobytes()
+    samples = [{"image": good if i != 11 else good[:-1500] + end} for i in range(16)]
+    dataset = ShardDataset(pack(tmp_path / "a", {"image": Image()}, samples))
+
+    with pytest.raises(SampleError, match="sample 11"):
+        read(dataset.replace(augment=RECIPES[recipe]), 16, 2)
+
+
+def test_most_pictures_of_a_batch_are_ready(
+    dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone: list[int] = []
+    read_any = PictureReader._read_any
+
+    def counted(self: PictureReader, wanted: Any, i: int, *rest: Any) -> None:
+        alone.append(i)
+        read_any(self, wanted, i, *rest)
+
+    monkeypatch.setattr(PictureReader, "_read_any", counted)
+    read(dataset.replace(augment=CROP, fields=["image"]), 48, 0)
+
+    assert len(alone) == 12  # progressive ones and PNG
+
+
+@pytest.mark.parametrize("recipe", ["lists", "crop"])
+def test_a_bad_picture_leaves_the_others_in_their_places(tmp_path: Path, recipe: str) -> None:
+    """Then each part of a batch looks at its own pictures, from its own first row on."""
+    samples = [
+        {"image": jpeg(photo(60 + i, 70, seed=i)).tobytes() if i != 11 else b"no picture"}
+        for i in range(24)
+    ]
+    dataset = ShardDataset(pack(tmp_path / "a", {"image": Image()}, samples))
+    dataset = dataset.replace(augment=RECIPES[recipe], on_error="replace")
+    alone = [dataset[i].image for i in range(24)]
+
+    (batch,) = DataLoader(dataset, 24, num_workers=3, backend="thread")
+
+    for i, image in enumerate(batch.image):
+        if i != 11:
+            torch.testing.assert_close(image, alone[i], rtol=0, atol=0)
