@@ -98,28 +98,20 @@ class _Form(NamedTuple):
         height_at: The height in the frame header.
         tables_end: The scan's header, or an index before it; 0 if it was not found.
         components: Number, sampling and tables of the frame's components, as written.
-        interval: The number of the restart interval, as written, if there is one.
+        interval_at: The restart interval, if there is one; else 0.
         marks: Where the bytes are that say so; the same bytes there say the same.
     """
 
     height_at: int
     tables_end: int
     components: bytes
-    interval: bytes
+    interval_at: int
     marks: list[int]
 
-    def layouts(self, sizes: npt.NDArray[np.int64]) -> list[JpegLayout]:
-        """Return what this says of pictures of these sizes."""
-        if not self.interval:
-            return [JpegLayout(self.height_at, self.tables_end)] * len(sizes)
-        return [
-            JpegLayout(
-                self.height_at,
-                self.tables_end,
-                _segments(height, width, self.components, self.interval),
-            )
-            for height, width in sizes.tolist()
-        ]
+    def layout(self, size: list[int], interval: int) -> JpegLayout:
+        """Return what this says of a picture of a size, with so many units (MCUs) between restart markers."""
+        segments = _segments(*size, self.components, interval) if interval else None
+        return JpegLayout(self.height_at, self.tables_end, segments)
 
 
 def picture_heads(records: Sequence[UInt8Array]) -> PictureHeads:
@@ -152,21 +144,30 @@ def _read_alike(
     """Read the headers of those that have the form of the first one that is left; return the others."""
     first = int(left[0])
     form = _jpeg_form(records[first].data[:_HEAD_BYTES])
-    if form is None or not form.marks[-1] < starts.shape[1] or not form.tables_end:
+    if form is None or max(form.marks) >= starts.shape[1] or not form.tables_end:
         heads.read(first, records[first])
         return left[1:]
     marks = starts.take(form.marks, axis=1)[left]
     is_alike = (marks == marks[0]).all(axis=1)
-    alike, at = left[is_alike], form.height_at
-    sizes = np.ascontiguousarray(starts[alike, at : at + SIDES.size]).view(">u2").astype(np.int64)
+    alike = left[is_alike]
+    sizes = _numbers(starts[alike], form.height_at, 2)
     areas = sizes.prod(axis=1)
     for size in sizes[(areas < 1) | (areas > MAX_PIXELS)].tolist():
         check_pixels(*size)
     heads.sizes[alike] = sizes
-    for i, layout in zip(alike.tolist(), form.layouts(sizes), strict=True):
+    layouts = [form.layout([], 0)] * len(alike)
+    if form.interval_at:
+        intervals = _numbers(starts[alike], form.interval_at, 1)[:, 0]
+        layouts = list(map(form.layout, sizes.tolist(), intervals.tolist()))
+    for i, layout in zip(alike.tolist(), layouts, strict=True):
         heads.jpegs[i] = layout
     others: npt.NDArray[np.int64] = left[~is_alike]
     return others
+
+
+def _numbers(starts: UInt8Array, at: int, count: int) -> npt.NDArray[np.int64]:
+    """Read so many numbers of 2 bytes from each start of a file."""
+    return np.ascontiguousarray(starts[:, at : at + 2 * count]).view(">u2").astype(np.int64)
 
 
 def picture_head(record: Any) -> PictureHead:
@@ -208,8 +209,10 @@ def jpeg_head(start: memoryview) -> PictureHead | None:
     form = _jpeg_form(start)
     if form is None:
         return None
-    size = SIDES.unpack_from(start, form.height_at)
-    return PictureHead(*size, *form.layouts(np.array([size])))
+    height, width = SIDES.unpack_from(start, form.height_at)
+    at = form.interval_at
+    interval = start[at] << 8 | start[at + 1] if at else 0
+    return PictureHead(height, width, form.layout([height, width], interval))
 
 
 def _jpeg_form(start: memoryview) -> _Form | None:
@@ -234,19 +237,20 @@ def _jpeg_form(start: memoryview) -> _Form | None:
 def _read_tables(start: memoryview, height_at: int, at: int, marks: list[int]) -> _Form:
     """Read on behind the frame header, up to the scan or the index before it."""
     behind = height_at + SIDES.size
-    components, interval = start[behind:][: 1 + 3 * start[behind]].tobytes(), b""
+    components, interval_at = start[behind:][: 1 + 3 * start[behind]].tobytes(), 0
     marks += range(behind, behind + len(components))
     while at + 5 < len(start) and start[at] == 0xFF:
-        marker = start[at + 1]
-        name = range(at + 4, at + 4 + len(INDEX)) if marker == APP9 else ()
-        marks += *range(at, at + 4), *name
-        if marker == SOS or (name and start[name[0] : name[-1] + 1] == INDEX):
-            return _Form(height_at, at, components, interval, marks)
+        marker, name = start[at + 1], range(at + 4, at + 4 + len(INDEX))
+        marks += at, at + 1
+        if marker == APP9:
+            marks += name
+        if marker == SOS or (marker == APP9 and start[name[0] : name[-1] + 1] == INDEX):
+            return _Form(height_at, at, components, interval_at, marks)
         if marker == _DRI:
-            interval = start[at + 4 : at + 6].tobytes()
-            marks += at + 4, at + 5
+            interval_at = at + 4
+        marks += at + 2, at + 3  # its length, where something comes behind that matters
         at += 2 + (start[at + 2] << 8 | start[at + 3])
-    return _Form(height_at, 0, components, b"", marks)
+    return _Form(height_at, 0, components, 0, marks)
 
 
 def _unit_sides(components: bytes) -> tuple[int, int]:
@@ -258,17 +262,16 @@ def _unit_sides(components: bytes) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def _segments(height: int, width: int, components: bytes, interval: bytes) -> Segments | None:
+def _segments(height: int, width: int, components: bytes, interval: int) -> Segments | None:
     """Lay segments out; None if they are neither parts of rows of units nor rows of them."""
     unit_height, unit_width = _unit_sides(components)
-    num = int.from_bytes(interval, "big")  # of units
-    if not (num and unit_height and unit_width):
+    if not (unit_height and unit_width):
         return None
     units = -(-width // unit_width)  # side by side
-    if units % num == 0:
-        rows, columns = unit_height, num * unit_width
-    elif num % units == 0:
-        rows, columns = num // units * unit_height, units * unit_width
+    if units % interval == 0:
+        rows, columns = unit_height, interval * unit_width
+    elif interval % units == 0:
+        rows, columns = interval // units * unit_height, units * unit_width
     else:
         return None
     return Segments(-(-height // rows), -(-width // columns), rows, columns)

@@ -27,6 +27,10 @@ def of_pil(height: int, width: int, **options: Any) -> UInt8Array:
 
 
 FILES = [
+    *(
+        record(encode_jpeg(photo(*size)).replace(heads.INDEX, name))
+        for size in SIZES for name in (heads.INDEX, b"ANYTHING")
+    ),
     *(jpeg(photo(*size), quality=quality) for size in SIZES for quality in (50, 90, 100)),
     *(jpeg(photo(*size), kind) for size in SIZES for kind in ("444", "422", "Gray")),
     *(record(encode_jpeg(photo(*size, channels))) for size in SIZES for channels in (1, 3)),
@@ -131,6 +135,8 @@ def test_the_headers_of_a_kind_are_read_at_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(heads, "picture_head", counted)
     kinds = [jpeg(photo(64, 64)), of_pil(64, 64, comment=b"a"), record(encode_jpeg(photo(64, 64)))]
     picture_heads([file for file in kinds for _ in range(20)])
+    sides = range(100, 400, 10)
+    picture_heads([record(encode_jpeg(photo(120, side))) for side in sides])  # intervals, too
     assert not read
 
     picture_heads([FILES[-1]] * 20)
