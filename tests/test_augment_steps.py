@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders import augment
-from loaders.augment import Geometry, apply, moved_step, plan, steps_of, take_step
+from loaders.augment import Geometry, apply, moved_steps, plan, steps_of, take_steps
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ OPS: list[list[Any]] = [
 
 def take(image: npt.NDArray[np.uint8], step: list[int]) -> npt.NDArray[np.uint8]:
     out = np.full((step[5], step[4], image.shape[2]), 7, np.uint8)
-    take_step(image, step, out)
+    take_steps(image, [step], [out])
     return out
 
 
@@ -87,7 +87,7 @@ def test_a_step_moves_with_the_part_of_the_image() -> None:
 
     for step in steps.tolist():
         top, left = step[0] // 2, step[2] // 3
-        moved = moved_step(step, top, left)
+        (moved,) = moved_steps([step], top, left)
         np.testing.assert_array_equal(take(image[top:, left:], moved), take(image, step))
 
 

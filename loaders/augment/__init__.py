@@ -33,7 +33,7 @@ from loaders.augment.ops import (
     as_augment,
     has_draws,
 )
-from loaders.augment.pixels import apply, move_boxes, moved_step, reductions, steps_of, take_step
+from loaders.augment.pixels import apply, move_boxes, moved_steps, reductions, steps_of, take_steps
 from loaders.checks import did_you_mean
 
 __all__ = [
@@ -55,13 +55,13 @@ __all__ = [
     "fill_mask_of",
     "has_draws",
     "move_boxes",
-    "moved_step",
+    "moved_steps",
     "output_lengths",
     "output_size",
     "plan",
     "reductions",
     "steps_of",
-    "take_step",
+    "take_steps",
 ]
 
 

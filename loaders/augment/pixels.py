@@ -124,7 +124,7 @@ _FLIPS = np.array([_NO_FLIP, 1, 0, -1])  # none, horizontal, vertical, both
 def steps_of(
     geometry: Geometry, sizes: npt.NDArray[np.int64], reductions: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Prepare what ``apply`` does to N images of bytes, for ``take_step``.
+    """Prepare what ``apply`` does to N images of bytes, for ``take_steps``.
 
     Args:
         geometry: Boxes, sizes and flips.
@@ -160,29 +160,34 @@ def _reduced_boxes(
     return boxes, shapes
 
 
-def moved_step(step: Step, top: int, left: int) -> Step:
-    """Return the same step for a part of the image that begins there."""
-    return [step[0] - top, step[1] - top, step[2] - left, step[3] - left, *step[4:]]
+def moved_steps(steps: Sequence[Step], top: int, left: int) -> list[Step]:
+    """Return the same steps for a part of the image that begins there."""
+    return [
+        [first - top, last - top, start - left, end - left, *rest]
+        for first, last, start, end, *rest in steps
+    ]
 
 
-def take_step(image: Array, step: Step, out: Array) -> None:
-    """Do what ``apply`` does, to ``(H, W, C)`` uint8 of at most 4 channels, into a row of a batch.
+def take_steps(image: Array, steps: Sequence[Step], outs: Sequence[Array]) -> None:
+    """Do what ``apply`` does, to ``(H, W, C)`` uint8 of at most 4 channels: each step into a row of a batch.
 
     Raises:
-        BatchError: The image is smaller than the one that the step was prepared for.
+        BatchError: The image is smaller than the one that the steps were prepared for.
     """
-    top, bottom, left, right, width, height, method, flip = step
-    shape = image.shape
-    if bottom > shape[0] or right > shape[1]:
-        raise BatchError(f"an image of {shape} has no rows to {bottom} and columns to {right}")
-    source = image[top:bottom, left:right]
-    if method != _NO_METHOD:
-        cv2.resize(source, (width, height), out, 0, 0, method)
-        source = out
-    if flip != _NO_FLIP:
-        cv2.flip(source, flip, out)
-    elif source is not out:
-        out[...] = source
+    num_rows, num_columns = image.shape[:2]
+    for (top, bottom, left, right, width, height, method, flip), out in zip(steps, outs):  # noqa: B905  # costs as much as a step
+        if bottom > num_rows or right > num_columns:
+            raise BatchError(
+                f"an image of {image.shape} has no rows to {bottom} and columns to {right}"
+            )
+        source = image[top:bottom, left:right]
+        if method != _NO_METHOD:
+            cv2.resize(source, (width, height), out, 0, 0, method)
+            source = out
+        if flip != _NO_FLIP:
+            cv2.flip(source, flip, out)
+        elif source is not out:
+            out[...] = source
 
 
 def _stand_in(source: Array, target: Array, *, moves_only: bool) -> tuple[Array, Array]:

@@ -23,7 +23,6 @@ from loaders.codecs.heads import (
     SOS,
     JpegLayout,
     PictureHead,
-    PictureHeads,
     jpeg_head,
 )
 
@@ -91,19 +90,17 @@ def part_of(
     return part or PicturePart(record, head.height, head.width)
 
 
-def ends_of(heads: PictureHeads, boxes: npt.NDArray[np.int64]) -> list[int]:
-    """Return for each picture that is not divided, how many rows ``part_of`` would keep of it; 0 for all.
+def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> list[int]:
+    """Return how many rows ``part_of`` would keep of each picture if it is a JPEG that is not divided; 0 for all.
 
     Args:
-        heads: Of N pictures.
+        sizes: ``(N, 2)``: height and width in pixels.
         boxes: ``(N, 4)``: y, x, height, width in pixels.
     """
     rows = (boxes[:, 0] + boxes[:, 2]).clip(0) + _MARGIN
-    rows[~_is_less(rows, heads.sizes[:, 0])] = 0
-    return [
-        num if num and jpeg and not jpeg.segments else 0
-        for jpeg, num in zip(heads.jpegs, rows.tolist(), strict=True)
-    ]
+    rows[~_is_less(rows, sizes[:, 0])] = 0
+    ends: list[int] = rows.tolist()
+    return ends
 
 
 def first_rows(record: UInt8Array, jpeg: JpegLayout, rows: int, width: int) -> UInt8Array | None:

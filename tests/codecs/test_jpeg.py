@@ -100,27 +100,15 @@ def test_the_first_rows_of_any_picture(
 
 
 def test_ends_of_many_pictures_are_those_of_their_parts() -> None:
-    files = [
-        file
-        for seed in range(40)
-        for height, width in [(60 + seed, 80)]
-        for file in (
-            jpeg(photo(height, width, seed=seed)),
-            indexed(photo(height + 60, width, seed=seed)),
-            pil_file(photo(height, width, seed=seed), "JPEG", progressive=True),
-        )
-    ]
+    files = [jpeg(photo(60 + seed, 80, seed=seed)) for seed in range(40)]
     rng = np.random.default_rng(0)
-    crops = np.column_stack([rng.integers(-9, 70, (120, 2)), rng.integers(1, 90, (120, 2))])
+    crops = np.column_stack([rng.integers(-9, 70, (40, 2)), rng.integers(1, 90, (40, 2))])
 
-    ends = ends_of(picture_heads(files), crops)
+    ends = ends_of(picture_heads(files).sizes, crops)
 
     parts = [part(file, *box) for file, box in zip(files, crops.tolist(), strict=True)]
-    wanted = [found.height if found.ends_early else 0 for found in parts[::3]]
-    assert ends[::3] == wanted
-    assert 10 < np.count_nonzero(wanted) < 40
-    assert not any(ends[1::3])  # divided ones
-    assert not any(ends[2::3])
+    assert ends == [found.height if found.ends_early else 0 for found in parts]
+    assert 10 < np.count_nonzero(ends) < 40
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class Wanted:
         plans: Boxes, sizes and flips of each view.
         covers: ``(N, 4)``: the box that covers those of all views.
         reductions: By how much each may be reduced.
-        ends: How many rows of it are enough, where that is known; else 0.
+        ends: How many rows are enough, of those that are JPEGs and not divided; 0 for all.
         steps: What happens to each in each view, ready to be carried out.
         are_ready: Whether that, its ending and its reduction are all that there is to know.
     """
@@ -146,17 +146,15 @@ class PictureReader:
             if not is_ready:
                 self._read_any(wanted, i, outs, num_threads, values, first + i - start)
                 continue
-            (height, width), ends_early, top, left = size, False, 0, 0
+            (height, width), ends_early = size, False
             if jpeg.segments is not None:
                 record, height, width, top, left, ends_early = wanted.part(i, num_threads)
+                steps = augment.moved_steps(steps, top // reduction, left // reduction)
             elif end and (cut := first_rows(record, jpeg, end, width)) is not None:
                 record, height, ends_early = cut, end, True
             buffer = scratch(height * width * num_channels)
             image = decode(record, reduction, height, width, buffer, ends_early)
-            for step, out in zip(steps, outs, strict=True):
-                if top or left:
-                    step = augment.moved_step(step, top // reduction, left // reduction)
-                augment.take_step(image, step, out)
+            augment.take_steps(image, steps, outs)
 
     def _read_any(
         self,
@@ -200,7 +198,7 @@ class PictureReader:
             plans,
             covers,
             reductions.tolist(),
-            ends_of(heads, covers),
+            ends_of(heads.sizes, covers),
             steps,
             are_ready,
         )
