@@ -150,14 +150,14 @@ def _read_alike(
     marks = starts.take(form.marks, axis=1)[left]
     is_alike = (marks == marks[0]).all(axis=1)
     alike = left[is_alike]
-    sizes = _numbers(starts[alike], form.height_at, 2)
+    sizes = _numbers(starts, form.height_at, 2)[alike]
     areas = sizes.prod(axis=1)
     for size in sizes[(areas < 1) | (areas > MAX_PIXELS)].tolist():
         check_pixels(*size)
     heads.sizes[alike] = sizes
     layouts = [form.layout([], 0)] * len(alike)
     if form.interval_at:
-        intervals = _numbers(starts[alike], form.interval_at, 1)[:, 0]
+        intervals = _numbers(starts, form.interval_at, 1)[alike, 0]
         layouts = list(map(form.layout, sizes.tolist(), intervals.tolist()))
     for i, layout in zip(alike.tolist(), layouts, strict=True):
         heads.jpegs[i] = layout
