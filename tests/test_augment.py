@@ -872,6 +872,24 @@ def shrunk(image: Array, factor: int) -> Array:
     return averages
 
 
+def test_an_op_may_change_the_sizes_of_a_window_in_place() -> None:
+    class Half(Op):
+        num_draws: ClassVar[int] = 0
+
+        def move(self, window: Any, draws: Array) -> None:
+            window.size //= 2
+
+        def resized(self, size: tuple[int, int] | None) -> None:
+            return None
+
+    sizes = np.array([[30, 40], [50, 60]])
+
+    geometry = plan([Half()], sizes, seed=0, epoch=0, indices=np.arange(2))
+
+    assert geometry.sizes.tolist() == [[15, 20], [25, 30]]
+    assert sizes.tolist() == [[30, 40], [50, 60]]
+
+
 @pytest.mark.parametrize("factor", [2, 4, 8])
 @pytest.mark.parametrize("flip", [NO_FLIP, HORIZONTAL])
 def test_a_reduced_image_gives_nearly_the_same_crop(factor: int, flip: tuple[bool, bool]) -> None:

@@ -77,7 +77,7 @@ class Window:
 
     def __init__(self, sizes: Ints, indices: npt.NDArray[Any]) -> None:
         self.indices = indices
-        self.size = sizes
+        self.size = sizes.copy()  # an op may change it in place
         self.origin = np.zeros(sizes.shape)
         self.extent = sizes.astype(np.float64)
         self.flip = np.zeros(sizes.shape, np.bool_)

@@ -169,7 +169,12 @@ def moved_steps(steps: Sequence[Step], top: int, left: int) -> list[Step]:
 
 
 def take_steps(image: Array, steps: Sequence[Step], outs: Sequence[Array]) -> None:
-    """Do what ``apply`` does, to ``(H, W, C)`` uint8 of at most 4 channels: each step into a row of a batch.
+    """Do what ``apply`` does, unchecked but for what a file can get wrong.
+
+    Args:
+        image: ``(H, W, C)`` uint8 of at most 4 channels.
+        steps: Of boxes inside of it.
+        outs: For each a contiguous array of the step's size, and of the image's dtype and channels.
 
     Raises:
         BatchError: The image is smaller than the one that the steps were prepared for.

@@ -26,6 +26,7 @@ _NO_BASELINE = frozenset(
     {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB), 0xFF}
 )  # other frames, what has no business before a frame, and fill bytes
 _START_BYTES = 640  # of files that are compared with another: most headers are shorter
+_MIN_SEGMENT = 6  # bytes of the shortest one of a scan's
 _FEW = 8  # files: comparing takes as long as reading so many headers
 _MAX_FORMS = 4  # that are looked for among the files of a batch
 
@@ -85,33 +86,40 @@ class PictureHeads(NamedTuple):
     sizes: npt.NDArray[np.int64]
     jpegs: list[JpegLayout | None]
 
-    def read(self, i: int, record: UInt8Array) -> None:
-        """Read one of them."""
-        height, width, self.jpegs[i] = picture_head(record)
-        self.sizes[i] = height, width
-
 
 class _Form(NamedTuple):
     """How the header of a sequential Huffman JPEG is laid out: as that of other files of the same writer.
 
     Attributes:
+        segments_at: Where its segments begin, the last one being the scan's header or the index before it.
         height_at: The height in the frame header.
-        tables_end: The scan's header, or an index before it; 0 if it was not found.
+        tables_end: The last of these segments; 0 if it was not found.
         components: Number, sampling and tables of the frame's components, as written.
         interval_at: The restart interval, if there is one; else 0.
-        marks: Where the bytes are that say so; the same bytes there say the same.
     """
 
+    segments_at: list[int]
     height_at: int
     tables_end: int
     components: bytes
     interval_at: int
-    marks: list[int]
 
     def layout(self, size: list[int], interval: int) -> JpegLayout:
         """Return what this says of a picture of a size, with so many units (MCUs) between restart markers."""
         segments = _segments(*size, self.components, interval) if interval else None
         return JpegLayout(self.height_at, self.tables_end, segments)
+
+    def marks(self, start: memoryview) -> list[int]:
+        """Return where a header says all this: another one with the same bytes there is of this form."""
+        behind = self.height_at + SIDES.size
+        found = [0, 1, *range(behind, behind + len(self.components))]
+        for at in self.segments_at:
+            found += at, at + 1
+            if at != self.tables_end:  # whose length says nothing of what is before it
+                found += at + 2, at + 3
+            if start[at + 1] == APP9:
+                found += range(at + 4, at + 4 + len(INDEX))
+        return found
 
 
 def picture_heads(records: Sequence[UInt8Array]) -> PictureHeads:
@@ -131,7 +139,7 @@ def picture_heads(records: Sequence[UInt8Array]) -> PictureHeads:
             if len(left) < _FEW:
                 break
     for i in left.tolist():
-        heads.read(i, records[i])
+        _read_alone(records, i, heads)
     return heads
 
 
@@ -143,21 +151,23 @@ def _read_alike(
 ) -> npt.NDArray[np.int64]:
     """Read the headers of those that have the form of the first one that is left; return the others."""
     first = int(left[0])
-    form = _jpeg_form(records[first].data[:_HEAD_BYTES])
-    if form is None or max(form.marks) >= starts.shape[1] or not form.tables_end:
-        heads.read(first, records[first])
+    start = records[first].data[:_HEAD_BYTES]
+    form, nbytes = _jpeg_form(start), starts.shape[1]
+    marks = form.marks(start) if form is not None and form.tables_end else [nbytes]
+    if form is None or max(marks) >= nbytes or form.tables_end + _MIN_SEGMENT > nbytes:
+        _read_alone(records, first, heads)
         return left[1:]
-    marks = starts.take(form.marks, axis=1)[left]
-    is_alike = (marks == marks[0]).all(axis=1)
+    values = starts.take(marks, axis=1)[left]
+    is_alike = (values == values[0]).all(axis=1)
     alike = left[is_alike]
-    sizes = _numbers(starts, form.height_at, 2)[alike]
+    sizes = _shorts(starts, form.height_at, 2)[alike]
     areas = sizes.prod(axis=1)
     for size in sizes[(areas < 1) | (areas > MAX_PIXELS)].tolist():
         check_pixels(*size)
     heads.sizes[alike] = sizes
-    layouts = [form.layout([], 0)] * len(alike)
+    layouts = [JpegLayout(form.height_at, form.tables_end)] * len(alike)
     if form.interval_at:
-        intervals = _numbers(starts, form.interval_at, 1)[alike, 0]
+        intervals = _shorts(starts, form.interval_at, 1)[alike, 0]
         layouts = list(map(form.layout, sizes.tolist(), intervals.tolist()))
     for i, layout in zip(alike.tolist(), layouts, strict=True):
         heads.jpegs[i] = layout
@@ -165,7 +175,12 @@ def _read_alike(
     return others
 
 
-def _numbers(starts: UInt8Array, at: int, count: int) -> npt.NDArray[np.int64]:
+def _read_alone(records: Sequence[UInt8Array], i: int, heads: PictureHeads) -> None:
+    height, width, heads.jpegs[i] = picture_head(records[i])
+    heads.sizes[i] = height, width
+
+
+def _shorts(starts: UInt8Array, at: int, count: int) -> npt.NDArray[np.int64]:
     """Read so many numbers of 2 bytes from each start of a file."""
     return np.ascontiguousarray(starts[:, at : at + 2 * count]).view(">u2").astype(np.int64)
 
@@ -222,35 +237,31 @@ def _jpeg_form(start: memoryview) -> _Form | None:
     """
     if bytes(start[:2]) != b"\xff\xd8":
         return None
-    at, marks = 2, [0, 1]
+    at, segments_at = 2, []
     while at + 9 < len(start) and start[at] == 0xFF:
         marker, end = start[at + 1], at + 2 + (start[at + 2] << 8 | start[at + 3])
         if marker in _NO_BASELINE:
             return None
-        marks += range(at, at + 4)
+        segments_at.append(at)
         if marker in (0xC0, 0xC1):
-            return _read_tables(start, at + 5, end, marks)
+            return _read_tables(start, segments_at, at + 5, end)
         at = end
     return None
 
 
-def _read_tables(start: memoryview, height_at: int, at: int, marks: list[int]) -> _Form:
+def _read_tables(start: memoryview, segments_at: list[int], height_at: int, at: int) -> _Form:
     """Read on behind the frame header, up to the scan or the index before it."""
     behind = height_at + SIDES.size
     components, interval_at = start[behind:][: 1 + 3 * start[behind]].tobytes(), 0
-    marks += range(behind, behind + len(components))
-    while at + 5 < len(start) and start[at] == 0xFF:
-        marker, name = start[at + 1], range(at + 4, at + 4 + len(INDEX))
-        marks += at, at + 1
-        if marker == APP9:
-            marks += name
-        if marker == SOS or (marker == APP9 and start[name[0] : name[-1] + 1] == INDEX):
-            return _Form(height_at, at, components, interval_at, marks)
+    while at + _MIN_SEGMENT <= len(start) and start[at] == 0xFF:
+        marker = start[at + 1]
+        segments_at.append(at)
+        if marker == SOS or (marker == APP9 and start[at + 4 : at + 4 + len(INDEX)] == INDEX):
+            return _Form(segments_at, height_at, at, components, interval_at)
         if marker == _DRI:
             interval_at = at + 4
-        marks += at + 2, at + 3  # its length, where something comes behind that matters
         at += 2 + (start[at + 2] << 8 | start[at + 3])
-    return _Form(height_at, 0, components, 0, marks)
+    return _Form(segments_at, height_at, 0, components, 0)
 
 
 def _unit_sides(components: bytes) -> tuple[int, int]:

@@ -91,7 +91,7 @@ def part_of(
 
 
 def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> list[int]:
-    """Return how many rows ``part_of`` would keep of each picture if it is a JPEG that is not divided; 0 for all.
+    """Return how many rows ``part_of`` keeps of each JPEG that is not divided; 0: all rows. Of others it says nothing.
 
     Args:
         sizes: ``(N, 2)``: height and width in pixels.

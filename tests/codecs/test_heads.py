@@ -79,7 +79,7 @@ def test_headers_of_many_files_of_a_kind_and_some_others(first: int) -> None:
     assert_alike([FILES[first]] * 10 + FILES + [FILES[first]] * 10)
 
 
-@pytest.mark.parametrize("nbytes", [*range(0, 40, 3), 160, 170, 400, 600, 610, 615, 620, 639])
+@pytest.mark.parametrize("nbytes", [*range(0, 40, 3), 160, 170, 400, *range(600, 640)])
 def test_a_file_that_ends_within_its_header_is_read_as_if_alone(nbytes: int) -> None:
     """And the others as if it was not there: all are compared as far as the shortest goes."""
     files = [FILES[0]] * 9 + [FILES[0][:nbytes]]

@@ -67,8 +67,8 @@ def read(dataset: ShardDataset, batch_size: int, num_workers: int) -> list[Any]:
     return [batch._asdict() for batch in loader]
 
 
-def looked_at_one_by_one(self: PictureReader, plans: Any, heads: Any, reductions: Any) -> Any:
-    return [()] * len(heads.jpegs), [False] * len(heads.jpegs)
+def looked_at_one_by_one(self: PictureReader, wanted: Any, reductions: Any) -> None:
+    """Prepare nothing."""
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -79,7 +79,7 @@ def test_pictures_that_are_ready_equal_those_looked_at_one_by_one(
     augmented = dataset.replace(augment=RECIPES[recipe])
 
     fast = read(augmented, 48, num_workers)
-    monkeypatch.setattr(PictureReader, "_steps", looked_at_one_by_one)
+    monkeypatch.setattr(PictureReader, "_prepare", looked_at_one_by_one)
     plain = read(augmented, 48, num_workers)
 
     for found, wanted in zip(fast, plain, strict=True):
@@ -135,10 +135,8 @@ def test_most_pictures_of_a_batch_are_ready(
 @pytest.mark.parametrize("recipe", ["lists", "crop"])
 def test_a_bad_picture_leaves_the_others_in_their_places(tmp_path: Path, recipe: str) -> None:
     """Then each part of a batch looks at its own pictures, from its own first row on."""
-    samples = [
-        {"image": jpeg(photo(60 + i, 70, seed=i)).tobytes() if i != 11 else b"no picture"}
-        for i in range(24)
-    ]
+    samples = [{"image": encode_jpeg(photo(280 + i, 300, seed=i))} for i in range(24)]
+    samples[11] = {"image": b"no picture"}
     dataset = ShardDataset(pack(tmp_path / "a", {"image": Image()}, samples))
     dataset = dataset.replace(augment=RECIPES[recipe], on_error="replace")
     alone = [dataset[i].image for i in range(24)]
@@ -148,3 +146,32 @@ def test_a_bad_picture_leaves_the_others_in_their_places(tmp_path: Path, recipe:
     for i, image in enumerate(batch.image):
         if i != 11:
             torch.testing.assert_close(image, alone[i], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("size", "ops"),
+    [
+        ((70, 70), [augment.RandomHorizontalFlip(1.0)]),
+        ((70, 70), [augment.RandomHorizontalFlip(0.0)]),
+        ((64, 90), [augment.Resize(30)]),
+        ((1, 64), [augment.RandomHorizontalFlip(0.0)]),
+        ((1, 1), [augment.RandomVerticalFlip(0.0)]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_picture_of_another_size_than_its_field_says_is_an_error(
+    tmp_path: Path, size: tuple[int, int], ops: list[Any], num_workers: int
+) -> None:
+    """cv2 would write elsewhere, and numpy would repeat a row."""
+    samples = [{"image": jpeg(photo(64, 64, seed=i)).tobytes()} for i in range(24)]
+    samples[11] = {"image": jpeg(photo(*size)).tobytes()}
+    dataset = ShardDataset(pack(tmp_path / "a", {"image": Image(size=(64, 64))}, samples))
+    dataset = dataset.replace(augment=ops)
+
+    with pytest.raises(SampleError, match=r"sample 11 .*out must be"):
+        read(dataset, 24, num_workers)
+    replaced = dataset.replace(on_error="replace")
+    (batch,) = read(replaced, 24, num_workers)
+    assert replaced.num_replaced == 1
+    assert len(batch["image"]) == 24

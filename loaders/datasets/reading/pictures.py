@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
 
     UInt8Array = npt.NDArray[np.uint8]
 
+_FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
 Move = tuple[list[int], list[int], list[bool]]  # box, size and flips
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wanted:
     """What is wanted of N pictures.
 
@@ -44,9 +46,10 @@ class Wanted:
         plans: Boxes, sizes and flips of each view.
         covers: ``(N, 4)``: the box that covers those of all views.
         reductions: By how much each may be reduced.
-        ends: How many rows are enough, of those that are JPEGs and not divided; 0 for all.
-        steps: What happens to each in each view, ready to be carried out.
-        are_ready: Whether that, its ending and its reduction are all that there is to know.
+        ends: How many rows are enough, of those that are ready and not divided; 0: all.
+        steps: What happens to each in each view, of those that are ready.
+        are_ready: Whether it is a JPEG whose boxes are all inside, with results of the batch's size: others are
+            looked at one by one.
     """
 
     records: list[UInt8Array]
@@ -55,9 +58,13 @@ class Wanted:
     plans: list[augment.Geometry]
     covers: npt.NDArray[np.int64]
     reductions: list[int]
-    ends: list[int]
-    steps: list[tuple[Step, ...]]
-    are_ready: list[bool]
+    ends: list[int] = dataclass_field(init=False)
+    steps: list[tuple[Step, ...]] = dataclass_field(init=False)
+    are_ready: list[bool] = dataclass_field(init=False)
+
+    def __post_init__(self) -> None:
+        num = len(self.records)
+        self.ends, self.steps, self.are_ready = [0] * num, [()] * num, [False] * num
 
     def moves(self, i: int) -> list[Move]:
         """Return what happens to a picture in each view."""
@@ -138,17 +145,19 @@ class PictureReader:
         num_threads, num_channels = request.num_workers, self._channels
         decode: Any = getattr(self.codec, "decode_jpeg", None)  # those that are ready have one
         columns = wanted.columns(start, start + last - first)
-        pictures = zip(*columns, *self._places(values, first, last), strict=True)
+        pictures = zip(
+            range(first, last), *columns, *self._places(values, first, last), strict=True
+        )
         # Flat: a thread fetches what runs between two decoders into a cold cache, with the interpreter's lock.
-        for i, (is_ready, record, jpeg, size, end, reduction, steps, *outs) in enumerate(
-            pictures, start
-        ):
+        for row, is_ready, record, jpeg, size, end, reduction, steps, *outs in pictures:
             if not is_ready:
-                self._read_any(wanted, i, outs, num_threads, values, first + i - start)
+                self._read_any(wanted, row - first + start, outs, num_threads, values, row)
                 continue
             (height, width), ends_early = size, False
             if jpeg.segments is not None:
-                record, height, width, top, left, ends_early = wanted.part(i, num_threads)
+                record, height, width, top, left, ends_early = wanted.part(
+                    row - first + start, num_threads
+                )
                 steps = augment.moved_steps(steps, top // reduction, left // reduction)
             elif end and (cut := first_rows(record, jpeg, end, width)) is not None:
                 record, height, ends_early = cut, end, True
@@ -190,31 +199,21 @@ class PictureReader:
             self._geometry(v, request, heads.sizes, first, last) for v in range(len(self.views))
         ]
         covers, reductions = _needed(plans)
-        steps, are_ready = self._steps(plans, heads, reductions)
-        return Wanted(
-            records,
-            heads,
-            heads.sizes.tolist(),
-            plans,
-            covers,
-            reductions.tolist(),
-            ends_of(heads.sizes, covers),
-            steps,
-            are_ready,
-        )
+        wanted = Wanted(records, heads, heads.sizes.tolist(), plans, covers, reductions.tolist())
+        if None not in self.sizes and len(records) >= _FEW:
+            self._prepare(wanted, reductions)
+        return wanted
 
-    def _steps(
-        self, plans: list[augment.Geometry], heads: PictureHeads, reductions: npt.NDArray[np.int64]
-    ) -> tuple[list[tuple[Step, ...]], list[bool]]:
-        """Prepare what happens to each picture; and tell of which that is all: JPEGs, with all views inside."""
-        are_jpegs = [jpeg is not None for jpeg in heads.jpegs]
-        if None in self.sizes or True not in are_jpegs:
-            return [()] * len(are_jpegs), [False] * len(are_jpegs)
-        views = [augment.steps_of(plan, heads.sizes, reductions) for plan in plans]
-        are_ready = np.array(are_jpegs)
-        for _, are_inside in views:
-            are_ready &= are_inside
-        return list(zip(*(steps.tolist() for steps, _ in views), strict=True)), are_ready.tolist()
+    def _prepare(self, wanted: Wanted, reductions: npt.NDArray[np.int64]) -> None:
+        """Prepare JPEGs."""
+        sizes = wanted.heads.sizes
+        views = [augment.steps_of(plan, sizes, reductions) for plan in wanted.plans]
+        are_ready = np.array([jpeg is not None for jpeg in wanted.heads.jpegs])
+        for plan, size, (_, are_inside) in zip(wanted.plans, self.sizes, views, strict=True):
+            are_ready &= are_inside & (plan.sizes == size).all(axis=1)
+        wanted.ends = ends_of(sizes, wanted.covers)
+        wanted.steps = list(zip(*(steps.tolist() for steps, _ in views), strict=True))
+        wanted.are_ready = are_ready.tolist()
 
     def _places(self, values: list[Any], first: int, last: int) -> Iterator[Sequence[Any]]:
         """Yield for each view where its pictures go; None where their sizes differ."""
@@ -257,7 +256,7 @@ class PictureReader:
                 else PictureHeads(heads.sizes, [None] * len(records))
             )
         sizes = [self.field.size or self.codec.decode(record).shape[:2] for record in records]
-        return PictureHeads(np.array(sizes, np.int64), [None] * len(records))
+        return PictureHeads(np.array(sizes, np.int64).reshape(-1, 2), [None] * len(records))
 
     def _geometry(
         self, view: int, request: Request, sizes: npt.NDArray[np.int64], first: int, last: int
