@@ -144,20 +144,18 @@ class PictureReader:
         wanted, start = self.wanted(request, first, last)
         num_threads, num_channels = request.num_workers, self._channels
         decode: Any = getattr(self.codec, "decode_jpeg", None)  # those that are ready have one
-        columns = wanted.columns(start, start + last - first)
-        pictures = zip(
-            range(first, last), *columns, *self._places(values, first, last), strict=True
-        )
+        end_at = start + last - first
+        numbers = range(start, end_at), range(first, last)  # in ``wanted``, and in the batch
+        places = self._places(values, first, last)
+        pictures = zip(*numbers, *wanted.columns(start, end_at), *places, strict=True)
         # Flat: a thread fetches what runs between two decoders into a cold cache, with the interpreter's lock.
-        for row, is_ready, record, jpeg, size, end, reduction, steps, *outs in pictures:
+        for i, row, is_ready, record, jpeg, size, end, reduction, steps, *outs in pictures:
             if not is_ready:
-                self._read_any(wanted, row - first + start, outs, num_threads, values, row)
+                self._read_any(wanted, i, outs, num_threads, values, row)
                 continue
             (height, width), ends_early = size, False
             if jpeg.segments is not None:
-                record, height, width, top, left, ends_early = wanted.part(
-                    row - first + start, num_threads
-                )
+                record, height, width, top, left, ends_early = wanted.part(i, num_threads)
                 steps = augment.moved_steps(steps, top // reduction, left // reduction)
             elif end and (cut := first_rows(record, jpeg, end, width)) is not None:
                 record, height, ends_early = cut, end, True
