@@ -162,9 +162,12 @@ def test_pure_python_holds_the_lock_for_as_long_as_it_computes() -> None:
     def work() -> int:
         return len([dataset[i] for i in range(8)])
 
-    cost = stages.time_alone(work, seconds=0.05)
+    shares = [
+        stages.gil_s_per_sample(work, seconds=0.05) / stages.time_alone(work, seconds=0.05).cpu_s
+        for _ in range(5)
+    ]
 
-    assert 0.5 * cost.cpu_s < stages.gil_s_per_sample(work, seconds=0.1) < 1.5 * cost.cpu_s
+    assert 0.5 < sorted(shares)[2] < 2  # a processor's speed may double between two of them
 
 
 def test_what_a_dataset_leaves_to_do_after_the_copy_is_timed_where_there_is_any() -> None:
