@@ -198,12 +198,12 @@ class PictureReader:
         ]
         covers, reductions = _needed(plans)
         wanted = Wanted(records, heads, heads.sizes.tolist(), plans, covers, reductions.tolist())
-        if None not in self.sizes and len(records) >= _FEW:
+        if None not in self.sizes and len(records) >= _FEW and any(heads.jpegs):
             self._prepare(wanted, reductions)
         return wanted
 
     def _prepare(self, wanted: Wanted, reductions: npt.NDArray[np.int64]) -> None:
-        """Prepare JPEGs."""
+        """Prepare what happens to JPEGs."""
         sizes = wanted.heads.sizes
         views = [augment.steps_of(plan, sizes, reductions) for plan in wanted.plans]
         are_ready = np.array([jpeg is not None for jpeg in wanted.heads.jpegs])
