@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import os
 import platform
 import shutil
@@ -457,6 +458,7 @@ def measure(case: Case, repeats: int) -> dict[str, list[float]]:
     results: dict[str, list[float]] = {name: [] for name in case.runs}
     for repeat in range(repeats + 1):
         for name, run in case.runs.items():
+            gc.collect()  # or one of them would pay for what the others left
             value = run()
             if repeat:
                 results[name].append(value)

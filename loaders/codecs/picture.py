@@ -181,17 +181,20 @@ def encode_jpeg(array: UInt8Array, quality: int = DEFAULT_QUALITY) -> bytes:
 
 
 def _encode_cv2(array: npt.NDArray[Any], suffix: str, quality: int) -> UInt8Array:
-    what = f"{suffix[1:]} cannot hold {array.dtype} of {array.shape}"
     channels = array.shape[2] if array.ndim == 3 else 1
     if channels > 1:
         array = cv2.cvtColor(array, cv2.COLOR_RGB2BGR if channels == 3 else cv2.COLOR_RGBA2BGRA)
     try:
         done, data = cv2.imencode(suffix, array, _cv2_options(suffix, array, quality))
     except cv2.error as error:
-        raise CodecError(f"{what} ({error.err})") from error
+        raise CodecError(f"{_not_held(suffix, array)} ({error.err})") from error
     if not done:
-        raise CodecError(what)
+        raise CodecError(_not_held(suffix, array))
     return data.reshape(-1)
+
+
+def _not_held(suffix: str, array: npt.NDArray[Any]) -> str:
+    return f"{suffix[1:]} cannot hold {array.dtype} of {array.shape}"
 
 
 def _cv2_options(suffix: str, array: npt.NDArray[Any], quality: int) -> list[int]:

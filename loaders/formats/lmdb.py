@@ -41,9 +41,10 @@ _BRANCH, _LEAF = 1, 2
 _BIG_DATA = 1
 
 
-def row_key(field: str, row: int) -> bytes:
-    """Return the key of one row's value."""
-    return field.encode() + struct.pack(">Q", row)
+def _row_keys(field: str, num_rows: int) -> list[bytes]:
+    """Return the key of each row's value, in LMDB's order."""
+    name, numbers = field.encode(), np.arange(num_rows, dtype=">u8").tobytes()
+    return [name + numbers[8 * row : 8 * row + 8] for row in range(num_rows)]
 
 
 def write(
@@ -80,8 +81,7 @@ def _items(columns: Mapping[str, Column], joined: set[str]) -> Iterator[tuple[by
         rows = list(row_views(column))
         yield key + b"__nbytes", np.array([len(row) for row in rows], "<i4").tobytes()
         yield key + b"__starts", bytes(8 * len(rows))
-        for i, row in enumerate(rows):
-            yield row_key(name, i), row
+        yield from zip(_row_keys(name, len(rows)), rows, strict=True)
 
 
 def _is_one_value(column: Column, field: Field) -> bool:
@@ -116,7 +116,7 @@ def _fill_in_starts(
 ) -> None:
     with open(path, "r+b") as file:
         for name, column in columns.items():
-            starts = np.array([places[row_key(name, i)][0] for i in range(len(column))], "<i8")
+            starts = np.array([places[key][0] for key in _row_keys(name, len(column))], "<i8")
             file.seek(places[name.encode() + b"__starts"][0])
             file.write(starts.tobytes())
 
@@ -217,8 +217,9 @@ def _differences(txn: Any, columns: Mapping[str, Column]) -> Iterator[str]:
             if value is None or not np.array_equal(value, column.data.reshape(-1)):
                 yield f"the value of column {name!r} differs"
             continue
-        for i, row in enumerate(row_views(column)):
-            if not _same(txn.get(row_key(name, i)), row):
+        keys = _row_keys(name, len(column))
+        for i, (key, row) in enumerate(zip(keys, row_views(column), strict=True)):
+            if not _same(txn.get(key), row):
                 yield f"the value of {name!r}, row {i} differs"
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import glob
-import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
 from packdata.sources.base import (
@@ -19,8 +18,8 @@ from packdata.sources.base import (
     is_hidden,
     suffix_of,
 )
-from packdata.sources.folders import FolderSource, MaskFolder, files_below
-from packdata.sources.idx import IDX_IMAGES, IdxSource
+from packdata.sources.folders import FolderSource, MaskFolder, files_below, scan
+from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.parquet import ParquetSource
 from packdata.sources.tars import TAR_SUFFIXES, TarSource
@@ -84,7 +83,7 @@ def open_source(
         _check_columns_unused(path, columns)
         return FolderSource(path)
     _check_one_kind(path, files)
-    first, archive = files[0], _archive_kind(files[0])
+    first, archive = files[0], _archive_kind(files[0].name)
     if archive == "parquet":
         return ParquetSource(files, name, **columns)
     if archive == "tar":
@@ -133,13 +132,12 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
     path = Path(path)
     if not path.is_dir():
         return None
-    inside = _list(path)
-    folders = [entry for entry in inside if entry.is_dir()]
+    inside = _look_into(path)
     archives = _archives(inside) if kind is PICTURES else []
-    splits = {entry.name: [entry] for entry in folders if entry.name.lower() in SPLIT_NAMES}
-    others = [entry.name for entry in folders if entry.name not in splits]
+    splits = {name: [path / name] for name in inside.folders if name.lower() in SPLIT_NAMES}
+    others = [name for name in inside.folders if name not in splits]
     if not splits or (others and len(splits) == 1):
-        return _split_files(path, inside, archives)
+        return _split_files(inside, archives)
     if others:
         raise _no_safe_reading(path, splits, f"other folders ({_few(others)})")
     known = {name.lower() for name in splits}
@@ -190,9 +188,21 @@ def _split_rank(name: str) -> tuple[int, str]:
     return SPLIT_NAMES.index(name.lower()), name
 
 
-def _split_files(
-    path: Path, inside: Sequence[Path], archives: Sequence[Path]
-) -> dict[str, list[Path]] | None:
+class _Inside(NamedTuple):
+    """What lies in a folder, by name; what is hidden is left out."""
+
+    folder: Path
+    files: list[str]
+    folders: list[str]
+
+
+def _look_into(folder: Path) -> _Inside:
+    files, folders = scan(folder)
+    names = [file.name for file in files if not is_hidden(file.name)]
+    return _Inside(folder, names, [name for name in folders if not is_hidden(name)])
+
+
+def _split_files(inside: _Inside, archives: Sequence[Path]) -> dict[str, list[Path]] | None:
     """Group ``train.tar``, ``train-00000-of-00002.parquet`` or MNIST's two files by split."""
     splits: dict[str, list[Path]] = {}
     for file in archives:
@@ -201,24 +211,24 @@ def _split_files(
     if len(splits) < 2:
         return None
     if others := [file.name for file in archives if _named_split(file.name) is None]:
-        raise _no_safe_reading(path, splits, f"other files ({_few(others)})")
-    _check_alone(path, inside, archives)
+        raise _no_safe_reading(inside.folder, splits, f"other files ({_few(others)})")
+    _check_alone(inside, archives)
     return _in_order(splits)
 
 
-def _check_alone(folder: Path, inside: Sequence[Path], archives: Sequence[Path]) -> None:
+def _check_alone(inside: _Inside, archives: Sequence[Path]) -> None:
     """Raise SourceError if pictures lie beside tar, Parquet or IDX files, or in folders there."""
-    if picture := next(_pictures(folder, inside), None):
+    if picture := next(_pictures(inside), None):
         what = f"it holds both pictures ({picture}) and {_few([file.name for file in archives])}"
         hint = "Move either away, or pack one by itself: a folder, a file or a pattern of files"
-        raise SourceError(what, folder, hint)
+        raise SourceError(what, inside.folder, hint)
 
 
-def _pictures(folder: Path, inside: Sequence[Path]) -> Iterator[str]:
+def _pictures(inside: _Inside) -> Iterator[str]:
     """Yield the pictures in a folder and below it."""
-    yield from (entry.name for entry in inside if _is_picture(entry.name))
-    for below in (entry.name for entry in inside if entry.is_dir()):
-        for relative, entries in files_below(folder, below):
+    yield from filter(_is_picture, inside.files)
+    for below in inside.folders:
+        for relative, entries in files_below(inside.folder, below):
             names = (entry.name for entry in entries or ())
             yield from (f"{relative}/{name}" for name in names if _is_picture(name))
 
@@ -227,28 +237,21 @@ def _is_picture(name: str) -> bool:
     return suffix_of(name) in PICTURE_SUFFIXES and not is_hidden(name)
 
 
-def _archives(inside: Sequence[Path]) -> list[Path]:
+def _archives(inside: _Inside) -> list[Path]:
     """Return the tar, Parquet and IDX files; of an IDX file that is there twice, not the .gz."""
-    files = [file for file in inside if _archive_kind(file) and file.is_file()]
-    names = {file.name for file in files if _archive_kind(file) == "idx"}
-    return [file for file in files if file.name.removesuffix(".gz") not in names - {file.name}]
+    kinds = {name: kind for name in inside.files if (kind := _archive_kind(name))}
+    files = [inside.folder / name for name in kinds if (inside.folder / name).is_file()]
+    twice = {f"{file.name}.gz" for file in files if kinds[file.name] == "idx"}
+    return [file for file in files if file.name not in twice]
 
 
-def _archive_kind(file: Path) -> str:
-    if file.name.lower().endswith(TAR_SUFFIXES):
+def _archive_kind(name: str) -> str:
+    end = name.lower().endswith
+    if end(TAR_SUFFIXES):
         return "tar"
-    if IDX_IMAGES.fullmatch(file.name):
-        return "idx"
-    return "parquet" if suffix_of(file.name) == ".parquet" else ""
-
-
-def _list(folder: Path) -> list[Path]:
-    """Return what lies in a folder, by name; what is hidden is left out."""
-    try:
-        names = sorted(name for name in os.listdir(folder) if not is_hidden(name))
-        return [folder / name for name in names]
-    except OSError as error:
-        raise SourceError(f"the folder cannot be listed ({error.strerror})", folder) from error
+    if end(".parquet"):
+        return "parquet"
+    return "idx" if end(IDX_SUFFIXES) and IDX_IMAGES.fullmatch(name) else ""
 
 
 def _files_at(path: Path) -> list[Path] | None:
@@ -258,14 +261,14 @@ def _files_at(path: Path) -> list[Path] | None:
     except OSError as error:
         raise SourceError(f"it cannot be read ({error.strerror})", path) from error
     if is_folder:
-        inside = _list(path)
-        if any(entry.name == "manifest.json" for entry in inside):
+        inside = _look_into(path)
+        if "manifest.json" in inside.files:
             hint = "'packdata copy' re-encodes, filters and extends packed datasets"
             raise SourceError("it is a packed dataset already", path, hint)
         files = _archives(inside)
-        if not files or any(_is_picture(entry.name) for entry in inside):
+        if not files or any(map(_is_picture, inside.files)):
             return None
-        _check_alone(path, inside, files)
+        _check_alone(inside, files)
     elif exists:
         files = [path]
     else:
@@ -278,7 +281,7 @@ def _files_at(path: Path) -> list[Path] | None:
 
 
 def _check_one_kind(path: Path, files: Sequence[Path]) -> None:
-    kinds = {_archive_kind(file) or suffix_of(file.name) or file.name for file in files}
+    kinds = {_archive_kind(file.name) or suffix_of(file.name) or file.name for file in files}
     if len(kinds) > 1:
         raise SourceError(f"files of several kinds lie there ({', '.join(sorted(kinds))})", path)
 

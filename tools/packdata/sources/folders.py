@@ -57,7 +57,7 @@ class Listing:
 
     def add_top(self) -> list[str]:
         """List the files directly in ``root``; return the folders beside them, sorted."""
-        entries, folders = _scan(self.root)
+        entries, folders = scan(self.root)
         self._add("", entries)
         return [name for name in folders if not is_hidden(name)]
 
@@ -102,17 +102,21 @@ def files_below(
         if inode in above:
             yield relative, None
             continue
-        entries, folders = _scan(root / relative)
+        entries, folders = scan(root / relative)
         yield relative, entries
         inner = (f"{relative}/{name}".lstrip("/") for name in folders if not is_hidden(name))
         pending += [(path, above | {inode}) for path in inner]
 
 
-def _scan(folder: Path) -> tuple[list[os.DirEntry[str]], list[str]]:
-    """Return files and names of folders, sorted; a link counts as what it leads to."""
+def scan(folder: Path) -> tuple[list[os.DirEntry[str]], list[str]]:
+    """Return files and names of folders, sorted; a link counts as what it leads to.
+
+    Raises:
+        SourceError: The folder cannot be listed.
+    """
     try:
-        with os.scandir(folder) as scan:
-            entries = sorted(scan, key=lambda entry: entry.name)
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
         folders = [entry.name for entry in entries if _is_folder(entry)]
     except OSError as error:
         raise SourceError(f"the folder cannot be listed ({error.strerror})", folder) from error

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 IDX_IMAGES = re.compile(r".*images[-.]idx3-ubyte(\.gz)?", re.IGNORECASE)
+IDX_SUFFIXES = ("idx3-ubyte", "idx3-ubyte.gz")  # quicker to look for
 
 
 class IdxSource:
