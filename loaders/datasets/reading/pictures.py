@@ -142,7 +142,8 @@ class PictureReader:
                 self._read_plain(values, i, record)
             return
         wanted, start = self.wanted(request, first, last)
-        num_threads, num_channels = request.num_workers, self._channels
+        num_threads = request.num_workers
+        buffer = scratch(int(wanted.heads.sizes.prod(axis=1).max(initial=0)) * self._channels)
         decode: Any = getattr(self.codec, "decode_jpeg", None)  # those that are ready have one
         end_at = start + last - first
         numbers = range(start, end_at), range(first, last)  # in ``wanted``, and in the batch
@@ -159,7 +160,6 @@ class PictureReader:
                 steps = augment.moved_steps(steps, top // reduction, left // reduction)
             elif end and (cut := first_rows(record, jpeg, end, width)) is not None:
                 record, height, ends_early = cut, end, True
-            buffer = scratch(height * width * num_channels)
             image = decode(record, reduction, height, width, buffer, ends_early)
             augment.take_steps(image, steps, outs)
 
