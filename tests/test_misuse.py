@@ -492,16 +492,20 @@ def test_wrong_use_is_told_with_what_to_do(
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a CUDA device")
 @pytest.mark.parametrize(
-    "call",
+    ("call", "option"),
     [
-        lambda g: DataLoader(g.ram, device="cuda"),
-        lambda g: RAMDataset(g.ram, device="cuda"),
-        lambda g: RAMDataset(g.ram, pin=True),
+        (lambda g: DataLoader(g.ram, device="cuda"), "device"),
+        (lambda g: RAMDataset(g.ram, device="cuda"), "device"),
+        (lambda g: RAMDataset(g.ram, pin=True), "pin"),
     ],
     ids=["loader", "resident", "pinned"],
 )
-def test_a_device_that_is_not_there_is_told_at_once(given: SimpleNamespace, call: Any) -> None:
-    with pytest.raises(LoadersError, match=r"device='cuda' cannot be used: .*Leave device out"):
+def test_a_device_that_is_not_there_is_told_at_once(
+    given: SimpleNamespace, call: Any, option: str
+) -> None:
+    told = rf"device='cuda' cannot be used: .*Leave {option} out"
+
+    with pytest.raises(LoadersError, match=told):
         call(given)
 
 

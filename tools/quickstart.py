@@ -57,10 +57,17 @@ def main() -> int:
         )
         if status:
             return status
-    serve(args.out)
-    train(args.out / "lmdb", args.steps)
+    lmdb, parquet = (first_dataset(args.out / kind) for kind in ("lmdb", "parquet"))
+    serve(lmdb, parquet)
+    train(lmdb, args.steps)
     say("a contact sheet")
-    return packdata(["preview", str(args.out / "lmdb"), "--out", str(args.out / "sheet.png")])
+    return packdata(["preview", str(lmdb), "--out", str(args.out / "sheet.png")])
+
+
+def first_dataset(packed: Path) -> Path:
+    """Return the dataset that was packed; of several splits the one to train on."""
+    splits = sorted(file.parent for file in packed.glob("*/manifest.json"))
+    return next((split for split in splits if split.name.lower() == "train"), [*splits, packed][0])
 
 
 def say(what: str) -> None:
@@ -68,15 +75,14 @@ def say(what: str) -> None:
     print(f"\n-- {what}", flush=True)
 
 
-def serve(out: Path) -> None:
+def serve(lmdb: Path, parquet: Path) -> None:
     """Measure every way to the same batches."""
     say("serve random crops of 128 x 128, flipped at random, as uint8 batches")
-    lmdb, parquet = (ShardDataset(out / kind, augment=OPS) for kind in ("lmdb", "parquet"))
-    ram = RAMDataset(out / "lmdb", augment=OPS, progress=False)
-    pixels = RAMDataset(out / "lmdb", decode=True, augment=OPS, progress=False)
+    ram = RAMDataset(lmdb, augment=OPS, progress=False)
+    pixels = RAMDataset(lmdb, decode=True, augment=OPS, progress=False)
     for name, dataset in {
-        "ShardDataset, LMDB": lmdb,
-        "ShardDataset, Parquet": parquet,
+        "ShardDataset, LMDB": ShardDataset(lmdb, augment=OPS),
+        "ShardDataset, Parquet": ShardDataset(parquet, augment=OPS),
         "RAMDataset, JPEG in RAM": ram,
         "RAMDataset, pixels in RAM": pixels,
     }.items():

@@ -132,8 +132,12 @@ class StreamCopies:
         event.synchronize()
 
 
-def as_device(device: torch.device | str | int) -> torch.device:
+def as_device(device: torch.device | str | int, option: str = "device") -> torch.device:
     """Return the device that was asked for.
+
+    Args:
+        device: Of torch, or its name or number.
+        option: What to leave out if there is none.
 
     Raises:
         TypeError: It is neither a device nor a name.
@@ -149,7 +153,7 @@ def as_device(device: torch.device | str | int) -> torch.device:
         ) from error
     if found.type == "mps" and not torch.backends.mps.is_available():
         raise LoadersError(
-            "device='mps' cannot be used: torch sees no such device. Leave device out"
+            f"device='mps' cannot be used: torch sees no such device. Leave {option} out"
         )
     if found.type not in _WITH_STREAMS:
         return found
@@ -161,7 +165,7 @@ def as_device(device: torch.device | str | int) -> torch.device:
         elif (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
             why = f"{why}, with CUDA_VISIBLE_DEVICES={visible!r}"
         raise LoadersError(
-            f"device={str(found)!r} cannot be used: {why}. Leave device out, or use 'cpu', or "
+            f"device={str(found)!r} cannot be used: {why}. Leave {option} out, or use 'cpu', or "
             "install the build of torch that is for your device"
         )
     given: int | None = found.index

@@ -88,7 +88,9 @@ class RAMDataset(ResidentDataset):
     ) -> None:
         one_of("decode", decode, (True, False))
         one_of("shared", shared, (True, False, "all_users"))
-        home = as_device(device or "cuda") if device is not None or pin else None
+        home = None
+        if device is not None or pin:
+            home = as_device(device or "cuda", "pin" if pin else "device")
         check_stored(source, "RAMDataset", "make it a subclass of RAMDataset")
         dataset: PackedDataset
         if isinstance(source, PackedDataset):
