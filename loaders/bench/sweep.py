@@ -14,7 +14,7 @@ from loaders.backends.maker import Maker
 from loaders.bench import pagecache
 from loaders.bench.measure import Config, Result, Run, interleave, time_loader
 from loaders.bench.stages import one_thread, time_alone
-from loaders.bench.targets import Endless, Target
+from loaders.bench.targets import Endless, Target, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.samples import collate
 from loaders.datasets.tokens.windows import TokenWindows
@@ -89,7 +89,7 @@ def default_batch_size(dataset: Any) -> int:
 
     What others on the machine take is left out, and the steps are wide, so that two looks seldom disagree.
     """
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    if not is_map_style(dataset):
         return 64
     if isinstance(dataset, BatchDataset) and dataset.sample_nbytes is not None:
         return max(1, min(256, len(dataset)))
@@ -127,7 +127,7 @@ def grid(
 
 def make_loader(dataset: Any, config: Config, **more: Any) -> DataLoader:
     """Return an endless shuffled loader over a dataset."""
-    is_ordered = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    is_ordered = is_map_style(dataset)
     if is_ordered and "sampler" not in more:
         more |= {"sampler": Endless(len(dataset)), "rank": 0, "world_size": 1, "drop_last": True}
     with warnings.catch_warnings():  # more workers than cores are tried on purpose

@@ -88,6 +88,13 @@ class Target:
         return sum(file.stat().st_size for file in self.files)
 
 
+def is_map_style(dataset: Any) -> bool:
+    """Tell whether samples are had by number: an ``IterableDataset`` of torch's has a ``__getitem__``, too."""
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        return False
+    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+
+
 def load(spec: str, *, size: int = 224) -> Target:
     """Find what a name means.
 

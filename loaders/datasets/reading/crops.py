@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,10 @@ class _Stored(NamedTuple):
     array: npt.NDArray[Any]
     record: UInt8Array
     header: int
+
+
+# An array, and for each view what is read of its record, the box, and the flips.
+_Cuts = tuple[npt.NDArray[Any], list[tuple[Part, list[int], list[bool]]]]
 
 
 def spatial_axes(fields: Iterable[Field | None]) -> dict[int, int]:
@@ -202,6 +207,16 @@ class CropReader:
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Cut the crops of rows ``first`` to ``last``."""
+        cuts, start = request.shared(
+            ("cuts", self.name), partial(self._cuts, request), first, last
+        )
+        for row, (array, views) in enumerate(cuts[start : start + last - first], first):
+            for filled, (part, box, flip) in zip(values, views, strict=True):
+                self.parts.verify(part)
+                self._fill(filled, row, array, box, flip)
+
+    def _cuts(self, request: Request, first: int, last: int) -> list[_Cuts]:
+        """Find the arrays, draw what is cut out of each, and have storage fetch it."""
         rows = request.part(first, last)
         arrays = [self._array(record) for record in self.parts.find(rows)]
         spatial = [array.shape[-self.num_axes :] for array, _, _ in arrays]
@@ -211,18 +226,13 @@ class CropReader:
             for view in range(len(self.views))
         ]
         numbers = rows.indices - self.store.starts[rows.shards]
-        places = list(zip(rows.shards.tolist(), numbers.tolist(), strict=True))
-        parts = [
-            [
-                self._part(*place, *row)
-                for place, *row in zip(places, arrays, *plan[:2], strict=True)
-            ]
-            for plan in plans
-        ]
-        for filled, (boxes, _, flips), view in zip(values, plans, parts, strict=True):
-            for i, part in enumerate(view):
-                self.parts.verify(part)
-                self._fill(filled, first + i, arrays[i].array, boxes[i], flips[i])
+        places = zip(rows.shards.tolist(), numbers.tolist(), strict=True)
+        cuts: list[_Cuts] = []
+        for i, (place, stored) in enumerate(zip(places, arrays, strict=True)):
+            moves = [(boxes[i], sizes[i], flips[i]) for boxes, sizes, flips in plans]
+            parts = [(self._part(*place, stored, *move[:2]), move[0], move[2]) for move in moves]
+            cuts.append((stored.array, parts))
+        return cuts
 
     def _part(
         self, shard: int, row: int, stored: _Stored, box: list[int], size: list[int]
