@@ -168,8 +168,9 @@ class profile:
             return
         self._is_on = False
         self._loader.__class__ = self._kind
-        self._end_compute(self.clock())
+        self.leave_step()
         self._sum_up()
+        atexit.unregister(self.stop)  # it would keep the loader
         if self._told is not None:
             self._told(self.report)
         if self._writer is not None:
@@ -215,8 +216,13 @@ class profile:
             return
         self.report.compute_s.append(now - self._asked_s)
         self.spans.append(Span(_COMPUTE, self._asked_s, now, self._thread))
-        self._annotation.__exit__(None, None, None)
-        self._asked_s = self._annotation = None
+        self.leave_step()
+
+    def leave_step(self) -> None:
+        """Forget a step that nobody ended by asking for a batch: what came since may be anything."""
+        if self._asked_s is not None:
+            self._annotation.__exit__(None, None, None)
+            self._asked_s = self._annotation = None
 
     # -- what it comes to --------------------------------------------------------------------------
 
@@ -273,6 +279,7 @@ class _Timed:
 
     def __init__(self, batches: Any, profile: profile) -> None:
         self._batches, self._profile = batches, profile
+        profile.leave_step()
 
     def __iter__(self) -> _Timed:
         return self

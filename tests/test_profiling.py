@@ -79,6 +79,21 @@ def test_the_first_batch_and_the_time_between_epochs_are_left_out() -> None:
     assert max(profile.report.compute_s) < 0.3
 
 
+def test_what_follows_an_epoch_that_was_left_is_no_step() -> None:
+    loader = a_loader()
+
+    with loaders.profile(loader, steps=16) as profile:
+        for _ in range(2):
+            for number, _batch in enumerate(loader):
+                if number == 3:
+                    break
+            time.sleep(0.3)
+
+    assert len(profile.report.wait_s) == 8
+    assert len(profile.report.compute_s) == 6
+    assert max(profile.report.compute_s) < 0.3
+
+
 def test_a_report_has_the_median_and_the_99th_percentile_in_milliseconds() -> None:
     waits = [i / 1000 for i in range(1, 98)] + [5.0, 6.0, 7.0]
 
@@ -324,6 +339,32 @@ def test_the_environment_switches_it_on(tmp_path: Path, value: str, steps: int) 
     assert "the first loader that was iterated" in done.stderr
     assert done.stderr.count("is not profiled: only the first loader") == 1
     assert len(list(tmp_path.glob("loaders-profile-*.json"))) == 1
+
+
+LEAVING = """
+import gc, weakref
+import numpy as np
+from loaders import DataLoader, RAMDataset
+dataset = RAMDataset.from_arrays(image=np.zeros((64, 3, 8, 8), np.uint8))
+loader = DataLoader(dataset, 8)
+list(loader)
+seen = weakref.ref(loader), weakref.ref(dataset)
+del loader, dataset
+gc.collect()
+assert [each() for each in seen] == [None, None]
+"""
+
+
+def test_after_its_steps_the_environment_keeps_no_loader(tmp_path: Path) -> None:
+    environment = os.environ | {"LOADERS_PROFILE": "4", "LOADERS_PROFILE_DIR": str(tmp_path)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING], env=environment, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert "LOADERS_PROFILE: 4 steps" in done.stderr
 
 
 FORKING = """

@@ -2,7 +2,8 @@
 
 A loop of small operations drops the interpreter's lock at each of them, and beside busy threads waits
 to get it back: hundreds of short waits a second, which a step of long operations (or one that waits for
-a GPU) does not have. The kernel counts them per thread, as voluntary context switches.
+a GPU) does not have. The kernel counts them per thread, as voluntary context switches. Whoever waits while no other
+thread works waits for something else.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
     from loaders.backends.maker import Made, Maker
     from loaders.backends.ordered import Pool
 
+    Usage = tuple[float, ...]  # so far: time, the thread's, that of other threads, and its waits
+
 logger = logging.getLogger(__name__)
 _WINDOW_S = 1.0  # of steps, before anything is decided
 _WAITS_PER_S = 100
 _LOST_SHARE = 0.05
+_NOTHING: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+_BUSY_SHARE = 0.5  # of the time lost: whoever holds the interpreter meanwhile works
 _MIN_STEP_S = (
     1e-3  # between processes a batch costs tens of microseconds more: a shorter step loses by it
 )
@@ -45,9 +50,8 @@ class StepWatch:
     """
 
     def __init__(self) -> None:
-        self._left: tuple[float, float, int] | None = None
-        self._wall_s = self._cpu_s = 0.0
-        self._num_waits = self._num_steps = 0
+        self._left: Usage | None = None
+        self._seen, self._num_steps = _NOTHING, 0
         self.is_waiting = self._is_over = False
 
     def give_up(self) -> None:
@@ -67,28 +71,33 @@ class StepWatch:
         """The step is over; decide, if a second of steps was seen."""
         if self._left is None or self._is_over:
             return
-        wall_s, cpu_s, num_waits = _usage()
-        self._wall_s += wall_s - self._left[0]
-        self._cpu_s += cpu_s - self._left[1]
-        self._num_waits += num_waits - self._left[2]
-        self._left = None
-        if self._wall_s > _WINDOW_S:
-            is_long = self._wall_s > _MIN_STEP_S * self._num_steps
-            self.is_waiting = is_long and waits_for_interpreter(
-                self._wall_s, self._cpu_s, self._num_waits
-            )
-            self._wall_s = self._cpu_s = 0.0
-            self._num_waits = self._num_steps = 0
+        times = zip(self._seen, _usage(), self._left, strict=True)
+        self._seen, self._left = tuple(seen + now - left for seen, now, left in times), None
+        wall_s, *_ = self._seen
+        if wall_s > _WINDOW_S:
+            is_long = wall_s > _MIN_STEP_S * self._num_steps
+            self.is_waiting = is_long and waits_for_interpreter(*self._seen)
+            self._seen, self._num_steps = _NOTHING, 0
 
 
-def waits_for_interpreter(wall_s: float, cpu_s: float, num_waits: int) -> bool:
-    """Judge a stretch of training steps by its time, the processor's time and the number of waits."""
-    return num_waits > _WAITS_PER_S * wall_s and wall_s - cpu_s > _LOST_SHARE * wall_s
+def waits_for_interpreter(wall_s: float, cpu_s: float, others_s: float, num_waits: float) -> bool:
+    """Judge a stretch of training steps.
+
+    Args:
+        wall_s: How long it was.
+        cpu_s: Seconds of processor that the trainer's thread took.
+        others_s: And the other threads of the process.
+        num_waits: How often the trainer's thread waited.
+    """
+    lost_s = wall_s - cpu_s
+    is_often = num_waits > _WAITS_PER_S * wall_s
+    return is_often and lost_s > _LOST_SHARE * wall_s and others_s > _BUSY_SHARE * lost_s
 
 
-def _usage() -> tuple[float, float, int]:
+def _usage() -> Usage:
     usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return time.perf_counter(), usage.ru_utime + usage.ru_stime, usage.ru_nvcsw
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return time.perf_counter(), cpu_s, time.process_time() - cpu_s, usage.ru_nvcsw
 
 
 class AutoPool:

@@ -27,42 +27,48 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("what", "cpu_s", "num_waits", "verdict"),
+    ("what", "cpu_s", "others_s", "num_waits", "verdict"),
     [
-        ("tiny operations beside a busy thread", 0.6, 260, True),
-        ("a few long operations", 0.99, 8, False),
-        ("waiting for a GPU", 0.02, 30, False),
-        ("tiny operations that nobody disturbs", 0.99, 400, False),
+        ("tiny operations beside a busy thread", 0.6, 0.5, 260, True),
+        ("a few long operations", 0.99, 0.9, 8, False),
+        ("waiting for a GPU", 0.02, 0.9, 30, False),
+        ("tiny operations that nobody disturbs", 0.99, 0.9, 400, False),
+        ("waiting often, while no thread works", 0.1, 0.1, 400, False),
     ],
 )
-def test_many_short_waits_are_the_interpreters(
-    what: str, cpu_s: float, num_waits: int, verdict: bool
+def test_many_short_waits_beside_busy_threads_are_the_interpreters(
+    what: str, cpu_s: float, others_s: float, num_waits: int, verdict: bool
 ) -> None:
-    assert waits_for_interpreter(1.0, cpu_s, num_waits) is verdict, what
+    assert waits_for_interpreter(1.0, cpu_s, others_s, num_waits) is verdict, what
 
 
 def test_the_watch_counts_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What happens between ``enter`` and ``leave`` is the loader's own."""
-    now = [0.0, 0.0, 0]
+    now = [0.0, 0.0, 0.0, 0]
     monkeypatch.setattr(auto, "_usage", lambda: tuple(now))
     watch = StepWatch()
 
     for _ in range(11):
         watch.leave()
-        now = [now[0] + 0.1, now[1] + 0.05, now[2] + 5]  # the step: 50 waits a second
+        now = [
+            now[0] + 0.1,
+            now[1] + 0.05,
+            now[2] + 0.05,
+            now[3] + 5,
+        ]  # the step: 50 waits a second
         watch.enter()
-        now = [now[0] + 9, now[1], now[2] + 10_000]  # the loader
+        now = [now[0] + 9, now[1], now[2] + 9, now[3] + 10_000]  # the loader
     assert not watch.is_waiting
 
     for _ in range(11):
         watch.leave()
-        now = [now[0] + 0.1, now[1] + 0.05, now[2] + 50]
+        now = [now[0] + 0.1, now[1] + 0.05, now[2] + 0.05, now[3] + 50]
         watch.enter()
     assert watch.is_waiting
 
     for _ in range(11):
         watch.leave()
-        now = [now[0] + 0.1, now[1] + 0.05, now[2]]
+        now = [now[0] + 0.1, now[1] + 0.05, now[2] + 0.05, now[3]]
         watch.enter()
     assert not watch.is_waiting  # each second of steps is judged by itself
 
@@ -71,13 +77,13 @@ def test_the_watch_counts_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_that_are_shorter_than_handing_over_is_worth_stay_beside_threads(
     monkeypatch: pytest.MonkeyPatch, step_s: float, verdict: bool
 ) -> None:
-    now = [0.0, 0.0, 0]
+    now = [0.0, 0.0, 0.0, 0]
     monkeypatch.setattr(auto, "_usage", lambda: tuple(now))
     watch = StepWatch()
 
     for _ in range(60):
         watch.leave(64)  # a group of them
-        now = [now[0] + 64 * step_s, now[1] + 32 * step_s, now[2] + 64]
+        now = [now[0] + 64 * step_s, now[1] + 32 * step_s, now[2] + 32 * step_s, now[3] + 64]
         watch.enter()
 
     assert watch.is_waiting is verdict
@@ -172,15 +178,20 @@ def test_epochs_that_are_shorter_than_it_takes_to_decide_are_judged_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the trainer does between two of them, such as an evaluation, is not counted."""
-    now = [0.0, 0.0, 0]
+    now = [0.0, 0.0, 0.0, 0]
     monkeypatch.setattr(auto, "_usage", lambda: tuple(now))
     data = RAMDataset.from_arrays(x=torch.zeros(48, 4))
     loader = DataLoader(data, 16, num_workers=1, collate_fn=len)
 
     for _ in range(10):
         for _batch in loader:
-            now = [now[0] + 0.1, now[1] + 0.05, now[2] + 50]  # three steps in an epoch
-        now = [now[0] + 60, now[1] + 60, now[2]]
+            now = [
+                now[0] + 0.1,
+                now[1] + 0.05,
+                now[2] + 0.05,
+                now[3] + 50,
+            ]  # three steps in an epoch
+        now = [now[0] + 60, now[1] + 60, now[2] + 60, now[3]]
 
     assert loader.backend == "subprocess"
 
@@ -229,12 +240,14 @@ def test_a_step_of_tiny_operations_gets_a_child_process() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_that_waits_keeps_threads() -> None:
-    images = torch.zeros(2_000, 3, 64, 64, dtype=torch.uint8)
+@pytest.mark.parametrize("naps", [[0.03], [0.002] * 3], ids=["once", "often"])
+def test_a_step_that_waits_keeps_threads(naps: list[float]) -> None:
+    images = torch.zeros(8_000, 3, 64, 64, dtype=torch.uint8)
     loader = DataLoader(RAMDataset.from_arrays(image=images), 16, num_workers=1)
 
     for _ in loader:
-        time.sleep(0.03)
+        for seconds in naps:
+            time.sleep(seconds)
 
     assert loader.backend == "thread"
 
