@@ -102,8 +102,7 @@ class Delivery:
             batch = self._finish(batch)
             batch = batch if valid is None else _with_marks(batch, valid)
         except StopIteration:
-            if self._pass is not None:
-                self._pass.end()
+            self._end()
             raise
         except Exception as error:
             self._num_failed += _is_of_a_batch(error)
@@ -113,6 +112,17 @@ class Delivery:
             self._stats.wait_s += time.monotonic() - began
         self._count()
         return batch
+
+    def _end(self) -> None:
+        """Go on to the next epoch; RuntimeError where this one is not over, and no error said why."""
+        if self._pass is None:
+            return
+        num_done, num = self._pass.num_steps, self._pass.plan.num_remaining_steps
+        if num_done < num and not self._num_failed:
+            self._num_failed = 1  # it is said once
+            why = "a worker raised StopIteration, in the dataset, its transform or collate_fn"
+            raise RuntimeError(f"the batches ended after {num_done} of {num}: {why}")
+        self._pass.end()
 
     def _count(self) -> None:
         """Note that one more batch was handed over.

@@ -428,6 +428,13 @@ LOADING: list[Case] = [
         BatchError,
         "field 'image' .*the shapes .*give collate_fn",
     ),
+    (
+        lambda g: first(
+            DataLoader(g.shard.replace(transform={"image": lambda i: i.numpy()[..., ::-1]}), 2)
+        ),
+        BatchError,
+        "field 'image' make none: .*negative",
+    ),
     (lambda g: loaders.collate(3), BatchError, "a list of samples, got 3"),
     (lambda g: loaders.collate([]), BatchError, r"a list of samples, got \[\]"),
 ]

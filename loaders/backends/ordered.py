@@ -96,7 +96,7 @@ class OrderedBatches:
         if not isinstance(batch, Raised):
             return batch
         try:
-            raise batch.error
+            raise _not_the_end(batch.error)
         finally:
             del batch  # its traceback holds this frame: the two would keep the loader alive
 
@@ -142,6 +142,8 @@ class OrderedBatches:
         while True:
             try:
                 return self._pool.take(patience)
+            except StopIteration as error:
+                raise _not_the_end(error) from error
             except Late as error:
                 if self._timeout_s:
                     raise RuntimeError(
@@ -172,3 +174,14 @@ class OrderedBatches:
     def close(self) -> None:
         """End the workers."""
         self._pool.close()
+
+
+def _not_the_end(error: BaseException) -> BaseException:
+    """Return another error in place of a ``StopIteration``, which a loop takes for the end of the epoch."""
+    if not isinstance(error, StopIteration):
+        return error
+    what = "the dataset, its transform or collate_fn raised StopIteration: next() of an iterator at its end, say"
+    told = RuntimeError(what)
+    told.__notes__ = getattr(error, "__notes__", [])
+    told.__cause__ = error
+    return told

@@ -69,6 +69,11 @@ class Child:
     """
 
     def __init__(self, maker: Maker, context: Any = None) -> None:
+        if multiprocessing.current_process().daemon:
+            what = "backend='subprocess' starts a process, which a daemonic one may not"
+            raise RuntimeError(
+                f"{what} (a worker of a Pool or of another loader): backend='thread'"
+            )
         if context is None or isinstance(context, str):
             context = multiprocessing.get_context(context or start_method())
         self.is_up, self.num_passes, self.is_whole = False, 0, True
@@ -185,12 +190,17 @@ class Child:
         self._process.join(_END_TIMEOUT_S)
         code = self._process.exitcode
         self.end()
-        how = (
-            f"was killed by signal {-code}" if code is not None and code < 0 else f"ended ({code})"
+        what = f"the loader's child process (pid {self.pid})"
+        if code is not None and code < 0:
+            remedy = "if the machine ran out of memory, lower num_workers, prefetch_factor or batch_size"
+            return RuntimeError(f"{what} was killed by signal {-code}: {remedy}")
+        if self.is_up:
+            return RuntimeError(f"{what} ended ({code}): what it printed says why")
+        remedy = (
+            "a script that starts processes by spawn has its code under if __name__ == '__main__'"
         )
         return RuntimeError(
-            f"the loader's child process (pid {self.pid}) {how}: if the machine ran out of "
-            "memory, lower num_workers, prefetch_factor or batch_size"
+            f"{what} ended ({code}) at its start: what it printed says why; {remedy}"
         )
 
 

@@ -26,7 +26,6 @@ import weakref
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -243,6 +242,7 @@ class Mapped:
         self._num_mapped = 0
         self._buffers: dict[int, UInt8Array] = {}
         self._left: set[int] = set()
+        self._ledger = np.empty(0, np.uint8)
         _mapped[id(self)] = self
 
     def _map_next(self) -> UInt8Array:
@@ -253,12 +253,9 @@ class Mapped:
         finally:
             os.close(fd)
 
-    @cached_property
-    def _ledger(self) -> UInt8Array:
-        return self._map_next()
-
     def _add(self) -> None:
-        assert len(self._ledger) == _MAX_SLOTS  # its descriptor comes first
+        if not len(self._ledger):  # its descriptor comes first
+            self._ledger = self._map_next()
         buffer = self._map_next()
         if self._lock is not None:
             self._lock(buffer)

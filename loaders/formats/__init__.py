@@ -10,8 +10,10 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -118,15 +120,12 @@ def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
         ShardError: The file is missing or has another size.
     """
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != info.size_bytes:
-                what = f"it has {size} bytes, the manifest says {info.size_bytes}"
-                raise ShardError(what, path, hint=_RESTORE)
-            # A map needs no open file, and a dataset may have more shards than files may be open.
-            options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-            data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, **options)
-            return np.frombuffer(data, np.uint8)
+        try:
+            return _map(path, info)
+        except OSError as error:
+            if error.errno != errno.EMFILE or not _allow_more_files():
+                raise
+            return _map(path, info)
     except FileNotFoundError as error:
         raise ShardError("the shard is missing", path, hint=_RESTORE) from error
     except OSError as error:
@@ -134,6 +133,26 @@ def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
         hint = "See 'ulimit -n' and 'ulimit -v'" if is_limit else ""
         what = f"it cannot be mapped ({error.strerror or error})"
         raise ShardError(what, path, hint=hint) from error
+
+
+def _map(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != info.size_bytes:
+            what = f"it has {size} bytes, the manifest says {info.size_bytes}"
+            raise ShardError(what, path, hint=_RESTORE)
+        # A map needs no open file, and a dataset may have more shards than files may be open.
+        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, **options)
+        return np.frombuffer(data, np.uint8)
+
+
+def _allow_more_files() -> bool:
+    """Raise this process's limit of open files as far as it may; False if that is no further."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] != soft
 
 
 def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:

@@ -159,3 +159,24 @@ def test_a_time_limit_that_a_sample_ran_into_is_its_own_error(
     expected[bad // 2] = "the server did not answer"
     assert found == expected
     assert next(loader, None) is None
+
+
+def spent(sample: Any) -> Any:
+    """A transform whose iterator has ended."""
+    return next(iter(())) if int(sample.x[0]) == 9 else sample
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_workers"), [("thread", 0), ("thread", 2), ("subprocess", 1), ("process", 1)]
+)
+def test_a_stop_iteration_of_the_users_is_not_the_end(backend: Any, num_workers: int) -> None:
+    loader = DataLoader(
+        numbers().replace(transform=spent), 4, num_workers=num_workers, backend=backend
+    )
+    got: list[int] = []
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        got.extend(batch.x[0].item() for batch in loader)
+
+    assert got == [0, 4]
+    assert loader.sampler.epoch == 0

@@ -214,7 +214,7 @@ def _stacked(what: str, values: list[Any]) -> Any:
         raise BatchError(f"transform returned None for {what}: it must return what it made")
     try:
         return torch.utils.data.default_collate(values)
-    except (RuntimeError, TypeError, KeyError) as error:
+    except (RuntimeError, TypeError, KeyError, ValueError) as error:
         shapes = sorted({tuple(v.shape) for v in values if isinstance(v, torch.Tensor)})
         got = f"have the shapes {shapes[:4]}" if len(shapes) > 1 else f"make none: {error}"
         raise BatchError(

@@ -1,0 +1,75 @@
+"""How a child process starts: with other options of Python, from a script, from a process that may have none."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from loaders import DataLoader, RAMDataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAME = """
+import torch
+from loaders import DataLoader, RAMDataset
+dataset = RAMDataset.from_arrays(image=torch.randint(0, 256, (256, 3, 32, 32), dtype=torch.uint8))
+for epoch in range(2):
+    here = DataLoader(dataset, 16, shuffle=True, seed=epoch, num_workers=0)
+    there = DataLoader(dataset, 16, shuffle=True, seed=epoch, num_workers=2, backend="subprocess")
+    if not all(torch.equal(a.image, b.image) for a, b in zip(here, there, strict=True)):
+        raise SystemExit("other batches")
+"""
+
+UNGUARDED = """
+import torch
+from loaders import DataLoader, RAMDataset
+dataset = RAMDataset.from_arrays(x=torch.zeros(8, 4))
+next(iter(DataLoader(dataset, 4, num_workers=1, backend="subprocess", multiprocessing_context="spawn")))
+"""
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_batches_are_the_same_where_python_skips_asserts() -> None:
+    done = run("-O", "-c", SAME)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_script_that_starts_itself_again_is_told_what_to_guard(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(UNGUARDED)
+
+    done = run(str(script))
+
+    assert done.returncode == 1
+    assert "at its start" in done.stderr.splitlines()[-1]
+    assert "__main__" in done.stderr.splitlines()[-1]
+
+
+def try_in_daemon(results: multiprocessing.SimpleQueue[str]) -> None:
+    dataset = RAMDataset.from_arrays(x=torch.zeros(8, 4))
+    try:
+        next(iter(DataLoader(dataset, 4, num_workers=1, backend="subprocess")))
+    except RuntimeError as error:
+        results.put(str(error))
+
+
+def test_a_daemonic_process_is_told_that_it_may_have_none() -> None:
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.SimpleQueue[str] = context.SimpleQueue()
+    process = context.Process(target=try_in_daemon, args=(results,), daemon=True)
+    process.start()
+    process.join(30)
+
+    assert process.exitcode == 0
+    assert "backend='thread'" in results.get()
