@@ -173,7 +173,7 @@ def test_a_stop_iteration_of_the_users_is_not_the_end(backend: Any, num_workers:
     loader = DataLoader(
         numbers().replace(transform=spent), 4, num_workers=num_workers, backend=backend
     )
-    got: list[int] = []
+    got: list[Any] = []
 
     with pytest.raises(RuntimeError, match="StopIteration"):
         got.extend(batch.x[0].item() for batch in loader)

@@ -269,6 +269,17 @@ def test_a_writer_that_was_killed_while_publishing_is_finished_by_a_writer(
     assert read_manifest(dst).num_samples == 1
 
 
+def test_a_merge_may_replace_one_of_its_sources(tmp_path: Path) -> None:
+    one = pack_samples(tmp_path / "one", 4, fields=SMALL)
+    two = pack_samples(tmp_path / "two", 4, first=4, fields=SMALL)
+    both = [*keys(one), *keys(two)]
+
+    merge(one, [one, two], overwrite=True)
+
+    assert keys(one) == both
+    assert verify(one).ok
+
+
 # Splits
 
 

@@ -92,6 +92,9 @@ DATA = [
     ("copy packed {dst} --add labels.csv --as gade=text", "it has no column 'gade' to add; it has label, grade"),
     ("copy packed {dst} --add labels.csv --fields key --on image", "it has no column 'image'"),
     ("copy flipped {dst}/a/b", "its checksum differs"),
+    ("copy packed packed/inner", "packed/inner: it lies inside of the source packed. Choose a folder beside it"),
+    ("merge more/inner packed more", "more/inner: it lies inside of the source more."),
+    ("split packed packed --parts a=0.5 b=0.5", "packed/a: it lies inside of the source packed."),
     ("copy packed photos/cat/0.jpg/below", "it cannot be written (Not a directory)"),
 ]  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import Array
@@ -16,7 +17,6 @@ from packdata.shards import MAX_RECORD_BYTES, Format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from packdata.engine import Summary
 
@@ -75,13 +75,14 @@ def make_arrays_plan(
         SchemaError: The options contradict each other, or do not fit the source.
     """
     source = take(SourceOptions, options, column=array_column)
-    list_parts = partial(plan_arrays, src, ArrayOptions(**options), source)
-    parts = list_parts()
+    array_options = ArrayOptions(**options)
+    parts = plan_arrays(src, array_options, source)
+    list_again = partial(plan_arrays, Path(src).absolute(), array_options, source.absolute())
     largest = max(recipe.num_bytes for _, recipe in parts)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
     for _, recipe in parts:
         recipe.files.max_nbytes = MAX_RECORD_BYTES[chosen]
-    return ArraysPlan(src, parts, chosen, list_parts)
+    return ArraysPlan(src, parts, chosen, list_again)
 
 
 def pack_arrays(

@@ -49,6 +49,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _open_closed_streams() -> None:
+    """Make standard streams that whoever started us has closed (``2>&-``) ones that say nothing.
+
+    In this order they get their own numbers, which no file that is packed into shall have.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  # stays open
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -56,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 for done, 1 for bad data, 3 for done with rejects, 130 for Ctrl-C (argparse exits with
         2).
     """
+    _open_closed_streams()
     args = build_parser().parse_args(argv)
     try:
         status = int(args.run(args))

@@ -15,6 +15,7 @@ from loaders.formats import hash_file
 from loaders.manifest import read_manifest
 from packdata.compare import key_hashes, schema_differences
 from packdata.describe import counted
+from packdata.plan import check_outside
 from packdata.reader import PackedReader
 from packdata.rewrite import Staging, check_target, origin
 from packdata.verify import size_fault
@@ -58,9 +59,10 @@ def merge(
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
-        PackError: The target is taken or cannot be written.
+        PackError: The target is taken, lies inside of a source, or cannot be written.
     """
     check_target(Path(dst), overwrite=overwrite)
+    check_outside(dst, sources, or_same=True)
     readers = [PackedReader(path) for path in sources]
     _check_alike(readers)
     with Staging(dst, overwrite=overwrite) as staging:

@@ -19,6 +19,7 @@ from loaders.limits import usable_cores
 from loaders.schema import Field, Image, Schema
 from loaders.schema.tables import find_column
 from packdata.describe import counted
+from packdata.plan import check_outside
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
@@ -136,10 +137,12 @@ def copy_dataset(
         SchemaError: The condition or a field's name does not fit the dataset.
         SourceError: The CSV file cannot be read, or lacks samples.
         ShardError: A record to be copied is damaged.
-        PackError: The target is taken or cannot be written, or no sample is left.
+        PackError: The target is taken, lies inside of the source or cannot be written, or no sample
+            is left.
     """
     options = options or CopyOptions()
     check_target(Path(dst), overwrite=overwrite)
+    check_outside(dst, [src], or_same=True)
     reader = PackedReader(src, check=True)
     if options.where is not None or options.skip_missing:
         check_no_stream(reader, "choosing rows")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SchemaError
@@ -19,7 +20,6 @@ from packdata.values import describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from packdata.engine import Summary
     from packdata.fit import Size
@@ -86,9 +86,10 @@ def make_images_plan(
     if fit != "shorter" and not sizes:
         raise SchemaError(f"fit {fit!r} says how pictures come to a size: give --size, too")
     made = tuple(Resize.parse(size, fit) for size in sizes)
-    list_parts = partial(plan_images, src, ImageOptions(sizes=made, **options), source)
-    parts = list_parts()
-    return ImagesPlan(src, parts, format or _usual_format(parts), list_parts)
+    image_options = ImageOptions(sizes=made, **options)
+    parts = plan_images(src, image_options, source)
+    list_again = partial(plan_images, Path(src).absolute(), image_options, source.absolute())
+    return ImagesPlan(src, parts, format or _usual_format(parts), list_again)
 
 
 def _usual_format(parts: Sequence[tuple[str, ImagesRecipe]]) -> Format:

@@ -15,6 +15,7 @@ import xxhash
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import PackError, SchemaError
 from loaders.schema.tables import find_column
+from packdata.plan import check_outside
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import Staging, check_target, format_of, origin, stage
 from packdata.rows import read_column
@@ -70,7 +71,8 @@ def split(
     Raises:
         ValueError: The fractions are not fractions, or the options contradict each other.
         SchemaError: The dataset lacks what the division goes by.
-        PackError: A part would be empty, its folder is taken, or is the source itself.
+        PackError: A part would be empty, its folder is taken, or is the source itself or inside of
+            it.
     """
     reader = PackedReader(src, check=True)
     by_document = has_tokens(reader.schema)
@@ -112,10 +114,11 @@ def split(
 
 
 def _check_part(folder: Path, source: Path, *, overwrite: bool) -> None:
-    """Raise PackError if a part's folder is taken, or is the dataset that is divided."""
+    """Raise PackError if a part's folder is taken, is the dataset that is divided, or inside of it."""
     if folder.exists() and folder.samefile(source):
         what = "this part would take the place of the dataset that is divided"
         raise PackError(what, folder, "Choose another folder for the parts")
+    check_outside(folder, [source])
     check_target(folder, overwrite=overwrite)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +39,14 @@ class SourceOptions:
     column: str | None = None
     mask_column: str | None = None
     label_column: str | None = None
+
+    def absolute(self) -> SourceOptions:
+        """Return the same for whatever folder is the working folder."""
+        masks = None if self.masks is None else Path(self.masks).absolute()
+        classes = self.classes
+        if isinstance(classes, Path | str):
+            classes = Path(classes).absolute()
+        return replace(self, masks=masks, classes=classes)
 
 
 class Part(NamedTuple):

@@ -61,14 +61,19 @@ def pack_plan(plan: Plan, dst: Path | str, **settings: Unpack[PackSettings]) -> 
     return replace(summary, notes=notes, amount=plan.amount(summary))
 
 
-def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
+def check_outside(
+    dst: Path | str, sources: Sequence[Path | str], *, or_same: bool = False
+) -> None:
     """Raise PackError for a destination inside of a folder to pack: it would become part of it.
 
     The folder would change while it is packed, and hold a class or a split too many ever after.
+    With ``or_same`` the destination may be a source itself: a dataset that is replaced.
     """
     target = os.path.realpath(dst)  # unlike Path.resolve(), at peace with links to themselves
     for source in filter(os.path.isdir, sources):
         folder = os.path.realpath(source)
+        if or_same and target == folder:
+            continue
         if Path(target).is_relative_to(folder):
             where = (
                 "it is the source"

@@ -87,17 +87,18 @@ class Packing:
         resumable: bool = True,
     ) -> None:
         self.dst, self.folders = dst, tuple(folders)
-        self._work = dst / PACKING_NAME
         self._writer = ThreadPoolExecutor(1, "packdata-shard")
         self._written: Future[None] | None = None
         self._is_published = self._is_closed = False
         with _told(dst, "it cannot be packed into"):
+            self._place = dst.absolute()  # the working folder may change before all is published
+            self._work = self._place / PACKING_NAME
             if not self._work.exists():
                 self._existing(overwrite)  # refuses before anything is created
-            self._created = missing_folders(dst)
-            dst.mkdir(parents=True, exist_ok=True)
+            self._created = missing_folders(self._place)
+            self._place.mkdir(parents=True, exist_ok=True)
             try:
-                self._lock = TargetLock(self._work / LOCK_NAME)
+                self._lock = TargetLock(dst / PACKING_NAME / LOCK_NAME)
             except OSError:
                 self._remove_empty()
                 raise
@@ -187,11 +188,15 @@ class Packing:
         return existing
 
     def _has_shard(self, folder: str, info: ShardInfo) -> bool:
-        places = (self._staged(folder) / info.file, self.dst / folder / info.file)
+        places = (self._staged(folder) / info.file, self._place / folder / info.file)
         return any(path.exists() and path.stat().st_size == info.size_bytes for path in places)
 
     def _staged(self, folder: str) -> Path:
         return self._work / _STAGED / folder
+
+    def _shown(self, path: Path) -> Path:
+        """Return a path below the destination as messages name it: beginning as it was given."""
+        return self.dst / path.relative_to(self._place)
 
     def write(
         self,
@@ -229,7 +234,7 @@ class Packing:
     def _write(
         self, path: Path, columns: Mapping[str, Column], schema: Schema, line: dict[str, Any]
     ) -> None:
-        with _told(path, "the shard cannot be written"):
+        with _told(self._shown(path), "the shard cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)  # half of it may be left from a run that was killed
             try:
@@ -248,7 +253,7 @@ class Packing:
         """Write the files that a target's schema names, for publishing beside its manifest."""
         for name, data in files.items():
             path = self._staged(folder) / name
-            with _told(path, "it cannot be written"):
+            with _told(self._shown(path), "it cannot be written"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 publish_bytes(path, data)
 
@@ -261,7 +266,7 @@ class Packing:
     def end_part(self, part: str, items: int, rejects: Sequence[Reject]) -> None:
         """Note that a part of the source is packed to its end."""
         self.wait()
-        with _told(self._work, "the journal cannot be written"):
+        with _told(self.dst / PACKING_NAME, "the journal cannot be written"):
             self.journal.append({"part": part, "end": items, "rejects": list(rejects)})
 
     def publish(self, contents: Mapping[str, tuple[Schema, Mapping[str, Any]]]) -> None:
@@ -280,17 +285,18 @@ class Packing:
     def _check_targets(self) -> None:
         """Raise PackError if publishing would cost what others have put there meanwhile."""
         for folder in self.folders:
-            target, shards = self.dst / folder, self.state.shards[folder]
+            target, shards = self._place / folder, self.state.shards[folder]
             replaced, _ = self.journal.header.replaces.get(folder, (None, ()))
             there = _dataset_at(target)
             if there is not None and there.fingerprint != replaced and not _has_any(there, shards):
                 what = "the dataset there changed while another was packed to take its place"
-                raise PackError(what, target, f"{OVERWRITE} packs anew, and replaces it as it is")
+                hint = f"{OVERWRITE} packs anew, and replaces it as it is"
+                raise PackError(what, self.dst / folder, hint)
             for shard in shards:
                 staged = self._staged(folder) / shard.file
                 if staged.exists() and os.path.lexists(target / shard.file):
                     what = f"{shard.file} is there, and is not of this packing"
-                    raise PackError(what, target, f"Move it away. Then {_GO_ON}")
+                    raise PackError(what, self.dst / folder, f"Move it away. Then {_GO_ON}")
 
     def _publish(self) -> None:
         for folder in self.state.done or {}:
@@ -298,17 +304,18 @@ class Packing:
         self._publish_rejects()
         for folder in self.state.done or {}:
             replaced, files = self.journal.header.replaces.get(folder, (None, ()))
-            there = _dataset_at(self.dst / folder)
+            target = self._place / folder
+            there = _dataset_at(target)
             if there is None or there.fingerprint == replaced:
                 there = self.manifest(folder)
-                publish_manifest(self.dst / folder, there)
+                publish_manifest(target, there)
             # else it is ours already, maybe with more appended to it since
             for name in set(files) - set(_files(there)):
-                (self.dst / folder / name).unlink(missing_ok=True)
+                (target / name).unlink(missing_ok=True)
         self._is_published = True
 
     def _rename_staged(self, folder: str) -> None:
-        target = self.dst / folder
+        target = self._place / folder
         target.mkdir(parents=True, exist_ok=True)
         for name in _files(self.manifest(folder)):
             staged = self._staged(folder) / name
@@ -319,7 +326,7 @@ class Packing:
             _sync_folder(target.parent)
 
     def _publish_rejects(self) -> None:
-        path = self.dst / REJECTED_NAME
+        path = self._place / REJECTED_NAME
         rejects = self.state.all_rejects
         lines = [
             json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects

@@ -16,6 +16,7 @@ import numpy as np
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, SourceError
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, MultiLabel
+from packdata.regular import check_regular
 
 Size = tuple[int, int]
 _BOXES = "boxes of (n, 4): x1, y1, x2, y2"
@@ -131,7 +132,8 @@ class Preparer:
         check_takes_files(field)
         if isinstance(value, str | Path):
             path = Path(value)
-            return Work(lambda: self._from_file(path, field))
+            place = path.absolute()  # now: the working folder may change before a thread reads it
+            return Work(lambda: self._from_file(place, path, field))
         data = bytes(value)
         return Work(lambda: self._from_bytes(data, field), nbytes=len(data))
 
@@ -141,9 +143,11 @@ class Preparer:
         with self._telling(array):
             return self.codec.encode(array)
 
-    def _from_file(self, path: Path, field: Image | Mask) -> Encoded:
+    def _from_file(self, place: Path, path: Path, field: Image | Mask) -> Encoded:
+        """Encode the file at ``place``, which was given as ``path``."""
+        check_regular(place, path)
         try:
-            data = path.read_bytes()
+            data = place.read_bytes()
         except OSError as error:
             raise SourceError(f"it cannot be read ({error.strerror})", path) from error
         try:

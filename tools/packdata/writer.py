@@ -5,16 +5,18 @@
 2. Failure: an error in ``add`` leaves the sample out; an error on a thread comes out of the next
    ``add`` or ``close`` and ends the writer.
 3. Early close: leaving ``with`` by an exception publishes nothing and removes what was written.
+4. Fork: a copy of the writer in another process refuses to work, and leaves the files alone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sized
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
@@ -60,6 +62,8 @@ class Writer:
 
     Files of pictures and masks are turned upright, as Exif says; boxes and other numbers are stored
     as they are given, so boxes are in pixels of the upright picture.
+
+    A writer belongs to the process that made it: it can neither be pickled nor forked.
 
     Args:
         dst: A folder that is new or empty.
@@ -123,6 +127,7 @@ class Writer:
         self._num_samples = 0
         self._error: BaseException | None = None
         self._began = time.monotonic()
+        self._process = os.getpid()
         self.summary: Summary | None = None
         num_workers = check_workers(workers)
         self._packing = Packing(
@@ -159,7 +164,8 @@ class Writer:
             CodecError: A value is not what its field holds. Message and ``SourceError`` below name
                 the sample, its key and the field.
             SourceError: The file of an earlier sample cannot be packed; the writer has ended.
-            PackError: A shard cannot be written, or the writer has ended; a key was used before.
+            PackError: A shard cannot be written, or the writer has ended, or belongs to another
+                process; a key was used before.
         """
         self._check_open()
         try:
@@ -181,7 +187,19 @@ class Writer:
             self._open.close()
             raise
 
+    @property
+    def _is_copy(self) -> bool:
+        """True in a process that was forked: it has neither the threads nor the samples."""
+        return os.getpid() != self._process
+
+    def _belongs_elsewhere(self) -> PackError:
+        what = f"this writer belongs to process {self._process}"
+        hint = "Add from there, or write one dataset per process and merge them"
+        return PackError(what, self._packing.dst, hint)
+
     def _check_open(self) -> None:
+        if self._is_copy:
+            raise self._belongs_elsewhere()
         if self._error is not None:
             hint = "Nothing can be added; leave it, and write anew"
             raise PackError(f"the writer has ended ({self._error})", self._packing.dst, hint)
@@ -278,7 +296,8 @@ class Writer:
         """Encode what is left and publish the dataset; may be called twice.
 
         Raises:
-            PackError: No sample was added, or a shard cannot be written.
+            PackError: No sample was added, or a shard cannot be written, or the writer belongs to
+                another process.
             SourceError: The file of a sample cannot be packed.
         """
         if self.summary is not None:
@@ -308,8 +327,16 @@ class Writer:
         return summarize(self._packing, [""], time.monotonic() - self._began, self._num_samples)
 
     def abort(self) -> None:
-        """Publish nothing and remove what was written; after ``close`` it does nothing."""
-        if self._error is None and self.summary is None:
+        """Publish nothing and remove what was written; after ``close`` it does nothing.
+
+        Raises:
+            PackError: The writer belongs to another process.
+        """
+        if self.summary is not None:
+            return
+        if self._is_copy:
+            raise self._belongs_elsewhere()
+        if self._error is None:
             self._error = PackError("aborted", self._packing.dst)
         self._open.close()
 
@@ -324,8 +351,11 @@ class Writer:
     ) -> None:
         if kind is None and self._error is None:
             self.close()
-        else:
+        elif not self._is_copy:
             self.abort()
+
+    def __reduce__(self) -> NoReturn:
+        raise self._belongs_elsewhere()
 
 
 def _key_taken(name: str) -> CodecError:

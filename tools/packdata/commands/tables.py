@@ -69,8 +69,8 @@ def _add_value_options(group: Any) -> None:
     add(
         "--dates",
         choices=("days", "parts"),
-        help="dates as days since 1970, or as year, month, day, weekday and hour (default: a column "
-        "of dates is an error)",
+        help="dates as days since 1970, or as year, month, day, weekday and hour; those with a time "
+        "zone in UTC (default: a column of dates is an error)",
     )
     add(
         "--missing",

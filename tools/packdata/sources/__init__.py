@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
+from packdata.regular import check_regular
 from packdata.sources.base import (
     PICTURE_SUFFIXES,
     PICTURES,
@@ -82,6 +83,8 @@ def open_source(
     if files is None:
         _check_columns_unused(path, columns)
         return FolderSource(path)
+    for file in files:
+        check_regular(file, file)
     _check_one_kind(path, files)
     first, archive = files[0], _archive_kind(files[0].name)
     if archive == "parquet":

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import SourceError
+from packdata.regular import check_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -154,6 +155,7 @@ def broken_item(key: str, what: str, where: str, hint: str = "") -> Item:
 
 def read_file(path: Path | str, where: str) -> bytes:
     """Return the bytes of a file; SourceError that names ``where`` if that fails."""
+    check_regular(path, where)
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -170,10 +172,11 @@ def read_head(path: Path | str) -> bytes:
     What cannot be read gives b"": it is rejected when it is packed.
     """
     try:
+        check_regular(path, path)
         with open(path, "rb") as file:
             head = file.read(HEAD_NBYTES)
             return head if head.startswith(b"\x89PNG") else head + file.read()
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # ValueError: a NUL in the name, or no regular file
         return b""
 
 

@@ -162,7 +162,7 @@ class FolderSource:
     pixels: tuple[int, int] | None = None
 
     def __init__(self, root: Path, kind: FileKind = PICTURES) -> None:
-        self.root = root
+        self.root, self._place = root, root.absolute()  # files are read when they are packed
         self.name = root.resolve().name
         listing = Listing(root, kind)
         folders = listing.add_top()
@@ -198,10 +198,10 @@ class FolderSource:
         labelled = self.kind == "classes"
         for i in range(start, len(self._files)):
             file = self._files[i]
-            path = os.path.join(self.root, file)
+            path, where = os.path.join(self._place, file), os.path.join(self.root, file)
             labels = {"label": file.split("/", 1)[0]} if labelled else {}
-            key, read = key_of(file, self._shared), partial(read_file, path, path)
-            yield Item(key, path, read, labels, path=path)
+            key, read = key_of(file, self._shared), partial(read_file, path, where)
+            yield Item(key, where, read, labels, path=path)
 
     def keys(self) -> Iterator[str]:
         """Yield the keys."""
@@ -257,7 +257,7 @@ class MaskFolder:
         if not listing.files:
             raise no_files(root, kind, listing.ignored)
         check_unique(((key_of(file), file) for file in listing.files), root)
-        self.root, self._kind = root, kind
+        self.root, self._place, self._kind = root, root.absolute(), kind
         self.identity = {"num_files": len(listing.files), "files": listing.digest}
         self.files = {key_of(file): file for file in listing.files}
 
@@ -269,12 +269,12 @@ class MaskFolder:
             place = f"{os.path.join(self.root, key)}{suffix}"
             hint = f"It is looked for as {place} (or another suffix)"
             raise SourceError("it has no mask", where, hint)
-        return os.path.join(self.root, file)
+        return os.path.join(self._place, file)
 
     def heads(self, keys: Iterable[str]) -> Iterator[bytes]:
         """Yield the ``read_head`` of each mask that one of the keys has."""
         files = filter(None, map(self.files.get, keys))
-        return (read_head(os.path.join(self.root, file)) for file in files)
+        return (read_head(os.path.join(self._place, file)) for file in files)
 
     def read(self, key: str, where: str) -> bytes:
         """Return the bytes of the mask for a picture; SourceError if there is none."""

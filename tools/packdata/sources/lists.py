@@ -73,6 +73,7 @@ class ListSource:
         label_column: str | None = None,
     ) -> None:
         self.path, self.name = path, path.name
+        self._folder = path.parent.absolute()  # files are read when they are packed
         columns, self._rows = _read_rows(path)
         self._image = _find_column(columns, image_column, path, kind)
         self._mask = _find_mask(columns, mask_column, path)
@@ -146,10 +147,10 @@ class ListSource:
     def _inside(self, values: Mapping[str, Any]) -> str:
         """Return the path in a row, from the list's folder on."""
         cell: str = values[self._image]
-        return os.path.relpath(cell, self.path.parent) if os.path.isabs(cell) else cell
+        return os.path.relpath(cell, self._folder) if os.path.isabs(cell) else cell
 
     def _path_of(self, cell: str) -> str:
-        return os.path.join(self.path.parent, cell)
+        return os.path.join(self._folder, cell)
 
     def _identity(self) -> dict[str, Any]:
         files = FileHash()

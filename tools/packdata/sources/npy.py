@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SourceError
+from packdata.regular import check_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,6 +87,7 @@ def read_array(path: str, where: str, name: str | None = None) -> npt.NDArray[An
 @contextmanager
 def _opened(path: str, where: str, name: str | None) -> Iterator[tuple[IO[bytes], int]]:
     """Open the ``.npy`` that is the file, or inside of it; give it and its size."""
+    check_regular(path, where)
     try:
         with open(path, "rb") as file:
             is_zip = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaders.errors import SourceError
+from packdata.regular import check_regular
 from packdata.sources.base import is_hidden, suffix_of
 from packdata.tables.arrow import ArrowTable, ParquetTable
 from packdata.tables.delimited import DelimitedFile
@@ -132,6 +133,7 @@ def _is_compressed_table(path: Path) -> bool:
 
 
 def _open(path: Path, delimiter: str | None) -> TableFile:
+    check_regular(path, path)
     suffix = suffix_of(path.name)
     if suffix not in _DELIMITERS and suffix not in _KINDS:
         what = f"files of kind {suffix or 'without suffix'} are not tables that can be packed"

@@ -24,6 +24,7 @@ class TableOptions:
         categorical: Columns whose values are categories, also where they are numbers.
         numeric: Columns whose values are numbers; text in them is bad input.
         dates: ``days``: dates become days since 1970; ``parts``: year, month, day, weekday and hour; None refuses them.
+            Dates with a time zone are taken in UTC.
         missing: Missing numbers become ``nan``, the ``mean`` of their column, or are an ``error``.
         missing_mask: Store where numbers were missing, as the field ``missing``.
         dtype: Of the features: float16, float32 or float64.

@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.describe import describe_field
 from packdata.moments import Moments
 from packdata.rows import standardized
-from packdata.tables.values import NO_VALUES, groups_of_texts, in_words
+from packdata.tables.notes import notes_on
+from packdata.tables.scan import known_texts
+from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -80,15 +81,19 @@ class TablePlan:
                 fields[MISSING] = Array(dtype="bool", dims=self.features.dims)
         if self.categories is not None:
             fields[CATEGORIES] = self.categories
-        wide = self.features is not None and self.features.dtype == "float64"
         for target in self.targets:
-            number = Array(dtype="float64" if wide else "float32")
-            fields[target.field] = (
-                Label(classes=target.classes) if target.how == "label" else number
-            )
+            is_label = target.how == "label"
+            number = Array(dtype=self.target_dtype)
+            fields[target.field] = Label(classes=target.classes) if is_label else number
         if not fields:
             raise SchemaError("no column is left to pack")
         return Schema(fields)
+
+    @property
+    def target_dtype(self) -> str:
+        """Of targets that are no labels."""
+        wide = self.features is not None and self.features.dtype == "float64"
+        return "float64" if wide else "float32"
 
     @property
     def kinds(self) -> dict[str, Kind]:
@@ -160,12 +165,8 @@ def plan_columns(
     categories = _categories(texts, scan) if texts else None
     mask = options.missing_mask and features is not None
     plan = TablePlan(features, categories, targets, mask)
-    stored = {options.dtype: numbers} if numbers else {}
-    for target in (t for t in targets if t.how == "number"):
-        dtype = plan.schema.fields[target.field].dtype
-        stored[dtype] = [*stored.get(dtype, ()), target.column]
     words = [name for name in roles if roles[name] == "text"]
-    return replace(plan, notes=(*_rounding(stored, scan), *_words(words, scan)))
+    return replace(plan, notes=tuple(notes_on(plan, words, scan, options)))
 
 
 def rejects_rows(plan: TablePlan, scan: Scan) -> bool:
@@ -179,7 +180,7 @@ def rejects_rows(plan: TablePlan, scan: Scan) -> bool:
     for target in plan.targets:
         column = columns[target.column]
         if target.how == "label":
-            is_bad = sum(_known_texts(column).values()) < scan.num_rows
+            is_bad = sum(known_texts(column).values()) < scan.num_rows
         else:
             most = float(np.finfo(plan.schema.fields[target.field].dtype).max)
             is_bad = _is_bad(column, target.how, True, most)
@@ -262,7 +263,7 @@ def _target(name: str, role: str, column: ColumnScan) -> Target:
     if role != "text":
         how = {"date": "days", "time": "hour of time"}.get(role, role)
         return Target(field_name(name), name, how)
-    return Target(field_name(name), name, "label", _sorted_classes(_known_texts(column)))
+    return Target(field_name(name), name, "label", _sorted_classes(known_texts(column)))
 
 
 def _sorted_classes(names: Mapping[str, int]) -> tuple[str, ...]:
@@ -346,7 +347,7 @@ def _moments(column: ColumnScan, how: str) -> Moments:
     if how != "flag":
         return column.moments[_MOMENTS.get(how, how)]
     moments = Moments()
-    for text, count in _known_texts(column).items():
+    for text, count in known_texts(column).items():
         flag = float(text.strip().lower() == "true")
         moments.add(Moments(count, flag, 0.0, flag, flag))
     return moments
@@ -396,46 +397,8 @@ def _check_range(features: Features, source: Path | str) -> None:
             raise SourceError(what, source, hint)
 
 
-def _rounding(stored: Mapping[str, Sequence[str]], scan: Scan) -> Iterator[str]:
-    """Say which columns of whole numbers are rounded by the dtype in which they are stored."""
-    for dtype, columns in stored.items():
-        exact = 2.0 ** (np.finfo(dtype).nmant + 1)
-        rounded = [name for name in columns if _largest_whole(scan.columns[name]) > exact]
-        if rounded:
-            yield f"{dtype} rounds whole numbers in {in_words(rounded)}"
-
-
-def _words(names: Sequence[str], scan: Scan) -> Iterator[str]:
-    """Say which texts would be missing values, if they stood among numbers."""
-    texts = {name: _known_texts(scan.columns[name]) for name in names}
-    found = [
-        f"{name} has " + ", ".join(f"{word!r} ({counts[word]:,})" for word in words)
-        for name, counts in texts.items()
-        if (words := [word for word in NO_VALUES if word in counts])
-    ]
-    if found:
-        yield f"texts like any other, not missing values: {in_words(found)}"
-
-
-def _known_texts(column: ColumnScan) -> Mapping[str, int]:
-    """Return how often each text occurs; ``NO_VALUES`` only where others are text too, or there are no others."""
-    if column.counts.keys().isdisjoint(NO_VALUES):
-        return column.counts
-    known = {text: count for text, count in column.counts.items() if text not in NO_VALUES}
-    is_text = not known or "text" in groups_of_texts(pa.array(list(known), pa.string()))
-    return column.counts if is_text else known
-
-
-def _largest_whole(column: ColumnScan) -> float:
-    """Return the largest magnitude in a column of whole numbers, 0 for any other."""
-    moments = column.moments.get("number")
-    if moments is None or not column.is_whole:
-        return 0.0
-    return max(abs(moments.least), abs(moments.most))
-
-
 def _categories(names: Sequence[str], scan: Scan) -> Categories:
-    vocabularies = tuple(_by_count(_known_texts(scan.columns[name])) for name in names)
+    vocabularies = tuple(_by_count(known_texts(scan.columns[name])) for name in names)
     largest = max(map(len, vocabularies))
     dtype = next(t for t in ("uint8", "uint16", "uint32") if largest <= np.iinfo(t).max)
     return Categories(dtype=dtype, columns=tuple(names), vocabularies=vocabularies)

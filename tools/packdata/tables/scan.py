@@ -18,6 +18,7 @@ from loaders.errors import SourceError
 from packdata.moments import Moments
 from packdata.pool import OrderedPool
 from packdata.tables.values import (
+    NO_VALUES,
     Group,
     combined,
     group_of,
@@ -66,6 +67,7 @@ class ColumnScan:
         moments: Of the numbers, or of each part of the dates.
         counts: How often each text occurs.
         is_whole: True if no number has a fraction.
+        has_times: True if a date has a time of day, or the column holds nothing else.
     """
 
     num_missing: int = 0
@@ -75,6 +77,7 @@ class ColumnScan:
     moments: dict[str, Moments] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     is_whole: bool = True
+    has_times: bool = False
 
     def add(self, other: ColumnScan) -> None:
         """Take in what a later part holds."""
@@ -86,6 +89,7 @@ class ColumnScan:
             self.moments.setdefault(name, Moments()).add(moments)
         self.counts.update(other.counts)
         self.is_whole &= other.is_whole
+        self.has_times |= other.has_times
 
 
 @dataclass(slots=True)
@@ -189,6 +193,15 @@ def _join(
     progress.advance(found.bad, part.num_rows + len(part.bad))
 
 
+def known_texts(column: ColumnScan) -> Mapping[str, int]:
+    """Return how often each text occurs; ``NO_VALUES`` only where others are text too, or there are no others."""
+    if column.counts.keys().isdisjoint(NO_VALUES):
+        return column.counts
+    known = {text: count for text, count in column.counts.items() if text not in NO_VALUES}
+    is_text = not known or "text" in groups_of_texts(pa.array(list(known), pa.string()))
+    return column.counts if is_text else known
+
+
 def place(file: TableFile, line: int) -> str:
     """Return a file and a line or row of it, for messages."""
     return f"{file.path}, {file.unit} {line}"
@@ -285,6 +298,7 @@ def _measure(
         return
     for part in ("hour",) if group == "time" else parts_of_dates:  # whatever becomes of dates
         scan.moments[part] = Moments.of(part_of_date(values[known], part))
+    scan.has_times = bool(part_of_date(values[known], "hour").any())
     if group == "date":
         zoned = have_zones(array) & known
         for what, flags in (("zoned", zoned), ("local", known & ~zoned)):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from loaders.errors import SourceError
+from packdata.regular import check_mode
 from packdata.sources.base import is_hidden
 from packdata.sources.folders import LINK_ABOVE, files_below
 
@@ -168,12 +169,13 @@ def _source_file(path: Path, name: str) -> SourceFile:
         raise SourceError(f"a compressed {suffix} file is not read", path, "Unpack it first")
     try:
         name.encode()
-        size = path.stat().st_size
+        found = path.stat()
     except UnicodeEncodeError:
         raise SourceError("the name is not UTF-8", ascii(str(path)), "Rename it") from None
     except OSError as error:
         raise SourceError(f"it cannot be read ({error.strerror})", path) from error
-    return SourceFile(path, name, kind, compression, size)
+    check_mode(found.st_mode, path)
+    return SourceFile(path, name, kind, compression, found.st_size)
 
 
 class Reader:

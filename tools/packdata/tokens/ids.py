@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SourceError
+from packdata.regular import check_regular
 from packdata.tokens.documents import Documents, Piece
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def _open_pair(file: SourceFile, index: Path) -> IdsFile:
 
 def _read_index(path: Path) -> tuple[Any, Any, Any, Any]:
     """Return the type of the ids, the sequences' lengths and offsets, and the documents' bounds."""
+    check_regular(path, path)
     data = path.read_bytes()
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         raise SourceError("it does not begin as an index of Megatron-LM (MMIDIDX)", path)

@@ -1,0 +1,30 @@
+"""Whether a file can be read again and again: a pipe gives its bytes once, and may be waited for in vain."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from loaders.errors import SourceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def check_regular(path: Path | str, where: Path | str) -> None:
+    """Raise SourceError, which names ``where``, for a pipe, socket or device.
+
+    What is not there, or a folder, is left to whoever opens it.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return
+    check_mode(mode, where)
+
+
+def check_mode(mode: int, where: Path | str) -> None:
+    """Raise SourceError as ``check_regular`` does, for who has asked for the file's mode already."""
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise SourceError("it is not a regular file", where)

@@ -1,0 +1,168 @@
+"""What is worth knowing of how columns are stored: what is rounded, and what may be meant otherwise."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packdata.describe import counted
+from packdata.rows import standardized
+from packdata.tables.scan import known_texts
+from packdata.tables.values import NO_VALUES, groups_of_texts, in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from packdata.tables.options import TableOptions
+    from packdata.tables.plan import TablePlan
+    from packdata.tables.scan import ColumnScan, Scan
+
+_DAY_S = 86_400
+_UNITS_S = {"days": _DAY_S, "hour": 3600, "hour of time": 3600}
+_SPANS_S = {"day": _DAY_S, "hour": 3600, "minute": 60, "second": 1}
+_SIGNS = r"[,%\p{Sc}]"  # Sc: signs of currencies
+
+
+def notes_on(
+    plan: TablePlan, words: Sequence[str], scan: Scan, options: TableOptions
+) -> Iterator[str]:
+    """Say what is worth knowing of a plan.
+
+    Args:
+        plan: What becomes of every column.
+        words: The columns of texts, in the order of the table.
+        scan: What the columns hold.
+        options: What was asked for.
+    """
+    yield from _rounded_numbers(plan, scan)
+    yield from _rounded_times(plan, scan)
+    yield from _zones(plan, scan)
+    yield from _missing_words(words, scan)
+    yield from _signed_numbers([name for name in words if name not in options.categorical], scan)
+
+
+def _rounded_numbers(plan: TablePlan, scan: Scan) -> Iterator[str]:
+    """Say which columns of whole numbers are rounded by the dtype in which they are stored."""
+    stored: dict[str, list[str]] = defaultdict(list)
+    if plan.features is not None:
+        names = dict.fromkeys(name for name, _ in plan.features.sources)
+        stored[plan.features.dtype] += names
+    for target in plan.targets:
+        if target.how == "number":
+            stored[plan.target_dtype].append(target.column)
+    for dtype, columns in stored.items():
+        exact = 2.0 ** (np.finfo(dtype).nmant + 1)
+        rounded = [name for name in columns if _largest_whole(scan.columns[name]) > exact]
+        if rounded:
+            yield f"{dtype} rounds whole numbers in {in_words(rounded)}"
+
+
+def _largest_whole(column: ColumnScan) -> float:
+    """Return the largest magnitude in a column of whole numbers, 0 for any other."""
+    moments = column.moments.get("number")
+    if moments is None or not column.is_whole:
+        return 0.0
+    return max(abs(moments.least), abs(moments.most))
+
+
+class _Times(NamedTuple):
+    """A stored column of days or hours: how far two numbers lie apart, and what would be finer."""
+
+    column: str
+    dtype: str
+    step_s: float
+    remedy: str
+
+
+def _rounded_times(plan: TablePlan, scan: Scan) -> Iterator[str]:
+    """Say which dates and times are rounded by the dtype in which they are stored."""
+    found: dict[tuple[str, str, str], list[_Times]] = defaultdict(list)
+    for times in (*_times_of_features(plan), *_times_of_targets(plan, scan)):
+        has_times = scan.columns[times.column].has_times
+        if times.step_s > (1 if has_times else _DAY_S):
+            what = "times" if has_times else "dates"
+            found[times.dtype, what, times.remedy].append(times)
+    for (dtype, what, remedy), columns in found.items():
+        names = in_words([times.column for times in columns])
+        step = _in_words(max(times.step_s for times in columns))
+        note = f"{dtype} rounds {what} in {names} to steps of about {step}"
+        yield f"{note}: {remedy}" if remedy else note
+
+
+def _times_of_features(plan: TablePlan) -> Iterator[_Times]:
+    features = plan.features
+    if features is None:
+        return
+    for i, (column, how) in enumerate(features.sources):
+        if how in _UNITS_S:
+            ends, scale = [features.least[i], features.most[i]], 1.0
+            if features.standardized:
+                mean, scale = features.mean[i], features.std[i]
+                ends = [standardized(end, mean, scale) for end in ends]
+            step_s = _spacing(features.dtype, ends) * scale * _UNITS_S[how]
+            remedy = "--dates parts, or --dtype float64" if how == "days" else "--dtype float32"
+            yield _Times(column, features.dtype, step_s, remedy)
+
+
+def _times_of_targets(plan: TablePlan, scan: Scan) -> Iterator[_Times]:
+    for target in plan.targets:
+        if target.how in _UNITS_S:
+            part = target.how.removesuffix(" of time")
+            moments, dtype = scan.columns[target.column].moments[part], plan.target_dtype
+            step_s = _spacing(dtype, [moments.least, moments.most]) * _UNITS_S[target.how]
+            remedy = "" if plan.features is None else "--dtype float64"  # which is of features
+            yield _Times(target.column, dtype, step_s, remedy)
+
+
+def _spacing(dtype: str, ends: Sequence[float]) -> float:
+    """Return how far numbers of a dtype lie apart where they are largest between two ends."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.spacing(np.dtype(dtype).type(max(map(abs, ends)))))
+
+
+def _in_words(seconds: float) -> str:
+    unit = next((unit for unit, size in _SPANS_S.items() if seconds > 0.9 * size), "second")
+    return counted(round(seconds / _SPANS_S[unit]), unit)
+
+
+def _zones(plan: TablePlan, scan: Scan) -> Iterator[str]:
+    """Say which dates are not those of the place where they were written."""
+    zoned = [name for name in plan.kinds if "zoned" in scan.columns[name].first]
+    if zoned:
+        yield f"dates with a time zone are taken in UTC: {in_words(zoned)}"
+
+
+def _missing_words(names: Sequence[str], scan: Scan) -> Iterator[str]:
+    """Say which texts would be missing values, if they stood among numbers."""
+    texts = {name: known_texts(scan.columns[name]) for name in names}
+    found = [
+        f"{name} has " + ", ".join(f"{word!r} ({counts[word]:,})" for word in words)
+        for name, counts in texts.items()
+        if (words := [word for word in NO_VALUES if word in counts])
+    ]
+    if found:
+        yield f"texts like any other, not missing values: {in_words(found)}"
+
+
+def _signed_numbers(names: Sequence[str], scan: Scan) -> Iterator[str]:
+    """Say which texts would be numbers, if they were written otherwise."""
+    shown = {name: _signed_number(known_texts(scan.columns[name])) for name in names}
+    found = [f"{name} ({text!r})" for name, text in shown.items() if text is not None]
+    if found:
+        rule = "a number has a decimal point, and no ',', '%' or sign of a currency"
+        yield f"texts, though perhaps meant as numbers: {in_words(found)}; {rule}"
+
+
+def _signed_number(counts: Mapping[str, int]) -> str | None:
+    """Return one of some texts if most of them are numbers but for ``_SIGNS``."""
+    texts = pa.array(list(counts), pa.string())
+    signed = texts.filter(pc.match_substring_regex(texts, _SIGNS))
+    plain = pc.replace_substring_regex(signed, _SIGNS, "")
+    is_number = groups_of_texts(plain) == "number"
+    if 2 * is_number.sum() <= len(texts):
+        return None
+    return str(signed[int(is_number.argmax())].as_py())
