@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +14,21 @@ import torch
 
 from loaders.bench import stages as alone
 from loaders.bench import targets
-from loaders.bench.measure import end, num_samples
-from loaders.bench.sweep import make_loader
+from loaders.bench.measure import end, iter_of, num_samples
+from loaders.bench.planner import group_size_of, in_flight
+from loaders.bench.sweep import make_loader, round_size
 from loaders.bench.verdict import Facts
 from loaders.datasets.reading.samples import collate
 from loaders.limits import available_memory, cpu_quota, usable_cores
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from loaders.bench.measure import Clock, Config
 
 Step = Callable[[Any], Any]
+_PATIENCE_S = 2.0  # at least: for batches that workers made ahead, and for a whole round of others
+_MIN_STEPS = 3
 _READS = ("read, cold", "read", "fetch")  # what "fetch" does cannot be told apart
 
 
@@ -69,11 +77,14 @@ def analyse(
     available = alone.available_share(cores, quota)
     loader = make_loader(dataset, config, **({} if device is None else {"device": device}))
     served = loader._served  # without the work that is left to the device
-    stages = _host_stages(served, config.batch_size, share, collate_fn, reopen_cold)
-    fetch = alone.fetcher(served, config.batch_size)
-    with alone.one_thread():
-        gil_s = alone.gil_s_per_sample(lambda: _all(fetch, collate_fn), seconds=share)
-    batch = collate_fn(fetch())
+    group_size = group_size_of(served, config) if collate_fn is collate else 1
+    with alone.one_thread() if config.num_workers else nullcontext():
+        stages = _host_stages(
+            served, config.batch_size, share, collate_fn, group_size, reopen_cold
+        )
+        work = _batch_maker(served, config.batch_size, collate_fn, group_size)
+        gil_s = alone.gil_s_per_sample(work, seconds=share)
+    batch = collate_fn(alone.fetcher(served, config.batch_size)())
     host = _host_facts(stages, quota)
     stages += _device_stages(batch, device, share / 2, copy, loader.finisher)
     together = None
@@ -107,9 +118,16 @@ def _host_stages(
     batch_size: int,
     share: float,
     collate_fn: Callable[[Any], Any],
+    group_size: int,
     reopen_cold: Callable[[], Any] | None,
 ) -> list[alone.Stage]:
-    stages = alone.host_stages(served, batch_size, seconds=2 * share, collate_fn=collate_fn)
+    stages = alone.host_stages(
+        served,
+        batch_size,
+        seconds=2 * share,
+        collate_fn=collate_fn,
+        group_size=group_size,
+    )
     if reopen_cold is None:
         return stages
     fetched = [stage for stage in stages if stage.name != "collate"]
@@ -135,6 +153,9 @@ def _device_stages(
 def _host_facts(stages: list[alone.Stage], quota: float | None) -> dict[str, Any]:
     """Return what a sample costs in all stages on the CPU together."""
     cpu_s = sum(stage.cost.cpu_s for stage in stages)
+    computing_s = sum(
+        stage.cost.wall_s - stage.cost.wait_s - stage.cost.queued_s for stage in stages
+    )
     queued_s = sum(stage.cost.queued_s for stage in stages)
     # Of less than a core's time a thread waits for the rest of it by itself: that nobody else took.
     throttled_s = 0.0 if quota is None else max(0.0, cpu_s / quota - cpu_s)
@@ -142,15 +163,27 @@ def _host_facts(stages: list[alone.Stage], quota: float | None) -> dict[str, Any
         "cpu_s": cpu_s,
         "wait_s": sum(stage.cost.wait_s for stage in stages if stage.name in _READS),
         "queued_s": max(0.0, queued_s - throttled_s),
+        "threads": max(1.0, cpu_s / max(1e-12, computing_s)),
         "stages": {stage.name: stage.cost.cpu_s for stage in stages},
     }
 
 
-def _all(fetch: Callable[[], Any], collate_fn: Callable[[Any], Any]) -> int:
-    samples = fetch()
-    count = len(samples)
-    collate_fn(samples)
-    return count
+def _batch_maker(
+    served: Any, batch_size: int, collate_fn: Callable[[Any], Any], group_size: int
+) -> Callable[[], int]:
+    """Return what makes whole batches as a worker does, and says how many samples they have."""
+    if group_size > 1:
+        fetch_group = alone.group_fetcher(served, batch_size, group_size)
+        return lambda: len(list(fetch_group())) * batch_size
+    fetch = alone.fetcher(served, batch_size)
+
+    def work() -> int:
+        samples = fetch()
+        count = len(samples)
+        collate_fn(samples)
+        return count
+
+    return work
 
 
 def real_steps(
@@ -161,23 +194,63 @@ def real_steps(
     seconds: float,
     device: torch.device | None = None,
     clock: Clock = time.perf_counter,
-) -> tuple[float, float]:
-    """Train on real batches; return samples/s, and the share of time that the step waited for data."""
+) -> tuple[float, float] | None:
+    """Train on real batches; return samples/s, and the share of time that the step waited for data.
+
+    Batches that workers made ahead, and those of their first round, are there at once whatever loading
+    takes: the clock starts behind them. None: there are no more than these.
+    """
     more = {} if device is None else {"device": device, "pin_memory": device.type == "cuda"}
-    batches = iter(make_loader(dataset, config, **more))
+    batches = iter_of(make_loader(dataset, config, **more))()
+
+    def timed(batch: Any) -> None:
+        step(batch)
+        alone.synchronize(device)
+
+    together = round_size(dataset, config)
+    group_size = group_size_of(dataset, config)
+    ahead = in_flight(config, group_size) * group_size
     try:
-        step(next(batches))  # the first batch is late, and a first step slow, in any run
-        began, waited, samples, steps = clock(), 0.0, 0, 0
-        while steps < 3 or clock() - began < seconds:
-            asked = clock()
-            batch = next(batches, None)
-            waited += clock() - asked
-            if batch is None:
-                break
-            step(batch)
-            alone.synchronize(device)
-            samples, steps = samples + num_samples(batch), steps + 1
-        took = clock() - began
+        _step_through(batches, timed, together + ahead, max(seconds, _PATIENCE_S), clock)
+        return _timed_steps(batches, timed, together, seconds, clock)
     finally:
         end(batches)
-    return samples / max(1e-9, took), waited / max(1e-9, took)
+
+
+def _step_through(
+    batches: Iterator[Any], step: Step, count: int, seconds: float, clock: Clock
+) -> None:
+    """Take some steps: the first one, which is slow in any run, and others for so many seconds at most."""
+    deadline = math.inf
+    for number, batch in enumerate(itertools.islice(batches, count)):
+        step(batch)
+        if not number:
+            deadline = clock() + seconds
+        elif clock() > deadline:
+            return
+
+
+def _timed_steps(
+    batches: Iterator[Any], step: Step, round_size: int, seconds: float, clock: Clock
+) -> tuple[float, float] | None:
+    """Take steps for some time, and for a whole round while patience lasts; figures are of whole rounds."""
+    began, waited, samples = clock(), 0.0, 0
+    found, is_whole = None, False
+    for steps in itertools.count(1):
+        asked = clock()
+        batch = next(batches, None)
+        came = clock()
+        if batch is None:
+            break
+        step(batch)
+        took, waited, samples = (
+            clock() - began,
+            waited + came - asked,
+            samples + num_samples(batch),
+        )
+        if steps % round_size == 0 or not is_whole:
+            found = samples / max(1e-9, took), waited / max(1e-9, took)
+            is_whole = steps % round_size == 0
+        if steps >= _MIN_STEPS and took >= seconds + (0.0 if is_whole else _PATIENCE_S):
+            break
+    return found

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.bench import planner
-from loaders.bench.measure import Config, interleave, time_loader
-from loaders.bench.sweep import make_loader, round_size
-from loaders.bench.targets import ImageFiles, Target, TargetError, ops_for
+from loaders.bench.measure import Config, interleave
+from loaders.bench.report import last_line, of_error
+from loaders.bench.sweep import IS_SHORT, Dropper, is_short, time_target
+from loaders.bench.targets import ImageFiles, Target, TargetError, ops_for, shards_of
 from loaders.bench.verdict import Change
 from loaders.codecs.heads import picture_size
 from loaders.datasets.memory.ram import RAMDataset
@@ -45,13 +46,15 @@ class Trial:
 
     Attributes:
         what: The change in a few words.
-        dataset: The same samples, after the change.
+        target: The same samples, after the change.
         config: Its loader's settings.
+        is_in_memory: No files are read.
     """
 
     what: str
-    dataset: Any
+    target: Target
     config: Config
+    is_in_memory: bool = False
 
 
 def from_sweep(sweep: Sweep, usual: Config) -> list[Change]:
@@ -85,6 +88,7 @@ def tried(
     seconds: float = 8.0,
     waits: bool = True,
     sample_bytes: float = 0.0,
+    cold: bool = False,
     told: Callable[[str], None] = lambda _: None,
 ) -> list[Change]:
     """Try what could help this kind of dataset; each gain is over the same samples served as they are now.
@@ -95,6 +99,7 @@ def tried(
         seconds: For all of it, about.
         waits: Samples give their core up for part of their time.
         sample_bytes: Of a sample in a batch: what does not fit into memory is not tried.
+        cold: Drop the files from the page cache before each run.
         told: Called with what takes long, and with what cannot be tried, and why.
     """
     with ExitStack() as stack:
@@ -103,45 +108,59 @@ def tried(
         trials = list(_trials(target, config, folder, most_workers, told))
         if not trials:
             return []
-        return _measured(Trial("", target.dataset, config), trials, seconds)
+        now = Trial("the dataset as it is", target, config)
+        return _measured(now, trials, seconds, cold, told)
 
 
-def _measured(now: Trial, trials: list[Trial], seconds: float) -> list[Change]:
+def _measured(
+    now: Trial, trials: list[Trial], seconds: float, cold: bool, told: Callable[[str], None]
+) -> list[Change]:
     everything = [now, *trials]
     # Batch sizes tell them apart to `interleave`, which knows configurations only: a number stands for each.
     by_number = {Config(number, 1): trial for number, trial in enumerate(everything)}
     run_s = max(0.2, seconds / 3 / len(everything))
+    said: list[str] = []
 
     def run(number: Config) -> Any:
         trial = by_number[number]
-        return time_loader(
-            make_loader(trial.dataset, trial.config),
-            seconds=run_s,
-            round_size=round_size(trial.dataset, trial.config),
-            watch=False,
-        )
+        reads = cold and not trial.is_in_memory
+        if reads:
+            said.extend(_dropped(trial))
+        return time_target(trial.target, trial.config, seconds=run_s, once=reads, watch=False)
 
     results = interleave(list(by_number), run, repeats=3)
-    if not results[0].rate:
+    for note in dict.fromkeys(said):
+        told(note)
+    for trial, result in zip(everything, results, strict=True):
+        if result.error:
+            told(f"{trial.what}: failed in run {len(result.runs) + 1}: {last_line(result.error)}")
+    if results[0].error:
         return []
     return [
         _gain(trial.what, results[0], result)
         for trial, result in zip(trials, results[1:], strict=True)
-        if result.rate
+        if not result.error
     ]
+
+
+def _dropped(trial: Trial) -> list[str]:
+    """Drop what a trial reads from the page cache; return what keeps its run from being a cold one."""
+    drop = Dropper(trial.target)
+    drop()
+    is_brief = is_short(trial.target.dataset, trial.config)
+    return [f"{trial.what}: {note}" for note in [*drop.notes, *[IS_SHORT] * is_brief]]
 
 
 def _trials(
     target: Target, config: Config, folder: Path, most_workers: int, told: Callable[[str], None]
 ) -> Iterator[Trial]:
     dataset = target.dataset
-    workers = max(config.num_workers, usable_cores())
-    threads = replace(config, backend="thread", num_workers=workers, prefetch=None)
+    threads = replace(config, backend="thread", prefetch=None)
     kinds: dict[str, Iterator[Trial]] = {}
     if isinstance(dataset, ImageFiles):
         kinds["RAMDataset.from_files"] = _in_memory_as_files(dataset, threads, told)
         kinds["packing"] = _packed(target, folder, threads, told)
-    elif isinstance(dataset, PackedDataset):
+    elif isinstance(dataset, PackedDataset) and not dataset.has_own_samples:
         kinds["RAMDataset(..., decode=True)"] = _in_memory(dataset, threads, told)
         if target.size:
             kinds["packing"] = _packed(target, folder, threads, told)
@@ -150,8 +169,8 @@ def _trials(
     for what, trials in kinds.items():
         try:
             yield from trials
-        except LoadersError as error:  # a bad file, say, that is served now; or it does not fit
-            told(f"{what} is not tried: {error}")
+        except Exception as error:  # a bad file, say, that is served now; or it does not fit
+            told(f"{what} is not tried: {of_error(error)}")
 
 
 def _most_workers(config: Config, sample_bytes: float) -> int:
@@ -165,18 +184,16 @@ def _most_workers(config: Config, sample_bytes: float) -> int:
 def _waiting(target: Target, config: Config, most_workers: int) -> Iterator[Trial]:
     """Workers beyond the cores help only those that wait; of what computes they only take cores from other work."""
     if config.num_workers < most_workers:
-        yield Trial(
-            f"num_workers={most_workers}",
-            target.dataset,
-            replace(config, num_workers=most_workers),
-        )
+        more = replace(config, num_workers=most_workers)
+        yield Trial(f"num_workers={most_workers}", target, more)
     if config.backend == "thread":
         workers = max(1, config.num_workers)
-        yield Trial(
-            "backend='process'",
-            target.dataset,
-            replace(config, backend="process", num_workers=workers),
-        )
+        said = "backend='process'" + ("" if config.num_workers else f", num_workers={workers}")
+        yield Trial(said, target, replace(config, backend="process", num_workers=workers))
+
+
+def _held(what: str, dataset: RAMDataset, config: Config) -> Trial:
+    return Trial(what, Target(what, "object", lambda: dataset), config, is_in_memory=True)
 
 
 def _spread(files: list[Path]) -> list[Path]:
@@ -188,7 +205,7 @@ def _in_memory_as_files(
 ) -> Iterator[Trial]:
     told("loading a sample of the files into memory")
     some = dataset.in_ram(_SAMPLE)
-    yield Trial("RAMDataset.from_files (files in memory, threads)", some, threads)
+    yield _held("RAMDataset.from_files (files in memory, threads)", some, threads)
 
 
 def _in_memory(
@@ -202,7 +219,7 @@ def _in_memory(
     told("decoding a sample into memory")
     some = dataset.select(np.linspace(0, len(dataset) - 1, min(_SAMPLE, len(dataset))).astype(int))
     decoded = RAMDataset(some, decode=True, progress=False)
-    yield Trial("RAMDataset(..., decode=True) (pixels in memory)", decoded, threads)
+    yield _held("RAMDataset(..., decode=True) (pixels in memory)", decoded, threads)
 
 
 def _as_files(dataset: PackedDataset, folder: Path) -> list[Path]:
@@ -233,14 +250,18 @@ def _packed(
         raise TargetError(f"{files[0]}{others} not JPEG, PNG or WebP, or damaged.")
     wanted = round(target.size * _SHARE_OF_CROP)
     options, how = ["--size", str(wanted)], f"at {wanted} px"
-    if float(np.median(sides)) < _WORTH_PACKING * wanted:
+    if not wanted or float(np.median(sides)) < _WORTH_PACKING * wanted:
         options, how = [], "as they are"
         if not is_loose:
             return
     told(f"packing {len(files)} images {how} to try it")
     out = _pack(files, folder, options)
     said = " ".join(["packdata images", target.name if is_loose else "SOURCE", "packed", *options])
-    yield Trial(f"pack {how} ({said})", ShardDataset(out, augment=ops_for(target.size)), config)
+    what, size = f"pack {how} ({said})", target.size
+    packed = Target(
+        what, "packed", lambda: ShardDataset(out, augment=ops_for(size)), shards_of(out), size
+    )
+    yield Trial(what, packed, config)
 
 
 def _sides(files: list[Path]) -> Iterator[int]:

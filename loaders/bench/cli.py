@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from loaders.bench.analysis import Analysis, analyse
 from loaders.bench.measure import Config
 from loaders.bench.plot import check_plot, plot
 from loaders.bench.sweep import Dropper, Limits, Sweep, grid, run_sweep
-from loaders.bench.targets import Target, holds, load, load_object
+from loaders.bench.targets import CROP, Target, holds, is_map_style, load, load_object
 from loaders.bench.verdict import BUSY, Verdict, judge
 from loaders.datasets.base import BatchDataset
 from loaders.device.accelerator import as_device
@@ -43,13 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.insert(0, "sweep")
     args = build_parser().parse_args(words)
     try:
-        return int(args.run(args))
-    except LoadersError as error:
-        print(f"loaders.bench: {error}", file=sys.stderr)
-        return 1
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever reads the output has seen enough. Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
-        print("loaders.bench: interrupted", file=sys.stderr)
+        _say("loaders.bench: interrupted")
         return 130
+    except Exception as error:  # whoever runs a command has nothing to catch it with
+        _say_error(error)
+        return 1
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -119,9 +126,8 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size",
         type=_pixels,
-        default=224,
         metavar="PX",
-        help="images of many sizes are cropped to this (224)",
+        help=f"images of many sizes, and loose ones, are cropped to this ({CROP}; 0: not at all)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -177,9 +183,11 @@ def _seconds(text: str) -> float:
 
 
 def _load(args: argparse.Namespace) -> Target:
-    target = load(args.dataset, size=args.size)
-    if hasattr(target.dataset, "__len__") and not len(target.dataset):
+    target = load(args.dataset, size=CROP if args.size is None else args.size)
+    if is_map_style(target.dataset) and not len(target.dataset):
         raise LoadersError(f"{args.dataset!r} has no samples")
+    if args.size and target.size != args.size:
+        _say(f"--size {args.size} is left out: only folders of images of many sizes are cropped")
     return target
 
 
@@ -215,18 +223,18 @@ def run_sweep_command(args: argparse.Namespace) -> int:
     if all(not result.runs for result in sweep.results):
         raise LoadersError(f"nothing could be measured: {sweep.results[0].error}")
     if not args.json:
-        print(report.table(sweep))
+        print(report.table(sweep), flush=True)
     found = None
     if not args.no_verdict:
-        found = _judge_if_possible(target, sweep, args, trials=not args.no_trials)
-    if found is not None and not args.json:
-        print(f"\n{_verdict_text(*found)}")
+        found, _ = _judge_if_possible(target, sweep, args, trials=not args.no_trials)
+    if args.json:
+        print(report.as_json(_sweep_json(sweep, found)), flush=True)
+    elif found is not None:
+        print(f"\n{_verdict_text(*found)}", flush=True)
     if args.plot:
         plot(sweep, args.plot, subtitle=f"{report.cpu_name()}, {usable_cores()} cores")
         _say(f"picture: {args.plot}")
-    if args.json:
-        print(report.as_json(_sweep_json(sweep, found)))
-    return int(found is None and not args.no_verdict)
+    return int(not _has_sound(sweep) or (found is None and not args.no_verdict))
 
 
 def run_recommend(args: argparse.Namespace) -> int:
@@ -237,10 +245,13 @@ def run_recommend(args: argparse.Namespace) -> int:
     best = sweep.best
     if not best.runs:
         raise LoadersError(f"nothing could be measured: {best.error}")
-    found = _judge_if_possible(target, sweep, args, trials=False)
-    line = recommended_line(target, best.config)
+    notes = list(sweep.notes)
+    found, error = _judge_if_possible(target, sweep, args, trials=False)
+    line = recommended_line(target, best.config, _device(args))
     kept, said = None, "whether the machine is busy is not known; --keep does it anyway"
-    if args.keep or (found is not None and found[1].facts.available >= BUSY):
+    if not sweep.sound:
+        said = "every setting failed in some run"
+    elif args.keep or (found is not None and found[1].facts.available >= BUSY):
         kept, said = _keep(target, best.config.num_workers)
     elif found is not None:
         said = "the machine is busy; --keep does it anyway"
@@ -253,8 +264,17 @@ def run_recommend(args: argparse.Namespace) -> int:
         tokens = f", {report.number(best.rate * sweep.tokens)} tokens/s" if sweep.tokens else ""
         sentence = "" if found is None else f" {found[0].sentence}"
         _say(f"{report.number(best.rate)} samples/s ({low} to {high}){tokens}.{sentence}")
+    for note in notes:
+        _say(f"note: {note}")
     _say(said if kept else f'not kept for num_workers="auto": {said}')
-    return 0
+    return int(not _has_sound(sweep) or not isinstance(error, LoadersError | None))
+
+
+def _has_sound(sweep: Sweep) -> bool:
+    """Tell whether a setting never failed, and say so if there is none."""
+    if not sweep.sound:
+        _say(f"loaders.bench: every setting failed in some run: {sweep.best.error}")
+    return bool(sweep.sound)
 
 
 def _keep(target: Target, num_workers: int) -> tuple[Path | None, str]:
@@ -280,10 +300,10 @@ def _as_measured(target: Target) -> str:
     return f"ShardDataset({target.name!r}{f', augment=[{ops}]' if ops else ''})"
 
 
-def recommended_line(target: Target, config: Config) -> str:
+def recommended_line(target: Target, config: Config, device: torch.device | None = None) -> str:
     """Return Python that makes the loader."""
     words = [f"batch_size={config.batch_size}"]
-    if hasattr(target.dataset, "__len__"):  # a stream has the order that it comes in
+    if is_map_style(target.dataset):  # a stream has the order that it comes in
         words.append("shuffle=True")
     words.append(f"num_workers={config.num_workers}")
     if config.backend != target.backend:
@@ -292,8 +312,8 @@ def recommended_line(target: Target, config: Config) -> str:
         words.append("persistent_workers=True")
     if config.prefetch is not None:
         words.append(f"prefetch_factor={config.prefetch}")
-    if torch.cuda.is_available():
-        words.append('device="cuda"')
+    if device is not None and device.type != "cpu":
+        words.append(f'device="{device}"')
     dataset = f"TokenWindows(dataset, length={target.window})" if target.window else "dataset"
     return f"DataLoader({dataset}, {', '.join(words)})"
 
@@ -304,47 +324,62 @@ def _limits(args: argparse.Namespace) -> Limits:
 
 def _judge_if_possible(
     target: Target, sweep: Sweep, args: argparse.Namespace, *, trials: bool
-) -> tuple[Verdict, Analysis, Config] | None:
-    """Return what bounds the run; None where that cannot be told: what was measured stands."""
+) -> tuple[tuple[Verdict, Analysis, Config] | None, Exception | None]:
+    """Return what bounds the run; where that cannot be told, why: what was measured stands."""
     try:
-        return _judge(target, sweep, args, trials=trials)
-    except LoadersError as error:
-        sweep.notes.append(f"no verdict: {error}")
-        _say(f"loaders.bench: {sweep.notes[-1]}")
-        return None
+        return _judge(target, sweep, args, trials=trials), None
+    except Exception as error:  # of a step or a sample of the user's, say
+        sweep.notes.append(f"no verdict: {report.of_error(error)}")
+        _say_error(error, "no verdict: ")
+        return None, error
 
 
 def _judge(
     target: Target, sweep: Sweep, args: argparse.Namespace, *, trials: bool
 ) -> tuple[Verdict, Analysis, Config]:
     best = sweep.best
-    device = torch.device(args.device) if args.device else None
-    if device is None and torch.cuda.is_available():
-        device = torch.device("cuda")
     step = load_object(args.step) if args.step else None
     _say("running each stage alone")
+    dropped = Dropper(target) if sweep.cache == "cold" else None
     found = analyse(
         target.dataset,
         best.config,
         best.rate,
         seconds=_STAGES_SHARE * args.seconds,
-        device=device,
+        device=_device(args),
         step=step,
-        reopen_cold=Dropper(target).reopened if sweep.cache == "cold" else None,
+        reopen_cold=None if dropped is None else dropped.reopened,
     )
+    _note_stages(sweep, [] if dropped is None else dropped.notes)
     known = changes.from_sweep(sweep, usual_config(target, best.config))
     if trials and judge(found.facts).bound != "step":
         seconds = _TRIALS_SHARE * args.seconds
-        waits = found.facts.wait_s > _WAITS * found.facts.cpu_s
+        waits = found.facts.wait_s > _WAITS * found.facts.cpu_s and not sweep.is_repeated
         known += changes.tried(
             target,
             best.config,
             seconds=seconds,
             waits=waits,
             sample_bytes=found.facts.sample_bytes,
+            cold=sweep.cache == "cold",
             told=_say,
         )
     return judge(found.facts, known), found, best.config
+
+
+def _note_stages(sweep: Sweep, notes: list[str]) -> None:
+    """Note what kept stages from being cold, where that is not known of the sweep."""
+    more = [f"of the stages, {note}" for note in notes if note not in sweep.notes]
+    sweep.notes += more
+    for note in more:
+        _say(f"note: {note}")
+
+
+def _device(args: argparse.Namespace) -> torch.device | None:
+    """Return where batches go; None: they stay."""
+    if args.device:
+        return torch.device(args.device)
+    return torch.device("cuda") if torch.cuda.is_available() else None
 
 
 def usual_config(target: Target, config: Config) -> Config:
@@ -406,7 +441,7 @@ def _sweep_json(sweep: Sweep, found: tuple[Verdict, Analysis, Config] | None) ->
 
 def _describe(target: Target) -> str:
     dataset = target.dataset
-    count = f"{len(dataset):,} samples" if hasattr(dataset, "__len__") else "a stream"
+    count = f"{len(dataset):,} samples" if is_map_style(dataset) else "a stream"
     num, stored = len(target.files), report.in_bytes(target.stored_bytes)
     size = f", {stored} in {num:,} file{'s' * (num > 1)}" if num else ""
     crop = (
@@ -423,6 +458,13 @@ def _describe(target: Target) -> str:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _say_error(error: Exception, what: str = "") -> None:
+    """Say what went wrong in a line, below the traceback where it was in code of the user's."""
+    if not isinstance(error, LoadersError) and (trace := report.users_traceback(error)):
+        _say(trace)
+    _say(f"loaders.bench: {what}{report.of_error(error)}")
 
 
 # -- plan and doctor -------------------------------------------------------------------------------
@@ -449,7 +491,7 @@ def run_plan(args: argparse.Namespace) -> int:
             cache_bytes=cached,
             shared=args.shared,
             ranks=args.ranks,
-            epoch=planner.epoch_of(dataset, args.batch_size, args.ranks),
+            rank_samples=planner.rank_samples_of(dataset, args.ranks),
         )
         for what, nbytes in sample_bytes.items()
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import statistics
 import time
 import warnings
@@ -68,12 +69,13 @@ class Run:
         first_batch_s: From asking for an iterator to the first batch.
         latencies_s: How long each later batch was waited for.
         num_samples: Samples that the rate is of.
-        batch_bytes: Bytes of all tensors of a batch, on average.
+        batch_bytes: Bytes of all tensors of a batch, on average over some of them.
         cpu_s_per_1000: CPU seconds of all processes per 1,000 samples.
         peak_pss_bytes: Of all processes, see ``Memory``.
         peak_own_bytes: The same without mapped files.
         read_bytes: What the storage had to read, or None where that is not known.
         watch_s: What watching the memory cost while it ran.
+        batch_samples: Samples of a batch, on average over the same; None: each had the size that was asked for.
     """
 
     samples_per_s: float
@@ -86,6 +88,11 @@ class Run:
     peak_own_bytes: int = 0
     read_bytes: int | None = None
     watch_s: float = 0.0
+    batch_samples: float | None = None
+
+    def sample_bytes(self, batch_size: int) -> float:
+        """Return the bytes of a sample in batches that were to have this size."""
+        return self.batch_bytes / (self.batch_samples or batch_size)
 
 
 @dataclass(slots=True)
@@ -115,7 +122,8 @@ class Result:
     @property
     def mb_per_s(self) -> float:
         """Millions of batch bytes per second."""
-        return self.rate * self.median("batch_bytes") / self.config.batch_size / 1e6
+        sizes = [run.sample_bytes(self.config.batch_size) for run in self.runs]
+        return self.rate * statistics.median(sizes) / 1e6 if sizes else float("nan")
 
     def latency_s(self, share: float) -> float:
         """Return a quantile of the waits for a batch, of all runs together."""
@@ -201,24 +209,61 @@ def _time_batches(
 ) -> Run:
     began = clock()
     batches = begin()
-    arrivals, samples, nbytes = [began], [0], 0
+    arrivals, samples, sizes = [began], [0], _Sizes()
+    most = math.inf if max_samples is None else max_samples
     cpu_began = cpu_s(family())
-    for batch in batches:
+    total = 0
+    for count, batch in enumerate(batches, 1):
         arrivals.append(clock())
-        samples.append(samples[-1] + num_samples(batch))
-        nbytes += batch_nbytes(batch)
-        count = len(arrivals) - 1
+        num = num_samples(batch)
+        samples.append(total := total + num)
+        if not count & (count - 1):
+            sizes.add(batch, num)
         if count == round_size:
             cpu_began = cpu_s(family())
-        enough = arrivals[-1] - began >= seconds
-        enough |= max_samples is not None and samples[-1] >= max_samples
-        if enough and count % round_size == 0 and count > round_size:
+        is_enough = arrivals[-1] - began >= seconds or total >= most
+        if is_enough and count % round_size == 0 and count > round_size:
             break
         del batch
     pids = family()
     cpu, read = cpu_s(pids) - cpu_began, bytes_read(pids)
     look()
     end(batches)
+    return _run(arrivals, samples, round_size, sizes, cpu, read)
+
+
+@dataclass(slots=True)
+class _Sizes:
+    """Batches 1, 2, 4, 8, ... of a run: to look at each takes longer than to hand over a small one."""
+
+    num_batches: int = 0
+    num_samples: int = 0
+    nbytes: int = 0
+
+    def add(self, batch: Any, num_samples: int) -> None:
+        self.num_batches += 1
+        self.num_samples += num_samples
+        self.nbytes += batch_nbytes(batch)
+
+
+def _run(
+    arrivals: list[float],
+    samples: list[int],
+    round_size: int,
+    sizes: _Sizes,
+    cpu: float,
+    read: int | None,
+) -> Run:
+    """Return the figures of a run.
+
+    Args:
+        arrivals: When it began, and when each batch came.
+        samples: How many had come by then.
+        round_size: As for ``time_loader``.
+        sizes: Of some batches.
+        cpu: CPU seconds since the first round.
+        read: As ``Run`` has it.
+    """
     count = len(arrivals) - 1
     if not count:
         raise ValueError("the loader gave no batch: is the dataset smaller than a batch?")
@@ -227,12 +272,13 @@ def _time_batches(
     timed = samples[last] - samples[first]
     return Run(
         samples_per_s=timed / max(1e-9, arrivals[last] - arrivals[first]),
-        first_batch_s=arrivals[1] - began,
+        first_batch_s=arrivals[1] - arrivals[0],
         latencies_s=[b - a for a, b in itertools.pairwise(arrivals[1:])],
         num_samples=timed,
-        batch_bytes=nbytes / count,
+        batch_bytes=sizes.nbytes / sizes.num_batches,
         cpu_s_per_1000=cpu / max(1, samples[count] - samples[first]) * 1000,
         read_bytes=read,
+        batch_samples=sizes.num_samples / sizes.num_batches,
     )
 
 
@@ -249,12 +295,16 @@ def num_samples(batch: Any) -> int:
         return 1 if (length := _length(batch)) < 0 else length
     if not isinstance(batch, dict | tuple):
         return num_samples(batch[0]) if _is_pair(batch) else len(batch)
-    parts = list(batch.values() if isinstance(batch, dict) else batch)
-    stacked = [length for length in map(_length, parts) if length >= 0]
-    if stacked or not parts:
-        return stacked[0] if stacked else 0
-    is_ours = hasattr(batch, "_fields") and isinstance(parts[0], list)  # a value for each sample
-    return len(parts[0]) if is_ours else num_samples(parts[0])
+    parts = batch.values() if isinstance(batch, dict) else batch
+    # The first part mostly tells: to look at all of them takes longer than making a small batch.
+    for part in parts:
+        if (length := _length(part)) >= 0:
+            return length
+    if not parts:
+        return 0
+    first = next(iter(parts))
+    is_ours = hasattr(batch, "_fields") and isinstance(first, list)  # a value for each sample
+    return len(first) if is_ours else num_samples(first)
 
 
 def _is_pair(batch: Any) -> bool:
@@ -269,9 +319,9 @@ def _is_pair(batch: Any) -> bool:
 
 
 def _length(part: Any) -> int:
-    if isinstance(part, Ragged):
-        return len(part.offsets) - 1
-    return len(part) if isinstance(part, torch.Tensor) and part.dim() else -1
+    if isinstance(part, torch.Tensor):
+        return part.shape[0] if part.dim() else -1
+    return len(part.offsets) - 1 if isinstance(part, Ragged) else -1
 
 
 def batch_nbytes(batch: Any) -> int:

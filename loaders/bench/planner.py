@@ -6,6 +6,8 @@ import itertools
 import math
 import multiprocessing
 import os
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from loaders.backends.maker import Maker, num_in_flight
 from loaders.bench.measure import batch_nbytes
 from loaders.bench.processes import memory
 from loaders.bench.report import in_bytes
-from loaders.bench.targets import ImageFiles
+from loaders.bench.targets import ImageFiles, is_map_style
 from loaders.codecs.heads import picture_size
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.loading import plan_columns
@@ -80,7 +82,7 @@ def plan(
     cache_bytes: int = 0,
     shared: bool = False,
     ranks: int = 1,
-    epoch: int | None = None,
+    rank_samples: int | None = None,
 ) -> Plan:
     """Return what a configuration will need.
 
@@ -92,11 +94,13 @@ def plan(
         cache_bytes: Of a ``RAMDataset``.
         shared: One copy of it per node, instead of one per rank.
         ranks: Training processes on the node.
-        epoch: Batches that a rank has in an epoch: no more exist at one time. None: any number.
+        rank_samples: Samples that a rank has in an epoch: no more exist at one time. None: any number.
     """
-    batch_bytes = int(sample_bytes * config.batch_size)
+    batch_size, most = config.batch_size, math.inf
+    if rank_samples is not None:
+        batch_size, most = min(batch_size, rank_samples), -(-rank_samples // batch_size)
+    batch_bytes = int(sample_bytes * batch_size)
     ahead = in_flight(config, group_size)
-    most = math.inf if epoch is None else epoch
     batches = int(min(ahead * group_size + _HELD, most))
     pinned_batches = int(min((ahead + 1) * group_size, most)) if pinned else 0
     per_worker = _process_bytes() if config.backend == "process" else _SCRATCH_BYTES
@@ -128,9 +132,9 @@ def in_flight(config: Config, group_size: int = 1) -> int:
     return config.prefetch or num_in_flight(config.num_workers, group_size)
 
 
-def epoch_of(dataset: Any, batch_size: int, ranks: int = 1) -> int | None:
-    """Return how many batches a rank has in an epoch; None of a stream."""
-    return -(-len(dataset) // (ranks * batch_size)) if hasattr(dataset, "__len__") else None
+def rank_samples_of(dataset: Any, ranks: int = 1) -> int | None:
+    """Return how many samples a rank has in an epoch; None of a stream."""
+    return -(-len(dataset) // ranks) if is_map_style(dataset) else None
 
 
 def group_size_of(dataset: Any, config: Config) -> int:
@@ -142,14 +146,33 @@ def group_size_of(dataset: Any, config: Config) -> int:
 
 def sample_bytes_of(dataset: Any, *, as_float: bool = False, count: int = 8) -> float:
     """Return the bytes of a sample in a batch, by making a small one; with its uint8 values as float32, if asked."""
-    if hasattr(dataset, "__len__"):
+    if is_map_style(dataset):
         chosen, fetch = _spread(len(dataset), count), getattr(dataset, "__getitems__", None)
-        samples = fetch(chosen) if fetch else [dataset[i] for i in chosen]
+        with warnings.catch_warnings():  # in a second look nobody sees a second epoch
+            warnings.filterwarnings("ignore", "crops and flips are drawn")
+            samples = fetch(chosen) if fetch else [dataset[i] for i in chosen]
     else:
         samples = list(itertools.islice(dataset, count))
+    if not samples:
+        raise LoadersError("the stream has no samples")
     batch = collate(samples)
     pixels = [t.nbytes for t in tensors_of(batch) if t.dtype is torch.uint8] if as_float else []
-    return (batch_nbytes(batch) + (_FLOAT_BYTES - 1) * sum(pixels)) / len(samples)
+    num_bytes = batch_nbytes(batch) + text_nbytes(batch)
+    return (num_bytes + (_FLOAT_BYTES - 1) * sum(pixels)) / len(samples)
+
+
+def text_nbytes(value: Any) -> int:
+    """Return the length of all texts and bytes of a batch, at any depth.
+
+    Example:
+        >>> text_nbytes({"name": ["one", "two"], "x": (b"four", 5)})
+        10
+    """
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return sum(map(text_nbytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def ram_bytes_of(target: Target, *, decode: bool, count: int = 256) -> int:

@@ -6,11 +6,14 @@ import json
 import math
 import os
 import platform
+import sysconfig
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loaders.errors import LoadersError
 from loaders.limits import usable_cores
 
 if TYPE_CHECKING:
@@ -23,6 +26,12 @@ _COLUMNS = (
     "workers", "batch", "backend", "prefetch", "samples/s", "range", "MB/s", "first batch",
     "wait p50", "p99", "CPU s/1000", "peak PSS", "read", "",
 )  # fmt: skip
+_MAX_LETTERS = 90  # of an error in a row
+_LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_NOT_THE_USERS = (
+    *(f"{folder}{os.sep}" for folder in [Path(__file__).parents[1], *_LIBRARIES]),
+    "<",  # made while it runs
+)
 
 
 def number(value: float) -> str:
@@ -69,7 +78,7 @@ def in_seconds(value: float) -> str:
 def table(sweep: Sweep) -> str:
     """Return a sweep as lines of text; the chosen configuration is marked."""
     best = sweep.best
-    rows = [_row(result, result is best) for result in sweep.results]
+    rows = [_row(result, result is best, sweep.is_repeated) for result in sweep.results]
     rows = [_COLUMNS, *rows]
     if sweep.tokens:
         rates = [number(result.rate * sweep.tokens) for result in sweep.results]
@@ -80,13 +89,18 @@ def table(sweep: Sweep) -> str:
     return "\n".join(aligned(rows) + [f"note: {note}" for note in sweep.notes])
 
 
-def _row(result: Result, is_best: bool) -> Sequence[str]:
+def _row(result: Result, is_best: bool, is_repeated: bool) -> Sequence[str]:
     config = result.config
     prefetch = "-" if config.prefetch is None else str(config.prefetch)
     head = (str(config.num_workers), str(config.batch_size), config.backend, prefetch)
+    error = last_line(result.error or "")[:_MAX_LETTERS]
     if not result.runs:
-        told = (result.error or "").splitlines() or [""]  # of a worker process the last line tells
-        return (*head, f"failed: {told[-1][:90]}")
+        return (*head, f"failed: {error}")
+    remarks = ["<- chosen"] * is_best
+    if is_repeated and config.num_workers > 1:
+        remarks.append(f"each sample {config.num_workers} times")
+    if result.error is not None:
+        remarks.append(f"failed in run {len(result.runs) + 1}: {error}")
     low, high = result.spread
     reads = [run.read_bytes for run in result.runs if run.read_bytes is not None]
     return (
@@ -100,17 +114,42 @@ def _row(result: Result, is_best: bool) -> Sequence[str]:
         number(result.median("cpu_s_per_1000")),
         in_bytes(result.peak_pss_bytes),
         in_bytes(max(reads, default=None)),
-        "<- chosen" if is_best else "",
+        "; ".join(remarks),
     )
 
 
+def last_line(text: str) -> str:
+    """Return the last line of a text: of a worker process's error the one that tells."""
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def of_error(error: BaseException) -> str:
+    """Return an error in one line; ours need no name."""
+    if isinstance(error, LoadersError):
+        return str(error)
+    return f"{type(error).__name__}: {last_line(str(error))}"
+
+
+def users_traceback(error: BaseException) -> str:
+    """Return the traceback of an error from the first line of the user's own code on; empty if there is none."""
+    trace = error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+        trace = trace.tb_next
+    return ""
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines, columns right-aligned; short rows end early."""
+    """Return rows as lines, columns right-aligned; short rows end early, remarks have no head."""
     full = [row for row in rows if len(row) == len(rows[0])]
     widths = [max(len(row[i]) for row in full) for i in range(len(rows[0]))]
+    has_remarks = rows[0][-1] == ""
     return [
         "  ".join(
-            cell if len(row) != len(rows[0]) and i == len(row) - 1 else cell.rjust(width)
+            cell
+            if i == len(row) - 1 and (has_remarks or len(row) != len(rows[0]))
+            else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=False))
         ).rstrip()
         for row in rows

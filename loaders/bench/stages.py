@@ -3,13 +3,15 @@
 What a thread does between two looks at the clocks splits into time on a core, and time off it. Time
 off it counts as waiting only if the thread gave its core up (a sleep, a read, a page fault from disk),
 and only until it could go on: what it then queued for a core, as the kernel counts it, others took, and
-that is no property of the dataset.
+that is no property of the dataset. Nor does it wait while it lets others compute for it: threads of a library,
+or a process that ends with its work, such as a decoder that it calls.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import statistics
 import sys
 import threading
@@ -23,9 +25,9 @@ import cv2
 import numpy as np
 import torch
 
+from loaders.backends.maker import Maker
 from loaders.bench.measure import batch_nbytes, num_samples
-from loaders.bench.targets import ImageFiles, TargetError
-from loaders.buffers import Slots
+from loaders.bench.targets import ImageFiles, TargetError, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.samples import collate
@@ -48,11 +50,11 @@ _QUOTA_PERIODS_S = 0.2  # two of 100 ms, as is usual: a part of one shows a burs
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one sample costs on one thread.
+    """What one sample costs where samples are made one after another.
 
     Attributes:
         wall_s: Seconds until it is done.
-        cpu_s: Seconds on a core.
+        cpu_s: Seconds on a core, of all threads and processes that work at it.
         wait_s: Seconds that the thread gave up, to sleep or to read.
         queued_s: Seconds that it could have run, but others had the cores; 0 where the kernel does not count them.
     """
@@ -117,10 +119,10 @@ def time_alone(
     deadline = clock() + seconds
     while clock() < deadline or len(costs) < min_calls:
         switches, queued = _voluntary_switches(), _queued_s()
-        cpu, wall = time.thread_time(), clock()
+        cpu, own, wall = _cpu_s(), time.thread_time(), clock()
         samples = max(1, work())
-        wall, cpu = clock() - wall, time.thread_time() - cpu
-        queued = min(_queued_s() - queued, max(0.0, wall - cpu))
+        wall, own, cpu = clock() - wall, time.thread_time() - own, _cpu_s() - cpu
+        queued = min(_queued_s() - queued, max(0.0, wall - own))
         gave_up += _voluntary_switches() > switches
         wait = max(0.0, wall - cpu - queued)
         costs.append(Cost(wall / samples, cpu / samples, wait / samples, queued / samples))
@@ -131,6 +133,16 @@ def time_alone(
         statistics.median(c.wait_s for c in costs) if waits else 0.0,
         statistics.median(c.queued_s for c in costs),
     )
+
+
+def _cpu_s() -> float:
+    """Return the CPU seconds so far of all threads of this process, and of its children that ended."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return time.process_time() + sum(os.times()[2:4])
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
 def _queued_s() -> float:
@@ -155,21 +167,28 @@ def _voluntary_switches() -> int:
 
 def fetcher(dataset: Any, batch_size: int) -> Callable[[], Any]:
     """Return what makes the samples of one random batch after another, on the calling thread."""
-    if not hasattr(dataset, "__len__"):
+    if not is_map_style(dataset):
         return _stream(dataset, batch_size)
     rng = np.random.default_rng(0)
-    slots = Slots()
+    maker = Maker(dataset, lambda samples: samples, batch_size, True, 1)
+    takes_arrays = isinstance(dataset, BatchDataset) and not dataset.has_own_samples
 
     def fetch() -> Any:
         indices = rng.integers(len(dataset), size=batch_size)
-        if not isinstance(dataset, BatchDataset):
-            several = getattr(dataset, "__getitems__", None)
-            chosen = indices.tolist()
-            return several(chosen) if several else [dataset[i] for i in chosen]
-        job = dataset.job(indices, slots)  # type: ignore[arg-type]  # an array is the fast way in
-        for part in range(job.num_parts):
-            job.run(part)
-        return job.finish()
+        return maker.make(indices if takes_arrays else indices.tolist())
+
+    return fetch
+
+
+def group_fetcher(dataset: Any, batch_size: int, group_size: int) -> Callable[[], Any]:
+    """Return what makes one group of small random batches after another, as workers make them."""
+    rng = np.random.default_rng(0)
+    maker = Maker(dataset, collate, batch_size, True, 1)
+
+    def fetch() -> Any:
+        group = list(rng.integers(len(dataset), size=(group_size, batch_size)))
+        made = maker.make_group(group)
+        return [maker.make(indices) for indices in group] if made is None else made
 
     return fetch
 
@@ -192,20 +211,43 @@ def _stream(dataset: Any, batch_size: int) -> Callable[[], Any]:
 
 
 def host_stages(
-    dataset: Any, batch_size: int, *, seconds: float, collate_fn: Callable[[Any], Any] = collate
+    dataset: Any,
+    batch_size: int,
+    *,
+    seconds: float,
+    collate_fn: Callable[[Any], Any] = collate,
+    group_size: int = 1,
 ) -> list[Stage]:
     """Run the stages that happen on the CPU, each alone; in the order of the pipeline.
 
     Where the dataset is not ours, its inside cannot be told apart, and is one stage: fetch.
+
+    Args:
+        dataset: What is loaded.
+        batch_size: Samples of a batch.
+        seconds: For all stages together, about.
+        collate_fn: Joins samples.
+        group_size: How many batches a worker makes at once.
     """
     share = seconds / 4
-    with one_thread():
-        fetch = fetcher(dataset, batch_size)
-        whole = time_alone(_counted(fetch), seconds=share)
-        stages = _inside(dataset, batch_size, share, whole) or [Stage("fetch", whole)]
-        samples = fetch()
-        joined = time_alone(lambda: num_samples(collate_fn(samples)), seconds=share / 2)
+    if group_size > 1:
+        return _group_stages(dataset, batch_size, group_size, share)
+    fetch = fetcher(dataset, batch_size)
+    whole = time_alone(_counted(fetch), seconds=share)
+    stages = _inside(dataset, batch_size, share, whole) or [Stage("fetch", whole)]
+    samples = fetch()
+    joined = time_alone(lambda: num_samples(collate_fn(samples)), seconds=share / 2)
     return [*stages, Stage("collate", joined)]
+
+
+def _group_stages(dataset: Any, batch_size: int, group_size: int, seconds: float) -> list[Stage]:
+    """Gather all rows of a group at once, and then cut them into batches."""
+    fetch = group_fetcher(dataset, batch_size, group_size)
+    whole = time_alone(lambda: len(fetch()) * batch_size, seconds=seconds)
+    group = fetch()
+    cut = time_alone(lambda: len(list(group)) * batch_size, seconds=seconds / 2)
+    name = "read" if isinstance(dataset, PackedDataset) else "fetch"
+    return [Stage(name, whole), Stage("collate", cut)]
 
 
 @contextmanager
@@ -223,9 +265,8 @@ def one_thread() -> Iterator[None]:
 
 def cold_stage(dataset: Any, batch_size: int, warm: list[Stage], *, seconds: float) -> Stage:
     """Fetch samples whose files have left the page cache; return what that costs beyond the same in memory."""
-    with one_thread():
-        fetch = _counted(fetcher(dataset, batch_size))
-        cost = time_alone(fetch, seconds=seconds, min_calls=2, warm_up=False)
+    fetch = _counted(fetcher(dataset, batch_size))
+    cost = time_alone(fetch, seconds=seconds, min_calls=2, warm_up=False)
     for stage in warm:
         cost = cost.minus(stage.cost)
     return Stage("read, cold", cost)
@@ -236,6 +277,8 @@ def _counted(fetch: Callable[[], Any]) -> Callable[[], int]:
 
 
 def _inside(dataset: Any, batch_size: int, seconds: float, whole: Cost) -> list[Stage]:
+    if getattr(dataset, "has_own_samples", False):
+        return []
     if isinstance(dataset, PackedDataset):
         return _inside_packed(dataset, batch_size, seconds, whole)
     if isinstance(dataset, ImageFiles):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from tqdm import tqdm
 
 from loaders.backends.maker import Maker
 from loaders.bench import pagecache
-from loaders.bench.measure import Config, Result, Run, interleave, time_loader
+from loaders.bench.measure import Config, Result, Run, end, interleave, iter_of, time_loader
 from loaders.bench.stages import one_thread, time_alone
 from loaders.bench.targets import Endless, Target, is_map_style
 from loaders.datasets.base import BatchDataset
@@ -20,6 +23,7 @@ from loaders.datasets.reading.samples import collate
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.limits import usable_cores
 from loaders.loader import DataLoader
+from loaders.sampling.order import Shuffled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +31,16 @@ if TYPE_CHECKING:
 _BATCH_S = 0.2  # a batch of the default size takes about so long on one worker
 _LOOK_S = 0.1  # at a few samples, again and again
 _MIN_RUN_S = 0.15
+_STREAM = "torch.utils.data.get_worker_info"
+_IS_REPEATED = (
+    "workers 0 and 1 of this stream begin with the same samples: each gives the whole stream, and several only "
+    f"repeat it. Divide it in __iter__, by {_STREAM}"
+)
+_MAY_BE_REPEATED = (
+    "of a stream, each of several workers gives the whole, unless the stream divides itself in __iter__, "
+    f"by {_STREAM}"
+)
+IS_SHORT = "cold: a pass has so few batches that the start of the workers counts, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,7 @@ class Sweep:
         cache: ``"warm"``, or ``"cold"`` where the files were dropped from the page cache before each run.
         notes: What whoever reads the figures should know.
         tokens: Tokens of a sample; 0 where it has none.
+        is_repeated: Each worker gives the whole stream, so that samples come as often as there are workers.
     """
 
     target: str
@@ -65,12 +80,24 @@ class Sweep:
     cache: str = "warm"
     notes: list[str] = field(default_factory=list)
     tokens: int = 0
+    is_repeated: bool = False
+
+    @property
+    def sound(self) -> list[Result]:
+        """The configurations that never failed."""
+        return [result for result in self.results if result.runs and result.error is None]
 
     @property
     def best(self) -> Result:
-        """The configuration to choose: of those within 3 % of the fastest, the one with the fewest workers."""
-        rate = max(result.rate for result in self.results)
-        close = [result for result in self.results if result.rate >= 0.97 * rate]
+        """The configuration to choose: of those within 3 % of the fastest, the one with the fewest workers.
+
+        One that failed in some run is chosen where there is no other, and so are workers that repeat each other.
+        """
+        choice = self.sound or self.results
+        if self.is_repeated:
+            choice = [result for result in choice if result.config.num_workers <= 1] or choice
+        rate = max(result.rate for result in choice)
+        close = [result for result in choice if result.rate >= 0.97 * rate]
         return min(close, key=lambda result: (result.config.num_workers, result.peak_pss_bytes))
 
     def find(self, config: Config) -> Result | None:
@@ -153,21 +180,16 @@ def run_sweep(
     progress: bool = True,
 ) -> Sweep:
     """Measure configurations in turns, after one unmeasured look at each kind of loader."""
-    dataset = target.dataset
-    tokens = dataset.length if isinstance(dataset, TokenWindows) else 0
-    sweep = Sweep(target.name, [], "cold" if cold else "warm", tokens=tokens)
+    sweep = Sweep(target.name, [], "cold" if cold else "warm", tokens=_tokens_of(target.dataset))
     seconds = limits.run_s(len(configs))
     dropped = Dropper(target) if cold else None
+    _note_stream(sweep, target.dataset, configs)
 
     def measure(config: Config) -> Run:
         if dropped is not None:
             dropped()
-        dataset = target.dataset
-        return time_loader(
-            make_loader(dataset, config),
-            seconds=seconds,
-            round_size=round_size(dataset, config),
-            max_samples=limits.max_samples,
+        return time_target(
+            target, config, seconds=seconds, once=cold, max_samples=limits.max_samples
         )
 
     if not cold:
@@ -181,7 +203,79 @@ def run_sweep(
         )
     if dropped is not None:
         sweep.notes += dropped.notes
+        if any(is_short(target.dataset, config) for config in configs):
+            sweep.notes.append(IS_SHORT)
     return sweep
+
+
+def time_target(
+    target: Target,
+    config: Config,
+    *,
+    seconds: float,
+    once: bool = False,
+    max_samples: int | None = None,
+    watch: bool = True,
+) -> Run:
+    """Measure one configuration for some time; ``once``: no longer than one pass, as files are read once when cold."""
+    dataset = target.dataset
+    loader, together = make_loader(dataset, config), round_size(dataset, config)
+    if once and is_map_style(dataset):
+        order = Shuffled(len(dataset))
+        loader = make_loader(dataset, config, sampler=order, rank=0, world_size=1)
+        if is_short(dataset, config):
+            together = len(dataset) + 1  # batches of no round are left out
+    return time_loader(
+        loader, seconds=seconds, round_size=together, max_samples=max_samples, watch=watch
+    )
+
+
+def is_short(dataset: Any, config: Config) -> bool:
+    """Tell whether one pass has no whole round of batches behind the first."""
+    if not is_map_style(dataset):
+        return False
+    return -(-len(dataset) // config.batch_size) < 2 * round_size(dataset, config)
+
+
+def _tokens_of(dataset: Any) -> int:
+    return dataset.length if isinstance(dataset, TokenWindows) else 0
+
+
+def _note_stream(sweep: Sweep, dataset: Any, configs: Sequence[Config]) -> None:
+    """Say what several workers make of a stream."""
+    if is_map_style(dataset) or all(config.num_workers < 2 for config in configs):
+        return
+    sweep.is_repeated = repeats_itself(dataset)
+    sweep.notes.append(_IS_REPEATED if sweep.is_repeated else _MAY_BE_REPEATED)
+
+
+def repeats_itself(stream: Any) -> bool:
+    """Tell whether two workers begin with the same samples; False where that cannot be told.
+
+    It cannot of samples that are all alike, and of those in an order that each worker draws for itself.
+    """
+    with suppress(Exception):  # which the runs will have, too, in their own lines
+        loader = make_loader(stream, Config(2, 2, "process", 1), collate_fn=list)
+        batches = iter_of(loader)()
+        try:
+            first, second = next(batches), next(batches)
+        finally:
+            end(batches)
+        return is_same(first, second) and not is_same(first[0], first[-1])
+    return False
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Tell whether two samples are equal, at any depth."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(np.array_equal(one, other))
 
 
 def _warm_up(

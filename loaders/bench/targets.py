@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 import sys
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.windows import TokenWindows
+from loaders.datasets.views import as_ours
 from loaders.device.nested import tensors_of
 from loaders.errors import LoadersError
 from loaders.manifest import read_manifest
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     Int64s = npt.NDArray[np.int64]
 
+CROP = 224  # px, as is usual
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 Kind = Literal["packed", "files", "object"]
 Holds = Literal["pictures", "volumes", "tokens", "other"]
@@ -68,9 +71,9 @@ class Target:
 
     @property
     def dataset(self) -> Any:
-        """The dataset, made when it is first needed."""
+        """The dataset, made when it is first needed; views of torch's as a loader serves them."""
         if self._dataset is None:
-            self._dataset = self.open()
+            self._dataset = as_ours(self.open())
         return self._dataset
 
     def reopen(self) -> None:
@@ -84,8 +87,8 @@ class Target:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of its files."""
-        return sum(file.stat().st_size for file in self.files)
+        """Bytes of its files, as far as they are there."""
+        return sum(file.stat().st_size for file in self.files if file.exists())
 
 
 def is_map_style(dataset: Any) -> bool:
@@ -95,12 +98,13 @@ def is_map_style(dataset: Any) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
-def load(spec: str, *, size: int = 224) -> Target:
+def load(spec: str, *, size: int = CROP) -> Target:
     """Find what a name means.
 
     Args:
         spec: A folder, or ``module:object`` (a Dataset, or a function or class that makes one).
-        size: Images that differ in size are cropped to this at random and flipped, as in training; 0 leaves them.
+        size: Images that differ in size, and loose ones, are cropped to this at random and flipped, as in training;
+            0 leaves them.
 
     Raises:
         TargetError: It is none of these; the message says what was found.
@@ -112,7 +116,7 @@ def load(spec: str, *, size: int = 224) -> Target:
         found = load_object(spec)
         made = found if isinstance(found, torch.utils.data.Dataset) else None
         make = (lambda: made) if made is not None else _maker(spec, found)
-        return Target(spec, "object", make, _files_of(made), size=0)
+        return Target(spec, "object", make, _files_of(as_ours(made)), size=0)
     raise TargetError(
         f"{spec!r} is no folder; give a packed folder, a folder of images, or module:object"
     )
@@ -143,24 +147,34 @@ def _maker(spec: str, found: Any) -> Callable[[], Any]:
         raise TargetError(f"{spec!r} is a {type(found).__name__}, not a Dataset")
 
     def make() -> Any:
-        try:
-            return found()
-        except TypeError as error:
-            kind = "class" if isinstance(found, type) else type(found).__name__
-            raise TargetError(
-                f"{spec!r}, a {kind}, cannot be called without arguments ({error}): "
-                "name a Dataset, or a function that makes one"
-            ) from error
+        _check_call(spec, found)
+        return found()
 
     return make
 
 
+def _check_call(spec: str, found: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # of what is written in C, say
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        kind = "class" if isinstance(found, type) else type(found).__name__
+        raise TargetError(
+            f"{spec!r}, a {kind}, cannot be called without arguments ({error}): "
+            "name a Dataset, or a function that makes one"
+        ) from error
+
+
 def _files_of(dataset: Any) -> list[Path]:
     path = getattr(dataset, "path", None)
-    return _shards(path) if isinstance(path, Path) and (path / "manifest.json").exists() else []
+    return shards_of(path) if isinstance(path, Path) and (path / "manifest.json").exists() else []
 
 
-def _shards(path: Path) -> list[Path]:
+def shards_of(path: Path) -> list[Path]:
+    """Return the files of a packed folder."""
     return [path / shard.file for shard in read_manifest(path).shards]
 
 
@@ -171,11 +185,14 @@ def _folder(spec: str, path: Path, size: int) -> Target:
             return _windows(spec, path, plain)
         size = size if _varies(plain) else 0
         return Target(
-            spec, "packed", lambda: ShardDataset(path, augment=ops_for(size)), _shards(path), size
+            spec,
+            "packed",
+            lambda: ShardDataset(path, augment=ops_for(size)),
+            shards_of(path),
+            size,
         )
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
     if files:
-        size = size or 224
         return Target(spec, "files", lambda: ImageFiles(files, size), files, size)
     inner = sorted(p.parent.name for p in path.glob("*/manifest.json"))
     hint = f"; it holds the packed datasets {', '.join(inner)}: name one" if inner else ""
@@ -188,7 +205,9 @@ def _windows(spec: str, path: Path, rows: ShardDataset) -> Target:
     if num_tokens < 2:
         raise TargetError(f"{spec!r} has {num_tokens} tokens: there is no window of them")
     length = min(_WINDOW, num_tokens - 1)
-    return Target(spec, "packed", lambda: TokenWindows(path, length), _shards(path), window=length)
+    return Target(
+        spec, "packed", lambda: TokenWindows(path, length), shards_of(path), window=length
+    )
 
 
 def holds(dataset: Any, batch: Any = None) -> Holds:
@@ -220,7 +239,7 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
 
     Args:
         files: The images; the folder that a file lies in is its class.
-        size: Height and width of the crop.
+        size: Height and width of the crop; 0: whole images, as they are.
     """
 
     def __init__(self, files: list[Path], size: int) -> None:
@@ -236,6 +255,8 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
         image = cv2.imread(str(self.files[i]), cv2.IMREAD_COLOR_RGB)
         if image is None:
             raise TargetError(f"{self.files[i]}: OpenCV cannot read it")
+        if not self.size:
+            return torch.from_numpy(image).permute(2, 0, 1), self.labels[i]
         draw = torch.randint(1 << 40, (1,)).numpy()
         shape = np.array([image.shape[:2]], np.int64)
         plan = augment.plan(ops_for(self.size), shape, seed=0, epoch=0, indices=draw)

@@ -5,6 +5,7 @@ Everything here is arithmetic on numbers that were measured elsewhere.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -19,9 +20,11 @@ Bound = Literal[
     "storage", "cpu", "cores", "memory", "gil", "transfer", "finish", "step", "overhead"
 ]
 _SMALL_STALL = 0.05
+_SAME = 1.1  # times as much that loading may do within a run as it did alone
 _SMALL_QUEUE = 0.1
 _EXPLAINED = 0.4  # a limit below this much of the rate that it allows does not explain it
 _COPYING = 0.5  # of its CPU time, for a sample to count as copied rather than computed
+_BEHIND_LOADING = ("transfer", "finish")
 _WORTH = 1.05
 BUSY = 0.85  # of the cores: with less, figures say more about the machine than about the dataset
 _TOO_BUSY = 0.45
@@ -61,7 +64,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was measured; costs are of one sample on one thread.
+    """What was measured; costs are of one sample, where samples are made one after another.
 
     Attributes:
         cores: Cores the process may use.
@@ -83,6 +86,7 @@ class Facts:
         quota: Cores' worth of time that a container may use; None: all of them.
         holds: What samples are of: advice is for these.
         is_whole: Nothing is cropped from them.
+        threads: Cores that a worker keeps busy while it computes: above 1 where libraries have threads of their own.
     """
 
     cores: int
@@ -104,11 +108,17 @@ class Facts:
     quota: float | None = None
     holds: Holds = "other"
     is_whole: bool = True
+    threads: float = 1.0
 
     @property
     def core_time(self) -> float:
         """Seconds on cores that this process gets in a second, at most."""
         return self.cores if self.quota is None else min(self.cores, self.quota)
+
+    @property
+    def busy_cores(self) -> int:
+        """Cores that work at loading."""
+        return min(self.cores, round(max(1, self.num_workers) * self.threads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +128,7 @@ class Verdict:
     Attributes:
         bound: What bounds the run.
         sentence: The same in words.
-        limits: Samples/s that each part would allow by itself, the lowest first.
+        limits: Samples/s that each part, run alone, would allow, the lowest first.
         changes: What helps, the most helpful first.
     """
 
@@ -136,13 +146,15 @@ def judge(facts: Facts, changes: Sequence[Change] = ()) -> Verdict:
     useful = [change for change in ranked if change.is_worth_it]
     if bound == "step":
         useful = []
-    return Verdict(bound, _sentence(bound, facts, limits, useful), limits, useful)
+    was_tried = any(change.gain is not None for change in changes)
+    said = _sentence(bound, facts, limits, _advice(bound, facts, useful, was_tried))
+    return Verdict(bound, said, limits, useful)
 
 
 def limits_of(facts: Facts) -> dict[str, float]:
-    """Return the samples/s that each part would allow if it were the only one: no less than what was seen."""
+    """Return the samples/s that each part would allow if it were the only one, as computed from its cost alone."""
     workers = max(1, facts.num_workers)
-    cores = min(workers, facts.core_time)
+    cores = min(workers * facts.threads, facts.core_time)
     limits: dict[str, float] = {}
     if facts.cpu_s > 0:
         limits["cpu"] = cores / facts.cpu_s
@@ -157,7 +169,6 @@ def limits_of(facts: Facts) -> dict[str, float]:
         limits["gil"] = 1 / facts.gil_s
     if facts.sample_bytes and facts.copy_bytes_per_s:
         limits["memory"] = facts.copy_bytes_per_s / facts.sample_bytes
-    limits = {name: max(limit, facts.rate) for name, limit in limits.items()}
     if facts.transfer_s > 0:
         limits["transfer"] = 1 / facts.transfer_s
     if facts.step_s > 0:
@@ -169,14 +180,20 @@ def limits_of(facts: Facts) -> dict[str, float]:
 
 def _bound(facts: Facts, limits: dict[str, float]) -> Bound:
     step = limits.get("step", float("inf"))
-    loading = min([facts.rate, *(limits[name] for name in ("transfer",) if name in limits)])
-    if step <= loading or (facts.stall_share is not None and facts.stall_share < _SMALL_STALL):
+    loading = min(facts.rate, limits.get("transfer", float("inf")))
+    waits_little = facts.stall_share is not None and facts.stall_share < _SMALL_STALL
+    if step <= loading * (_SAME if waits_little else 1):
         return "step"
-    inner = {name: limit for name, limit in limits.items() if name != "step"}
+    inner = {
+        # Loading alone did what was seen: of what it contains, no limit is below that.
+        name: limit if name in _BEHIND_LOADING else max(limit, facts.rate)
+        for name, limit in limits.items()
+        if name != "step"
+    }
     if not inner:
         return "overhead"
     name = min(inner, key=lambda key: inner[key])
-    if name in ("transfer", "finish"):
+    if name in _BEHIND_LOADING:
         return name  # type: ignore[return-value]
     is_lock = facts.gil_s > 0.7 * facts.cpu_s and facts.core_time >= 1
     if name == "cpu" and is_lock and "gil" in inner:
@@ -196,15 +213,13 @@ def _is_copying(facts: Facts) -> bool:
     return facts.sample_bytes / per_core > _COPYING * facts.cpu_s
 
 
-def _sentence(
-    bound: Bound, facts: Facts, limits: dict[str, float], changes: Sequence[Change]
-) -> str:
+def _sentence(bound: Bound, facts: Facts, limits: dict[str, float], advice: str) -> str:
     said = _SAID[bound](facts, limits)
     nearest = _next_limit(bound, facts, limits)
     busy = ""
     if facts.available < BUSY:  # first, as it puts in doubt whatever follows
         busy = f"Other work took {1 - facts.available:.0%} of the cores meanwhile: measure again on a quiet machine."
-    parts = (busy, said, nearest, _advice(bound, facts, changes))
+    parts = (busy, said, nearest, advice)
     return " ".join(part for part in parts if part)
 
 
@@ -220,11 +235,11 @@ def _next_limit(bound: Bound, facts: Facts, limits: dict[str, float]) -> str:
     return f"The next limit is {_NAMES[name]}, at {number(above[name])} samples/s ({times}x)."
 
 
-def _advice(bound: Bound, facts: Facts, changes: Sequence[Change]) -> str:
+def _advice(bound: Bound, facts: Facts, changes: Sequence[Change], was_tried: bool) -> str:
     if bound == "step":
         return _advice_to_a_step(facts)
     if not changes:
-        return _else(bound, facts)
+        return _else(bound, facts, was_tried)
     return f"What helps most: {changes[0]}."
 
 
@@ -248,7 +263,7 @@ def _storage(facts: Facts, limits: dict[str, float]) -> str:
 
 
 def _cpu(facts: Facts, limits: dict[str, float]) -> str:
-    used = 1 if not facts.num_workers else min(facts.num_workers, facts.cores)
+    used = facts.busy_cores
     largest = max(facts.stages, key=lambda name: facts.stages[name], default="")
     of = facts.stages.get(largest, 0.0) / max(1e-12, sum(facts.stages.values()))
     what = f", {of:.0%} of it to {largest}" if largest else ""
@@ -289,10 +304,12 @@ def _memory(facts: Facts, limits: dict[str, float]) -> str:
 
 
 def _gil(facts: Facts, limits: dict[str, float]) -> str:
+    end = f"at {number(limits['gil'])} samples/s"
+    if limits["gil"] < facts.rate:
+        end = f"near the {number(facts.rate)} samples/s that were measured"
     return (
         f"The GIL is the limit: {facts.gil_s / max(1e-12, facts.cpu_s):.0%} of a sample's CPU time "
-        f"({in_seconds(facts.gil_s)}) is Python that holds the lock, so threads together end at "
-        f"{number(limits['gil'])} samples/s."
+        f"({in_seconds(facts.gil_s)}) is Python that holds the lock, so threads together end {end}."
     )
 
 
@@ -336,22 +353,21 @@ _NAMES = {
 }  # fmt: skip
 _ELSE = {
     "storage": "Try more workers, shuffle='block', or RAMDataset, which reads once.",
-    "cpu": "Nothing that was tried is faster: less work for a sample (a cheaper transform), or more cores, would be.",
+    "cpu": "less work for a sample (a cheaper transform){more} would be{faster}{idle}.",
     "cores": "More workers would wait beside it: end the other work, or give this one more cores.",
-    "memory": "Nothing that was tried is faster: smaller samples would be (narrower dtypes).",
+    "memory": "smaller samples would be{faster} (narrower dtypes).",
     "gil": "backend='process' runs it in processes; or call what releases the GIL (cv2, numpy on whole batches).",
     "transfer": "Send fewer bytes: uint8 instead of float, a crop before the copy, pin_memory=True.",
     "finish": "Less work there is what would help.",
     "overhead": "Try a larger batch_size, more prefetch, or a quieter machine.",
 }
 _OF_PICTURES = {
-    "cpu": "Nothing that was tried is faster: less work for a sample (smaller images, a cheaper transform), "
-    "or more cores, would be.",
-    "memory": "Nothing that was tried is faster: smaller samples would be (crop at packing, narrower dtypes).",
+    "cpu": "less work for a sample (smaller images, a cheaper transform){more} would be{faster}{idle}.",
+    "memory": "smaller samples would be{faster} (crop at packing, narrower dtypes).",
     "finish": "A smaller crop, or a smaller scale of decoding, is less work there.",
 }
 _OF_TOKENS = {
-    "memory": "Nothing that was tried is faster: TokenWindows(..., dtype='stored') is narrower.",
+    "memory": "TokenWindows(..., dtype='stored') is narrower.",
     "finish": "TokenWindows(..., dtype='int32') makes half of the bytes there, dtype='stored' none.",
 }
 _OF_VOLUMES = (
@@ -359,9 +375,24 @@ _OF_VOLUMES = (
 )
 
 
-def _else(bound: Bound, facts: Facts) -> str:
-    """Return what to try where nothing was."""
+def _else(bound: Bound, facts: Facts, was_tried: bool) -> str:
+    """Return what to try where nothing was, or where nothing that was tried helps."""
     if facts.holds == "volumes" and facts.is_whole and bound in ("storage", "cpu", "memory"):
         return _OF_VOLUMES
     own = {"pictures": _OF_PICTURES, "tokens": _OF_TOKENS}.get(facts.holds, {})
-    return own.get(bound, _ELSE[bound])
+    said = own.get(bound, _ELSE[bound])
+    if bound not in ("cpu", "memory"):
+        return said
+    idle = _idle(facts)
+    more, faster = "" if idle else ", or more cores,", "" if was_tried else " faster"
+    said = said.format(more=more, faster=faster, idle=idle)
+    return f"Nothing that was tried is faster: {said}" if was_tried else said[0].upper() + said[1:]
+
+
+def _idle(facts: Facts) -> str:
+    """Return words on cores that loading leaves alone, if there are any."""
+    if facts.busy_cores >= facts.core_time:
+        return ""
+    idle, most = facts.cores - facts.busy_cores, math.ceil(facts.core_time)
+    does = "does" if idle == 1 else "do"
+    return f"; {idle} of {facts.cores} cores {does} nothing for it: try num_workers={most}"

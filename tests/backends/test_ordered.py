@@ -179,4 +179,4 @@ def test_a_stop_iteration_of_the_users_is_not_the_end(backend: Any, num_workers:
         got.extend(batch.x[0].item() for batch in loader)
 
     assert got == [0, 4]
-    assert loader.sampler.epoch == 0
+    assert loader.state_dict()["sampler"]["epoch"] == 0

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from loaders.bench import analysis
 from loaders.bench.analysis import analyse, real_steps
 from loaders.bench.measure import Config, time_loader
 from loaders.bench.stages import Cost, Stage
 from loaders.bench.sweep import make_loader, round_size
 from loaders.bench.verdict import Facts, Verdict, judge, limits_of
+from loaders.datasets.reading.samples import collate
 from tests.bench import constructed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CONFIG = Config(2, 8, "thread")
 
@@ -135,11 +142,141 @@ def test_a_real_run_counts_what_the_step_waits_for_but_not_its_first_batch() -> 
         steps.append(len(batch))
         now[0] += 0.6 if len(steps) > 1 else 100.0
 
-    rate, waited = real_steps(Ticks(), Config(0, 4), step, seconds=4.5, clock=lambda: now[0])
+    found = real_steps(Ticks(), Config(0, 4), step, seconds=4.5, clock=lambda: now[0])
 
     assert steps == [4] * 6
-    assert rate == pytest.approx(4.0)
-    assert waited == pytest.approx(0.4)
+    assert found == pytest.approx((4.0, 0.4))
+
+
+def test_batches_that_come_at_once_do_not_hide_that_the_step_waits() -> None:
+    """Four workers give four batches each 64 ms; a step takes 4 ms, so it waits for three quarters of the time."""
+    found = real_steps(
+        constructed.Sleeps(), Config(4, 16, "process"), lambda _: time.sleep(0.004), seconds=0.01
+    )
+
+    assert found is not None
+    rate, waited = found
+    assert waited > 0.4
+    assert rate < 4 * 16 / 0.064
+
+
+@pytest.mark.parametrize(
+    ("step_s", "seconds", "num_steps", "num_counted", "took"),
+    [(0.5, 5.0, 4, 4, 6.0), (0.5, 6.5, 5, 4, 6.0), (1.5, 5.0, 3, 3, 8.5)],
+)
+def test_steps_are_timed_over_whole_rounds_of_workers_if_there_is_time_for_one(
+    step_s: float, seconds: float, num_steps: int, num_counted: int, took: float
+) -> None:
+    """By a clock that only steps and the first batch of each four (4 s) move."""
+    now, steps = [0.0], []
+
+    def batches() -> Iterator[torch.Tensor]:
+        for number in range(100):
+            now[0] += 0.0 if number % 4 else 4.0
+            yield torch.zeros(8)
+
+    def step(batch: torch.Tensor) -> None:
+        steps.append(len(batch))
+        now[0] += step_s
+
+    found = analysis._timed_steps(batches(), step, 4, seconds, lambda: now[0])
+
+    assert len(steps) == num_steps
+    assert found == pytest.approx((8 * num_counted / took, 4.0 / took))
+
+
+def test_batches_ahead_are_stepped_through_for_a_bounded_time() -> None:
+    """By a clock that only steps (1 s each) move; seventy batches are there before the first is asked for."""
+    now = [0.0]
+
+    def step(batch: Any) -> None:
+        now[0] += 1.0
+
+    config = Config(2, 4, "thread", prefetch=70)
+    found = real_steps(constructed.instant, config, step, seconds=3.5, clock=lambda: now[0])
+
+    assert found == (4.0, 0.0)
+    assert now[0] == 1 + 4 + 4  # the first, 3.5 s of those ahead, 3.5 s that count
+
+
+def test_steps_that_are_all_of_the_first_batches_tell_nothing() -> None:
+    """A stream shorter than a batch has but one."""
+    stream, config = constructed.Stream(), Config(0, 8192, "process")
+
+    found = analyse(stream, config, 1e5, seconds=0.3, step=constructed.quick_step)
+
+    assert real_steps(stream, config, constructed.quick_step, seconds=0.1) is None
+    assert (found.step_samples_per_s, found.facts.stall_share) == (None, None)
+    assert judge(found.facts).bound != "step"
+
+
+class Checksums(constructed.Made):
+    """As one that calls a decoder for each sample."""
+
+    def work(self) -> None:
+        subprocess.run(["sha512sum"], input=bytes(4 << 20), capture_output=True, check=True)
+
+
+@pytest.mark.skipif(shutil.which("sha512sum") is None, reason="no sha512sum here")
+def test_samples_that_other_programs_compute_are_bound_by_the_cpu() -> None:
+    """On a busy machine waiting for a program that waits for a core may look like storage, once."""
+    facts = (facts_of(Checksums()) for _ in range(8))
+
+    assert any(judge(found).bound == "cpu" for found in facts)
+
+
+@pytest.mark.parametrize(("num_workers", "expected"), [(0, 3), (1, 1)])
+def test_stages_have_the_threads_of_torch_that_the_loader_leaves_them(
+    num_workers: int, expected: int
+) -> None:
+    seen: list[int] = []
+
+    class Threads(constructed.Made):
+        def work(self) -> None:
+            seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        analyse(Threads(), Config(num_workers, 8, "process"), 100.0, seconds=0.1)
+        stages_done = len(seen) - 8  # the last batch is made to look at
+    finally:
+        torch.set_num_threads(before)
+
+    assert set(seen[:stages_done]) == {expected}
+
+
+def test_threads_of_a_library_count_as_cores_that_a_worker_keeps_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [Stage("fetch", Cost(3.0, 4.0, 0.5, 0.5)), Stage("collate", Cost(1.0, 1.0, 0.0))]
+    monkeypatch.setattr("loaders.bench.stages.host_stages", lambda *_, **__: found)
+
+    facts = analyse(constructed.instant, CONFIG, 100.0, seconds=0.2).facts
+
+    assert facts.threads == pytest.approx(5 / 3)
+
+
+@pytest.mark.parametrize(
+    ("backend", "collate_fn", "expected"),
+    [("thread", collate, 64), ("process", collate, 1), ("thread", lambda s: collate(s), 1)],
+)
+def test_small_batches_are_analysed_in_the_groups_in_which_the_loader_makes_them(
+    monkeypatch: pytest.MonkeyPatch, backend: str, collate_fn: Any, expected: int
+) -> None:
+    sizes: list[int] = []
+    dataset = constructed.small_rows
+    read_group = type(dataset).read_group
+
+    def spy(self: Any, batches: Any, memory: Any) -> Any:
+        sizes.append(len(batches))
+        return read_group(self, batches, memory)
+
+    monkeypatch.setattr(type(dataset), "read_group", spy)
+    found = analyse(dataset, Config(1, 8, backend), 1e5, seconds=0.2, collate_fn=collate_fn)
+
+    assert set(sizes) == ({expected} if expected > 1 else set())
+    assert found.facts.sample_bytes == 16
 
 
 def test_facts_are_of_all_stages_that_a_worker_runs_and_collate_waits_for_nobody() -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 import pytest
 
+from loaders import RAMDataset
 from loaders.bench import changes
 from loaders.bench.changes import from_sweep, tried
 from loaders.bench.measure import Config
-from loaders.bench.sweep import Sweep
-from loaders.bench.targets import load
+from loaders.bench.sweep import Dropper, Sweep, time_target
+from loaders.bench.targets import Target, load
+from loaders.datasets.shard import ShardDataset
 from loaders.limits import usable_cores
 from loaders.schema import Image
 from tests.bench.constructed import a_result, a_sweep
@@ -179,10 +181,158 @@ def test_workers_beyond_the_cores_are_as_many_as_fit_into_memory(
     taken: list[Trial] = []
     monkeypatch.setattr(changes, "usable_cores", lambda: 64)
     monkeypatch.setattr(changes, "available_memory", lambda: available)
-    monkeypatch.setattr(changes, "_measured", lambda now, trials, seconds: taken.extend(trials))
+    monkeypatch.setattr(changes, "_measured", lambda now, trials, *_: taken.extend(trials))
     monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: "fork")
     target = load("tests.bench.constructed:Sleeps")
 
     tried(target, Config(8, 100, backend), sample_bytes=1e5)
 
     assert [trial.config.num_workers for trial in taken] == tried_with
+
+
+def packed_photos(folder: Path) -> Path:
+    records = [{"image": file.read_bytes()} for file in sorted(PHOTOS.glob("*/*.jpg"))[:4]]
+    pack(folder, {"image": Image(codec="jpeg")}, records, defaults=["image"])
+    return folder
+
+
+def trials_of(monkeypatch: pytest.MonkeyPatch, target: Target, config: Config) -> list[Trial]:
+    taken: list[Trial] = []
+    monkeypatch.setattr(changes, "_measured", lambda now, trials, *_: taken.extend(trials))
+    tried(target, config)
+    return taken
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_what_is_tried_has_as_many_workers_as_what_it_is_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int, is_packed: bool
+) -> None:
+    """Or the gain would be the workers', too."""
+    monkeypatch.setattr(changes, "usable_cores", lambda: 64)
+    folder = packed_photos(tmp_path / "d") if is_packed else PHOTOS
+    backend = "thread" if is_packed else "process"
+
+    found = trials_of(monkeypatch, load(str(folder), size=64), Config(num_workers, 4, backend, 3))
+
+    assert len(found) == 2
+    assert {trial.config for trial in found} == {Config(num_workers, 4, "thread")}
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "said"), [(0, "backend='process', num_workers=1"), (2, "backend='process'")]
+)
+def test_a_worker_more_is_named(
+    monkeypatch: pytest.MonkeyPatch, num_workers: int, said: str
+) -> None:
+    target = load("tests.bench.constructed:Sleeps")
+
+    found = trials_of(monkeypatch, target, Config(num_workers, 4, "thread"))
+
+    assert found[-1].what == said
+
+
+class Doubled(ShardDataset):
+    """Says itself what a sample is."""
+
+    def __getitem__(self, i: Any) -> Any:
+        sample = super().__getitem__(i)
+        return sample._replace(image=sample.image * 2)
+
+
+def test_what_a_getitem_of_ones_own_returns_is_neither_packed_nor_held_in_memory(
+    tmp_path: Path,
+) -> None:
+    """That would be what is stored."""
+    folder = packed_photos(tmp_path / "d")
+    target = Target("d", "packed", lambda: Doubled(folder), size=64)
+    said: list[str] = []
+
+    found = tried(target, Config(1, 1, "thread"), seconds=0.1, waits=False, told=said.append)
+
+    assert [change.what for change in found] == ["backend='process'"]
+    assert said == []
+
+
+def test_a_trial_that_cannot_be_made_or_run_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    def breaks(sample: Any) -> Any:
+        raise ValueError("no good")
+
+    folder = packed_photos(tmp_path / "d")
+    monkeypatch.setattr(changes, "_as_files", no_room)
+    target = load(str(folder), size=64)
+    held = RAMDataset(folder, progress=False)
+    monkeypatch.setattr(changes, "RAMDataset", lambda *_, **more: held.replace(transform=breaks))
+    said: list[str] = []
+
+    found = tried(target, Config(0, 4, "thread"), seconds=0.1, told=said.append)
+
+    assert found == []
+    assert said == [
+        "decoding a sample into memory",
+        "packing is not tried: OSError: [Errno 28] No space left on device",
+        "RAMDataset(..., decode=True) (pixels in memory): failed in run 1: ValueError: no good",
+    ]
+
+
+def test_where_the_dataset_itself_fails_nothing_is_compared() -> None:
+    said: list[str] = []
+
+    found = tried(
+        load("tests.bench.constructed:Fails"),
+        Config(1, 4, "thread"),
+        seconds=0.1,
+        told=said.append,
+    )
+
+    assert found == []
+    assert "the dataset as it is: failed in run 1: OSError: the disk is gone" in said
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_files_are_dropped_before_each_cold_run_of_a_trial_that_reads_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
+    events: list[str] = []
+    timed, drop = time_target, Dropper.__call__
+
+    def spy_timed(target: Target, *args: Any, once: bool, **options: Any) -> Any:
+        events.append(f"{'once' if once else 'run'} {target.name.split(' ')[0]}")
+        return timed(target, *args, once=once, **options)
+
+    def spy_drop(dropper: Any) -> None:
+        events.append(f"drop {dropper._target.files[0].parent.name}")
+        drop(dropper)
+
+    monkeypatch.setattr(changes, "time_target", spy_timed)
+    monkeypatch.setattr(Dropper, "__call__", spy_drop)
+    target = load(str(packed_photos(tmp_path / "now")), size=64)
+    target.name = "now"
+    said: list[str] = []
+
+    tried(target, Config(0, 4, "thread"), seconds=0.1, cold=cold, told=said.append)
+
+    reads = ["drop now", "once now", "run RAMDataset(...,", "drop packed", "once pack"]
+    assert events == 3 * (reads if cold else ["run now", "run RAMDataset(...,", "run pack"])
+    is_short = [note for note in said if "the start of the workers counts, too" in note]
+    assert len(is_short) == (2 if cold else 0)
+
+
+def test_images_that_are_left_whole_are_packed_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.png").write_bytes(
+        cv2.imencode(".png", np.zeros((40, 40, 3), np.uint8))[1].tobytes()
+    )
+
+    found = trials_of(monkeypatch, load(str(tmp_path), size=0), Config(0, 1, "process"))
+
+    assert [trial.what.split(" (")[0] for trial in found] == [
+        "RAMDataset.from_files",
+        "pack as they are",
+    ]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, TokenWindows, augment
 from loaders.bench.cli import build_parser, main, recommended_line
@@ -396,24 +397,22 @@ def test_a_dataset_without_a_fingerprint_has_nothing_to_be_kept_by(
 
 
 @pytest.mark.parametrize(
-    ("config", "has_cuda", "line"),
+    ("config", "device", "line"),
     [
-        (Config(0, 4, "process"), False, "batch_size=4, shuffle=True, num_workers=0"),
-        (Config(2, 4, "process", 3), False,
+        (Config(0, 4, "process"), None, "batch_size=4, shuffle=True, num_workers=0"),
+        (Config(2, 4, "process", 3), torch.device("cpu"),
          "batch_size=4, shuffle=True, num_workers=2, persistent_workers=True, prefetch_factor=3"),
-        (Config(2, 4, "subprocess"), True,
+        (Config(2, 4, "subprocess"), torch.device("cuda:1"),
          "batch_size=4, shuffle=True, num_workers=2, backend='subprocess', persistent_workers=True, "
-         'device="cuda"'),
-        (Config(2, 4, "thread"), False, "batch_size=4, shuffle=True, num_workers=2, backend='thread'"),
+         'device="cuda:1"'),
+        (Config(2, 4, "thread"), None, "batch_size=4, shuffle=True, num_workers=2, backend='thread'"),
     ],
 )  # fmt: skip
 def test_the_recommended_line_says_what_is_not_the_default(
-    monkeypatch: pytest.MonkeyPatch, config: Config, has_cuda: bool, line: str
+    config: Config, device: torch.device | None, line: str
 ) -> None:
     """For a Dataset that is not ours, which processes serve by default."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: has_cuda)
-
-    found = recommended_line(load("tests.bench.constructed:instant"), config)
+    found = recommended_line(load("tests.bench.constructed:instant"), config, device)
 
     assert found == f"DataLoader(dataset, {line})"
 
@@ -430,15 +429,15 @@ def test_a_stream_is_not_to_be_shuffled() -> None:
 def test_plan_prints_what_is_served_and_floats(
     packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["plan", str(packed), "--size", "32", "--batch-size", "100", "--workers", "4"]
+    arguments = ["plan", str(packed), "--size", "32", "--batch-size", "4", "--workers", "4"]
 
     assert main([*arguments, "--ranks", "2", "--ram", "encoded", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["as served"]["cache_copies"] == 2
     in_ram = RAMDataset(packed, progress=False).nbytes
     assert in_ram <= figures["as served"]["cache_bytes"] <= in_ram + 12 * MAX_PLACES
-    assert figures["as served"]["batch_bytes"] == 100 * (3 * 32 * 32 + 8)
-    assert figures["with float32 for uint8"]["batch_bytes"] == 100 * (4 * 3 * 32 * 32 + 8)
+    assert figures["as served"]["batch_bytes"] == 4 * (3 * 32 * 32 + 8)
+    assert figures["with float32 for uint8"]["batch_bytes"] == 4 * (4 * 3 * 32 * 32 + 8)
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "one batch" in out

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +22,8 @@ from loaders.bench.measure import (
 )
 from loaders.bench.processes import family, memory
 from loaders.bench.sweep import make_loader
-from loaders.datasets.reading.samples import Ragged
-from tests.bench.constructed import Hashes, Instant, Sleeps
+from loaders.datasets.reading.samples import Ragged, batch_type
+from tests.bench.constructed import Hashes, Instant, Sleeps, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,6 +142,42 @@ def test_no_batch_is_an_error() -> None:
 )
 def test_samples_and_bytes_of_any_form_of_batch(batch: Any, samples: int, nbytes: int) -> None:
     assert (num_samples(batch), batch_nbytes(batch)) == (samples, nbytes)
+
+
+def test_looking_at_batches_takes_little_of_the_time_of_small_ones() -> None:
+    """Of a hundred tensors each, which are there at once; by the thread's CPU time, in turns with a loop by hand."""
+    batch = batch_type(tuple(f"x{i}" for i in range(100)))._make([torch.zeros(4)] * 100)
+    ours, theirs = [], []
+
+    for _ in range(5):
+        loader = [batch] * 5000
+        ours.append(time_loader(loader, seconds=1e9, clock=time.thread_time, watch=False))
+        theirs.append(by_hand(itertools.repeat(batch.x0), 0.01, time.thread_time))
+
+    assert ours[0].batch_bytes == 1600
+    assert ours[0].num_samples == 4 * 4999
+    assert max(run.samples_per_s for run in ours) > 0.1 * max(theirs)
+
+
+def test_the_bytes_of_batches_that_differ_are_an_average() -> None:
+    sizes = [2, 4, 6, 4] * 16
+
+    run = time_loader((torch.zeros(size, 3) for size in sizes), seconds=1e9, watch=False)
+
+    assert run.batch_bytes == pytest.approx(4 * 12, rel=0.1)
+    assert run.sample_bytes(64) == pytest.approx(12)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_bytes_per_second_of_a_stream_that_is_shorter_than_a_batch(workers: int) -> None:
+    config = Config(workers, 8192, "process")
+
+    run = time_loader(make_loader(Stream(), config), seconds=0.1, watch=False)
+    result = Result(config, [run])
+
+    assert (run.num_samples, run.sample_bytes(8192)) == (4096, 4)
+    assert result.mb_per_s == pytest.approx(result.rate * 4 / 1e6)
+    assert math.isnan(Result(config).mb_per_s)
 
 
 def test_configurations_take_turns_so_that_drift_hits_all_alike() -> None:

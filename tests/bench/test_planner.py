@@ -5,20 +5,47 @@ import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from loaders import RAMDataset
 from loaders.bench.measure import Config
-from loaders.bench.planner import epoch_of, in_flight, plan, ram_bytes_of, sample_bytes_of, table
+from loaders.bench.planner import (
+    in_flight,
+    plan,
+    ram_bytes_of,
+    rank_samples_of,
+    sample_bytes_of,
+    table,
+)
 from loaders.bench.targets import load
 from loaders.errors import LoadersError
 from loaders.schema import Image
 from tests.bench.constructed import Stream
 from tests.packdata.packing import pack
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
 PHOTOS = Path(__file__).parents[1] / "data/photos"
+
+
+class LongStream(Stream):
+    """It knows how much there is of it."""
+
+    def __len__(self) -> int:
+        return 4096
+
+
+class EmptyStream(Stream):
+    """It ends at once."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(())
 
 
 def test_batches_in_flight_are_counted_once_for_threads_and_per_worker_for_processes() -> None:
@@ -69,13 +96,21 @@ def test_no_more_batches_exist_than_an_epoch_of_the_rank_has() -> None:
     config = Config(2, 8, "thread")
     dataset = np.zeros(100)
 
-    few = plan(100, config, group_size=64, pinned=True, epoch=epoch_of(dataset, 8))
+    few = plan(100, config, group_size=64, pinned=True, rank_samples=rank_samples_of(dataset))
 
-    assert [epoch_of(dataset, 8, ranks) for ranks in (1, 2, 8, 99)] == [13, 7, 2, 1]
-    assert epoch_of(Stream(), 8) is None
+    assert [rank_samples_of(dataset, ranks) for ranks in (1, 2, 8, 99)] == [100, 50, 13, 2]
+    assert rank_samples_of(Stream()) is rank_samples_of(LongStream()) is None
     assert (few.batches, few.slots_bytes, few.pinned_bytes) == (13, 13 * 800, 13 * 800)
-    assert plan(100, config, group_size=64, epoch=10**6).batches == 4 * 64 + 2
-    assert table({"": plan(100, config, epoch=1)})[2][0] == "1 batch at a time"
+    assert plan(100, config, group_size=64, rank_samples=10**6).batches == 4 * 64 + 2
+    assert table({"": plan(100, config, rank_samples=8)})[2][0] == "1 batch at a time"
+
+
+def test_no_batch_has_more_samples_than_the_rank() -> None:
+    config = Config(2, 256, "thread")
+
+    assert plan(100, config, rank_samples=50).batch_bytes == 50 * 100
+    assert plan(100, config, rank_samples=300).batch_bytes == 256 * 100
+    assert plan(100, config).batch_bytes == 256 * 100
 
 
 def test_the_table_has_a_row_for_each_part_and_a_column_per_plan(
@@ -125,6 +160,28 @@ def test_bytes_of_a_sample_are_those_in_a_batch() -> None:
 
     assert sample_bytes_of(RAMDataset.from_arrays(image=images, label=np.arange(20))) == 3072 + 8
     assert sample_bytes_of(Stream()) == 4
+
+
+@pytest.mark.parametrize(
+    ("sample", "num_bytes"),
+    [
+        ("x" * 1000, 1000),
+        (b"x" * 1000, 1000),
+        ({"text": "x" * 10, "ids": np.zeros(3, np.int32)}, 22),
+        (("x" * 10, {"name": b"xy"}), 12),
+    ],
+)
+def test_texts_and_bytes_of_a_sample_count(sample: Any, num_bytes: int) -> None:
+    assert sample_bytes_of([sample] * 20) == num_bytes
+
+
+def test_a_stream_with_a_length_is_read_as_a_stream() -> None:
+    assert sample_bytes_of(LongStream()) == 4
+
+
+def test_a_stream_without_samples_has_no_bytes_of_one() -> None:
+    with pytest.raises(LoadersError, match="the stream has no samples"):
+        sample_bytes_of(EmptyStream())
 
 
 MEASURED = """

@@ -15,10 +15,14 @@ from loaders.bench.report import (
     cpu_name,
     in_bytes,
     in_seconds,
+    last_line,
     number,
+    of_error,
     table,
+    users_traceback,
 )
 from loaders.bench.sweep import Sweep
+from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,6 +82,62 @@ def test_the_table_has_every_figure_in_its_unit_and_marks_the_choice() -> None:
         ["4", "8", "thread", "-", "failed: OSError: no room"],
     ]  # fmt: skip
     assert note == ["note: cold: none was dropped"]
+
+
+def test_a_setting_that_fails_in_a_later_run_says_so_beside_its_figures() -> None:
+    sweep = a_sweep()
+    sweep.results[0].error = "OSError: Caught in a worker.\nTraceback:\nOSError: no room"
+    sweep.results[1].error = "OSError: gone"
+
+    rows = table(sweep).splitlines()[1:3]
+
+    assert rows[0].endswith("      -  failed in run 4: OSError: no room")
+    assert rows[1].endswith("8.19 kB  <- chosen; failed in run 2: OSError: gone")
+
+
+def test_workers_that_repeat_each_other_say_so() -> None:
+    sweep = a_sweep()
+    sweep.is_repeated = True
+
+    rows = table(sweep).splitlines()[1:3]
+
+    assert rows[0].endswith("-  <- chosen")
+    assert rows[1].endswith("8.19 kB  each sample 2 times")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("no good"), "ValueError: no good"),
+        (OSError("Caught in a worker.\nTraceback:\nOSError: no room\n"), "OSError: OSError: no room"),
+        (KeyError(), "KeyError: "),
+        (LoadersError("the shard is gone"), "the shard is gone"),
+    ],
+)  # fmt: skip
+def test_an_error_is_told_in_a_line(error: Exception, said: str) -> None:
+    assert of_error(error) == said
+    assert last_line("") == ""
+
+
+def breaks() -> None:
+    json.loads("{")
+
+
+def test_a_traceback_begins_with_the_users_own_code() -> None:
+    with pytest.raises(ValueError, match="Expecting") as users:
+        breaks()
+    with pytest.raises(TypeError) as ours:
+        number(None)  # type: ignore[arg-type]
+    trace = ours.value.__traceback__
+    assert trace is not None
+
+    said = users_traceback(users.value).splitlines()
+
+    assert said[0] == "Traceback (most recent call last):"
+    assert __file__ in said[1]
+    assert said[-1].startswith("json.decoder.JSONDecodeError: Expecting")
+    assert users_traceback(ours.value.with_traceback(trace.tb_next)) == ""
+    assert users_traceback(ValueError("never raised")) == ""
 
 
 def test_columns_end_below_each_other_and_a_short_row_goes_beyond_them() -> None:

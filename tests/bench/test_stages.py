@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import hashlib
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import ShardDataset
+from loaders import RAMDataset, ShardDataset
 from loaders.bench import probes, stages
 from loaders.bench.stages import Cost, Stage, cold_stage, finish_stage, host_stages, one_thread
 from loaders.bench.targets import ImageFiles, TargetError, ops_for
-from tests.bench.constructed import Counts, Instant, Stream, contended_core
+from tests.bench.constructed import Counts, Instant, Stream, contended_core, small_rows
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
@@ -63,6 +66,68 @@ def test_stages_that_cannot_be_run_alone_are_differences_of_those_that_can(
     assert next(costs, None) is None
 
 
+class Own(RAMDataset):
+    """A subclass that says itself what a sample is."""
+
+    def __getitem__(self, i: Any) -> Any:
+        return super().__getitem__(i).x.long() + 1000
+
+
+def test_samples_are_those_that_a_subclass_makes() -> None:
+    """What is stored is not what it serves, and stages inside of it are not known."""
+    dataset = Own.from_arrays(x=np.arange(64, dtype=np.uint8).reshape(64, 1))
+
+    samples = stages.fetcher(dataset, 4)()
+    found = host_stages(dataset, 4, seconds=0.01)
+
+    assert all(1000 <= int(sample) < 1064 for sample in samples)
+    assert [stage.name for stage in found] == ["fetch", "collate"]
+
+
+def test_datasets_of_others_are_asked_for_numbers_of_python() -> None:
+    kinds: set[type] = set()
+
+    class Asked(Instant):
+        def __getitem__(self, i: int) -> torch.Tensor:
+            kinds.add(type(i))
+            return super().__getitem__(i)
+
+    assert len(stages.fetcher(Asked(), 4)()) == 4
+    assert kinds == {int}
+
+
+@pytest.mark.parametrize("is_read_at_once", [True, False])
+def test_a_group_is_as_many_batches_of_the_dataset(
+    monkeypatch: pytest.MonkeyPatch, is_read_at_once: bool
+) -> None:
+    dataset = RAMDataset.from_arrays(x=np.arange(64, dtype=np.uint8).reshape(64, 1))
+    if not is_read_at_once:
+        monkeypatch.setattr(RAMDataset, "read_group", lambda *_: None)
+
+    made = [batch.x for batch in stages.group_fetcher(dataset, 4, 8)()]
+
+    assert [tuple(x.shape) for x in made] == [(4, 1)] * 8
+    assert len(set(torch.cat(made).flatten().tolist())) > 8
+
+
+def test_small_batches_that_are_made_at_once_cost_less_than_each_alone() -> None:
+    """By CPU time: there is no work but that of one more batch."""
+    names = [stage.name for stage in host_stages(small_rows, 4, seconds=0.05, group_size=64)]
+    costs = {
+        size: min(
+            cpu_s_of(host_stages(small_rows, 4, seconds=0.05, group_size=size)) for _ in range(3)
+        )
+        for size in (1, 64)
+    }
+
+    assert names == ["read", "collate"]
+    assert costs[64] < 0.4 * costs[1]
+
+
+def cpu_s_of(found: list[Stage]) -> float:
+    return sum(stage.cost.cpu_s for stage in found)
+
+
 def test_reading_cold_is_what_comes_on_top_of_the_same_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,9 +153,38 @@ def test_a_sample_costs_its_share_of_a_batch_and_waits_only_where_the_core_was_g
     slept, spun = (stages.time_alone(work, seconds=0.02) for work in (sleep, spin))
 
     assert 0.001 <= slept.wall_s < 0.005
-    assert slept.wait_s > 0.8 * slept.wall_s > 5 * slept.cpu_s
+    assert slept.wait_s > 0.8 * (slept.wall_s - slept.queued_s) > 5 * slept.cpu_s
     assert 0.0003 <= spun.cpu_s < 0.0006
     assert spun.wait_s == 0
+
+
+def by_a_process() -> int:
+    spin = "import time\nwhile time.process_time() < 0.05: pass"
+    subprocess.run([sys.executable, "-S", "-c", spin], check=True)
+    return 1
+
+
+def by_a_thread() -> int:
+    def spin() -> None:
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            hashlib.sha256(bytes(1 << 16))
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    thread.join()
+    return 1
+
+
+@pytest.mark.parametrize("work", [by_a_process, by_a_thread])
+def test_work_that_others_do_for_the_thread_is_cpu_time_and_no_wait(
+    work: Callable[[], int],
+) -> None:
+    """Each takes 50 ms of a core, however long it waits for one."""
+    cost = stages.time_alone(work, seconds=0.0, min_calls=1, warm_up=False)
+
+    assert cost.cpu_s > 0.045
+    assert cost.wait_s <= cost.wall_s - 0.045
 
 
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="no schedstat here")
@@ -203,6 +297,19 @@ def test_a_stream_that_can_be_read_only_once_is_an_error_and_no_hang(num_samples
 
     with pytest.raises(TargetError, match="only once if its __iter__ returns the same iterator"):
         list(iter(fetch, None))
+
+
+class Counted(Stream):
+    """A stream that knows its length."""
+
+    def __len__(self) -> int:
+        return 4096
+
+
+def test_a_stream_with_a_length_is_read_as_a_stream() -> None:
+    fetch = stages.fetcher(Counted(), 3)
+
+    assert [int(fetch()[0]) for _ in range(2)] == [0, 3]
 
 
 def test_a_stream_that_begins_anew_is_read_again_and_again() -> None:

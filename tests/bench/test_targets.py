@@ -122,6 +122,64 @@ def test_loose_images_are_flipped_half_of_the_time(tmp_path: Path) -> None:
     assert 5 < sum(int(crop[0] > crop[-1]) for crop in crops) < 35
 
 
+@pytest.mark.parametrize("size", [0, 16])
+def test_loose_images_are_left_as_they_are_at_size_0(tmp_path: Path, size: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 30, 3), np.uint8)
+    cv2.imwrite(str(tmp_path / "a.png"), pixels)
+
+    target = load(str(tmp_path), size=size)
+
+    image, _ = target.dataset[0]
+    assert target.size == size
+    assert tuple(image.shape) == ((3, 16, 16) if size else (3, 40, 30))
+    assert size or np.array_equal(image.permute(1, 2, 0).numpy(), pixels[..., ::-1])
+
+
+some_rows = torch.utils.data.Subset(small_rows, range(100))
+twice: Any = torch.utils.data.ConcatDataset([small_rows, some_rows])
+others = torch.utils.data.Subset(Instant(), range(100))
+
+
+@pytest.mark.parametrize(
+    ("name", "num", "backend"),
+    [("some_rows", 100, "thread"), ("twice", 4196, "thread"), ("others", 100, "process")],
+)
+def test_views_of_torch_are_measured_as_a_loader_serves_them(
+    name: str, num: int, backend: str
+) -> None:
+    """Those of datasets of ours on threads."""
+    target = load(f"tests.bench.test_targets:{name}")
+
+    assert (len(target.dataset), target.backend) == (num, backend)
+    assert make_loader(target.dataset, Config(0, 4)).backend == backend
+    assert {config.backend for config in grid(target)} == {backend}
+
+
+def breaks_inside() -> Any:
+    """A function that can be called, and fails."""
+    raise TypeError("breaks_inside() missing 1 required positional argument: 'x'")
+
+
+def test_what_a_factory_raises_is_its_own_and_no_matter_of_its_arguments() -> None:
+    with pytest.raises(TypeError, match="breaks_inside") as caught:
+        _ = load("tests.bench.test_targets:breaks_inside").dataset
+    assert not isinstance(caught.value, TargetError)
+
+
+def test_a_class_that_cannot_tell_its_arguments_is_called() -> None:
+    assert load("builtins:dict").dataset == {}
+
+
+def test_of_shards_that_are_missing_no_bytes_are_stored(tmp_path: Path) -> None:
+    target = load(str(pack_samples(tmp_path / "d", 6)))
+    whole = target.stored_bytes
+
+    gone = target.files[0].stat().st_size
+    target.files[0].unlink()
+
+    assert target.stored_bytes == whole - gone > 0
+
+
 def test_any_dataset_by_name() -> None:
     """An object, or a class that makes one."""
     assert load("tests.bench.constructed:instant").dataset[3].shape == (256,)

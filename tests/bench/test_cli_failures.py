@@ -1,0 +1,311 @@
+"""What was measured is told whatever fails beside it; and what is asked for is done, or it is said that it is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+
+from loaders import DataLoader
+from loaders.bench import cli
+from loaders.bench.cli import main
+from loaders.bench.measure import Config
+from loaders.bench.sweep import Sweep, run_sweep
+from tests.bench.constructed import Stream, a_result
+from tests.packdata.packing import pack_samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loaders.bench.verdict import Change
+
+HERE = "tests.bench.test_cli_failures"
+QUICK = ["--seconds", "0.5", "--repeats", "1"]
+FEW = ["--workers", "0", "--batch-size", "64", *QUICK]
+
+
+class LongStream(Stream):
+    """It knows how much there is of it."""
+
+    def __len__(self) -> int:
+        return 4096
+
+
+class Undecided(Stream):
+    """A stream that says nothing of workers."""
+
+
+def bad_step(batch: Any) -> None:
+    """Break."""
+    raise ValueError("no good")
+
+
+def no_factory() -> Any:
+    """Break, too."""
+    raise RuntimeError("boom")
+
+
+def lines_of(text: str, first: str) -> list[str]:
+    """Return the lines from the one that begins so on."""
+    lines = text.splitlines()
+    return lines[next(i for i, line in enumerate(lines) if line.startswith(first)) :]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_step_that_raises_costs_the_verdict_and_not_the_figures(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    """The traceback begins with the user's own code; one line says what it was."""
+    options = ["--step", f"{HERE}:bad_step", *["--json"] * as_json]
+
+    assert main(["tests.bench.constructed:instant", *FEW, *options]) == 1
+
+    out, said = capsys.readouterr()
+    trace = lines_of(said, "Traceback")
+    assert __file__ in trace[1]
+    assert trace[-2:] == ["ValueError: no good", "loaders.bench: no verdict: ValueError: no good"]
+    if as_json:
+        found = json.loads(out)
+        assert found["results"][0]["samples_per_s"] > 0
+        assert found["notes"] == ["no verdict: ValueError: no good"]
+    else:
+        assert "<- chosen" in out
+
+
+def test_a_step_that_raises_leaves_the_recommended_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--batch-size", "64", *QUICK, "--step", f"{HERE}:bad_step"]
+
+    assert main(["recommend", "tests.bench.constructed:instant", *options]) == 1
+
+    out, said = capsys.readouterr()
+    assert out.startswith("DataLoader(dataset, batch_size=64, shuffle=True, num_workers=")
+    assert "loaders.bench: no verdict: ValueError: no good" in said
+
+
+def test_a_factory_that_raises_is_shown_from_its_own_line_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([f"{HERE}:no_factory", *FEW]) == 1
+
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.splitlines()[0] == "Traceback (most recent call last):"
+    assert __file__ in said.splitlines()[1]
+    assert said.splitlines()[-1] == "loaders.bench: RuntimeError: boom"
+
+
+def test_a_picture_that_cannot_be_written_costs_no_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "a.png").mkdir()
+    options = ["--no-verdict", "--json", "--plot", str(tmp_path / "a.png")]
+
+    assert main(["tests.bench.constructed:instant", *FEW, *options]) == 1
+
+    out, said = capsys.readouterr()
+    assert json.loads(out)["results"][0]["samples_per_s"] > 0
+    assert said.splitlines()[-1].startswith("loaders.bench: IsADirectoryError: ")
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", ["sweep", "recommend", "plan"])
+def test_a_shard_that_is_missing_is_an_error_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    packed = pack_samples(tmp_path / "d", 6)
+    for shard in packed.glob("shard-*"):
+        shard.unlink()
+
+    assert main([command, str(packed)]) == 1
+
+    said = capsys.readouterr().err
+    assert "the shard is missing. Run 'packdata verify'" in said.splitlines()[-1]
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", ["sweep", "recommend"])
+def test_where_every_setting_failed_in_some_run_the_status_tells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    result = a_result(Config(0, 64, "process"), 2)
+    result.error = "OSError: no room"
+    monkeypatch.setattr(cli, "run_sweep", lambda *_, **options: Sweep("d", [result]))
+
+    assert main([command, "tests.bench.constructed:instant", *QUICK]) == 1
+
+    out, said = capsys.readouterr()
+    assert "loaders.bench: every setting failed in some run: OSError: no room" in said
+    assert ("<- chosen; failed in run 3: OSError: no room" in out) is (command == "sweep")
+    assert ("num_workers=0" in out) is True
+    assert ('num_workers="auto" now takes' in said) is False
+
+
+@pytest.mark.parametrize("command", ["sweep", "plan", "recommend"])
+def test_a_stream_with_a_length_is_a_stream(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    options = [
+        "--batch-size",
+        "16",
+        "--json",
+        *(QUICK if command != "plan" else ["--workers", "2"]),
+    ]
+
+    assert main([command, f"{HERE}:LongStream", *options]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    if command == "plan":
+        assert found["as served"]["batch_bytes"] == 16 * 4
+    else:
+        assert found["chosen"]["num_workers"] <= 1
+    if command == "recommend":
+        loader = eval(found["line"], {"DataLoader": DataLoader, "dataset": LongStream()})
+        assert next(iter(loader)).tolist() == list(range(16))
+
+
+def test_what_workers_make_of_a_stream_is_said_beside_the_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recommend", f"{HERE}:Undecided", "--batch-size", "64", *QUICK]) == 0
+
+    out, said = capsys.readouterr()
+    assert out.startswith("DataLoader(dataset, batch_size=64, num_workers=")
+    assert "note: workers 0 and 1 of this stream begin with the same samples" in said
+
+
+def test_workers_that_only_repeat_a_stream_are_not_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would look quicker where samples wait."""
+    asked: list[bool] = []
+
+    def spy(*_: Any, waits: bool, **options: Any) -> list[Change]:
+        asked.append(waits)
+        return []
+
+    result = a_result(Config(0, 64, "process"))
+    monkeypatch.setattr(cli, "_WAITS", -1.0)
+    monkeypatch.setattr("loaders.bench.changes.tried", spy)
+    for is_repeated in (True, False):
+        swept = Sweep("d", [result], is_repeated=is_repeated)
+        monkeypatch.setattr(cli, "run_sweep", lambda *_, swept=swept, **options: swept)
+        assert main([f"{HERE}:Undecided", *QUICK]) == 0
+
+    assert asked == [False, True]
+    assert capsys.readouterr().out.count("<- chosen") == 2
+
+
+def test_what_keeps_a_stage_from_being_cold_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = pack_samples(tmp_path / "d", 6)
+    monkeypatch.setattr("loaders.bench.pagecache.resident_share", lambda files: 0.5)
+    options = ["--cold", "--no-trials", "--json", "--size", "32", "--workers", "0"]
+
+    def without_notes(*args: Any, **options: Any) -> Sweep:
+        found = run_sweep(*args, **options)
+        found.notes.clear()
+        return found
+
+    monkeypatch.setattr(cli, "run_sweep", without_notes)
+    assert main([str(packed), *QUICK, *options]) == 0
+
+    out, said = capsys.readouterr()
+    note = "of the stages, cold: 50% of the files stayed in the page cache"
+    assert [found.startswith(note) for found in json.loads(out)["notes"]] == [True]
+    assert f"note: {note}" in said
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_what_is_tried_beside_a_cold_sweep_is_cold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
+    packed = pack_samples(tmp_path / "d", 6)
+    asked: list[bool] = []
+
+    def spy(*_: Any, cold: bool, **options: Any) -> list[Change]:
+        asked.append(cold)
+        return []
+
+    monkeypatch.setattr("loaders.bench.changes.tried", spy)
+    options = ["--size", "32", "--workers", "0", *["--cold"] * cold]
+
+    assert main([str(packed), *QUICK, *options]) == 0
+    assert asked == [cold]
+
+
+@pytest.mark.parametrize(
+    ("size", "is_of_one_size", "is_said"),
+    [("32", True, True), ("0", True, False), (None, True, False), ("32", False, False)],
+)
+def test_a_size_that_changes_nothing_is_said_to(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    size: str | None,
+    is_of_one_size: bool,
+    is_said: bool,
+) -> None:
+    image = "pixels" if is_of_one_size else "image"
+    packed = pack_samples(tmp_path / "d", 6, fields=[image, "label"])
+
+    assert main(["plan", str(packed), *([] if size is None else ["--size", size])]) == 0
+
+    said = "--size 32 is left out: only folders of images of many sizes are cropped"
+    assert (said in capsys.readouterr().err) is is_said
+
+
+def test_loose_images_of_one_size_are_measured_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(4):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), np.full((40, 30, 3), i, np.uint8))
+    options = ["--size", "0", "--workers", "0", "--json", "--no-trials"]
+
+    assert main([str(tmp_path), *QUICK, *options]) == 0
+
+    out, said = capsys.readouterr()
+    assert json.loads(out)["facts"]["sample_bytes"] == 3 * 40 * 30 + 8
+    assert "crops" not in said
+
+
+@pytest.mark.parametrize(
+    ("option", "word"), [([], ', device="cuda")'), (["--device", "cpu"], ")")]
+)
+def test_the_line_has_the_device_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: list[str],
+    word: str,
+) -> None:
+    """As on a machine with a GPU."""
+    swept = Sweep("d", [a_result(Config(1, 64, "process"))])
+    monkeypatch.setattr(cli, "run_sweep", lambda *_, **options: swept)
+    monkeypatch.setattr(cli, "_judge_if_possible", lambda *_, **options: (None, None))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+    assert main(["recommend", "tests.bench.constructed:instant", *QUICK, *option]) == 0
+
+    line = (
+        "DataLoader(dataset, batch_size=64, shuffle=True, num_workers=1, persistent_workers=True"
+    )
+    assert capsys.readouterr().out == f"{line}{word}\n"
+
+
+def test_who_reads_no_further_is_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "loaders.bench", "doctor", str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, told = process.communicate(timeout=100)
+
+    assert process.returncode == 0
+    assert told == ""

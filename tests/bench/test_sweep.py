@@ -1,0 +1,236 @@
+"""What a sweep may choose, what it makes of streams, and how cold a cold one is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from loaders.bench import machine, pagecache
+from loaders.bench import sweep as sweep_module
+from loaders.bench.measure import Config, time_loader
+from loaders.bench.sweep import (
+    Limits,
+    Sweep,
+    default_batch_size,
+    grid,
+    is_same,
+    repeats_itself,
+    run_sweep,
+    time_target,
+)
+from loaders.bench.targets import Target, load
+from tests.bench.constructed import Instant, Made, a_result
+from tests.packdata.packing import pack_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Whole(IterableDataset[Any]):
+    """A stream that every worker gives from its beginning; it has a length, too."""
+
+    def __len__(self) -> int:
+        return 512
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(512):
+            yield {"x": torch.full((16,), i), "name": f"sample {i}"}
+
+
+class Divided(IterableDataset[Any]):
+    """A stream of which each worker gives its part."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        yield from (torch.full((16,), i) for i in range(first, 512, step))
+
+
+class Alike(IterableDataset[Any]):
+    """Samples by which no worker can be told from another."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from (torch.zeros(16) for _ in range(512))
+
+
+class Ends(IterableDataset[Any]):
+    """One sample, and an error."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield torch.zeros(16)
+        raise OSError("the connection is lost")
+
+
+class FailsLater(Made):
+    """Its first runs go well."""
+
+    left = 600
+
+    def work(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("too many open files")
+
+
+def failed(config: Config, repeats: int = 1) -> Any:
+    result = a_result(config, repeats)
+    result.error = "OSError: no room"
+    return result
+
+
+@pytest.mark.parametrize(
+    ("stream", "is_repeated"), [(Whole(), True), (Divided(), False), (Alike(), False), (Ends(), False)]
+)  # fmt: skip
+def test_a_stream_that_each_worker_gives_whole_is_found_by_its_first_samples(
+    stream: Any, is_repeated: bool
+) -> None:
+    assert repeats_itself(stream) is is_repeated
+
+
+@pytest.mark.parametrize(
+    ("name", "is_repeated", "said"),
+    [
+        ("Whole", True, "each gives the whole stream, and several only repeat it"),
+        ("Divided", False, "each of several workers gives the whole, unless the stream divides"),
+    ],
+)
+def test_workers_that_repeat_each_other_are_not_chosen(
+    monkeypatch: pytest.MonkeyPatch, name: str, is_repeated: bool, said: str
+) -> None:
+    """Twice as many samples a second, half of which are the other half's copies."""
+    monkeypatch.setattr(
+        sweep_module, "time_target", lambda _, config, **more: a_result(config, 1).runs[0]
+    )
+    target = load(f"tests.bench.test_sweep:{name}")
+
+    sweep = run_sweep(
+        target, grid(target, workers=[0, 1, 2]), Limits(0.1, 1), progress=False
+    )  # fmt: skip
+
+    assert [result.rate for result in sweep.results] == [1000, 2000, 3000]
+    assert sweep.is_repeated is is_repeated
+    assert sweep.best.config.num_workers == (1 if is_repeated else 2)
+    assert [said in note for note in sweep.notes] == [True]
+
+
+def test_one_worker_cannot_repeat_another() -> None:
+    target = load("tests.bench.test_sweep:Whole")
+
+    sweep = run_sweep(target, grid(target, workers=[0, 1]), Limits(0.1, 1), progress=False)
+
+    assert (sweep.is_repeated, sweep.notes) == (False, [])
+    assert default_batch_size(target.dataset) == 64  # of its length nothing follows
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"x": torch.ones(2), "y": [1, "a"]}, {"x": torch.ones(2), "y": [1, "a"]}, True),
+        ({"x": torch.ones(2)}, {"x": torch.zeros(2)}, False),
+        ({"x": 1}, {"y": 1}, False),
+        (("a", 1), ("a", 1, 2), False),
+        (("a", 1), ["a", 1], False),
+        (np.ones(3), np.ones(3), True),
+        (np.ones(3), np.ones(2), False),
+        (b"ab", b"ac", False),
+    ],
+)
+def test_samples_are_compared_at_any_depth(one: Any, other: Any, same: bool) -> None:
+    assert is_same(one, other) is same
+
+
+def test_a_setting_that_failed_in_some_run_is_not_chosen_while_another_never_did() -> None:
+    slow, quick = Config(0, 64, "thread"), Config(2, 64, "thread")
+
+    sweep = Sweep("d", [a_result(slow), failed(quick)])
+
+    assert sweep.best.config == slow
+    assert [result.config for result in sweep.sound] == [slow]
+    assert Sweep("d", [failed(slow), failed(quick)]).best.config == quick
+
+
+def test_a_run_that_fails_later_keeps_what_came_before() -> None:
+    sweep = run_sweep(
+        Target("d", "object", FailsLater),
+        [Config(0, 64, "process")],
+        Limits(0.1, 30, max_samples=64),
+        progress=False,
+    )
+
+    (result,) = sweep.results
+    assert result.error == "OSError: too many open files"
+    assert 0 < len(result.runs) < 30
+    assert sweep.sound == []
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_a_cold_run_ends_with_the_pass(tmp_path: Path, backend: str) -> None:
+    """A second one would find the files in memory."""
+    target = load(str(pack_samples(tmp_path / "d", 12)), size=32)
+    seen: list[int] = []
+
+    def count(sample: Any) -> Any:
+        seen.append(1)
+        return sample
+
+    target._dataset = target.dataset.replace(transform=count)
+
+    run = time_target(target, Config(0, 4, backend), seconds=20, once=True)
+
+    assert len(seen) == 12
+    assert run.num_samples == 8  # behind the first batch
+
+
+def test_a_warm_run_goes_on_for_its_time() -> None:
+    run = time_target(Target("d", "object", Instant), Config(0, 64, "process"), seconds=0.3)
+
+    assert run.num_samples > 512
+
+
+@pytest.mark.parametrize(
+    ("config", "num_timed", "is_noted"),
+    [
+        (Config(0, 12, "thread"), 12, True),
+        (Config(0, 3, "thread"), 9, False),
+        (Config(2, 4, "process"), 12, True),  # one round of two batches, and one batch
+    ],
+)
+def test_of_a_pass_of_few_batches_the_first_counts_and_that_is_noted(
+    tmp_path: Path, config: Config, num_timed: int, is_noted: bool
+) -> None:
+    target = load(str(pack_samples(tmp_path / "d", 12)), size=32)
+
+    sweep = run_sweep(target, [config], Limits(9.0, 1), cold=True, progress=False)
+
+    assert [run.num_samples for run in sweep.results[0].runs] == [num_timed]
+    assert sweep.results[0].rate > 0
+    said = "cold: a pass has so few batches that the start of the workers counts, too"
+    assert (said in sweep.notes) is is_noted
+
+
+@pytest.mark.parametrize("config", [Config(2, 8, "thread"), Config(1, 8, "process")])
+def test_nothing_keeps_the_files_in_the_page_cache_while_a_cold_sweep_drops_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Config
+) -> None:
+    """A dataset that somebody still holds has pages mapped, and those stay."""
+    target = load(str(pack_samples(tmp_path / "d", 64)), size=32)
+    mount = machine.mount_of(tmp_path)
+    if pagecache.resident_share(target.files) is None or (mount and mount.kind == "tmpfs"):
+        pytest.skip("what is in the page cache cannot be told, or dropped")
+    shares: list[float | None] = []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        shares.append(pagecache.resident_share(target.files))
+        return time_loader(*args, **options)
+
+    monkeypatch.setattr(sweep_module, "time_loader", spy)
+    assert len(list(target.dataset)) == 64
+    run_sweep(target, [config], Limits(0.1, 3), cold=True, progress=False)
+
+    assert len(shares) == 3
+    assert max(share or 0.0 for share in shares) < 0.5
