@@ -15,7 +15,7 @@ from tests.packdata.command_sources import make_sources
 if TYPE_CHECKING:
     from pathlib import Path
 
-PACKDATA = f"{shlex.quote(sys.executable)} -m packdata"
+PACKDATA = f"{shlex.quote(sys.executable)} -W always -m packdata"
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from packdata.commands.common import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Literal, TextIO
 
 _DONE, _BAD_DATA, _WRONG_USAGE, _INTERRUPTED = 0, 1, 2, 130  # beside a command's own 3
 
@@ -55,11 +56,16 @@ def _open_closed_streams() -> None:
     In this order they get their own numbers, which no file that is packed into shall have.
     """
     if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  # stays open
+        sys.stdin = _null("r")
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            stream = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
-            setattr(sys, name, stream)
+            setattr(sys, name, _null("w"))
+
+
+def _null(mode: Literal["r", "w"]) -> TextIO:
+    """The null device by a number that nobody closes, so that Python has nothing to warn of at exit."""
+    number = os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
+    return open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
