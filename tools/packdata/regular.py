@@ -11,6 +11,8 @@ from loaders.errors import SourceError
 if TYPE_CHECKING:
     from pathlib import Path
 
+_AT_ONCE = 1 << 20
+
 
 def check_regular(path: Path | str, where: Path | str) -> None:
     """Raise SourceError, which names ``where``, for a pipe, socket or device.
@@ -28,3 +30,24 @@ def check_mode(mode: int, where: Path | str) -> None:
     """Raise SourceError as ``check_regular`` does, for who has asked for the file's mode already."""
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise SourceError("it is not a regular file", where)
+
+
+def read_regular(path: Path | str, where: Path | str) -> bytes:
+    """Return the bytes of a file by as few calls into the kernel as there are.
+
+    Each lets other threads have Python's lock, and may wait to get it back.
+
+    Raises:
+        SourceError: As ``check_regular`` does.
+        OSError, ValueError: It cannot be read; there is a NUL in the name.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe, too, is opened at once
+    try:
+        about = os.fstat(descriptor)
+        check_mode(about.st_mode, where)
+        data = os.read(descriptor, about.st_size + 1)
+        if len(data) == about.st_size > 0:
+            return data
+        return data + b"".join(iter(lambda: os.read(descriptor, _AT_ONCE), b""))
+    finally:
+        os.close(descriptor)

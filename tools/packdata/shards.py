@@ -35,6 +35,8 @@ MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
 MAX_RECORD_BYTES: dict[Format, int] = {"lmdb": (2 << 30) - 1, "parquet": 512 << 20}
 _LARGE_BYTES = 4 << 20  # from here on numpy asks for huge pages
 _MOST_AT_ONCE = 256 << 20
+# numpy lets other threads run while it copies, which may take milliseconds where memory is fresh.
+_LONG_BYTES = 4 << 10
 _RECORD_BYTES = 8  # what counts for a record beside its bytes: its length, or its row
 
 
@@ -69,7 +71,10 @@ class _Rows:
         end = self._used + len(record)
         if end > len(self._view):
             self._grow(end)
-        self._view[self._used : end] = record
+        if len(record) < _LONG_BYTES:
+            self._view[self._used : end] = record
+        else:
+            self._data[self._used : end] = np.frombuffer(record, np.uint8)
         self._used = end
         if self._nbytes is None:
             self._lengths.append(len(record))

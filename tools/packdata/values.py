@@ -16,7 +16,7 @@ import numpy as np
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, SourceError
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, MultiLabel
-from packdata.regular import check_regular
+from packdata.regular import read_regular
 
 Size = tuple[int, int]
 _BOXES = "boxes of (n, 4): x1, y1, x2, y2"
@@ -145,9 +145,8 @@ class Preparer:
 
     def _from_file(self, place: Path, path: Path, field: Image | Mask) -> Encoded:
         """Encode the file at ``place``, which was given as ``path``."""
-        check_regular(place, path)
         try:
-            data = place.read_bytes()
+            data = read_regular(place, path)
         except OSError as error:
             raise SourceError(f"it cannot be read ({error.strerror})", path) from error
         try:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import SourceError
-from packdata.regular import check_regular
+from packdata.regular import check_regular, read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -155,10 +155,10 @@ def broken_item(key: str, what: str, where: str, hint: str = "") -> Item:
 
 def read_file(path: Path | str, where: str) -> bytes:
     """Return the bytes of a file; SourceError that names ``where`` if that fails."""
-    check_regular(path, where)
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_regular(path, where)
+    except SourceError:
+        raise
     except FileNotFoundError as error:
         raise SourceError(f"there is no file {str(path)!r}", where, "Was it moved?") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
