@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +179,10 @@ class _Marked:
             batch = next(self._batches)
         except Exception as error:
             self._step += _is_of_a_batch(error)
+            if hasattr(self._batches, "_shutdown_workers"):
+                # torch's own keeps the error in a frame of its traceback, and by that itself. Workers
+                # of an iterator that the garbage collector finds end ten seconds later.
+                traceback.clear_frames(error.__traceback__)
             raise
         valid = self._valid()
         return map_tensors((batch, valid), _pinned) if self._pin else (batch, valid)

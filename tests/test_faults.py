@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,6 +189,29 @@ def test_a_killed_worker_process_is_an_error_within_seconds(folder: Path) -> Non
 
     assert time.monotonic() - began < 15
     iterator.close()  # or torch's signal handler tells it once more, whatever runs by then
+
+
+@pytest.mark.parametrize(("backend", "num_workers"), BACKENDS)
+def test_after_an_error_no_garbage_collector_is_needed_to_end_the_workers(
+    folder: Path, backend: Any, num_workers: int
+) -> None:
+    """Those of torch's own loader end ten seconds after it has run, and it runs whenever it likes."""
+    dataset = ShardDataset(folder, fields=["sample_id"], transform=refuse)
+    iterator: Any = iter(DataLoader(dataset, 1, num_workers=num_workers, backend=backend))
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="not this one"):
+            next(iterator)
+        left = weakref.ref(iterator)
+        del iterator
+
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+def refuse(sample: Any) -> Any:
+    raise ValueError("not this one")
 
 
 class Slow:

@@ -414,10 +414,11 @@ def test_whether_a_dataset_is_made_of_ours_shows_in_its_attributes(
 
 
 def test_torchs_worker_processes_warn_below_a_wrapper_too(dataset: ShardDataset) -> None:
-    loader = TorchLoader(Wrapped(dataset), 5, shuffle=True, num_workers=2)
+    iterator: Any = iter(TorchLoader(Wrapped(dataset), 5, shuffle=True, num_workers=2))
 
     with pytest.raises(UserWarning, match="drawn for epoch 0 each time"):
-        served(loader)
+        list(iterator)
+    iterator._shutdown_workers()  # or they would end ten seconds late, in whatever test runs then
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -445,10 +446,11 @@ def test_torchs_loader_is_warned_of_when_its_second_epoch_begins(dataset: ShardD
 
 def test_torchs_worker_processes_warn_at_once(dataset: ShardDataset) -> None:
     """Each sees a sample once: here as the error that the test run makes of warnings."""
-    loader = TorchLoader(dataset, 5, shuffle=True, num_workers=2)
+    iterator: Any = iter(TorchLoader(dataset, 5, shuffle=True, num_workers=2))
 
     with pytest.raises(UserWarning, match="drawn for epoch 0 each time"):
-        served(loader)
+        list(iterator)
+    iterator._shutdown_workers()
 
 
 def test_transforms_that_draw_and_mixtures_are_told_of_too(dataset: ShardDataset) -> None:
