@@ -90,6 +90,7 @@ def test_codec_cases_run(tmp_path: Path) -> None:
     assert all(f"| {codec['name']} |" in (tmp_path / "RESULTS.md").read_text() for codec in codecs)
 
 
+@pytest.mark.slow
 def test_gpu_cases_run_on_the_cpu(tmp_path: Path) -> None:
     """Every case is right and gives its figures; without CUDA a real run says so and measures nothing."""
     script = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--out", str(tmp_path)]
@@ -116,6 +117,7 @@ def test_gpu_cases_run_on_the_cpu(tmp_path: Path) -> None:
     assert "no CUDA device" in bare.stderr
 
 
+@pytest.mark.slow
 def test_a_gpu_case_that_fails_or_hangs_takes_no_other_with_it(tmp_path: Path) -> None:
     """What the others found is written, and which failed; of the first, a package cannot be imported."""
     (tmp_path / "broken").mkdir()

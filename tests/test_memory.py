@@ -80,7 +80,7 @@ def dataset(folder: Path, kind: str) -> Any:
     return shards if kind == "shards" else RAMDataset(shards, progress=False)
 
 
-@pytest.mark.parametrize("kind", ["shards", "ram"])
+@pytest.mark.parametrize("kind", ["shards", pytest.param("ram", marks=pytest.mark.slow)])
 def test_memory_is_flat_over_epochs(folder: Path, kind: str) -> None:
     """An epoch serves 0.75 MB of pixels: what would be kept of each would show."""
     data = dataset(

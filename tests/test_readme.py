@@ -98,7 +98,7 @@ def test_the_trainer_of_the_page_gives_our_loader(folder: Path) -> None:
     assert [batch["x"].shape for batch in trainer.get_train_dataloader()] == [(4,), (4,)]
 
 
-@pytest.mark.parametrize("source", ["scenes", "photos"])
+@pytest.mark.parametrize("source", [pytest.param("scenes", marks=pytest.mark.slow), "photos"])
 def test_quickstart_runs_on_a_folder(folder: Path, source: str) -> None:
     """The quickstart's own steps, on a folder without classes and on one of splits, in this environment."""
     command = [

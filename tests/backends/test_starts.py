@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset
@@ -45,6 +46,7 @@ def test_batches_are_the_same_where_python_skips_asserts() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_that_starts_itself_again_is_told_what_to_guard(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(UNGUARDED)

@@ -294,7 +294,7 @@ def test_where_the_dataset_itself_fails_nothing_is_compared() -> None:
     assert "the dataset as it is: failed in run 1: OSError: the disk is gone" in said
 
 
-@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize("cold", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_files_are_dropped_before_each_cold_run_of_a_trial_that_reads_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
 ) -> None:
