@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 100
 ALONE = "the network alone, one batch over and over"
-NOTE = """Medians of epochs in turns. *Of the first*: the epoch as a share of the first line's. *Waiting*: the share of
-the epoch in which the network waited for a batch. *Loading alone*: with nobody training. *Last loss*: the mean of the
-last epoch, after equal steps for all. On a CPU, both compete for the cores, and the network dominates."""
+NOTE = """Medians of epochs in turns. Each step is one more than the line before has; the two codecs at the end are
+other packings, squares of one size, mapped. *Of the first*: the epoch as a share of the first line's. *Waiting*: the
+share of the epoch in which the network waited for a batch. *Loading alone*: with nobody training. *Last loss*: the mean
+of the last epoch, after equal steps for all. On a CPU, both compete for the cores, and the network dominates."""
 
 
 # -- what many projects begin with -----------------------------------------------------------------
@@ -130,7 +131,7 @@ def cut(photos: Path, folder: Path, num: int) -> list[Path]:
 def make_steps(
     files: list[Path], folder: Path, args: argparse.Namespace, device: torch.device
 ) -> list[Step]:
-    """Return the ladder, slowest first; what a name says is what changed since the one before."""
+    """Return the ladder, slowest first; what a name says is what is new in it."""
     crop = [augment.RandomResizedCrop(args.size), augment.RandomHorizontalFlip()]
     side = f"{args.size * 8 // 7}"  # 256 for crops of 224
 
@@ -253,7 +254,7 @@ def summary(step: Step, base: Step, num: int) -> dict[str, float]:
 def table(found: dict[str, dict[str, float]]) -> str:
     """Return the figures as Markdown."""
     lines = [
-        "| each line changes one thing | epoch, s | range | of the first | waiting | loading alone | last loss |",
+        "| step | epoch, s | range | of the first | waiting | loading alone | last loss |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, row in found.items():
