@@ -530,6 +530,32 @@ def test_spans_name_every_chunk_that_is_touched_and_no_other(seed: int) -> None:
         *(inside // chunk_bytes).ravel().tolist(),
     }
     assert set(spans.chunks(chunk_bytes).tolist()) == wanted
+    known = np.ones(-(-len(padded) // chunk_bytes), bool)
+    assert spans.are_within(known, chunk_bytes)
+    for chunk in wanted:
+        known[chunk] = False
+        assert not spans.are_within(known, chunk_bytes)
+        known[chunk] = True
+
+
+def test_of_chunks_that_were_verified_before_nothing_is_looked_at_again(
+    tmp_path: Path, format: str
+) -> None:
+    dataset = ShardDataset(pack_large(tmp_path / "a", format))
+    records = PartialRecords(dataset.store, "array")
+    other, record = records.find(dataset.rows_of(np.array([0, 1])))
+    spans = Spans(5 * checksums.CHUNK_BYTES, [3 * checksums.CHUNK_BYTES], [1])
+    records.verify(records.part(0, 0, other, spans))
+
+    first = records.part(0, 1, record, spans)
+    records.verify(first)
+    again = records.part(0, 1, record, spans)
+    beside = records.part(0, 1, record, Spans(7 * checksums.CHUNK_BYTES, [70_000], [1]))
+
+    start = int(first.chunks[0]) - 5  # of the shard's chunks
+    assert (first.chunks - start).tolist() == [5, 6, 7]
+    assert again.chunks.tolist() == []
+    assert (beside.chunks - start).tolist() == [8, 9]
 
 
 def bytes_read() -> int:

@@ -150,7 +150,10 @@ class PartialRecords:
         always = not self._fits_memory or self._store.check == "always"
         if chunks.all_known and not always:
             return Part(number, row, record, _NONE)
-        touched = spans.chunks(chunks.nbytes) + chunks.first[row]
+        start = chunks.first[row]
+        if not always and spans.are_within(chunks.known[start:], chunks.nbytes):
+            return Part(number, row, record, _NONE)
+        touched = spans.chunks(chunks.nbytes) + start
         if not always:
             touched = touched[~chunks.known[touched]]
         if not len(touched):
@@ -242,6 +245,15 @@ class Spans:
         if not self.header:
             return touched
         return np.append(np.arange(-(-self.header // chunk_bytes)), touched)
+
+    def are_within(self, known: npt.NDArray[np.bool_], chunk_bytes: int) -> bool:
+        """Tell whether every chunk from the first byte to the last is known, touched or not."""
+        steps = zip(self.lengths, self.strides, strict=True)
+        last = self.start + sum((length - 1) * stride for length, stride in steps)
+        head = known[: -(-self.header // chunk_bytes)]
+        return bool(
+            head.all() and known[self.start // chunk_bytes : last // chunk_bytes + 1].all()
+        )
 
     def _chunks(self, chunk_bytes: int) -> Indices:
         axis, span = len(self.lengths), 1
