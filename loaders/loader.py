@@ -97,6 +97,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             ``LOCAL_WORLD_SIZE`` where ranks share them; 0 for others.
         persistent_workers: Keep worker processes, and the child of ``backend="subprocess"``, from epoch to epoch; what
             changes in the dataset meanwhile does not reach them.
+        pin_memory: Hand batches over in torch's page-locked memory, for copies of one's own. ``device`` needs none:
+            what it copies lies in page-locked slots at once, and is held until the copy is done.
         prefetch_factor: Batches in flight: with threads, of all of them together (default 2, or of small
             batches, which are made in groups, a group for each thread and two more); with processes, of each.
         backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, for a
@@ -313,7 +315,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Make what no pickle takes along."""
         self._iterator = None  # torch's, of worker processes that persist
         self._served, self.finisher = self._halves()
-        self._slots = Slots(pinned_buffer if self._pins else None)
+        # A user's own copies run on while their batch is dropped, and its slot used again: not from slots.
+        self._slots = Slots(pinned_buffer if pins(self.device) else None)
         self._batches: Callable[[], Any] = _nobody  # those being served, while they are
         self._delivery: Callable[[], Any] = _nobody
         self._kept = KeptChildren()  # with persistent_workers
@@ -425,6 +428,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self.batch_sampler is not None,
             self.num_workers,
             self._pins,
+            pins(self.device),
             self._slots,
             self._count_replaced,
         )

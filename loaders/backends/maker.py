@@ -40,7 +40,9 @@ class Maker:
         batch_size: Samples of a batch, or None where a batch sampler or single samples decide.
         has_batches: False where each index stands for a sample that is handed over alone.
         num_workers: How many threads share the work on a batch.
-        pin: Put batches into page-locked memory.
+        pin: Hand batches over in page-locked memory: torch's, which is used again only when a copy that it
+            has started is done, or that of slots.
+        locks_slots: Page-lock slots: for a loader that copies to a device, and holds each batch meanwhile.
         slots: Where batches go.
         count_replaced: Told how many samples another process's copy of the dataset replaced.
         group_size: How many batches to hand over at once: handing over costs tens of microseconds, whatever the size.
@@ -52,13 +54,16 @@ class Maker:
     has_batches: bool
     num_workers: int
     pin: bool = False
+    locks_slots: bool = False
     slots: Slots = field(default_factory=Slots)
     count_replaced: Callable[[int], None] = _count_nothing
     group_size: int = field(init=False)
 
     def for_child(self) -> Maker:
         """Return it without what belongs to this process."""
-        return replace(self, pin=False, slots=Slots(), count_replaced=_count_nothing)
+        return replace(
+            self, pin=False, locks_slots=False, slots=Slots(), count_replaced=_count_nothing
+        )
 
     @property
     def num_replaced(self) -> int:
@@ -93,7 +98,7 @@ class Maker:
         return [self.pinned(batch) for batch in read] if self.pin and read is not None else read
 
     def pinned(self, batch: Any) -> Any:
-        """Return a batch in page-locked memory, if that is asked for."""
+        """Return a batch in page-locked memory, if that is asked for: as it is where it lies in such a slot."""
         return torch.utils.data._utils.pin_memory.pin_memory(batch) if self.pin else batch
 
     def __post_init__(self) -> None:

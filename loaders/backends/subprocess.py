@@ -77,7 +77,7 @@ class Child:
         if context is None or isinstance(context, str):
             context = multiprocessing.get_context(context or start_method())
         self.is_up, self.num_passes, self.is_whole = False, 0, True
-        lock = partial(page_lock, what="a batch slot") if maker.pin else None
+        lock = partial(page_lock, what="a batch slot") if maker.locks_slots else None
         ours, theirs = pair()
         self._channel = Channel(ours)
         self._mapped = Mapped(self._channel.fds.popleft, lock)
@@ -218,6 +218,7 @@ class ChildPool:
     ) -> None:
         self.num_ready = 0
         self._child, self._count_replaced = child, maker.count_replaced
+        self._pinned = maker.pinned if maker.pin else None
         self._close = weakref.finalize(self, leave or _end_child, child)
         self._close.atexit = False  # then the child ends itself
         child.num_passes += 1
@@ -263,7 +264,7 @@ class ChildPool:
         group = self._came.popleft()
         self._under_way -= 1
         self._child.is_whole = True
-        return group  # type: ignore[no-any-return]
+        return group if self._pinned is None else list(map(self._pinned, group))
 
     def _receive(self, timeout_s: float | None) -> Any:
         """Return the next message, or None if none came in time; keep it if it is a group of this pass."""

@@ -32,7 +32,7 @@ def pinned_buffer(nbytes: int) -> UInt8Array:
     except RuntimeError as error:
         error.add_note(
             f"a batch slot of {nbytes / 1e6:.3g} MB needs page-locked memory: take a smaller batch, "
-            "or leave out device and pin_memory and move batches yourself"
+            "or leave device out and move batches yourself"
         )
         raise
 
