@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import mmap
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,8 +12,11 @@ from hypothesis import strategies as st
 
 from loaders import ShardDataset, concat
 from loaders.columns import Column, FixedColumn, VarColumn
+from loaders.datasets.access import gather as module
 from loaders.datasets.access.gather import Gather
 from tests.packdata.packing import pack_samples
+
+MAP_NORESERVE = 0x4000  # of Linux
 
 
 @st.composite
@@ -31,9 +36,16 @@ def shards(draw: st.DrawFn) -> tuple[int, list[Column]]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(shards(), st.integers(0, 99))
-def test_gather_equals_reading_row_by_row(case: tuple[int, list[Column]], seed: int) -> None:
-    """Also where shards of several kinds are mixed, and are opened one after the other."""
+@given(shards(), st.integers(0, 99), st.sampled_from([1 << 63, 1 << 30, 0]))
+def test_gather_equals_reading_row_by_row(
+    case: tuple[int, list[Column]], seed: int, most: int
+) -> None:
+    """Also where shards of several kinds are mixed, are opened one after the other, or lie far apart."""
+    with patch.object(module, "_MAX_ELEMENTS", most):
+        check_gather(case, seed)
+
+
+def check_gather(case: tuple[int, list[Column]], seed: int) -> None:
     nbytes, columns = case
     ends = np.cumsum([len(column) for column in columns])
     starts = ends - [len(column) for column in columns]
@@ -52,6 +64,25 @@ def test_gather_equals_reading_row_by_row(case: tuple[int, list[Column]], seed: 
             [columns[n].row(int(i - starts[n])) for i, n in zip(indices, numbers, strict=True)]
         )
         assert np.array_equal(out, expected)
+
+
+def test_large_rows_may_lie_further_apart_than_torch_can_count() -> None:
+    """4 TB of rows of 4 MB, of which three are touched: as of volumes, or of arrays here and there in memory."""
+    nbytes, num = 4 << 20, 1 << 20
+    try:
+        memory = mmap.mmap(-1, num * nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    except OSError:
+        pytest.skip("so many addresses are not to be had here")
+    column = FixedColumn(np.frombuffer(memory, np.uint8).reshape(num, nbytes))
+    indices = np.array([num - 1, 0, num // 2])
+    for i, row in enumerate(indices.tolist()):
+        memory[row * nbytes : row * nbytes + 4] = bytes([i, 1, 2, 3])
+    out = np.empty((3, nbytes), np.uint8)
+
+    Gather(nbytes, np.zeros(1, np.int64), lambda _: column)(indices, np.zeros(3, np.int64), out)
+
+    assert out[:, :5].tolist() == [[i, 1, 2, 3, 0] for i in range(3)]
+    assert not out[:, 4:].any()
 
 
 @settings(max_examples=8, deadline=None)

@@ -92,6 +92,18 @@ def folder(
 # -- windows over the stream -----------------------------------------------------------------------
 
 
+def test_windows_of_tokens_that_lie_far_apart_are_copied_one_by_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = TokenWindows(folder, 20)
+    expected = usual.__getitems__(range(len(usual))).batch
+
+    monkeypatch.setattr("loaders.datasets.access.gather._MAX_ELEMENTS", 0)
+    apart = TokenWindows(folder, 20)
+
+    assert torch.equal(apart.__getitems__(range(len(apart))).batch.tokens, expected.tokens)
+
+
 @pytest.mark.parametrize("length", [1, 5, 15, 16, 17, 40, 300])
 @pytest.mark.parametrize("stride", [None, 3])
 def test_windows_are_cut_from_the_stream_and_targets_are_one_token_later(

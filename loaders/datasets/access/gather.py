@@ -5,11 +5,15 @@ through a window over all the maps, a record is its address. Between two maps th
 memory that is not ours, so its arithmetic is guarded: an address is computed from a column that
 was checked against the size of its file when the shard was opened, and from a row number that was
 checked against the number of rows.
+
+torch counts the elements of such a view in 63 bits: of rows of a megabyte, some terabytes. Further
+apart may lie arrays in memory, or volumes of a very large dataset: these rows are copied one by one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
 Indices = npt.NDArray[np.int64]
 _UNKNOWN = -(1 << 62)
+_MAX_ELEMENTS = 1 << 63  # of a tensor
 
 
 class Gather:
@@ -40,17 +45,14 @@ class Gather:
         self._biases = np.full(len(starts), _UNKNOWN, np.int64)
         self._kinds = set[type[Column]]()
         self._of_starts: Gather | None = None  # of columns whose rows may lie anywhere
-        self._window = 0, torch.empty(0, nbytes, dtype=torch.uint8)
+        self._window = Window(0, 0, None)
         self._lock = ForkLock()
 
     def __call__(self, indices: Indices, shards: Indices, out: npt.NDArray[np.uint8]) -> None:
         """Copy the records of some samples to the rows of ``out``: ``(N, nbytes)`` uint8, C-contiguous."""
         if len(self._columns) < len(self._starts):
             self._open(np.unique(shards).tolist())
-        low, rows = self._window
-        addresses = self._addresses(indices, shards)
-        addresses -= low
-        torch.index_select(rows, 0, torch.from_numpy(addresses), out=torch.from_numpy(out))
+        self._window.copy(self._addresses(indices, shards), out)
 
     def _addresses(self, indices: Indices, shards: Indices) -> Indices:
         addresses = self._biases.take(shards)
@@ -97,10 +99,44 @@ class Gather:
     def _widen(self, low: int, high: int) -> None:
         """Let the window cover one more range of addresses."""
         if self._columns:
-            old_low, rows = self._window
-            low, high = min(low, old_low), max(high, old_low + len(rows) + self._nbytes - 1)
-        # One assignment: other threads read the pair without the lock.
-        self._window = low, rows_at(low, high, self._nbytes)
+            low, high = min(low, self._window.low), max(high, self._window.high)
+        # One assignment: other threads use the window without the lock.
+        self._window = window_over(low, high, self._nbytes)
+
+
+class Window(NamedTuple):
+    """Addresses at which rows may begin.
+
+    Attributes:
+        low: Address of the first byte.
+        high: Address behind the last byte.
+        rows: What ``rows_at`` returns for them, None where there are too many.
+    """
+
+    low: int
+    high: int
+    rows: torch.Tensor | None
+
+    def copy(self, addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
+        """Copy the rows at some addresses, which are no longer valid afterwards, to those of ``out``."""
+        if self.rows is None:
+            copy_each(addresses, out)
+            return
+        addresses -= self.low
+        torch.index_select(self.rows, 0, torch.from_numpy(addresses), out=torch.from_numpy(out))
+
+
+def window_over(low: int, high: int, nbytes: int) -> Window:
+    """Return a window for rows of ``nbytes`` bytes."""
+    fits = (high - low) * nbytes < _MAX_ELEMENTS
+    return Window(low, high, rows_at(low, high, nbytes) if fits else None)
+
+
+def copy_each(addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
+    """Copy rows one by one: they are large, or nobody would ask."""
+    nbytes, target = out.shape[1], int(out.ctypes.data)
+    for i, address in enumerate(addresses.tolist()):
+        ctypes.memmove(target + i * nbytes, address, nbytes)  # lets other threads run
 
 
 def rows_at(low: int, high: int, nbytes: int) -> torch.Tensor:

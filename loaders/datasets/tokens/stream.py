@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from loaders.columns import FixedColumn, VarColumn
-from loaders.datasets.access.gather import rows_at
+from loaders.datasets.access.gather import Window, rows_at, window_over
 from loaders.datasets.access.locks import ForkLock
 from loaders.errors import SchemaError, ShardError
 from loaders.schema import Tokens
@@ -73,7 +73,7 @@ class TokenStream:
         self._low, self._high = 0, 0
         self._opened: set[int] = set()
         self._all_open = False
-        self._views: dict[int, torch.Tensor] = {}
+        self._windows: dict[int, Window] = {}
         self._lock = ForkLock()
 
     def _find_runs(self, counts: Indices) -> None:
@@ -182,22 +182,20 @@ class TokenStream:
         return np.searchsorted(self._lasts, positions, "right")
 
     def _copy(self, addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
-        nbytes = out.shape[1]
-        low, view = self._view(nbytes)
-        addresses -= low
-        if torch.get_num_threads() > 1:  # it would wait for threads of its own, for so little
-            out[...] = view.numpy()[addresses]
-            return
-        torch.index_select(view, 0, torch.from_numpy(addresses), out=torch.from_numpy(out))
+        window = self._window(out.shape[1])
+        if torch.get_num_threads() > 1 and window.rows is not None:
+            out[...] = window.rows.numpy()[addresses - window.low]
+            return  # torch would wait for threads of its own, for so little
+        window.copy(addresses, out)
 
-    def _view(self, nbytes: int) -> tuple[int, torch.Tensor]:
+    def _window(self, nbytes: int) -> Window:
         with self._lock:
-            low, view = self._low, self._views.get(nbytes)
-            if view is None:
-                if len(self._views) > 64:
-                    self._views.clear()
-                view = self._views[nbytes] = rows_at(low, self._high, nbytes)
-            return low, view
+            window = self._windows.get(nbytes)
+            if window is None:
+                if len(self._windows) > 64:
+                    self._windows.clear()
+                window = self._windows[nbytes] = window_over(self._low, self._high, nbytes)
+            return window
 
     def _addresses_of(self, positions: Indices, runs: Indices) -> Indices:
         addresses: Indices = (positions - self._firsts[runs]) * self.dtype.itemsize
@@ -240,7 +238,7 @@ class TokenStream:
             else:
                 self._low = min(self._low, address)
                 self._high = max(self._high, address + data.nbytes)
-            self._views.clear()
+            self._windows.clear()
             mine = np.flatnonzero(self._shards == number)
             rows = self._rows[mine] - self._store.starts[number]
             self._addresses[mine] = address + rows * row_nbytes
