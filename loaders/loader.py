@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.random  # noqa: F401  # torch seeds it in each worker process: imported here, once, and not there
@@ -25,6 +25,7 @@ from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
+from loaders.cached import cached_property
 from loaders.checks import one_of, real_number, shown, whole_number
 from loaders.choices import (
     check_alone,

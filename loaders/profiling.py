@@ -256,6 +256,11 @@ def _profiled(kind: Any, watcher: profile) -> Any:
         def __iter__(self) -> Any:
             return _Timed(super().__iter__(), watcher)
 
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            """Pickle and copy what it is without the clock."""
+            _, _, *state = super().__reduce_ex__(protocol)
+            return object.__new__, (kind,), *state
+
         def _maker(self) -> Maker:
             return _TimedMaker(**_values(super()._maker()), profile=watcher)
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -142,6 +144,20 @@ def test_a_child_process_gets_no_clock_along() -> None:
 
     with loaders.profile(loader):
         assert type(loader._maker().for_child()) is Maker
+
+
+@pytest.mark.parametrize(
+    "again", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy]
+)
+def test_a_copy_of_a_loader_is_one_without_a_clock(again: Any) -> None:
+    loader = a_loader(shuffle=True)
+
+    with loaders.profile(loader) as profile:
+        other = again(loader)
+        assert len(list(other)) == 8
+
+    assert type(other) is DataLoader
+    assert profile.report.num_steps == 0
 
 
 def test_stages_of_the_workers_are_timed() -> None:

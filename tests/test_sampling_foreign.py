@@ -410,6 +410,28 @@ def test_whether_a_dataset_is_made_of_ours_shows_in_its_attributes(
     assert holds_ours(make(dataset)) == expected
 
 
+@pytest.mark.parametrize("kind", [np.empty, lambda n, _: torch.empty(n, dtype=torch.int64)])
+def test_a_batch_sampler_may_fill_one_array_again_and_again(
+    dataset: ShardDataset, kind: Any
+) -> None:
+    """While the batch before is still being made."""
+
+    class Same:
+        batch = kind(4, np.int64)
+
+        def __iter__(self) -> Any:
+            for first in range(0, NUM, 4):
+                self.batch[:] = torch.arange(first, first + 4)
+                yield self.batch
+
+        def __len__(self) -> int:
+            return NUM // 4
+
+    loader: Any = DataLoader(dataset, batch_sampler=Same(), num_workers=2, backend="thread")
+
+    assert [i for _, ids in loader for i in ids.tolist()] == list(range(NUM))
+
+
 # -- torch's own loader ----------------------------------------------------------------------------
 
 

@@ -125,8 +125,12 @@ def _anonymous(name: str, nbytes: int) -> tuple[int, UInt8Array]:
     """Return zeroed memory, and the descriptor by which another process can map it; the name is for ``/proc`` only."""
     with needs_descriptor():
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
-        os.ftruncate(fd, nbytes)
-        return fd, np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        try:
+            os.ftruncate(fd, nbytes)
+            return fd, np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        except BaseException:
+            os.close(fd)
+            raise
 
 
 @contextmanager

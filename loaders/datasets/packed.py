@@ -10,7 +10,6 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -19,6 +18,7 @@ import xxhash
 from torch.utils.data import Dataset
 
 from loaders.augment import Views, as_augment, has_draws
+from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.columns import Column, FixedColumn
 from loaders.datasets import frame

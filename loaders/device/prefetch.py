@@ -30,6 +30,7 @@ from loaders.device.nested import map_tensors, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import TracebackType
 
     from loaders.device.accelerator import Accelerator
 
@@ -89,6 +90,8 @@ class Prefetcher:
     def _fetch_ready(self) -> None:
         while len(self._queue) < self._ahead and self._is_ready():
             item = self._fetch()
+            if isinstance(item, _Failed):
+                item.error = item.error.with_traceback(_of_others(item.error.__traceback__))
             self._queue.append(item)
             if isinstance(item, _Failed):
                 return
@@ -124,6 +127,18 @@ class _Failed:
     """An error, or the end, in its place between batches."""
 
     error: Exception
+
+
+def _of_others(behind: TracebackType | None) -> TracebackType | None:
+    """Return what is of another thread in a traceback of this one.
+
+    Frames of this thread hold whoever iterates: the workers would live until the garbage is collected.
+    """
+    while behind is not None and behind.tb_next is not None:
+        if behind.tb_next.tb_frame.f_back is not behind.tb_frame:
+            return behind.tb_next
+        behind = behind.tb_next
+    return None
 
 
 class _Held:

@@ -140,7 +140,10 @@ class NumberedBatches:
 
 
 def _whole_numbers(batch: Any) -> Int64s | None:
-    """Return an index, or a list of them, as an array; None if it is neither, or has an epoch."""
+    """Return an index, or a list of them, as an array; None if it is neither, or has an epoch.
+
+    A copy: a sampler may fill the same array again, while the batch before is still being made.
+    """
     is_list = isinstance(batch, list | tuple | range)
     first = batch[0] if is_list and len(batch) else batch
     if hasattr(first, "epoch") or not (
@@ -152,7 +155,7 @@ def _whole_numbers(batch: Any) -> Int64s | None:
     except (TypeError, ValueError):  # of nothing that makes an array
         return None
     is_index = array.dtype.kind in "iu" and array.ndim < 2
-    return array.astype(np.int64, copy=False) if is_index else None
+    return array.astype(np.int64) if is_index else None
 
 
 class _Draws:

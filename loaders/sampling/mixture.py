@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from loaders.cached import cached_property
 from loaders.checks import did_you_mean, whole_number
 from loaders.rng import key64, uniform
 from loaders.sampling.derived import Derived, as_floats, digest, frozen_copy

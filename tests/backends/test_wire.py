@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import threading
@@ -268,6 +269,23 @@ def test_a_slot_that_is_given_up_leaves_no_trace() -> None:
         del arrived, message, first, second
         mapped.forget([slots.given_up.popleft() for _ in range(len(slots.given_up))])
         assert mapped.nbytes == slots.nbytes <= 4 * 1.25 * 400_000
+
+
+def test_a_slot_that_cannot_be_mapped_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    slots = SharedSlots()
+    monkeypatch.setattr("loaders.backends.wire.mmap.mmap", fails)
+    before = len(os.listdir("/proc/self/fd"))
+
+    for _ in range(3):
+        with pytest.raises(OSError, match="no memory"):
+            slots.take("x", 1 << 20)
+
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_what_is_sent_again_while_the_other_end_has_it_lies_in_another_slot() -> None:

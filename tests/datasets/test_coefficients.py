@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -15,6 +16,7 @@ from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
 from loaders.buffers import FreshMemory, Slots
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
+from loaders.datasets.reading.coefficients import put_range
 from loaders.device.decode import Coefficients
 from loaders.errors import SampleError, SchemaError
 from loaders.manifest import read_manifest
@@ -34,6 +36,27 @@ IMAGES: dict[str, Image] = {
     "yuv420": Image(size=SIZE, codec="yuv420"),
 }
 CPU = torch.device("cpu")
+
+
+def test_threads_that_put_what_they_read_do_not_disturb_each_other() -> None:
+    """As where a bad sample makes several parts of a batch be read again one by one."""
+    parts: dict[int, Any] = {}
+
+    def put(first: int) -> None:
+        for _ in range(2000):
+            put_range(parts, first, first + 8, None)
+            for i in range(first, first + 8):
+                put_range(parts, i, i + 1, None)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(put, range(0, 32, 8)))
+    finally:
+        sys.setswitchinterval(interval)
+
+    assert sorted(parts) == list(range(32))
 
 
 def picture(i: int, channels: int = 3) -> npt.NDArray[np.uint8]:

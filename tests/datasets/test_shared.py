@@ -238,6 +238,19 @@ def test_strangers_who_hang_up_do_not_end_the_sharing(folder: Path) -> None:
     del dataset
 
 
+def test_a_descriptor_that_is_received_is_not_inherited() -> None:
+    """A program that a rank starts would keep the dataset's memory."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, tempfile.TemporaryFile() as file:
+        socket.send_fds(theirs, [b'{"state": "ready"}'], [file.fileno()])
+
+        _, fd = keeping.receive(ours)
+
+        assert fd is not None
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+
+
 # -- what is received is checked ------------------------------------------------------------------
 
 

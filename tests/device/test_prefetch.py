@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import gc
 import threading
+import traceback
+import weakref
 from collections import namedtuple
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -135,6 +138,47 @@ def test_an_error_comes_after_the_batches_before_it_and_before_those_behind() ->
     batches.close()
 
     assert values(got) == [0, 1, 3]
+
+
+def test_an_error_that_was_met_ahead_keeps_nothing_alive() -> None:
+    """An early end comes before its turn: no garbage collector shall be needed to end the workers."""
+
+    def fails(sample: Any) -> Any:
+        if sample.x >= 4:
+            raise ValueError("bad sample")
+        return sample
+
+    data = RAMDataset.from_arrays(x=np.arange(40)).replace(transform=fails)
+    loader = DataLoader(data, 2, num_workers=2, backend="thread")
+    gc.disable()
+    try:
+        source = iter(loader)
+        batches = Prefetcher(source, ManualCopies(), ahead=4, is_ready=lambda: True)
+        next(batches)  # and two more, and the error
+        left = weakref.ref(source)
+        del source, batches
+
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+def test_of_an_error_that_was_met_ahead_the_workers_part_is_told() -> None:
+    def fails(sample: Any) -> Any:
+        raise ValueError("bad sample")
+
+    data = RAMDataset.from_arrays(x=np.arange(4)).replace(transform=fails)
+    loader = DataLoader(data, 2, num_workers=2, backend="thread")
+    source = iter([torch.zeros(1)])
+    batches = Prefetcher(chain(source, loader), ManualCopies(), ahead=2, is_ready=lambda: True)
+    next(batches)
+
+    with pytest.raises(ValueError, match="bad sample") as caught:
+        next(batches)
+
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "fails" in names
+    assert "_fetch_ready" not in names
 
 
 def test_a_failing_copy_is_raised_in_its_turn() -> None:

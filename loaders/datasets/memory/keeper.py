@@ -114,6 +114,8 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, int | Non
     """
     try:
         data, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
+        for fd in fds:
+            os.set_inheritable(fd, False)
     except ConnectionError:
         return None, None
     try:

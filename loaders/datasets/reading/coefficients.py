@@ -157,9 +157,9 @@ def put_range(parts: dict[int, Any], first: int, last: int, value: Any) -> None:
 
     A range that failed, maybe in another field, is read again sample by sample: what overlaps goes.
     """
-    for begun in list(parts):
-        if begun < last and parts[begun][0] > first:
-            del parts[begun]
+    for begun, (end, _) in list(parts.items()):
+        if begun < last and end > first:
+            parts.pop(begun, None)  # other threads put, and drop, ranges of theirs
     parts[first] = last, value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
-from functools import cached_property, partial
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import torch
 
 from loaders import augment
 from loaders.buffers import scratch
+from loaders.cached import cached_property
 from loaders.codecs.heads import PictureHead, PictureHeads, picture_heads
 from loaders.codecs.jpeg import PicturePart, ends_of, first_rows, part_of
 from loaders.datasets.reading.fixed import Layout

@@ -7,13 +7,13 @@ end is put together from both sides.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from loaders.cached import cached_property
 from loaders.columns import FixedColumn, VarColumn
 from loaders.datasets.access.gather import Window, rows_at, window_over
 from loaders.datasets.access.locks import ForkLock
