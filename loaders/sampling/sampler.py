@@ -5,6 +5,7 @@ What they hold is where the epoch stands: as little as a resume needs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -79,6 +80,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         self.epoch = 0
         self.start = 0  # where the next iter begins: 0 but for the first one after load_state_dict
         self._pass: Pass | None = None  # that the state tells of; None: nothing was begun
+        self._is_ambiguous = False  # a pass that was overtaken went on
         self._ranks: tuple[int, int] | None = None
         if rank is not None or world_size is not None:  # whatever is wrong with them is said now
             ranks = resolve_rank(rank, world_size)
@@ -124,7 +126,9 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
     def begin(self, plan: Plan) -> Pass:
         """Begin a pass over the current epoch; the state tells of it from now on."""
-        self._pass = Pass(self, self.epoch, plan)
+        if self._pass is not None:
+            self._pass.is_overtaken = True
+        self._pass, self._is_ambiguous = Pass(self, self.epoch, plan), False
         return self._pass
 
     @property
@@ -145,6 +149,11 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         Counted is what was taken from the iterators. A DataLoader that prefetches takes more than
         it has delivered: ``loaders.DataLoader`` therefore counts what it hands over.
         """
+        if self._is_ambiguous:
+            self._is_ambiguous = False
+            what = "the state tells of the iteration that began last, and an earlier one has gone on since"
+            remedy = "give each of two iterations at once, such as an estimate within an epoch, a loader of its own"
+            warnings.warn(f"{what}: {remedy}", stacklevel=3)
         delivered = self.start if self._pass is None else self._pass.delivered
         place = {"epoch": self.epoch, "delivered": delivered}
         return {"version": _STATE_VERSION, **self.order.describe(), **place}
@@ -220,12 +229,14 @@ class Pass:
         epoch: Which epoch.
         plan: The steps, from where the pass began.
         num_steps: How many of them are done.
+        is_overtaken: Whether another began before this one ended.
     """
 
     sampler: EpochSampler
     epoch: int
     plan: Plan
     num_steps: int = 0
+    is_overtaken: bool = False
 
     @property
     def delivered(self) -> int:
@@ -242,6 +253,8 @@ class Pass:
         self.num_steps += num_steps
         if self.sampler._pass is self:
             self.sampler.start = 0
+        elif self.is_overtaken:
+            self.sampler._is_ambiguous = True
 
     def end(self) -> None:
         """Advance the epoch, unless someone chose another one or began anew meanwhile."""
