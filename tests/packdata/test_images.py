@@ -662,6 +662,23 @@ class TestMasks:
         unused = tmp_path / "masks/b.png"
         assert notes == [f"1 mask used by nothing in the source: {unused}"]
 
+    @pytest.mark.parametrize(("fit", "is_said"), [("contain", True), ("cover", False)])
+    def test_that_masks_are_padded_with_a_class_is_said(
+        self, tmp_path: Path, fit: str, is_said: bool
+    ) -> None:
+        save(tmp_path / "images/a.png", photo())
+        save(tmp_path / "masks/a.png", np.ones((40, 60), np.uint8))
+
+        masked = make_images_plan(
+            tmp_path / "images", masks=tmp_path / "masks", sizes=["32"], fit=fit
+        )
+        bare = make_images_plan(tmp_path / "images", sizes=["32"], fit=fit)
+
+        assert (
+            "masks are 0 where pictures are padded, as where class 0 is" in masked.notes()
+        ) is is_said
+        assert not bare.notes()
+
     def test_a_column_of_masks(self, tmp_path: Path) -> None:
         save(tmp_path / "a.png", photo(4, 4))
         save(tmp_path / "m.png", np.full((4, 4), 9, np.uint8))

@@ -19,7 +19,7 @@ from packdata.settings import PackSettings, take
 from packdata.values import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from packdata.engine import Summary
     from packdata.fit import Size
@@ -47,7 +47,14 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say how many files were kept, and how many are smaller than asked for, too."""
-        return [*self._change_notes(), *FilesPlan.notes(self)]
+        return [*self._change_notes(), *self._padding_notes(), *FilesPlan.notes(self)]
+
+    def _padding_notes(self) -> Iterator[str]:
+        """Say that 0 may be a class."""
+        fits = {resize.fit for recipe in self.recipes for resize in recipe.options.sizes}
+        fields = [t.schema.fields for recipe in self.recipes for t in recipe.targets]
+        if "contain" in fits and any("mask" in each for each in fields):
+            yield "masks are 0 where pictures are padded, as where class 0 is"
 
     def _change_notes(self) -> list[str]:
         counts: Counter[str] = Counter()

@@ -61,7 +61,7 @@ def _add_picture_options(group: Any) -> None:
         choices=("shorter", "cover", "contain", "stretch"),
         default="shorter",
         help="with --size: scale the shorter side to N, where it is longer (default), scale and cut, "
-        "scale and pad, or stretch",
+        "scale and pad (with 0, masks too), or stretch",
     )
     add(
         "--codec",
