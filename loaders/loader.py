@@ -378,6 +378,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _start_torchs(self) -> Any:
         """Let torch fetch batches: in worker processes, which are told the epoch with them, or here."""
+        kept: Any = self._iterator
+        if kept is not None and not all(worker.is_alive() for worker in kept._workers):
+            self._iterator = (
+                None  # Ctrl-C of a terminal ends its workers, too: others take their place
+            )
         batches: Any = super().__iter__()
         if not self.num_workers:
             batches._dataset_fetcher = TellingFetcher(batches._dataset_fetcher)

@@ -182,7 +182,7 @@ def test_a_killed_worker_process_is_an_error_within_seconds(folder: Path) -> Non
     iterator: Any = iter(DataLoader(dataset, 1, num_workers=2, backend="process", collate_fn=list))
     next(iterator)
 
-    os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+    os.kill(iterator._batches._workers[0].pid, signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
         list(iterator)
@@ -212,6 +212,20 @@ def test_after_an_error_no_garbage_collector_is_needed_to_end_the_workers(
 
 def refuse(sample: Any) -> Any:
     raise ValueError("not this one")
+
+
+def test_after_kept_worker_processes_ended_others_take_their_place(folder: Path) -> None:
+    """Ctrl-C of a terminal ends them, too, and a notebook goes on with the same loader."""
+    loader: Any = DataLoader(
+        ShardDataset(folder, fields=["sample_id"]),
+        4, num_workers=2, backend="process", persistent_workers=True,
+    )  # fmt: skip
+    num = len(list(loader))
+    for worker in loader._iterator._workers:
+        os.kill(worker.pid, signal.SIGINT)
+        worker.join(20)
+
+    assert [len(list(loader)) for _ in range(2)] == [num, num]
 
 
 class Slow:

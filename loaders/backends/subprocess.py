@@ -20,6 +20,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -82,6 +83,7 @@ class Child:
         self._channel = Channel(ours)
         self._mapped = Mapped(self._channel.fds.popleft, lock)
         method = context.get_start_method()
+        self._is_started_anew = method != "fork"
         self._process = context.Process(
             target=child.main,
             args=(maker.for_child(), theirs, ours if method == "fork" else None),
@@ -192,16 +194,12 @@ class Child:
         self.end()
         what = f"the loader's child process (pid {self.pid})"
         if code is not None and code < 0:
-            remedy = "if the machine ran out of memory, lower num_workers, prefetch_factor or batch_size"
-            return RuntimeError(f"{what} was killed by signal {-code}: {remedy}")
-        if self.is_up:
-            return RuntimeError(f"{what} ended ({code}): what it printed says why")
-        remedy = (
-            "a script that starts processes by spawn has its code under if __name__ == '__main__'"
-        )
-        return RuntimeError(
-            f"{what} ended ({code}) at its start: what it printed says why; {remedy}"
-        )
+            return RuntimeError(f"{what} was killed by {_killed_by(-code)}")
+        why = "what it printed says why"
+        if not self.is_up and self._is_started_anew:
+            why += "; a script that starts processes by spawn has its code under if __name__ == '__main__'"
+        when = "" if self.is_up else ", before it had handed over a batch"
+        return RuntimeError(f"{what} ended ({code}){when}: {why}")
 
 
 class ChildPool:
@@ -376,9 +374,45 @@ def _no_interrupt() -> Iterator[None]:
     """Hold Ctrl-C back until the child can ignore it; it inherits the mask, as a fork server would for good."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        yield
+        with _handlers_later():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _handlers_later() -> Iterator[None]:
+    """Call the handlers of signals that come meanwhile at the end.
+
+    What a handler raises while a process forks, Python prints and forgets; and where there are other threads,
+    a mask of this one holds nothing back.
+    """
+    if threading.current_thread() is not threading.main_thread():  # handlers run in that one
+        yield
+        return
+    came: list[tuple[int, Any]] = []
+    given = ((number, signal.getsignal(number)) for number in signal.valid_signals())
+    handlers: dict[int, Any] = {number: handler for number, handler in given if callable(handler)}
+    try:
+        for number in handlers:
+            signal.signal(number, lambda *call: came.append(call))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in came:
+            handlers[number](number, frame)
+
+
+def _killed_by(number: int) -> str:
+    """Name a signal, and what to do about it."""
+    names = {each.value: f" ({each.name})" for each in signal.Signals}
+    name = f"signal {number}{names.get(number, '')}"
+    if number == signal.SIGKILL:
+        return f"{name}: if the machine ran out of memory, lower num_workers, prefetch_factor or batch_size"
+    if number == signal.SIGBUS:
+        return f"{name}: a shard was cut, or its storage failed, while it was read: run 'packdata verify'"
+    return name
 
 
 def _end(process: Any, channel: Channel, pid: int) -> None:

@@ -33,7 +33,15 @@ if TYPE_CHECKING:
 
 WHOLE = [[i, i + 1] for i in range(0, 12, 2)]
 _SOURCES = ("backends/subprocess.py", "backends/channel.py", "backends/wire.py")
-_NOT_THERE = ("__init__", "_end", "_death", "close", "_set_free", "_no_interrupt")
+_NOT_THERE = (
+    "__init__",
+    "_end",
+    "_death",
+    "close",
+    "_set_free",
+    "_no_interrupt",
+    "_handlers_later",
+)
 
 
 class Numbers(Dataset[int]):
