@@ -94,6 +94,12 @@ class Child:
         try:
             with nullcontext() if method == "forkserver" else _no_interrupt():
                 self._process.start()
+        except BaseException:  # Ctrl-C, say, which came while it was forked
+            if self._process.pid is None:
+                self._channel.close()
+            else:
+                _end(self._process, self._channel, self._pid)
+            raise
         finally:
             theirs.close()
         self.pid: int = self._process.pid

@@ -78,7 +78,7 @@ def test_a_daemonic_process_is_told_that_it_may_have_none() -> None:
 
 
 INTERRUPTED = """
-import os, signal, sys, threading, time, torch
+import multiprocessing, os, signal, sys, threading, time, torch
 from loaders import DataLoader, RAMDataset
 
 class Late(Exception): pass
@@ -94,13 +94,14 @@ try:
     print("lost:", len(list(loader)))
 except (KeyboardInterrupt, Late) as error:
     print(type(error).__name__)
+    assert not multiprocessing.active_children()
 """
 
 
 @pytest.mark.parametrize(("name", "error"), [("SIGINT", "KeyboardInterrupt"), ("SIGALRM", "Late")])
 def test_a_signal_while_the_child_is_forked_is_not_lost(name: str, error: str) -> None:
     """Python prints and forgets what its handler raises there."""
-    done = run("-c", INTERRUPTED, name)
+    done = run("-W", "always", "-c", INTERRUPTED, name)
 
     assert (done.stdout.strip(), done.stderr) == (error, "")
 
