@@ -316,7 +316,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Make what no pickle takes along."""
         self._iterator = None  # torch's, of worker processes that persist
         self._served, self.finisher = self._halves()
-        # A user's own copies run on while their batch is dropped, and its slot used again: not from slots.
+        # Page-locked only where we copy: a copy of the user's may still read a slot whose batch was dropped.
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
         self._batches: Callable[[], Any] = _nobody  # those being served, while they are
         self._delivery: Callable[[], Any] = _nobody

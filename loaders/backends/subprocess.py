@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -397,17 +397,27 @@ def _handlers_later() -> Iterator[None]:
         yield
         return
     came: list[tuple[int, Any]] = []
+    is_held = True
+
+    def later(number: int, frame: Any) -> None:
+        if is_held:
+            came.append((number, frame))
+        else:  # another signal raised while handlers were put back
+            handlers[number](number, frame)
+
     given = ((number, signal.getsignal(number)) for number in signal.valid_signals())
     handlers: dict[int, Any] = {number: handler for number, handler in given if callable(handler)}
     try:
         for number in handlers:
-            signal.signal(number, lambda *call: came.append(call))
+            signal.signal(number, later)
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number, frame in came:
-            handlers[number](number, frame)
+        is_held = False
+        with ExitStack() as each:  # also if one of them raises
+            for number, frame in reversed(came):
+                each.callback(handlers[number], number, frame)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def _killed_by(number: int) -> str:

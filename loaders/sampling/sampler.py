@@ -204,7 +204,10 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
     def _go_to(self, epoch: int, delivered: int) -> None:
         self.epoch, self.start = epoch, delivered
-        self._pass = None  # passes of before go on counting, and nobody reads them
+        self._pass, self._is_ambiguous = (
+            None,
+            False,
+        )  # passes of before go on counting, and nobody reads them
 
     def _follow(
         self, make_plan: Callable[[], Plan], items: Callable[[Order, Plan, int], Iterator[_T]]
