@@ -119,12 +119,16 @@ def test_of_signals_that_were_held_back_each_reaches_its_handler() -> None:
     def notes(number: int, frame: Any) -> None:
         came.append(number)
 
-    before = signal.signal(signal.SIGALRM, raises), signal.signal(signal.SIGUSR2, notes)
-    try:
-        with pytest.raises(TimeoutError), _handlers_later():
+    def hold_both() -> None:
+        with _handlers_later():
             signal.raise_signal(signal.SIGALRM)
             signal.raise_signal(signal.SIGUSR2)
             assert came == []
+
+    before = signal.signal(signal.SIGALRM, raises), signal.signal(signal.SIGUSR2, notes)
+    try:
+        with pytest.raises(TimeoutError):
+            hold_both()
         assert came == [signal.SIGALRM, signal.SIGUSR2]
         signal.raise_signal(signal.SIGUSR2)
     finally:
