@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import struct
-from pathlib import PurePosixPath
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,6 +16,10 @@ import pytest
 from loaders.codecs.picture import encode_jpeg
 from packdata.headers import read_header
 from packdata.sources.base import key_of
+from packdata.sources.npy import read_header as read_array_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 EXIF = b"Exif\0\0" + struct.pack("<2sHIHHHIHHI", b"II", 42, 8, 1, 0x0112, 3, 1, 6, 0, 0)
 
@@ -47,3 +55,44 @@ def test_a_key_is_the_path_without_its_suffix(relative: str) -> None:
     path = PurePosixPath(relative)
 
     assert key_of(relative) == str(path.with_name(os.path.splitext(path.name)[0]))
+
+
+class Garbage:
+    """A cycle whose end gives other threads a turn, wherever the collector happens to run."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        for _ in range(200):
+            pass
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_headers_of_arrays_are_read_by_several_threads(tmp_path: Path) -> None:
+    path = str(tmp_path / "volume.npy")
+    np.save(path, np.zeros((2, 3, 4)))
+
+    def read(depth: int) -> int:  # from another depth of calls each, which the parser tells apart
+        if depth:
+            return read(depth - 1)
+        end = time.monotonic() + 2
+        count = 0
+        while time.monotonic() < end:
+            Garbage()
+            assert read_array_header(path, path).shape == (2, 3, 4)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(3) as threads:
+        counts = list(threads.map(read, range(3)))
+
+    assert min(counts) > 100
+
+
+@pytest.fixture
+def short_turns() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)

@@ -7,6 +7,7 @@ they are refused.
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 import zipfile
 import zlib
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ZIP_MAGIC = b"PK"
+# NumPy parses a header with ``ast``, which in Python 3.11 fails at random where two threads do so
+# at once (CPython issue 106905); and what warnings are shown is the process's, not the thread's.
+_PARSING = threading.Lock()
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, KeyError)
 
 
@@ -144,7 +148,7 @@ def _read_header(file: IO[bytes], size: int, where: str) -> ArrayHeader:
 def _parse(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     npy = np.lib.format
     try:
-        with warnings.catch_warnings():
+        with _PARSING, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a header that Python 2 wrote
             version = npy.read_magic(file)
             # Version 3 is version 2 in UTF-8, which only names of structured types need.
