@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loaders.backends.ordered import TimedOut
 from loaders.device.nested import map_tensors
 from loaders.device.prefetch import Prefetcher
 from loaders.errors import BatchError
 from loaders.live import since
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from loaders.backends.ordered import Batches
     from loaders.device.accelerator import Accelerator
     from loaders.sampling.plan import Plan
     from loaders.sampling.sampler import Pass
@@ -64,7 +65,7 @@ class Delivery:
 
     def __init__(
         self,
-        batches: Iterator[Any],
+        batches: Batches,
         current: Pass | None,
         finish: Callable[[Any], Any],
         stats: LoaderStats,
@@ -87,7 +88,7 @@ class Delivery:
                 self._source,
                 accelerator,
                 ahead=ahead,
-                is_ready=lambda: getattr(batches, "is_ready", False),
+                is_ready=lambda: batches.is_ready,
             )
 
     def __iter__(self) -> Delivery:
@@ -105,8 +106,10 @@ class Delivery:
         except StopIteration:
             self._end()
             raise
-        except Exception as error:
-            self._num_failed += _is_of_a_batch(error)
+        except TimedOut:
+            raise
+        except Exception:
+            self._num_failed += 1
             raise
         finally:
             self._waiting_since = None
@@ -142,7 +145,7 @@ class Delivery:
         epoch = "" if self._pass is None else f", epoch {self._pass.epoch}"
         waiting = since(self._waiting_since)
         waits = f"the trainer waits{waiting}" if waiting else "the trainer does not wait"
-        workers = _workers_of(self._batches)
+        workers = self._batches.describe_aside()
         return (
             f"{self._name}{epoch}, {self._num_delivered} batches handed over, {waits}: {workers}"
         )
@@ -156,17 +159,13 @@ class Delivery:
         """End the workers now, or let go of those that persist; otherwise it happens when this iterator is dropped."""
         if isinstance(self._source, Prefetcher):
             self._source.close()
-        batches: Any = self._batches
-        if hasattr(batches, "close"):
-            batches.close()
-        elif hasattr(batches, "_shutdown_workers") and not batches._persistent_workers:
-            batches._shutdown_workers()  # torch's own
+        self._batches.close()
 
 
 class _Marked:
     """Yields each batch beside the marks of its rows: the two travel together."""
 
-    def __init__(self, batches: Iterator[Any], plan: Plan | None, *, pin: bool) -> None:
+    def __init__(self, batches: Batches, plan: Plan | None, *, pin: bool) -> None:
         self._batches, self._pin = batches, pin
         self._plan = plan if plan is not None and plan.pad == "mark" else None
         self._step = 0
@@ -177,12 +176,10 @@ class _Marked:
     def __next__(self) -> tuple[Any, torch.Tensor | None]:
         try:
             batch = next(self._batches)
-        except Exception as error:
-            self._step += _is_of_a_batch(error)
-            if hasattr(self._batches, "_shutdown_workers"):
-                # torch's own keeps the error in a frame of its traceback, and by that itself. Workers
-                # of an iterator that the garbage collector finds end ten seconds later.
-                traceback.clear_frames(error.__traceback__)
+        except TimedOut:
+            raise
+        except Exception:
+            self._step += 1
             raise
         valid = self._valid()
         return map_tensors((batch, valid), _pinned) if self._pin else (batch, valid)
@@ -198,19 +195,6 @@ class _Marked:
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     """Page-lock what does not lie in a slot: a copy from elsewhere would wait for those before it."""
     return tensor if tensor.is_pinned() or tensor.device.type != "cpu" else tensor.pin_memory()
-
-
-def _workers_of(batches: Any) -> str:
-    if hasattr(batches, "describe_aside"):
-        return str(batches.describe_aside())
-    processes = getattr(batches, "_workers", ())  # of torch's own loader
-    states = [f"worker process {p.pid} {'runs' if p.is_alive() else 'ended'}" for p in processes]
-    return "; ".join(states) or "batches are made when they are asked for"
-
-
-def _is_of_a_batch(error: Exception) -> bool:
-    """Tell whether an error stands for a batch; one that is merely late can still be had."""
-    return not str(error).startswith("DataLoader timed out")
 
 
 def _with_marks(batch: Any, valid: torch.Tensor) -> Any:

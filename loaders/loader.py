@@ -22,6 +22,7 @@ from torch.utils.data import Dataset, IterableDataset
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker, num_in_flight
 from loaders.backends.ordered import OrderedBatches
+from loaders.backends.process import ProcessBatches
 from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
@@ -48,6 +49,7 @@ from loaders.device.ranks import shared_device
 from loaders.errors import StateError
 from loaders.live import register
 from loaders.profiling import profile_from_environment
+from loaders.sampling.context import ContextFetcher
 from loaders.sampling.foreign import NumberedBatches, Passes
 from loaders.sampling.sampler import (
     EpochBatches,
@@ -55,7 +57,6 @@ from loaders.sampling.sampler import (
     UncountedBatches,
     UncountedSamples,
 )
-from loaders.sampling.told import TellingFetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -376,7 +377,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 warnings.warn(warning, stacklevel=3)
         return accelerator
 
-    def _start_torchs(self) -> Any:
+    def _start_torchs(self) -> ProcessBatches:
         """Let torch fetch batches: in worker processes, which are told the epoch with them, or here."""
         kept: Any = self._iterator
         if kept is not None and not all(worker.is_alive() for worker in kept._workers):
@@ -385,8 +386,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         batches: Any = super().__iter__()
         if not self.num_workers:
-            batches._dataset_fetcher = TellingFetcher(batches._dataset_fetcher)
-        return batches
+            batches._dataset_fetcher = ContextFetcher(batches._dataset_fetcher)
+        return ProcessBatches(batches)
 
     def _start(self) -> OrderedBatches:
         if self.generator is not None:

@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 _FIRST_GROUP = 8  # batches: the first one should not wait for many others
 
 
+class TimedOut(RuntimeError):
+    """A batch did not come in time, said as torch says it; it can still be had."""
+
+
 class Pool(Protocol):
     """Makes groups of batches, and hands them over in the order they were asked for."""
 
@@ -48,6 +52,31 @@ class Pool(Protocol):
         """End the workers."""
 
 
+class Batches(Protocol):
+    """The batches of one epoch, as whoever delivers them meets every backend."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batch could be had without waiting for it."""
+
+    @property
+    def num_ready(self) -> int:
+        """Groups of batches that are done and wait to be taken."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of slots that belong to the backend."""
+
+    def __next__(self) -> Any:
+        """Return the next batch, or raise its error; ``TimedOut`` stands for none."""
+
+    def describe_aside(self) -> str:
+        """Say what each worker is doing, also from a signal handler, or while the trainer waits."""
+
+    def close(self) -> None:
+        """End the workers, unless they are kept."""
+
+
 class OrderedBatches:
     """The batches of one epoch.
 
@@ -57,7 +86,7 @@ class OrderedBatches:
         prefetch_batches: Groups in flight beside the one that is handed over, whatever the number of
             workers; 0 makes each when it is asked for.
         group_size: Batches that are handed over at once, at most; the first groups are smaller.
-        timeout_s: RuntimeError after so long without a batch; 0 waits.
+        timeout_s: ``TimedOut`` after so long without a batch; 0 waits.
         stall_warning_s: Log what every worker is doing after so long; 0 does not.
 
     An error of a batch, or of the indices, is raised where the batch would have come; the batches
@@ -146,7 +175,7 @@ class OrderedBatches:
                 raise _not_the_end(error) from error
             except Late as error:
                 if self._timeout_s:
-                    raise RuntimeError(
+                    raise TimedOut(
                         f"DataLoader timed out after {self._timeout_s} seconds: {error}"
                     ) from None
                 waited_s = time.monotonic() - began

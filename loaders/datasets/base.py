@@ -14,8 +14,8 @@ from torch.utils.data import get_worker_info
 
 from loaders.buffers import FreshMemory
 from loaders.checks import shown, whole_number
+from loaders.sampling.context import current_context, with_draws
 from loaders.sampling.ranks import is_distributed
-from loaders.sampling.told import each_told, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -124,7 +124,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
             job.run(part)
         return job.finish()
 
-    def _told_of(
+    def _drawing_of(
         self, indices: Sequence[Any], seed: int = 0
     ) -> tuple[int, int, npt.NDArray[np.int64] | None]:
         """Return seed, epoch and draws of indices that come one by one: known to them, to their batch, or set."""
@@ -132,11 +132,11 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
             first = indices[0]
             seed = seed if getattr(first, "seed", None) is None else first.seed
             return seed, first.epoch, np.array([i.draw for i in indices], np.int64)
-        batch = told()
-        if batch is None:
+        context = current_context()
+        if context is None:
             return seed, self.epoch, None
-        draws = batch.draws_of(len(indices))
-        return seed if batch.seed is None else batch.seed, batch.epoch, draws
+        draws = context.draws_of(len(indices))
+        return seed if context.seed is None else context.seed, context.epoch, draws
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch ``dataset[i]`` augments for, under a sampler that does not say it itself."""
@@ -154,7 +154,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once. Who takes
         samples one by one here may want them to be the same.
         """
-        if self._has_warned or self.num_epochs_told or told() or not len(indices):
+        if self._has_warned or self.num_epochs_told or current_context() or not len(indices):
             return
         # Batches and indices of our samplers have an epoch.
         if hasattr(indices, "epoch") or hasattr(indices[0], "epoch"):
@@ -211,7 +211,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
 
 
 def _one_by_one(dataset: BatchDataset, indices: Sequence[int]) -> list[Any]:
-    return [dataset[i] for i in each_told(indices)]
+    return [dataset[i] for i in with_draws(indices)]
 
 
 def check_stored(

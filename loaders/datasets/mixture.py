@@ -167,7 +167,7 @@ class Mixture(BatchDataset):
             array = from_start(indices.indices, len(self), "sample")
             return replace(indices, indices=array)
         array = from_start(whole_numbers(indices), len(self), "sample")
-        seed, epoch, draws = self._told_of(indices)
+        seed, epoch, draws = self._drawing_of(indices)
         return IndexBatch(array, epoch, draws, None, seed)
 
     def _of_source(self, number: int, batch: IndexBatch, where: Int64s) -> IndexBatch:

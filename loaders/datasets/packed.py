@@ -251,7 +251,7 @@ class PackedDataset(BatchDataset):
                 what = "a batch is a list of whole numbers, one per sample"
                 raise TypeError(f"{what}, got {shown(indices)}: a batch_sampler yields lists")
             array = whole_numbers(indices)
-            seed, epoch, draws = self._told_of(indices, self.seed)
+            seed, epoch, draws = self._drawing_of(indices, self.seed)
         else:
             seed, epoch, draws = indices.seed, indices.epoch, indices.draws
         array = from_start(array, len(self), "sample")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from loaders.sampling.told import begin_in_worker, one_by_one
+from loaders.sampling.context import begin_in_worker, one_by_one
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.sampling.batch import IndexBatch, SampleIndex
-from loaders.sampling.told import begin_in_worker, one_by_one
+from loaders.sampling.context import begin_in_worker, one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,8 +17,8 @@ from loaders.datasets.reading.samples import (
 )
 from loaders.errors import LoadersError
 from loaders.rng import hash64, key64
+from loaders.sampling.context import reading
 from loaders.sampling.foreign import listed
-from loaders.sampling.told import reading
 
 if TYPE_CHECKING:
     from loaders.datasets.packed import PackedDataset

@@ -1,4 +1,4 @@
-"""What a thread reads samples for: epoch and draws, told to datasets of ours below those of others.
+"""What a thread reads samples for: epoch and draws, for datasets of ours below those of others.
 
 A dataset that wraps one of ours hands plain numbers on, and some compute others (``torch.utils.data.Subset``): nothing
 in them says which epoch they are of. It stands here while their batch is fetched.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 
-class Told(NamedTuple):
+class Context(NamedTuple):
     """What is known of a sample that is asked for by its number alone.
 
     Attributes:
@@ -54,17 +54,17 @@ _here = _Here()
 
 @contextmanager
 def reading(indices: Any) -> Iterator[None]:
-    """Fetch the samples of some indices; of those that know no epoch, nothing is told."""
+    """Fetch the samples of some indices; those that know no epoch have no context."""
     before = _here.batch, _here.draw, _here.draws
-    _tell(indices)
+    _enter(indices)
     try:
         yield
     finally:
         _here.batch, _here.draw, _here.draws = before
 
 
-class TellingFetcher:
-    """What torch's loader fetches batches by, where no process is between: told what they are read for."""
+class ContextFetcher:
+    """What torch's loader fetches batches by, where no process is between: in the context of their indices."""
 
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
@@ -79,18 +79,18 @@ class TellingFetcher:
 
 
 def begin_in_worker(indices: Any) -> None:
-    """Tell what is fetched until the next indices come, in a worker process of torch, where only they are ours."""
+    """Say what is fetched until the next indices come, in a worker process of torch, where only they are ours."""
     if get_worker_info() is not None:
-        _tell(indices)
+        _enter(indices)
 
 
-def _tell(indices: Any) -> None:
+def _enter(indices: Any) -> None:
     _here.batch = indices if hasattr(indices, "epoch") else None
     _here.draw, _here.draws = getattr(indices, "draw", 0), None
 
 
 def one_by_one(items: Iterable[Any], draws: Int64s) -> Iterator[Any]:
-    """Yield indices; the draw of each is told until the next one is asked for, then those of all.
+    """Yield indices; the draw of each is known until the next one is asked for, then those of all.
 
     (``Subset.__getitems__`` of torch goes through them first, and reads then.)
     """
@@ -101,15 +101,15 @@ def one_by_one(items: Iterable[Any], draws: Int64s) -> Iterator[Any]:
     _here.draws = draws
 
 
-def each_told(items: Sequence[Any]) -> Iterable[Any]:
-    """Go through the items of a batch whose numbers were asked for before; its draws are told again, one by one."""
+def with_draws(items: Sequence[Any]) -> Iterable[Any]:
+    """Go through the items of a batch whose numbers were asked for before; its draws are known again, one by one."""
     draws = _here.draws
     return items if draws is None or len(draws) != len(items) else one_by_one(items, draws)
 
 
-def told() -> Told | None:
+def current_context() -> Context | None:
     """Return what this thread reads a sample for; None where nobody said."""
     batch = _here.batch
     if batch is None:
         return None
-    return Told(batch.epoch, _here.draw, getattr(batch, "seed", None), _here.draws)
+    return Context(batch.epoch, _here.draw, getattr(batch, "seed", None), _here.draws)
