@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import cv2
 import numpy as np
@@ -351,6 +351,44 @@ def epoch_in_parts(loader: DataLoader, num_workers: int) -> float:
     return samples / (time.perf_counter() - began)
 
 
+class Clocks:
+    """Time the calls of some functions of other modules, while it is entered."""
+
+    def __init__(self, *places: tuple[Any, str]) -> None:
+        self.places, self.calls = places, [getattr(module, name) for module, name in places]
+        self.inside_s, self.num_calls = 0.0, 0
+
+    def __enter__(self) -> Self:
+        for (module, name), call in zip(self.places, self.calls, strict=True):
+            setattr(module, name, self.clocked(call))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for (module, name), call in zip(self.places, self.calls, strict=True):
+            setattr(module, name, call)
+
+    def clocked(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed_call(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.inside_s += time.perf_counter() - began
+                self.num_calls += 1
+
+        return timed_call
+
+    def own_s(self) -> float:
+        """Return how long the clocks took beside the calls: tried on calls of nothing."""
+        trial = Clocks()
+        nothing = trial.clocked(len)
+        began = time.perf_counter()
+        for _ in range(100_000):
+            nothing("")
+        beside_s = time.perf_counter() - began - trial.inside_s
+        return beside_s / trial.num_calls * self.num_calls
+
+
 def gil_held(data: Data) -> dict[str, Run]:
     """Time of one thread minus the time inside calls that release the GIL (decode, resize, flip, gather).
 
@@ -359,33 +397,10 @@ def gil_held(data: Data) -> dict[str, Run]:
 
     def held(dataset: ShardDataset, batch: int, num_workers: int = 1) -> float:
         loader = DataLoader(dataset, batch, shuffle=True, num_workers=0)
-        inside = [0.0]
-        places = [
-            (simplejpeg, "decode_jpeg"),
-            (cv2, "resize"),
-            (cv2, "flip"),
-            (torch, "index_select"),
-        ]
-        originals = [getattr(module, name) for module, name in places]
-
-        def clocked(call: Callable[..., Any]) -> Callable[..., Any]:
-            def timed_call(*args: Any, **kwargs: Any) -> Any:
-                began = time.perf_counter()
-                try:
-                    return call(*args, **kwargs)
-                finally:
-                    inside[0] += time.perf_counter() - began
-
-            return timed_call
-
-        for (module, name), call in zip(places, originals, strict=True):
-            setattr(module, name, clocked(call))
-        try:
+        places = [(simplejpeg, "decode_jpeg"), (cv2, "resize"), (cv2, "flip")]
+        with Clocks(*places, (torch, "index_select")) as clocks:
             rate = epoch_in_parts(loader, num_workers)
-        finally:
-            for (module, name), call in zip(places, originals, strict=True):
-                setattr(module, name, call)
-        return (1 / rate - inside[0] / len(dataset)) * 1e6
+        return (1 / rate - (clocks.inside_s + clocks.own_s()) / len(dataset)) * 1e6
 
     jpeg = data.packed("presized", "lmdb").replace(augment=OPS)
     encoded = data.encoded("presized").replace(augment=OPS)
@@ -560,6 +575,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=HERE, help="folder for RESULTS.md and results/"
     )
+    parser.add_argument("--only", default="", help="cases with this in their name")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = Data(args.photos, Path(folder), args.scale)
@@ -567,7 +583,8 @@ def main() -> None:
         where = conditions(kind)
         told = Told()
         for case in cases(data):
-            told.run(case, args.repeats)
+            if args.only in case.name:
+                told.run(case, args.repeats)
     title = "Images, order and overheads: `python benchmarks/spine.py --photos FOLDER`"
     write(args.out, "spine", title, {"conditions": where, "cases": told.cases}, told.tables)
 
