@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from loaders import DataLoader, ShardDataset
+from loaders import DataLoader, ShardDataset, collate
 
 NUM_EPOCHS, BATCH_SIZE, NUM_SAMPLES = 3, 3, 26
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
@@ -171,11 +171,30 @@ def run_transformers(folder: str, out: Path) -> dict[str, Any]:
             if state.global_step == STOP_AFTER:
                 control.should_save = control.should_training_stop = True
 
-    def arguments() -> Any:
+    def ids_in_metrics(model: Any, args: Any) -> list[int]:
+        """Return which samples the metrics are of, where ranks have tails of their own."""
+        dataset = ShardDataset(folder, fields=["score", "sample_id"]).select(
+            range(NUM_SAMPLES - 1)
+        )
+        ids: list[int] = []
+
+        def note(prediction: Any) -> dict[str, float]:
+            ids.extend(prediction.label_ids.tolist())
+            return {}
+
+        def as_dict(samples: Any) -> dict[str, Any]:
+            return dict(collate(samples)._asdict())
+
+        Trainer(
+            model, args, eval_dataset=dataset, data_collator=as_dict, compute_metrics=note
+        ).evaluate()
+        return ids
+
+    def arguments(**settings: Any) -> Any:
         return TrainingArguments(
             str(out / "trainer"), num_train_epochs=NUM_EPOCHS, use_cpu=True, report_to=[],
             save_strategy="no", disable_tqdm=True, logging_strategy="no", learning_rate=1e-4,
-            per_device_train_batch_size=BATCH_SIZE,
+            per_device_train_batch_size=BATCH_SIZE, per_device_eval_batch_size=BATCH_SIZE, **settings,
         )  # fmt: skip
 
     first, second = Model(), Model()
@@ -187,6 +206,7 @@ def run_transformers(folder: str, out: Path) -> dict[str, Any]:
         "first": first.train_seen.steps,
         "second": second.train_seen.steps,
         "eval": second.eval_seen.steps,
+        "metrics": ids_in_metrics(Model(), arguments(label_names=["sample_id"])),
     }
 
 

@@ -339,6 +339,16 @@ def test_a_repeat_within_an_epoch_is_another_crop(folder: Path, way: dict[str, A
     assert sum(torch.equal(each[0], each[1]) for each in repeated) <= 3
 
 
+@pytest.mark.parametrize(("seeds", "num_alike"), [([7, 7], NUM), ([0, 1], 0)])
+def test_ranks_that_share_samples_crop_them_apart_by_their_seeds(
+    dataset: ShardDataset, seeds: list[int], num_alike: int
+) -> None:
+    """As samplers for repeated augmentation ask for: each rank is given the same samples."""
+    ranks = [served(DataLoader(dataset, 5, sampler=range(NUM), seed=seed)) for seed in seeds]
+
+    assert abs(num_equal(*ranks) - num_alike) <= 3
+
+
 def test_what_others_are_given_is_what_their_sampler_yields(dataset: ShardDataset) -> None:
     """Whatever it is; only where one of ours is below is anything put beside it."""
     given: list[Any] = []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -406,6 +407,21 @@ def test_fields_draw_apart_and_a_generator_of_ones_own_stays(folder: Path) -> No
 
     assert sample.label % 1 != sample.sample_id % 1
     assert ShardDataset(folder, fields=["label"], transform={"label": own})[1].label == 1
+
+
+def test_threads_call_one_transform_at_the_same_time(folder: Path) -> None:
+    """Which is why one that keeps something between its calls needs a worker of its own."""
+    at_once = threading.Barrier(2)
+
+    def meet(label: int) -> int:
+        at_once.wait(timeout=20)  # BrokenBarrierError if nobody else ever comes
+        return label
+
+    dataset = ShardDataset(folder, fields=["label"], transform={"label": meet})
+
+    batches = list(DataLoader(dataset, 1, num_workers=2, backend="thread", drop_last=True))
+
+    assert len(batches) == NUM
 
 
 def test_the_error_of_a_transform_keeps_its_type_and_names_the_sample(folder: Path) -> None:
