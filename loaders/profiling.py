@@ -335,12 +335,12 @@ class _TimedBatch:
         self.num_parts, self.describe = job.num_parts, job.describe
 
     @property
-    def asks(self) -> bool:
-        return self._job.asks
+    def has_read_ahead(self) -> bool:
+        return self._job.has_read_ahead
 
-    def ask(self) -> None:
+    def read_ahead(self) -> None:
         began = self._profile.clock()
-        self._job.ask()
+        self._job.read_ahead()
         self._profile.add(_MAKE, began)
 
     def run(self, part: int) -> None:

@@ -13,9 +13,9 @@ Contract:
    logged, and ends with the process). It happens when the pool is dropped, too, and at interpreter
    exit. ``put`` and ``take`` on a closed pool raise, also in an owner that is waiting; in a forked
    child, where the threads do not exist, too.
-4. *Asking.* One more thread, that begins with the first job that has something to ask storage for, lets
-   jobs ask in the order they came. No worker waits for it, nor for what was asked: what did not come is
-   waited for by the part that needs it, and what failed is its error.
+4. *Reading ahead.* One more thread, that begins with the first job that has something to read ahead, lets
+   jobs do so in the order they came. No worker waits for it, nor for what storage reads: what did not come
+   is waited for by the part that needs it, and what failed is its error.
 
 Workers hold no reference to their pool, only to its queues; that is why dropping the pool can end them.
 """
@@ -64,24 +64,24 @@ class Job(Protocol):
         """Say in a few words what a part does, for stall reports."""
 
 
-class AskingJob(Job, Protocol):
+class ReadAheadJob(Job, Protocol):
     """A job that can have storage read what its parts will need, before they are run.
 
-    A thread of the pool's own lets it ask, so that what is asked for comes while earlier jobs are done: their workers
+    A thread of the pool's own lets it ask, so that bytes come while earlier jobs are done: their workers
     may be waiting for storage themselves. What fails there is raised by the part that needs it.
     """
 
     @property
-    def asks(self) -> bool:
-        """Whether there is something to ask for."""
+    def has_read_ahead(self) -> bool:
+        """Whether there is something that storage was not asked for yet."""
 
-    def ask(self) -> None:
-        """Ask, without waiting for what is asked for."""
+    def read_ahead(self) -> None:
+        """Ask storage, without waiting for it."""
 
 
-def is_asking(job: Job) -> TypeGuard[AskingJob]:
-    """Tell whether a job has something to ask for."""
-    return getattr(job, "asks", False)
+def has_read_ahead(job: Job) -> TypeGuard[ReadAheadJob]:
+    """Tell whether a job has something to read ahead."""
+    return getattr(job, "has_read_ahead", False)
 
 
 class _Ticket:
@@ -152,8 +152,8 @@ class _Once:
 
 
 _Task = tuple[_Ticket, int]
-_Asking = SimpleQueue["weakref.ref[_Ticket] | None"]  # weak: who asks late keeps no batch alive
-_Running = dict[int, tuple[_Ticket, int | None, float]]  # of who asks, no part
+_ReadAheads = SimpleQueue["weakref.ref[_Ticket] | None"]  # weak: what is late keeps no batch alive
+_Running = dict[int, tuple[_Ticket, int | None, float]]  # of reading ahead, no part
 # Threads that ended. Workers let go of them: Python has code of its own that runs then, and a Ctrl-C that finds the
 # trainer's thread in there is printed and forgotten.
 _ended: deque[threading.Thread] = deque()
@@ -181,14 +181,14 @@ def _work(
             on_done()
 
 
-def _ask(asking: _Asking, running: _Running) -> None:
+def _read_ahead(read_aheads: _ReadAheads, running: _Running) -> None:
     me = threading.get_ident()
-    while (reference := asking.get()) is not None:
+    while (reference := read_aheads.get()) is not None:
         ticket = reference()
-        if ticket is not None and is_asking(ticket.job):  # no worker was faster
+        if ticket is not None and has_read_ahead(ticket.job):  # no worker was faster
             running[me] = (ticket, None, time.monotonic())
             with suppress(BaseException):
-                ticket.job.ask()
+                ticket.job.read_ahead()
             del running[me]
         del ticket  # as above
 
@@ -218,7 +218,7 @@ class Workers:
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._asking: _Asking = SimpleQueue()
+        self._read_aheads: _ReadAheads = SimpleQueue()
         self._finished: SimpleQueue[None] = SimpleQueue()
         self._running: _Running = {}
         args = (self._tasks, self._finished, self._running, prepare, on_done)
@@ -227,7 +227,13 @@ class Workers:
             for i in range(num_workers)
         ]
         self._close = weakref.finalize(
-            self, _close, self._tasks, self._asking, self._finished, self._threads, self._running
+            self,
+            _close,
+            self._tasks,
+            self._read_aheads,
+            self._finished,
+            self._threads,
+            self._running,
         )
         for thread in self._threads:
             thread.start()
@@ -254,21 +260,21 @@ class Workers:
         self._check_open()
         ticket = _Ticket(job)
         self._tickets.append(ticket)
-        if is_asking(job):
-            self._let_ask(ticket)
+        if has_read_ahead(job):
+            self._put_read_ahead(ticket)
         for part in range(ticket.remaining):
             self._tasks.put((ticket, part))
 
-    def _let_ask(self, ticket: _Ticket) -> None:
-        if len(self._threads) == self.num_workers:  # many datasets never ask
-            args, name = (self._asking, self._running), f"{self._name}-ask"
-            thread = threading.Thread(target=_ask, args=args, name=name, daemon=True)
+    def _put_read_ahead(self, ticket: _Ticket) -> None:
+        if len(self._threads) == self.num_workers:  # many datasets have nothing to
+            args, name = (self._read_aheads, self._running), f"{self._name}-read-ahead"
+            thread = threading.Thread(target=_read_ahead, args=args, name=name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads: workers ask for themselves
+            except RuntimeError:  # no more threads: workers do it themselves
                 return
             self._threads.append(thread)
-        self._asking.put(weakref.ref(ticket))
+        self._read_aheads.put(weakref.ref(ticket))
 
     def take(self, *, timeout_s: float | None = None) -> Any:
         """Return the result of the oldest job, waiting for it.
@@ -322,21 +328,21 @@ class Workers:
 
 
 def _described(job: Job, part: int | None) -> str:
-    return f"asking storage before {job.describe(0)}" if part is None else job.describe(part)
+    return f"reading ahead for {job.describe(0)}" if part is None else job.describe(part)
 
 
 def _close(
     tasks: SimpleQueue[_Task | None],
-    asking: _Asking,
+    read_aheads: _ReadAheads,
     finished: SimpleQueue[None],
     threads: list[threading.Thread],
     running: _Running,
 ) -> None:
-    for queue in (tasks, asking):
+    for queue in (tasks, read_aheads):
         with suppress(Empty):
             while True:
                 queue.get_nowait()
-    asking.put(None)
+    read_aheads.put(None)
     for _ in threads:
         tasks.put(None)
     finished.put(None)  # an owner that waits shall see it now

@@ -851,19 +851,19 @@ while True:
     assert seconds < 15
 
 
-# -- asking ahead ------------------------------------------------------------------------------
+# -- reading ahead -----------------------------------------------------------------------------
 
 
-class Asking(Call):
+class ReadsAhead(Call):
     """Calls another function when it is to ask."""
 
-    asks = True
+    has_read_ahead = True
 
     def __init__(self, ask: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._ask = ask
 
-    def ask(self) -> None:
+    def read_ahead(self) -> None:
         self._ask()
 
 
@@ -872,7 +872,7 @@ def test_jobs_ask_while_all_workers_are_busy_with_earlier_ones() -> None:
     asked.opened.set()
 
     for number in range(4):
-        pool.put(Asking(partial(asked, number), gate, num_parts=2))
+        pool.put(ReadsAhead(partial(asked, number), gate, num_parts=2))
     asked.wait_until_entered(4)
     assert pool.num_ready == 0
     gate.opened.set()
@@ -886,8 +886,8 @@ def test_jobs_ask_in_order_and_only_those_that_have_something_to_ask_for() -> No
     noted: list[int] = []
     pool, gate = Workers(1), Gate()
     for number in range(6):
-        job = Asking(partial(noted.append, number), gate)
-        job.asks = number % 2 == 0
+        job = ReadsAhead(partial(noted.append, number), gate)
+        job.has_read_ahead = number % 2 == 0
         pool.put(job)
     wait_until(lambda: len(noted) == 3)
     gate.opened.set()
@@ -898,25 +898,25 @@ def test_jobs_ask_in_order_and_only_those_that_have_something_to_ask_for() -> No
     assert noted == [0, 2, 4]
 
 
-def test_an_error_in_asking_is_left_to_the_part_that_meets_it() -> None:
+def test_an_error_in_reading_ahead_is_left_to_the_part_that_meets_it() -> None:
     pool = Workers(2)
     for number in range(20):
         ask = partial(raise_, SystemExit() if number % 2 else OSError("no storage"))
-        pool.put(Asking(ask, lambda part, number=number: number))
+        pool.put(ReadsAhead(ask, lambda part, number=number: number))
     found = [pool.take(timeout_s=TIMEOUT_S) for _ in range(20)]
     pool.close()
 
     assert found == [[number] for number in range(20)]
 
 
-def test_asking_that_hangs_holds_nothing_back_and_is_in_the_report() -> None:
+def test_reading_ahead_that_hangs_holds_nothing_back_and_is_in_the_report() -> None:
     pool, gate = Workers(1), Gate()
 
-    pool.put(Asking(partial(gate, 0), name="a slow disk"))
+    pool.put(ReadsAhead(partial(gate, 0), name="a slow disk"))
     gate.wait_until_entered()
-    assert "asking storage before a slow disk, part 0 for" in pool.describe()
+    assert "reading ahead for a slow disk, part 0 for" in pool.describe()
     assert pool.take(timeout_s=TIMEOUT_S) == [0]
-    late = Asking(partial(gate, 0))
+    late = ReadsAhead(partial(gate, 0))
     reference = weakref.ref(late)
     pool.put(late)
     del late
@@ -945,11 +945,11 @@ def test_threads_that_ended_are_let_go_by_the_next_ones() -> None:
 def test_who_asked_keeps_no_batch_alive() -> None:
     """Neither where the worker was faster, and there is nothing left to ask for."""
     pool = Workers(1)
-    for still_asks in (True, False):
-        job = Asking(lambda: None)
+    for still_has in (True, False):
+        job = ReadsAhead(lambda: None)
         pool.put(job)
         assert pool.take(timeout_s=TIMEOUT_S) == [0]
-        job.asks = still_asks
+        job.has_read_ahead = still_has
         reference = weakref.ref(job)
         del job
         wait_until(lambda: reference() is None)  # noqa: B023
@@ -961,7 +961,7 @@ def test_no_thread_left_to_ask_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(threading.Thread, "start", partial(raise_, RuntimeError("no more")))
 
     for _ in range(3):
-        pool.put(Asking(lambda: None))
+        pool.put(ReadsAhead(lambda: None))
     found = [pool.take(timeout_s=TIMEOUT_S) for _ in range(3)]
     pool.close()
 
@@ -971,8 +971,8 @@ def test_no_thread_left_to_ask_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
 def test_closing_drops_what_has_not_asked() -> None:
     noted: list[int] = []
     pool, gate = Workers(1), Gate()
-    pool.put(Asking(partial(gate, 0), gate))
-    pool.put(Asking(partial(noted.append, 1), gate))
+    pool.put(ReadsAhead(partial(gate, 0), gate))
+    pool.put(ReadsAhead(partial(noted.append, 1), gate))
     gate.wait_until_entered(2)
     closing = threading.Thread(target=pool.close)
     closing.start()

@@ -12,7 +12,7 @@ from loaders.buffers import Slots
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.job import CallJob, OneSample
 from loaders.datasets.reading.samples import collate
-from loaders.workers import is_asking
+from loaders.workers import has_read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,14 +140,14 @@ class BatchOf:
         self._is_read = False
 
     @property
-    def asks(self) -> bool:
+    def has_read_ahead(self) -> bool:
         """Whether reading has something to ask storage for."""
-        return is_asking(self._read)
+        return has_read_ahead(self._read)
 
-    def ask(self) -> None:
+    def read_ahead(self) -> None:
         """Let reading ask."""
-        if is_asking(self._read):
-            self._read.ask()
+        if has_read_ahead(self._read):
+            self._read.read_ahead()
 
     def finish(self) -> list[Any]:
         """Return the batch, in a list as those of a group."""

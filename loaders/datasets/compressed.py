@@ -106,9 +106,9 @@ class CompressedReader:
         return self.reader.min_rows
 
     @property
-    def asks_for(self) -> str | None:
+    def read_ahead_field(self) -> str | None:
         """What the other does."""
-        return self.reader.asks_for
+        return self.reader.read_ahead_field
 
     @property
     def unit(self) -> int:

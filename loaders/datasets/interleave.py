@@ -17,7 +17,7 @@ from loaders.datasets.reading.samples import (
     item,
 )
 from loaders.errors import BatchError
-from loaders.workers import is_asking
+from loaders.workers import has_read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,14 +55,14 @@ class InterleavedJob:
         self._begins, self._memory = begins, memory
         self._ends = np.cumsum([job.num_parts for job in self._jobs]).tolist()
         self.num_parts: int = self._ends[-1]
-        self.asks = any(map(is_asking, self._jobs))
+        self.has_read_ahead = any(map(has_read_ahead, self._jobs))
 
-    def ask(self) -> None:
+    def read_ahead(self) -> None:
         """Have storage read the samples of all."""
         for job in self._jobs:
-            if is_asking(job):
+            if has_read_ahead(job):
                 with suppress(Exception):  # its parts raise it: the others ask nevertheless
-                    job.ask()
+                    job.read_ahead()
 
     def run(self, part: int) -> None:
         """Do a part of the job of one dataset."""

@@ -141,7 +141,9 @@ class PackedDataset(BatchDataset):
             plain = dict.fromkeys(self.batching, "list")
             self.readers = make_readers(self.store, fields, self.augment, plain, self.scale)
         self.names = tuple(name for reader in self.readers for name in reader.names)
-        self._asked_for = [r.asks_for for r in self.readers if r.asks_for is not None]
+        self._read_ahead_fields = [
+            r.read_ahead_field for r in self.readers if r.read_ahead_field is not None
+        ]
         self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
         # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
         # together, and the next batch is already begun.
@@ -227,21 +229,23 @@ class PackedDataset(BatchDataset):
         sizes = [len(batch) for batch in batches]
         request = self.request(np.concatenate([_numbers_in(batch) for batch in batches]))
         tensors: list[torch.Tensor] = []
-        self.ask(request)
+        self.read_ahead(request)
         for reader in self.readers:
             values = reader.begin(len(request), memory)
             reader.read(values, request, 0, len(request))
             tensors += reader.finish(values)
         return SplitBatches(self.names, tensors, sizes)
 
-    def asks(self, request: Request) -> bool:
+    def has_read_ahead(self, request: Request) -> bool:
         """Tell whether storage was not asked yet for some of the samples."""
-        return any(self.store.asks(name, request.rows) for name in self._asked_for)
+        return any(
+            self.store.has_read_ahead(name, request.rows) for name in self._read_ahead_fields
+        )
 
-    def ask(self, request: Request) -> None:
+    def read_ahead(self, request: Request) -> None:
         """Have storage read the samples, without waiting for them."""
-        for name in self._asked_for:
-            self.store.ask(name, request.rows)
+        for name in self._read_ahead_fields:
+            self.store.read_ahead(name, request.rows)
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Turn indices, with the seed, epoch and draws that our samplers attach, into a request."""

@@ -382,15 +382,15 @@ def test_class_numbers_with_other_meanings_are_refused(tmp_path: Path) -> None:
         Mixture(sources, [1, 1])
 
 
-class AskingJob:
+class ReadAheadJob:
     """Asks, or fails to."""
 
-    num_parts, asks = 1, True
+    num_parts, has_read_ahead = 1, True
 
     def __init__(self, asked: list[str], name: str) -> None:
         self.asked, self.name = asked, name
 
-    def ask(self) -> None:
+    def read_ahead(self) -> None:
         self.asked.append(self.name)
         if self.name == "bad":
             raise ShardError("it was cut", "a.lmdb")
@@ -399,10 +399,10 @@ class AskingJob:
 def test_a_source_that_cannot_ask_keeps_no_other_from_it() -> None:
     asked = list[str]()
     parts: Any = [
-        (np.array([i]), AskingJob(asked, name)) for i, name in enumerate(["bad", "good"])
+        (np.array([i]), ReadAheadJob(asked, name)) for i, name in enumerate(["bad", "good"])
     ]
 
-    InterleavedJob(parts, np.zeros(2, np.int64), FreshMemory()).ask()
+    InterleavedJob(parts, np.zeros(2, np.int64), FreshMemory()).read_ahead()
 
     assert asked == ["bad", "good"]
 

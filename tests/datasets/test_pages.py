@@ -100,11 +100,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Address and size of all that the kernel is asked for."""
     found: list[tuple[int, int]] = []
 
-    def ask(spans: list[tuple[int, int]]) -> None:
+    def read_ahead(spans: list[tuple[int, int]]) -> None:
         found.extend(spans)
         ask_for(spans)
 
-    monkeypatch.setattr(pages, "ask_for", ask)
+    monkeypatch.setattr(pages, "ask_for", read_ahead)
     return found
 
 
@@ -133,7 +133,7 @@ def test_what_is_asked_for_comes_whole_without_being_touched(
     dataset = ShardDataset(packed(tmp_path / "a", kind, 1_000_000, 10), check="never")
     records = dropped(dataset, 3, 8)
 
-    dataset.store.ask("data", rows_of(dataset, 3, 8))
+    dataset.store.read_ahead("data", rows_of(dataset, 3, 8))
 
     wait_until(lambda: all(map(in_memory, records)))
     assert len(records) == 2  # and none of them was looked at here
@@ -149,7 +149,7 @@ def test_a_dataset_that_fits_into_memory_is_asked_for_once_and_in_blocks(
         assert sum(len(batch.data) for batch in loader) == NUM
 
     job: Any = dataset.job(range(NUM), _Fresh())
-    assert not job.asks
+    assert not job.has_read_ahead
     starts = [address for address, _ in asked]
     assert len(set(starts)) == len(starts)
     assert {nbytes for _, nbytes in asked} <= set(range(1, READ_BYTES + 1))
@@ -191,10 +191,10 @@ def test_a_batch_is_asked_for_before_any_of_it_is_read(
     assert job.num_parts > 1
     job.run(1)
     assert len(asked) == 16
-    job.ask()
+    job.read_ahead()
     job.run(0)
     assert len(asked) == 16
-    assert dataset.job(range(16), _Fresh()).asks
+    assert dataset.job(range(16), _Fresh()).has_read_ahead
 
     dataset.__getitems__([2, 3])
     assert len(asked) == 18
@@ -249,7 +249,7 @@ def test_each_word_is_said_once_for_a_batch(
     real = advice._libc
     monkeypatch.setattr(advice, "_libc", Counted())
     rows = rows_of(dataset, *range(NUM))
-    dataset.store.ask("data", rows)
+    dataset.store.read_ahead("data", rows)
     dataset.store.records("data", rows)
 
     assert len(calls) <= 4 or "madvise" in calls  # where asking in one call is not allowed
@@ -278,7 +278,7 @@ def test_mixtures_ask_for_what_comes_from_each(
     mixture = Mixture(parts, [0.5, 0.5])
     job: Any = mixture.job([0, NUM, 1, NUM + 1], _Fresh())
 
-    job.ask()
+    job.read_ahead()
 
     assert len(asked) == 4
 
@@ -297,7 +297,7 @@ def test_what_is_in_memory_is_not_asked_for(tmp_path: Path, asked: list[tuple[in
     dataset = RAMDataset(folder)
     del asked[:]  # reading the files asks for them
     job: Any = dataset.job(range(NUM), _Fresh())
-    assert not job.asks
+    assert not job.has_read_ahead
     assert sum(len(batch.data) for batch in DataLoader(dataset, 4, num_workers=2)) == NUM
     assert asked == []
 

@@ -118,7 +118,7 @@ class Pages:
         self._asked = np.zeros(len(store), bool) if self._keeps else None
         self._arrived = np.zeros(len(store), bool)
 
-    def asks(self, rows: Rows) -> bool:
+    def has_read_ahead(self, rows: Rows) -> bool:
         """Tell whether some records were not asked for yet, or may not have been: no file is opened to see it."""
         if not self._may_be_large:
             return False
@@ -129,7 +129,7 @@ class Pages:
             new &= ~self._asked.take(rows.indices)
         return bool(new.any())
 
-    def ask(self, rows: Rows) -> None:
+    def read_ahead(self, rows: Rows) -> None:
         """Have storage read some records, without waiting for them."""
         if new := self._new(rows, self._asked):
             ask_for([s for shard, row in self._places(new) for s in self._map(shard).unasked(row)])

@@ -91,13 +91,13 @@ class Store:
         """Find the shards of some samples; their numbers must be in range."""
         return Rows(indices, self.shards_of(indices))
 
-    def asks(self, field: str, rows: Rows) -> bool:
+    def has_read_ahead(self, field: str, rows: Rows) -> bool:
         """Tell whether storage was not asked yet for some records, as far as can be said without waiting."""
-        return self._pages_of(field).asks(rows)
+        return self._pages_of(field).has_read_ahead(rows)
 
-    def ask(self, field: str, rows: Rows) -> None:
+    def read_ahead(self, field: str, rows: Rows) -> None:
         """Have storage read the records of some samples, which come while others are read."""
-        self._pages_of(field).ask(rows)
+        self._pages_of(field).read_ahead(rows)
 
     def _pages_of(self, field: str) -> Pages:
         pages = self._pages.get(field)

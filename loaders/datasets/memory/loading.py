@@ -120,7 +120,7 @@ def names_to_load(dataset: PackedDataset) -> list[str]:
 
 def _records_of(store: Store, name: str, rows: Rows) -> Records:
     def read(part: slice) -> list[UInt8Array]:
-        store.ask(name, rows[part])
+        store.read_ahead(name, rows[part])
         return store.records(name, rows[part])
 
     return read
@@ -137,7 +137,7 @@ def _plan_copy(store: Store, name: str, field: Field, rows: Rows) -> ColumnPlan:
 
     def fill(column: Column, report: Report) -> None:
         for part in parts(len(rows), part_rows):
-            store.ask(name, rows[part])
+            store.read_ahead(name, rows[part])
             if isinstance(column, FixedColumn):
                 store.gather(name, rows[part], column.data[part])
             else:

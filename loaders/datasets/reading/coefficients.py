@@ -194,9 +194,9 @@ class MovingReader:
         return self.reader.min_rows
 
     @property
-    def asks_for(self) -> str | None:
+    def read_ahead_field(self) -> str | None:
         """What the half's does."""
-        return self.reader.asks_for
+        return self.reader.read_ahead_field
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Take the slot; the requests are kept by range, since bad samples are replaced."""
@@ -245,7 +245,7 @@ class CoefficientReader:
         return unit_of(self.codec.grid, self.side)
 
     @property
-    def asks_for(self) -> str | None:
+    def read_ahead_field(self) -> str | None:
         """The field; None if only a prefix is read, whose size the first bytes of a record say."""
         return self.name if self.source.reads_whole else None
 

@@ -41,7 +41,7 @@ class FixedReader:
         return max(1, _PART_BYTES // self.nbytes)
 
     @property
-    def asks_for(self) -> str:
+    def read_ahead_field(self) -> str:
         return self.name
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:

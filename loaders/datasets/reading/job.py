@@ -38,7 +38,7 @@ class BatchJob:
         memory: Where the batch goes.
 
     Attributes:
-        asks: Whether storage is still to be asked for some of them.
+        has_read_ahead: Whether storage is still to be asked for some of them.
     """
 
     def __init__(self, dataset: PackedDataset, request: Request, memory: Memory) -> None:
@@ -54,20 +54,20 @@ class BatchJob:
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
         self._transformed: list[Any] = [None] * n if dataset.transform is not None else []
         self._at: dict[int, int] = {}  # by part: the sample that is being transformed
-        self.asks = dataset.asks(request)
+        self.has_read_ahead = dataset.has_read_ahead(request)
 
-    def ask(self) -> None:
+    def read_ahead(self) -> None:
         """Have storage read the samples, without waiting for them; once."""
-        if self.asks:
-            self.asks = False
-            self.dataset.ask(self.request)
+        if self.has_read_ahead:
+            self.has_read_ahead = False
+            self.dataset.read_ahead(self.request)
 
     def run(self, part: int) -> None:
         """Read one range of samples; bad ones are replaced if the dataset says so."""
         first = part * self._part_rows
         last = min(first + self._part_rows, len(self.request))
         try:
-            self.ask()
+            self.read_ahead()
             self._read(first, last)
         except LoadersError:  # of one of them, or of more: one by one says which
             for position in range(first, last):

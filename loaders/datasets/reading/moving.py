@@ -75,7 +75,7 @@ class MovingJob:
     def __init__(self, half: MovingHalf, read: BatchJob) -> None:
         self._half, self._read = half, read
         self.num_parts = read.num_parts
-        self.asks, self.ask = read.asks, read.ask
+        self.has_read_ahead, self.read_ahead = read.has_read_ahead, read.read_ahead
         self.run, self.describe = read.run, read.describe
 
     def finish(self) -> SampleBatch:

@@ -114,7 +114,7 @@ class PictureReader:
         return tuple(name for name, _ in self.views)
 
     @property
-    def asks_for(self) -> str | None:
+    def read_ahead_field(self) -> str | None:
         return self.name if self.store.reads_whole else None
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:

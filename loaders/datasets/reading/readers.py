@@ -56,7 +56,7 @@ class ObjectReader:
         )
 
     @property
-    def asks_for(self) -> str:
+    def read_ahead_field(self) -> str:
         return self.name
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
@@ -97,7 +97,7 @@ class SampleIdReader:
 
     names: tuple[str, ...] = ("sample_id",)
     min_rows: int = 1 << 30
-    asks_for: str | None = None
+    read_ahead_field: str | None = None
     nbytes: int = 8  # of each
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:

@@ -104,7 +104,7 @@ class Reader(Protocol):
     Attributes:
         names: What it contributes to a sample: the field's name, or one name per view.
         min_rows: How many rows are worth a thread.
-        asks_for: The field of whose records storage may read all bytes in advance, or None.
+        read_ahead_field: The field of whose records storage may read all bytes in advance, or None.
     """
 
     @property
@@ -114,7 +114,7 @@ class Reader(Protocol):
     def min_rows(self) -> int: ...
 
     @property
-    def asks_for(self) -> str | None: ...
+    def read_ahead_field(self) -> str | None: ...
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Return the values of a batch, one per name, undefined as yet."""

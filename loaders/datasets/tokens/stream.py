@@ -259,7 +259,7 @@ class TokenStream:
         always = self._store.check == "always"
         if always or not self._verified[rows].all():
             wanted = self._store.rows(rows)
-            self._store.ask(TOKENS, wanted)
+            self._store.read_ahead(TOKENS, wanted)
             self._store.verify(TOKENS, wanted)
             self._verified[rows] = True
             self._all_verified = not always and bool(self._verified.all())
