@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from loaders.checks import one_of, shown, whole_number
 from loaders.datasets.base import BatchDataset
@@ -154,6 +155,15 @@ def choose_pad(
     return pad
 
 
+def check_marks(pad: Pad, *, is_ours: bool) -> None:
+    """Refuse marks of what is never padded."""
+    if pad == "mark" and not is_ours:
+        raise ValueError(
+            "pad='mark' marks batches of an order of ours: leave out sampler, batch_sampler and generator, "
+            "and give a dataset that has a length"
+        )
+
+
 def check_alone() -> None:
     """Refuse an order of torch's own where several processes train: each would load everything."""
     _, world_size = resolve_rank()
@@ -162,6 +172,43 @@ def check_alone() -> None:
             f"generator= leaves the order to torch, and each of {world_size} processes would load all data: leave it "
             "out (seed= chooses an order), or say that it is meant: sampler=RandomSampler(dataset, generator=generator)"
         )
+
+
+# -- what was given --------------------------------------------------------------------------------
+
+
+def checked_dataset(dataset: Any) -> Any:
+    """Return a dataset; TypeError where it is none."""
+    if isinstance(dataset, str | os.PathLike):
+        raise TypeError(
+            f"dataset must be a dataset, got {dataset!r}: is it ShardDataset({str(dataset)!r})?"
+        )
+    if isinstance(dataset, list | tuple) and any(isinstance(d, Dataset) for d in dataset):
+        what = f"dataset must be one dataset, got {len(dataset)}"
+        raise TypeError(f"{what}: join them with loaders.concat, or loaders.Mixture for shares")
+    is_read = isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__")
+    if isinstance(dataset, type) or not is_read:
+        what = "have __len__ and __getitem__, or be an IterableDataset"
+        raise TypeError(f"dataset must {what}, got {shown(dataset)}")
+    return dataset
+
+
+def check_kinds(collate_fn: Any, worker_init_fn: Any, generator: Any) -> None:
+    """Refuse what cannot be called, and what is no generator of torch's."""
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(f"collate_fn must be a function of samples, got {shown(collate_fn)}")
+    if worker_init_fn is not None and not callable(worker_init_fn):
+        raise TypeError(f"worker_init_fn must be a function, got {shown(worker_init_fn)}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {shown(generator)}")
+
+
+def checked_batch_size(batch_size: Any) -> int:
+    """Return a batch size; ValueError, as torch's, where it is none."""
+    try:
+        return whole_number("batch_size", batch_size, at_least=1)
+    except TypeError as error:
+        raise ValueError(str(error)) from None  # as torch does
 
 
 # -- who makes the batches -------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from loaders.backends.ordered import TimedOut
 from loaders.device.nested import map_tensors
 from loaders.device.prefetch import Prefetcher
 from loaders.errors import BatchError
+from loaders.frameworks import tell_accelerate
 from loaders.live import since
 
 if TYPE_CHECKING:
@@ -80,9 +81,12 @@ class Delivery:
         self._num_failed = self._num_delivered = 0
         self._waiting_since: float | None = None
         self.pid = os.getpid()
+        if current is not None:
+            tell_accelerate(self)
         pin = accelerator is not None and accelerator.is_ahead
         plan = None if current is None else current.plan
-        self._source: _Marked | Prefetcher = _Marked(batches, plan, pin=pin)
+        self._marked = _Marked(batches, plan, pin=pin)
+        self._source: _Marked | Prefetcher = self._marked
         if accelerator is not None:
             self._source = Prefetcher(
                 self._source,
@@ -111,6 +115,9 @@ class Delivery:
         except Exception:
             self._num_failed += 1
             raise
+        except BaseException:
+            self._num_failed += self._marked.has_failed
+            raise
         finally:
             self._waiting_since = None
             self._stats.wait_s += time.monotonic() - began
@@ -124,8 +131,12 @@ class Delivery:
         num_done, num = self._pass.num_steps, self._pass.plan.num_remaining_steps
         if num_done < num and not self._num_failed:
             self._num_failed = 1  # it is said once
-            why = "a worker raised StopIteration, in the dataset, its transform or collate_fn"
+            why = (
+                "a worker raised StopIteration, in the dataset, its transform or collate_fn, or another "
+                "iteration took over the worker processes that persist"
+            )
             raise RuntimeError(f"the batches ended after {num_done} of {num}: {why}")
+        tell_accelerate(self, is_over=True)
         self._pass.end()
 
     def _count(self) -> None:
@@ -151,6 +162,13 @@ class Delivery:
         )
 
     @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the last batch of the epoch was handed over."""
+        return self._pass is not None and self._pass.is_done
+
+    remainder = -1  # of a batch, that frameworks would cut: none is known
+
+    @property
     def device_bytes(self) -> int:
         """Bytes of the batches that were copied to the device ahead."""
         return getattr(self._source, "device_bytes", 0)
@@ -160,6 +178,7 @@ class Delivery:
         if isinstance(self._source, Prefetcher):
             self._source.close()
         self._batches.close()
+        tell_accelerate(self, is_over=True)
 
 
 class _Marked:
@@ -169,17 +188,18 @@ class _Marked:
         self._batches, self._pin = batches, pin
         self._plan = plan if plan is not None and plan.pad == "mark" else None
         self._step = 0
+        self.has_failed = False  # whether what was raised last stands for a batch
 
     def __iter__(self) -> _Marked:
         return self
 
     def __next__(self) -> tuple[Any, torch.Tensor | None]:
+        num_taken = self._batches.num_taken
         try:
             batch = next(self._batches)
-        except TimedOut:
-            raise
-        except Exception:
-            self._step += 1
+        except BaseException:
+            self.has_failed = self._batches.num_taken > num_taken
+            self._step += self.has_failed
             raise
         valid = self._valid()
         return map_tensors((batch, valid), _pinned) if self._pin else (batch, valid)
@@ -200,6 +220,10 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
 def _with_marks(batch: Any, valid: torch.Tensor) -> Any:
     """Tell real rows from padding: ``batch.valid``, or ``batch["valid"]`` in a mapping."""
     if isinstance(batch, dict):
+        if "valid" in batch:
+            raise BatchError(
+                "pad='mark' puts its marks at 'valid', and collate_fn returned that itself: give it another name"
+            )
         return batch | {"valid": valid}
     try:
         batch.valid = valid

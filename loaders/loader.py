@@ -13,16 +13,17 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.random  # noqa: F401  # torch seeds it in each worker process: imported here, once, and not there
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker, num_in_flight
 from loaders.backends.ordered import OrderedBatches
-from loaders.backends.process import ProcessBatches
+from loaders.backends.process import ProcessBatches, are_alive
 from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
@@ -31,6 +32,10 @@ from loaders.checks import one_of, real_number, shown, whole_number
 from loaders.choices import (
     check_alone,
     check_foreign_order,
+    check_kinds,
+    check_marks,
+    checked_batch_size,
+    checked_dataset,
     choose_backend,
     choose_halves,
     choose_order,
@@ -50,13 +55,8 @@ from loaders.errors import StateError
 from loaders.live import register
 from loaders.profiling import profile_from_environment
 from loaders.sampling.context import ContextFetcher
-from loaders.sampling.foreign import NumberedBatches, Passes
-from loaders.sampling.sampler import (
-    EpochBatches,
-    EpochSampler,
-    UncountedBatches,
-    UncountedSamples,
-)
+from loaders.sampling.foreign import NumberedBatches, Passes, kept, single
+from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, check_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -131,11 +131,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     workers are the threads.
     """
 
-    _singles: UncountedSamples | None = None  # steps of an order of ours, where batch_size is None
+    _singles: EpochBatches | None = None  # steps of an order of ours, where batch_size is None
     _is_torchs_order = False
     _is_warned_of_no_batch = False
     _num_restarts = 0
+    _has_drawn = False  # the seed of workers that persist
     _set_to: int | None = None  # the epoch that someone chose
+    _order_now: Callable[[], Order] | None = None  # of a dataset of others, which may grow
     _num_replaced = 0  # by copies of the dataset in child processes
 
     def __init__(
@@ -169,9 +171,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         as_dict: bool = False,
         stall_warning_s: float = 60.0,
     ) -> None:
-        dataset = _checked_dataset(as_ours(dataset))
-        _check_kinds(collate_fn, worker_init_fn, generator)
-        batch_size = None if batch_size is None else _checked_batch_size(batch_size)
+        dataset = checked_dataset(as_ours(dataset))
+        check_kinds(collate_fn, worker_init_fn, generator)
+        batch_size = None if batch_size is None else checked_batch_size(batch_size)
         if prefetch_factor is not None:
             prefetch_factor = whole_number("prefetch_factor", prefetch_factor, at_least=1)
         real_number("timeout", timeout, at_least=0)
@@ -194,8 +196,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         is_strict = self.backend == "process" and num_workers != "auto"
         num_workers = choose_workers(num_workers, dataset)
         if has_own_order(dataset, shuffle, sampler, batch_sampler, generator):
-            order = choose_order(dataset, batch_size or 1, shuffle, sampler, self.seed)
-            sampler, shuffle = self._divided(order, drop_last), None
+            choose = partial(choose_order, dataset, batch_size or 1, shuffle, sampler, self.seed)
+            self._order_now = None if isinstance(dataset, BatchDataset) or sampler else choose
+            sampler, shuffle = self._divided(choose(), drop_last), None
         else:
             check_foreign_order(dataset, shuffle, (rank, world_size), sampler, batch_sampler)
             is_given = sampler is not None or batch_sampler is not None
@@ -221,6 +224,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             in_order=in_order,
         )
         self._number_steps()
+        check_marks(self.pad, is_ours=self._steps is not None)
         self._tell_frameworks()
         self._passes = self._number_passes()
         self._choose_form()
@@ -243,27 +247,37 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Cut a sampler of ours into steps of ours, which know their place in the epoch: they can be resumed."""
         given, sampler = self.batch_sampler, self.sampler
         if isinstance(given, EpochBatches):
-            batches = UncountedBatches(
-                given.sampler, given.batch_size, given.drop_last, self.pad, given.seed
-            )
-            object.__setattr__(self, "batch_sampler", batches)  # torch forbids it
+            rest = given.drop_last, self.pad, given.seed
+            batches = EpochBatches(given.sampler, given.batch_size, *rest)
             # Frameworks look there who divides by rank.
             object.__setattr__(self, "sampler", given.sampler)
         elif isinstance(sampler, EpochSampler):
-            drop_last = self.drop_last or sampler.drop_last
-            if self.batch_size is None:
-                rest = drop_last, self.pad, self.seed
-                is_plain = not holds_ours(self.dataset)
-                self._singles = UncountedSamples(sampler, *rest, is_plain=is_plain)
-                return
-            batches = UncountedBatches(sampler, self.batch_size, drop_last, self.pad, self.seed)
-            object.__setattr__(self, "batch_sampler", batches)
+            rest = self.drop_last or sampler.drop_last, self.pad, self.seed
+            batches = EpochBatches(sampler, self.batch_size or 1, *rest)
+        else:
+            return
+        if self.batch_size is None and given is None:
+            self._singles = batches
+        else:
+            object.__setattr__(self, "batch_sampler", batches)  # torch forbids it
 
     @property
-    def _steps(self) -> UncountedBatches | None:
+    def _steps(self) -> EpochBatches | None:
         """The steps of an order of ours: batches, or samples where ``batch_size`` is None."""
         batches = self.batch_sampler
-        return batches if isinstance(batches, UncountedBatches) else self._singles
+        steps = batches if isinstance(batches, EpochBatches) else self._singles
+        dataset: Any = self.dataset
+        if steps is not None and self._order_now and len(dataset) != len(steps.sampler.dataset):
+            steps.sampler.resize(self._order_now())
+        return steps
+
+    def _served_steps(self, steps: EpochBatches) -> ServedSteps:
+        """Return the steps in the form that who fetches them takes."""
+        if self._singles is not None:
+            return ServedSteps(steps, single if holds_ours(self.dataset) else itemgetter(0))
+        if self.backend != "process" or isinstance(self.dataset, BatchDataset):
+            return ServedSteps(steps)
+        return ServedSteps(steps, kept if holds_ours(self.dataset) else list)
 
     def _tell_frameworks(self) -> None:
         """Let accelerate leave a loader alone that is divided by rank already, and keep its state with its own."""
@@ -276,7 +290,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         passes: Passes | None = getattr(self, "_passes", None)
         batches = super()._index_sampler
         if passes is None:
-            return batches if self._singles is None else self._singles
+            steps = self._steps
+            return batches if steps is None else self._served_steps(steps)
         dataset: Any = self.dataset
         is_random = getattr(dataset, "is_random", hasattr(dataset, "__len__"))
         num_samples = len(dataset) if is_random else 0
@@ -303,7 +318,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """
         self._collate = self.collate_fn
         if self.collate_fn is collate_dict or (self.as_dict and self.collate_fn is collate):
-            self.as_dict, self.collate_fn, self._collate = True, collate_dict, collate
+            self.as_dict, self._collate = True, collate
+            super().__setattr__("collate_fn", collate_dict)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; another ``collate_fn`` makes the batches of the next iteration."""
+        super().__setattr__(name, value)
+        if name == "collate_fn" and hasattr(self, "_kept"):
+            self._choose_form()
+            self._make_parts()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings and the position; buffers, workers and a device's handles are made anew."""
@@ -317,6 +340,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Make what no pickle takes along."""
         self._iterator = None  # torch's, of worker processes that persist
         self._served, self.finisher = self._halves()
+        self._num_before = getattr(self._served, "num_replaced", 0)  # by other loaders
         # Page-locked only where we copy: a copy of the user's may still read a slot whose batch was dropped.
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
         self._batches: Callable[[], Any] = _nobody  # those being served, while they are
@@ -380,19 +404,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _start_torchs(self) -> ProcessBatches:
         """Let torch fetch batches: in worker processes, which are told the epoch with them, or here."""
         kept: Any = self._iterator
-        if kept is not None and not all(worker.is_alive() for worker in kept._workers):
-            self._iterator = (
-                None  # Ctrl-C of a terminal ends its workers, too: others take their place
-            )
+        if kept is not None and not are_alive(kept):
+            self._iterator = None  # Ctrl-C of a terminal ends its workers: others take their place
         batches: Any = super().__iter__()
         if not self.num_workers:
             batches._dataset_fetcher = ContextFetcher(batches._dataset_fetcher)
         return ProcessBatches(batches)
 
     def _start(self) -> OrderedBatches:
-        if self.generator is not None:
-            # As torch, who draws its workers' seed from it: or later orders would not be the same.
+        if (self.generator is not None or self._steps is None) and not self._has_drawn:
+            # As torch, who draws its workers' seed: or later orders of samplers would not be the same.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            self._has_drawn = self.persistent_workers
         maker = self._maker()
         # Without workers a foreign sampler is asked when its batch is: its next answer may depend on the step between.
         is_ahead = self.num_workers > 0 or self._steps is not None
@@ -494,7 +517,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         slot_bytes = getattr(batches, "slot_bytes", 0) + self._kept.slot_bytes
         self._stats.slot_bytes = self._slots.nbytes + slot_bytes
         self._stats.num_ready = getattr(batches, "num_ready", 0)
-        here = getattr(self._served, "num_replaced", 0)
+        here = getattr(self._served, "num_replaced", 0) - self._num_before
         self._stats.num_replaced = here + self._num_replaced
         self._stats.backend = self.backend if self.num_workers else "inline"
         self._stats.device_bytes = getattr(self._delivery(), "device_bytes", 0)
@@ -518,16 +541,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position: what was delivered, not what was prefetched. Primitives only, the same on every rank."""
-        own = self._own_sampler()
+        steps = self._own_steps()
         if not self.in_order:
             raise StateError(
                 "in_order=False hands batches over in an order that no state can tell"
             )
         return {
             "version": _STATE_VERSION,
-            "dataset": getattr(self.dataset, "fingerprint", None),
-            "sampler": own.state_dict(),
+            "dataset": self._fingerprint,
+            "seed": steps.seed,
+            "sampler": steps.sampler.state_dict(),
         }
+
+    @property
+    def _fingerprint(self) -> str | None:
+        """That of a dataset of ours; what others call so may be anything."""
+        found = getattr(self.dataset, "fingerprint", None)
+        return found if isinstance(found, str) else None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state at the next ``iter``; any world size, batch size and number of workers may do so.
@@ -537,7 +567,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """
         if not isinstance(state, Mapping):
             raise StateError(f"a loader's state is what state_dict() returned, got {shown(state)}")
-        fingerprint = getattr(self.dataset, "fingerprint", None)
+        fingerprint = self._fingerprint
         if state.get("version") != _STATE_VERSION:
             raise StateError(
                 f"the state has version {state.get('version')!r}, this release reads {_STATE_VERSION}"
@@ -547,45 +577,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 f"the state belongs to dataset {state.get('dataset')}, this one is {fingerprint}: "
                 "it was packed, selected or split differently"
             )
-        self._own_sampler().load_state_dict(state.get("sampler", {}))
+        steps = self._own_steps()
+        seed, here = state.get("seed"), steps.seed
+        check_state(state.get("sampler", {}), steps.sampler.order)
+        if seed not in (None, here) and getattr(self.dataset, "is_random", False):
+            raise StateError(
+                f"the state was taken with seed={seed!r}, this loader has seed={here}: crops would be others"
+            )
+        steps.sampler.load_state_dict(state["sampler"])
 
-    def _own_sampler(self) -> EpochSampler:
-        if self._steps is None:
+    def _own_steps(self) -> EpochBatches:
+        steps = self._steps
+        if steps is None:
             raise StateError(
                 "only batches of ours can be resumed: leave out sampler, batch_sampler and generator"
             )
-        return self._steps.sampler
-
-
-def _checked_dataset(dataset: Any) -> Any:
-    if isinstance(dataset, str | os.PathLike):
-        raise TypeError(
-            f"dataset must be a dataset, got {dataset!r}: is it ShardDataset({str(dataset)!r})?"
-        )
-    if isinstance(dataset, list | tuple) and any(isinstance(d, Dataset) for d in dataset):
-        what = f"dataset must be one dataset, got {len(dataset)}"
-        raise TypeError(f"{what}: join them with loaders.concat, or loaders.Mixture for shares")
-    is_read = isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__")
-    if isinstance(dataset, type) or not is_read:
-        what = "have __len__ and __getitem__, or be an IterableDataset"
-        raise TypeError(f"dataset must {what}, got {shown(dataset)}")
-    return dataset
-
-
-def _check_kinds(collate_fn: Any, worker_init_fn: Any, generator: Any) -> None:
-    if collate_fn is not None and not callable(collate_fn):
-        raise TypeError(f"collate_fn must be a function of samples, got {shown(collate_fn)}")
-    if worker_init_fn is not None and not callable(worker_init_fn):
-        raise TypeError(f"worker_init_fn must be a function, got {shown(worker_init_fn)}")
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator must be a torch.Generator, got {shown(generator)}")
-
-
-def _checked_batch_size(batch_size: Any) -> int:
-    try:
-        return whole_number("batch_size", batch_size, at_least=1)
-    except TypeError as error:
-        raise ValueError(str(error)) from None  # as torch does
+        return steps
 
 
 def _nobody() -> None:

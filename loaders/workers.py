@@ -153,10 +153,27 @@ class _Once:
 
 _Task = tuple[_Ticket, int]
 _ReadAheads = SimpleQueue["weakref.ref[_Ticket] | None"]  # weak: what is late keeps no batch alive
-_Running = dict[int, tuple[_Ticket, int | None, float]]  # of reading ahead, no part
+_Running = dict[int, tuple[_Ticket, int | None, float]]  # by thread; of reading ahead, no part
 # Threads that ended. Workers let go of them: Python has code of its own that runs then, and a Ctrl-C that finds the
 # trainer's thread in there is printed and forgotten.
 _ended: deque[threading.Thread] = deque()
+
+
+class _Here(threading.local):
+    """What the threads of this thread's pool are doing; nothing where it is no worker."""
+
+    running: _Running = {}  # noqa: RUF012  # never written to
+
+
+_here = _Here()
+
+
+def begin_step() -> None:
+    """Count the seconds of a description anew, for the part that this thread runs: another sample, say."""
+    me = threading.get_ident()
+    task = _here.running.get(me)
+    if task is not None:
+        _here.running[me] = (task[0], task[1], time.monotonic())
 
 
 def _work(
@@ -167,6 +184,7 @@ def _work(
     on_done: Callable[[], None],
 ) -> None:
     _ended.clear()
+    _here.running = running
     prepare_once = _Once(prepare)
     with suppress(BaseException):  # it is tried again, and its error raised, with the first part
         prepare_once()

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from loaders import DataLoader, ShardDataset, collate
 
 NUM_EPOCHS, BATCH_SIZE, NUM_SAMPLES = 3, 3, 26
+ACCUMULATED = 3  # batches whose gradients accelerate adds up
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 STOP_AFTER = NUM_SAMPLES // (BATCH_SIZE * WORLD_SIZE) + 2  # steps: in the second epoch
 
@@ -91,7 +92,10 @@ def run_lightning(folder: str, out: Path) -> dict[str, Any]:
     resumed.fit(second, train_loader(folder), ckpt_path=out / "last.ckpt", weights_only=False)
     resumed.validate(second, eval_loader(folder), verbose=False)
     resumed.predict(second, eval_loader(folder))
+    few = Model()
+    trainer(enable_checkpointing=False, overfit_batches=2).fit(few, train_loader(folder))
     return {
+        "overfit": few.train_seen.steps,
         "first": first.train_seen.steps,
         "second": second.train_seen.steps,
         "eval": second.eval_seen.steps,
@@ -139,7 +143,16 @@ def run_accelerate(folder: str, out: Path) -> dict[str, Any]:
     foreign = DataLoader(dataset, 2, sampler=range(24), as_dict=True, num_workers=0)
     for batch in accelerator.prepare(foreign):  # not divided by rank: accelerate does that
         seen["foreign"].add(batch["sample_id"])
-    return {name: part.steps for name, part in seen.items()}
+    result: dict[str, Any] = {name: part.steps for name, part in seen.items()}
+    accelerator.gradient_accumulation_steps = ACCUMULATED
+    result["synced"] = []
+    for _ in range(2):
+        for step, batch in enumerate(loader):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch.score[:, None]).square().mean())
+                if accelerator.sync_gradients:
+                    result["synced"].append(step)
+    return result
 
 
 # -- transformers ---------------------------------------------------------------------------------

@@ -72,6 +72,11 @@ def test_a_run_that_was_cut_off_sees_what_an_undisturbed_one_would(
     for kind in {"eval", "predict"} & set(ranks[0]):
         served = chain.from_iterable(chain.from_iterable(seen[kind] for seen in ranks))
         assert sorted(served) == list(range(NUM))
+    if framework == "lightning":  # overfit_batches=2
+        assert all(seen["overfit"] == seen["overfit"][:2] * NUM_EPOCHS for seen in ranks)
+    if framework == "accelerate":  # every third step, and the last one of an epoch
+        ends = sorted({*range(2, steps_per_epoch, 3), steps_per_epoch - 1})
+        assert all(seen["synced"] == ends * 2 for seen in ranks)
     if framework == "transformers":  # by eval_dataset=, where one rank has a sample less
         assert all(sorted(seen["metrics"]) == list(range(NUM - 1)) for seen in ranks)
     if framework == "accelerate":

@@ -16,6 +16,7 @@ import traceback
 import weakref
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -481,6 +482,34 @@ def test_a_description_names_every_worker(pool: Workers) -> None:
     gate.opened.set()
 
     assert found == ["job, part 0", "job, part 1", "job, part 2"]
+
+
+def test_seconds_count_anew_with_each_step_of_a_part(
+    pool: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    gate = Gate()
+
+    def in_steps(part: int) -> int:
+        now[0] = 100.0
+        workers_module.begin_step()
+        now[0] = 107.0
+        return gate(part)
+
+    monkeypatch.setattr(workers_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    pool.put(Call(in_steps))
+    gate.wait_until_entered()
+    text = pool.describe()
+    gate.opened.set()
+
+    assert text == "a call, part 0 for 7.0 s"
+    assert pool.take() == [0]
+
+
+def test_a_step_outside_of_any_part_is_none() -> None:
+    workers_module.begin_step()
+
+    assert not workers_module._here.running
 
 
 def test_what_is_done_is_taken_however_short_the_time(pool: Workers) -> None:

@@ -30,14 +30,17 @@ from loaders.live import dump_in_child
 
 if TYPE_CHECKING:
     import socket
+    from multiprocessing.connection import Connection
 
     from loaders.backends.maker import Made, Maker
 
 _PARENT_POLL_S = 2.0
 
 
-def main(maker: Maker, end: socket.socket, parents_end: socket.socket | None) -> None:
-    """Serve batches until the parent closes its end."""
+def main(
+    maker: Maker, end: socket.socket, parents_end: socket.socket | None, begun: Connection
+) -> None:
+    """Serve batches until the parent closes its end; a byte in ``begun`` says that SIGUSR1 may come."""
     _leave_signals_to_parent()
     let_go_of_inherited()
     if parents_end is not None:  # inherited by a fork: or the socket would not end with the parent
@@ -45,7 +48,10 @@ def main(maker: Maker, end: socket.socket, parents_end: socket.socket | None) ->
     maker.slots = SharedSlots()
     code = 0
     try:
-        _Child(maker, Channel(end, _PARENT_POLL_S)).listen()
+        serving = _Child(maker, Channel(end, _PARENT_POLL_S))
+        begun.send_bytes(b"1")
+        begun.close()
+        serving.listen()
     except (EOFError, ConnectionError):
         pass  # the parent is gone
     except BaseException:  # or the parent would wait for us
@@ -149,15 +155,73 @@ class _Child:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """Return an error that survives the way: with its traceback as text, and of a plain type if need be."""
+    """Return what arrives as the error: with its traceback as text, and of a plain type if need be."""
     trace = "".join(traceback.format_exception(error))
-    notes = [*getattr(error, "__notes__", []), f"In the loader's child process:\n{trace}"]
+    notes = [f"In the loader's child process:\n{trace}"]
+    with suppress(Exception):  # an error may have anything for its notes
+        notes = [*error.__notes__, *notes]
+    for form in (_as_pickled, _by_attributes):
+        with suppress(Exception):
+            return form(error, notes)
+    plain = RuntimeError(f"{type(error).__name__}: {_text(error)}")
+    plain.__notes__ = notes
+    return plain
+
+
+def _as_pickled(error: BaseException, notes: list[str]) -> BaseException:
+    copy = _sent(error)
+    if type(copy) is not type(error):
+        raise TypeError
+    copy.__notes__ = notes
+    return copy
+
+
+def _by_attributes(error: BaseException, notes: list[str]) -> BaseException:
+    """For a class whose ``__init__`` takes other arguments than its errors keep, or that hold what does not pickle."""
+    beside = {name: getattr(error, name, None) for name in ("errno", "strerror", "filename")}
+    found = {name: value for name, value in beside.items() if value is not None} | vars(error)
+    values = {name: value for name, value in found.items() if _pickles(value)}
+    args = error.args if _pickles(error.args) else (_text(error),)
+    parts: Any = _Parts(type(error), args, values | {"__notes__": notes})
+    if _text(_sent(parts)) != _text(error):
+        raise ValueError  # its text needs what was left out
+    return parts  # type: ignore[no-any-return]
+
+
+class _Parts:
+    """Becomes an error when it is unpickled."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    def __reduce__(self) -> Any:
+        return _put_together, self._parts
+
+
+def _put_together(
+    kind: type[BaseException], args: tuple[Any, ...], values: dict[str, Any]
+) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    for name, value in values.items():
+        setattr(error, name, value)
+    return error
+
+
+def _sent(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))  # noqa: S301  # what we made ourselves
+
+
+def _pickles(value: Any) -> bool:
     try:
-        copy = pickle.loads(pickle.dumps(error))  # noqa: S301  # what we made ourselves a line ago
-        if type(copy) is not type(error):
-            raise TypeError
-        copy.__notes__ = notes
+        _sent(value)
     except Exception:
-        copy = RuntimeError(f"{type(error).__name__}: {error}")
-        copy.__notes__ = notes
-    return copy  # type: ignore[no-any-return]
+        return False
+    return True
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"(its text cannot be had: {type(failure).__name__})"

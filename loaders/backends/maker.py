@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -173,18 +172,24 @@ class Group:
 
     def run(self, part: int) -> None:
         """Make them all; one that fails does not take the others with it."""
-        with suppress(Exception):  # of one of them, or of more: one by one says which
+        try:
             made = self._maker.make_group(self._batches)
-            if made is not None:
-                self._made = made
-                return
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # of one of them, or of more: one by one says which
+            made = None
+        if made is not None:
+            self._made = made
+            return
         self._made = [self._one(batch) for batch in self._batches]
 
     def _one(self, batch: Any) -> Any:
         self._at += 1
         try:
             return self._maker.make(batch)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             return Raised(error)
 
     def finish(self) -> Made:

@@ -67,6 +67,10 @@ class Batches(Protocol):
     def slot_bytes(self) -> int:
         """Bytes of slots that belong to the backend."""
 
+    @property
+    def num_taken(self) -> int:
+        """Batches that were returned, or whose error was raised."""
+
     def __next__(self) -> Any:
         """Return the next batch, or raise its error; ``TimedOut`` stands for none."""
 
@@ -110,6 +114,7 @@ class OrderedBatches:
         self._ready: list[Any] = []
         self._failed: Exception | None = None
         self._is_broken = False  # the pool takes no more, and what it still has is lost
+        self.num_taken = 0  # batches that were returned, or whose error was raised
 
     def __iter__(self) -> OrderedBatches:
         return self
@@ -122,6 +127,7 @@ class OrderedBatches:
             self._ready = [*self._take()][::-1]
             self._fill(self._prefetch_batches)
         batch = self._ready.pop()
+        self.num_taken += 1
         if not isinstance(batch, Raised):
             return batch
         try:
@@ -167,13 +173,13 @@ class OrderedBatches:
 
     def _take(self) -> Made:
         patience = self._timeout_s or self._stall_warning_s or None
-        began = time.monotonic()
+        began, num_before = time.monotonic(), len(self._pool)
         while True:
             try:
-                return self._pool.take(patience)
-            except StopIteration as error:
-                raise _not_the_end(error) from error
+                return self._take_first(patience)
             except Late as error:
+                if len(self._pool) < num_before:  # a job raised it
+                    raise
                 if self._timeout_s:
                     raise TimedOut(
                         f"DataLoader timed out after {self._timeout_s} seconds: {error}"
@@ -181,6 +187,16 @@ class OrderedBatches:
                 waited_s = time.monotonic() - began
                 # Its text, not the error: a handler that keeps records would keep this iterator.
                 logger.warning("no batch for %.0f s: %s", waited_s, str(error))
+
+    def _take_first(self, patience: float | None) -> Made:
+        num_before = len(self._pool)
+        try:
+            return self._pool.take(patience)
+        except BaseException as error:
+            self.num_taken += len(self._pool) < num_before  # else it is an interrupt, or late
+            if isinstance(error, StopIteration):
+                raise _not_the_end(error) from error
+            raise
 
     @property
     def is_ready(self) -> bool:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import time
 import traceback
+import weakref
+from contextlib import suppress
+from multiprocessing import connection
 from typing import Any
 
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
 from loaders.backends.ordered import TimedOut
+from loaders.backends.subprocess import killed_by
+
+_DEATH_TIMEOUT_S = 1.0  # from the end of a worker's connection to its own
+_EXIT_TIMEOUT_S = 2.0
+_GET_DATA = _MultiProcessingDataLoaderIter._get_data.__code__
+_with_workers: weakref.WeakSet[Any] = weakref.WeakSet()  # torch's iterators
 
 
 class ProcessBatches:
@@ -15,6 +29,7 @@ class ProcessBatches:
         is_ready: False: torch does not tell.
         num_ready: 0, as above.
         slot_bytes: 0: its batches lie in memory of their own.
+        num_taken: Batches that were returned, or whose error was raised.
     """
 
     is_ready = False
@@ -22,13 +37,20 @@ class ProcessBatches:
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
+        self.num_taken = 0
+        self._pid = os.getpid()
+        if self._workers:
+            _with_workers.add(batches)
 
     def __iter__(self) -> ProcessBatches:
         return self
 
     def __next__(self) -> Any:
+        if self._workers and os.getpid() != self._pid:
+            what = "these worker processes belong to the parent of this forked process"
+            raise RuntimeError(what)
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         except StopIteration:
             raise
         except Exception as error:
@@ -37,12 +59,40 @@ class ProcessBatches:
             traceback.clear_frames(error.__traceback__)
             if str(error).startswith("DataLoader timed out"):
                 raise TimedOut(str(error)) from None
+            self.num_taken += 1
+            if death := self._death(error):
+                raise RuntimeError(death) from error
             raise
+        except BaseException:
+            if not self._workers:  # what was being made here, torch does not make again
+                self.num_taken += 1
+            raise
+        self.num_taken += 1
+        return batch
 
     @property
     def _workers(self) -> list[Any]:
         workers: list[Any] = getattr(self._batches, "_workers", [])
         return workers
+
+    def _death(self, error: Exception) -> str:
+        """Say which worker died, if an error of fetching a batch came of that; the dataset's errors come elsewhere."""
+        if all(
+            frame.f_code is not _GET_DATA for frame, _ in traceback.walk_tb(error.__traceback__)
+        ):
+            return ""
+        if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
+            return ""
+        with suppress(RuntimeError):  # of torch's handler, which may see the death now
+            sentinels = {worker.sentinel: worker for worker in self._workers}
+            for sentinel in connection.wait([*sentinels], _DEATH_TIMEOUT_S):
+                sentinels[sentinel].join(_DEATH_TIMEOUT_S)  # it closes its files before it ends
+        codes = {worker.pid: worker.exitcode for worker in self._workers if not worker.is_alive()}
+        if not codes:
+            return ""
+        pid, code = max(codes.items(), key=lambda item: item[1] != 0)  # 0 may be a regular end
+        how = f"was killed by {killed_by(-code)}" if code < 0 else f"ended ({code})"
+        return f"DataLoader worker (pid {pid}) exited unexpectedly: it {how}"
 
     def describe_aside(self) -> str:
         """Say which workers are alive."""
@@ -56,3 +106,33 @@ class ProcessBatches:
         """End the workers now, unless they persist."""
         if self._workers and not self._batches._persistent_workers:
             self._batches._shutdown_workers()
+
+
+def are_alive(batches: Any) -> bool:
+    """Tell whether the workers that an iterator of torch keeps are of this process, and run."""
+    pid = os.getpid()
+    return all(worker._parent_pid == pid and worker.is_alive() for worker in batches._workers)
+
+
+def _leave_to_parent() -> None:
+    """In a fork, let torch's iterators do nothing when they are dropped: they would end the parent's workers."""
+    for batches in list(_with_workers):
+        batches._shutdown = True
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+@atexit.register
+def _end_before_exit() -> None:
+    """Let workers end by themselves: who is killed by ``multiprocessing`` leaves $TMPDIR/pymp-* behind."""
+    ending = [batches for batches in list(_with_workers) if not batches._shutdown]
+    for batches in ending:
+        # One that died may hold the lock of the event.
+        if all(worker.is_alive() for worker in batches._workers):
+            batches._workers_done_event.set()
+            for queue in batches._index_queues:
+                queue.put(None)
+    deadline = time.monotonic() + _EXIT_TIMEOUT_S
+    for worker in [worker for batches in ending for worker in batches._workers]:
+        worker.join(max(0.0, deadline - time.monotonic()))

@@ -64,7 +64,7 @@ class Child:
 
     Attributes:
         pid: Of the process.
-        is_up: Whether its handlers are set.
+        is_up: Whether something came from it.
         is_whole: False in the middle of a message or of its count: there Ctrl-C leaves it, and it is of no more use.
         num_passes: How many pools it worked for; each group is asked for, and comes, with the number of its pass.
     """
@@ -78,6 +78,8 @@ class Child:
         if context is None or isinstance(context, str):
             context = multiprocessing.get_context(context or start_method())
         self.is_up, self.num_passes, self.is_whole = False, 0, True
+        # Of its own, with a byte once its handlers are set: a signal handler may look here while the socket is in use.
+        self._begun, begun = context.Pipe(duplex=False)
         lock = partial(page_lock, what="a batch slot") if maker.locks_slots else None
         ours, theirs = pair()
         self._channel = Channel(ours)
@@ -86,7 +88,7 @@ class Child:
         self._is_started_anew = method != "fork"
         self._process = context.Process(
             target=child.main,
-            args=(maker.for_child(), theirs, ours if method == "fork" else None),
+            args=(maker.for_child(), theirs, ours if method == "fork" else None, begun),
             name="loaders-child",
             daemon=True,
         )
@@ -102,6 +104,7 @@ class Child:
             raise
         finally:
             theirs.close()
+            begun.close()
         self.pid: int = self._process.pid
         self.end = weakref.finalize(self, _end, self._process, self._channel, self._pid)
 
@@ -110,6 +113,11 @@ class Child:
         """Whether another pool can have it."""
         is_ours = os.getpid() == self._pid and self.end.alive
         return is_ours and self.is_whole and self._process.is_alive()
+
+    @property
+    def takes_signals(self) -> bool:
+        """Whether SIGUSR1 makes it say what it is doing: not before its handlers are set, nor after its end."""
+        return self.end.alive and (self.is_up or bool(self._begun.poll()))
 
     @property
     def has_message(self) -> bool:
@@ -200,7 +208,7 @@ class Child:
         self.end()
         what = f"the loader's child process (pid {self.pid})"
         if code is not None and code < 0:
-            return RuntimeError(f"{what} was killed by {_killed_by(-code)}")
+            return RuntimeError(f"{what} was killed by {killed_by(-code)}")
         why = "what it printed says why"
         if not self.is_up and self._is_started_anew:
             why += "; a script that starts processes by spawn has its code under if __name__ == '__main__'"
@@ -320,7 +328,7 @@ class ChildPool:
         pid = self._child.pid
         if not self._close.alive:
             return "this epoch has ended"
-        if self._child.is_up and self._child.end.alive:
+        if self._child.takes_signals:
             os.kill(pid, signal.SIGUSR1)
             return f"child process {pid} says for itself"
         return f"child process {pid} has not begun, or ended"
@@ -420,7 +428,7 @@ def _handlers_later() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _killed_by(number: int) -> str:
+def killed_by(number: int) -> str:
     """Name a signal, and what to do about it."""
     names = {each.value: f" ({each.name})" for each in signal.Signals}
     name = f"signal {number}{names.get(number, '')}"

@@ -39,15 +39,18 @@ class InlinePool:
         self._group = group
 
     def take(self, timeout_s: float | None = None) -> Made:
-        """Make the group, or raise its error."""
+        """Make the group, or raise its error; Ctrl-C leaves it to be made."""
         group, self._group = self._group or [], None
-        job = self._maker.job(group)
-        self._making = job, time.monotonic()
         try:
+            job = self._maker.job(group)
+            self._making = job, time.monotonic()
             for part in range(job.num_parts):
                 job.run(part)
             made: Made = job.finish()
             return made
+        except KeyboardInterrupt:
+            self._group = group
+            raise
         finally:
             self._making = None
 

@@ -7,7 +7,6 @@ A dataset is a store, a choice of fields, and settings; ``select``, ``split``, `
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -32,6 +31,7 @@ from loaders.datasets.reading.readers import ObjectReader, SampleIdReader, make_
 from loaders.datasets.reading.request import Memory, Reader, Request
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.datasets.reading.transforming import Transforming
+from loaders.datasets.replaced import BadSamples
 from loaders.datasets.settings import (
     as_batching,
     as_fields,
@@ -65,13 +65,10 @@ if TYPE_CHECKING:
     from loaders.datasets.access.finder import Rows
     from loaders.datasets.access.store import Store
 
-logger = logging.getLogger(__name__)
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
 Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 SETTINGS = ("fields", "augment", "transform", "batching", "on_error", "scale")  # of replace()
-_MAX_REPLACED_SHARE = 0.01
-_MAX_REPLACED = 10  # so many are allowed in a small dataset, too
 
 
 class PackedDataset(BatchDataset):
@@ -114,7 +111,7 @@ class PackedDataset(BatchDataset):
     def _prepare(self) -> None:
         if self.on_error not in ("raise", "replace"):
             raise ValueError(f"on_error must be 'raise' or 'replace', got {self.on_error!r}")
-        self.num_replaced, self._bad = 0, set[int]()
+        self.num_replaced, self._bad = 0, BadSamples()
         self.schema.check_names(self.fields)
         fields = self._shown_fields
         check_scale(fields, self.scale)
@@ -294,7 +291,9 @@ class PackedDataset(BatchDataset):
         """Describe a sample that cannot be served; an error does not tell its place again."""
         path, row = self.place(index)
         told = what.beside(path, row) if isinstance(what, ShardError) else str(what)
-        return SampleError(told, index, path, row, self._key_of(index))
+        error = SampleError(told, index, path, row, self._key_of(index))
+        error.__cause__ = what if isinstance(what, LoadersError) else None
+        return error
 
     def _key_of(self, index: int) -> str | None:
         if "key" not in self.schema.fields:
@@ -320,13 +319,7 @@ class PackedDataset(BatchDataset):
             self.num_replaced = self._whole.num_replaced
             return
         self.num_replaced += 1
-        if error.index not in self._bad:  # told of once, counted once in any number of epochs
-            self._bad.add(error.index)
-            logger.warning("replaced: %s", error)
-        if len(self._bad) > max(_MAX_REPLACED, _MAX_REPLACED_SHARE * len(self)):
-            raise LoadersError(
-                f"{len(self._bad)} samples had to be replaced, more than 1 %; the last one: {error}"
-            )
+        self._bad.note(error, len(self))
 
     # -- looking things up -------------------------------------------------------------------------
 
@@ -488,7 +481,7 @@ class PackedDataset(BatchDataset):
         other = copy.copy(self)
         other.__dict__.pop("fingerprint", None)
         other.__dict__.pop("_keys", None)
-        other.num_replaced, other._bad, other._num_untold = 0, set(), 0
+        other.num_replaced, other._bad, other._num_untold = 0, BadSamples(), 0
         indices = from_start(whole_numbers(array), len(self), "sample")
         other._view = _read_only(
             np.array(self.numbers_of(indices))
@@ -551,7 +544,11 @@ class PackedDataset(BatchDataset):
         super().__setattr__(name, value)
 
     def __add__(self, other: Any) -> Any:
-        """Return ``concat([self, other])``; with what cannot be read together, torch's ``ConcatDataset``."""
+        """Return ``concat([self, other])``; with a dataset of another kind, torch's ``ConcatDataset``.
+
+        Raises:
+            SchemaError: They differ in their fields.
+        """
         if not isinstance(other, Dataset):
             return NotImplemented
         if not isinstance(other, PackedDataset) or self.has_own_samples or other.has_own_samples:

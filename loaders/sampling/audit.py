@@ -90,7 +90,10 @@ def audit(
           delivered more than once: 0
     """
     ranks = range(whole_number("world_size", world_size, at_least=1))
-    plans = [Plan(length, batch_size, rank, world_size, drop_last, pad, start) for rank in ranks]
+    unit = getattr(order, "unit", 1)
+    plans = [
+        Plan(length, batch_size, rank, world_size, drop_last, pad, start, unit) for rank in ranks
+    ]
     return audit_plans(plans, order=order, epoch=epoch)
 
 
@@ -129,7 +132,7 @@ def _promised_counts(plan: Plan) -> Int64s:
     if plan.drop_last:
         counts[plan.length - tail :] = 0
     elif plan.pad is True:
-        padding = -tail % plan.world_size
+        padding = -(-tail // (plan.unit * plan.world_size)) * plan.unit * plan.world_size - tail
         np.add.at(counts, np.arange(padding) % max(plan.length, 1), 1)
     return counts
 

@@ -66,6 +66,17 @@ class KeptIndices(list[Any]):
         return _kept_indices, (self[:], self.epoch, self.draws, self.seed)
 
 
+def kept(indices: IndexBatch) -> KeptIndices:
+    """Return the indices of a batch as a list that knows what they are read for."""
+    return KeptIndices(indices.indices.tolist(), indices.epoch, indices.draws, indices.seed)
+
+
+def single(indices: IndexBatch) -> SampleIndex:
+    """Return the index of a batch of one."""
+    draw = 0 if indices.draws is None else int(indices.draws[0])
+    return SampleIndex(indices[0], indices.epoch, draw, indices.seed)
+
+
 def listed(indices: Any) -> list[Any]:
     """Return the indices of a batch as a list; those that know their draws tell them as one goes through it."""
     if getattr(indices, "draws", None) is None:

@@ -167,6 +167,18 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         check_state(state, self.order)
         self._go_to(state["epoch"], state["delivered"])
 
+    def resize(self, order: Order) -> None:
+        """Go on in the same order of another number of samples.
+
+        Raises:
+            StateError: The epoch was to go on behind their end.
+        """
+        if self.start > order.length:
+            raise StateError(
+                f"the epoch goes on at {self.start}, and has {order.length} samples now"
+            )
+        self.order, self.dataset = order, range(order.length)
+
     @property
     def given_ranks(self) -> tuple[int | None, int | None]:
         """Rank and world size as they were given."""
@@ -268,7 +280,8 @@ class Pass:
 class EpochBatches(BatchSampler):
     """The batches of an ``EpochSampler``: one ``IndexBatch`` per step of this rank.
 
-    Epoch, position, state and ranks are the sampler's.
+    Epoch, position, state and ranks are the sampler's. Of any other sampler they are ``PlainBatches``: frameworks
+    make batch samplers anew, of a sampler of their own.
 
     Args:
         sampler: Says what, from where and for which rank.
@@ -281,6 +294,15 @@ class EpochBatches(BatchSampler):
         >>> [list(batch) for batch in EpochSampler(5, shuffle=False).batches(2)]
         [[0, 1], [2, 3], [4]]
     """
+
+    def __new__(cls, sampler: Any, *args: Any, **settings: Any) -> Any:
+        """Return batches of ours, or of torch."""
+        if isinstance(sampler, EpochSampler):
+            return super().__new__(cls)
+        return PlainBatches(sampler, *args, **settings)
+
+    def __getnewargs__(self) -> tuple[EpochSampler, int]:
+        return self.sampler, self.batch_size
 
     def __init__(
         self,
@@ -311,33 +333,31 @@ class EpochBatches(BatchSampler):
         return self.sampler.plan(self.batch_size, self.drop_last, self.pad)
 
 
-class UncountedBatches(EpochBatches):
-    """The same for a loader that prefetches: it counts by itself what it hands over."""
-
-    def __iter__(self) -> Iterator[IndexBatch]:  # type: ignore[override]  # sequences, not lists
-        return index_batches(self.sampler.order, self.plan(), self.sampler.epoch, self.seed)
+class PlainBatches(BatchSampler):
+    """Torch's own, by another name: Lightning asks a loader for the batch size of those that are just torch's."""
 
 
-class UncountedSamples(UncountedBatches):
-    """The samples of an ``EpochSampler`` one by one, each a step; counted as ``UncountedBatches``.
+class ServedSteps:
+    """The steps of ``EpochBatches`` on their way to a loader, which counts by itself what it hands over.
 
     Args:
-        sampler: As for ``EpochBatches``.
-        drop_last: Leave out what would make ranks uneven.
-        pad: See ``Plan``.
-        seed: Of augmentation.
-        is_plain: The dataset knows nothing of epochs: it gets ints, as from torch.
+        batches: The steps.
+        form: Makes of each ``IndexBatch`` what the dataset is given; None: it is.
     """
 
     def __init__(
-        self, sampler: EpochSampler, drop_last: bool, pad: Pad, seed: int, *, is_plain: bool
+        self, batches: EpochBatches, form: Callable[[IndexBatch], Any] | None = None
     ) -> None:
-        super().__init__(sampler, 1, drop_last, pad, seed)
-        self._is_plain = is_plain
+        self.batches, self._form = batches, form
 
-    def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # no batches
-        samples = _samples(self.sampler.order, self.plan(), self.sampler.epoch, self.seed)
-        return map(int, samples) if self._is_plain else samples
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self.batches
+        sampler, plan = batches.sampler, batches.plan()
+        steps = index_batches(sampler.order, plan, sampler.epoch, batches.seed)
+        return steps if self._form is None else map(self._form, steps)
 
 
 def check_state(state: Mapping[str, Any], order: Order) -> None:

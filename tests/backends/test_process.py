@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 from loaders import DataLoader
+from tests.backends.test_subprocess import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NUM, LATE, BROKEN = 10, 2, 5
 
@@ -75,3 +84,151 @@ def test_what_worker_processes_do_is_told() -> None:
     assert iterator.describe().count("runs") == 2
     iterator.close()
     assert iterator.describe().count("ended") == 2
+
+
+# -- workers that die ----------------------------------------------------------------------------------------
+
+
+class Ends(Dataset[torch.Tensor]):
+    """One sample ends its worker, or is missing."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if i == 2 and self.code is None:
+            raise FileNotFoundError(2, "no such file", "2.jpg")
+        if i == 2:
+            os._exit(self.code or 0)
+        return torch.zeros(9)
+
+
+def cut_off(iterator: Any, error: Exception) -> Any:
+    """Let fetching fail as it does while a worker dies; return the worker."""
+
+    def fail(timeout: float) -> Any:
+        raise error
+
+    batches = iterator._batches._batches
+    batches._data_queue.get = fail
+    return batches._workers[0]
+
+
+def test_a_worker_that_ended_is_told_with_its_code() -> None:
+    iterator: Any = iter(DataLoader(Ends(3), 1, num_workers=1, backend="process"))
+    worker = iterator._batches._workers[0]
+
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly") as caught:
+        list(iterator)
+
+    assert f"pid {worker.pid}" in str(caught.value)
+    assert str(caught.value).endswith("it ended (3)") or "exit code 3" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", [EOFError(), ConnectionResetError(104, "reset"), FileNotFoundError(2, "no such file")]
+)
+def test_an_error_of_fetching_from_a_worker_that_dies_says_so(error: Exception) -> None:
+    """Also where the connection ends before the process does."""
+    iterator: Any = iter(DataLoader(Ends(3), 1, num_workers=1, backend="process", sampler=[0]))
+    worker = cut_off(iterator, error)
+    threading.Timer(0.3, os.kill, (worker.pid, signal.SIGKILL)).start()
+
+    with pytest.raises(RuntimeError, match=rf"pid {worker.pid}\).* killed by signal 9") as caught:
+        next(iterator)
+
+    assert caught.value.__cause__ is error
+
+
+def test_an_error_of_fetching_from_workers_that_live_is_passed_on() -> None:
+    iterator: Any = iter(DataLoader(Ends(3), 1, num_workers=1, backend="process", sampler=[0]))
+    worker = cut_off(iterator, ConnectionResetError(104, "reset"))
+
+    with pytest.raises(ConnectionResetError, match="reset"):
+        next(iterator)
+
+    assert worker.is_alive()
+    iterator.close()
+
+
+def test_an_error_of_the_dataset_is_passed_on() -> None:
+    iterator: Any = iter(
+        DataLoader(Ends(None), 1, num_workers=2, backend="process", sampler=[2, 0])
+    )
+
+    with pytest.raises(FileNotFoundError, match=r"Caught FileNotFoundError(.|\n)*2\.jpg"):
+        next(iterator)
+    iterator.close()
+
+
+# -- forks, and the end of the program -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_fork_leaves_the_workers_to_its_parent(persistent: bool) -> None:
+    loader = DataLoader(
+        SometimesLate(), 2, num_workers=2, backend="process", persistent_workers=persistent
+    )
+    iterator: Any = iter(loader)
+    batches = [next(iterator).tolist()]
+    ours, theirs = os.pipe()
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            os.write(theirs, str(error).encode())
+        finally:
+            iterator._batches._batches.__del__()  # as if it was dropped
+            os._exit(0)
+    os.close(theirs)
+    told = os.read(ours, 1000).decode()
+    os.waitpid(pid, 0)
+    os.close(ours)
+
+    assert told == "these worker processes belong to the parent of this forked process"
+    batches += [batch.tolist() for batch in iterator]
+    assert batches == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+def test_a_fork_goes_on_where_there_are_no_workers() -> None:
+    iterator: Any = iter(DataLoader(SometimesLate(), 2, num_workers=0, backend="process"))
+    next(iterator)
+    ours, theirs = os.pipe()
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(theirs, bytes(next(iterator).tolist()))
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    told = os.read(ours, 9)
+    os.waitpid(pid, 0)
+    os.close(ours)
+
+    assert told == b"\2\3"
+
+
+_INTERRUPTED = """
+from loaders import DataLoader
+from tests.backends.test_process import Ends
+loader = DataLoader(Ends(0), 1, num_workers=2, backend="process", sampler=[0] * 100)
+for batch in loader:
+    raise KeyboardInterrupt
+"""
+
+
+def test_an_interrupted_program_leaves_no_folder_of_its_workers(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED],
+        capture_output=True, text=True, timeout=100, check=False, cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert not list(tmp_path.iterdir())

@@ -451,6 +451,21 @@ def test_each_chunk_is_verified_once_unless_always(tmp_path: Path, format: str) 
         always[0]
 
 
+def test_always_refuses_a_sample_that_is_damaged_outside_of_its_crop(
+    tmp_path: Path, format: str
+) -> None:
+    folder = pack_large(tmp_path / "a", format)
+    flip_byte(folder, 1, offset_of(1, 0, 0))
+    first, always = (
+        ShardDataset(folder, augment=[CenterCrop(8)], check=check) for check in ("first", "always")
+    )
+
+    assert (first[1].array == 2).all()
+    assert (always[0].array == 1).all()
+    with pytest.raises(SampleError, match=r"row 1\): field array: its checksum does not match"):
+        always[1]
+
+
 def test_a_part_that_was_verified_vouches_for_no_other(tmp_path: Path, format: str) -> None:
     dataset = ShardDataset(pack_large(tmp_path / "a", format))
     records = PartialRecords(dataset.store, "array")

@@ -12,7 +12,7 @@ import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
 from loaders.codecs import heads
-from loaders.datasets import packed
+from loaders.datasets import replaced
 from loaders.datasets.reading import pictures
 from loaders.datasets.views import as_ours
 from loaders.errors import (
@@ -748,7 +748,7 @@ def test_a_bad_sample_is_replaced_the_same_in_every_run(
     loader = DataLoader(dataset, NUM, num_workers=1)
     (batch,) = loader
     assert torch.equal(batch.label, batch.sample_id)
-    assert loader.stats().num_replaced == 4
+    assert loader.stats().num_replaced == 1  # since it was made
 
 
 def test_too_many_bad_samples_end_the_run(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -758,11 +758,60 @@ def test_too_many_bad_samples_end_the_run(damaged: Path, monkeypatch: pytest.Mon
     for _ in range(20):
         served(dataset, num_workers=2)
     assert dataset.num_replaced == 20
-    monkeypatch.setattr(packed, "_MAX_REPLACED", 0)
-    with pytest.raises(LoadersError, match="1 samples had to be replaced, more than 1 %"):
+    monkeypatch.setattr(replaced, "_MAX_FEW", 0)
+    message = "1 samples had to be replaced, more than 1 %, for one cause; the last one: sample 5 "
+    with pytest.raises(LoadersError, match=message):
         served(dataset, num_workers=2)
     with pytest.raises(LoadersError, match="had to be replaced"):
         dataset[5:6].__getitems__([0])
+
+
+def with_flipped_bits(folder: Path, nbytes: int, rows: tuple[int, ...]) -> ShardDataset:
+    """Return 84 samples in two shards, some of the first shard damaged."""
+    samples = [
+        {"x": np.random.default_rng(i).integers(0, 256, nbytes, np.uint8)} for i in range(84)
+    ]
+    pack(folder, {"x": Array(dtype="uint8", dims=(nbytes,))}, samples, per_shard=42)
+    path = folder / "shard-00000.lmdb"
+    data = bytearray(path.read_bytes())
+    for row in rows:
+        data[data.index(samples[row]["x"].tobytes())] ^= 1
+    path.write_bytes(data)
+    return ShardDataset(folder, fields=["x", "sample_id"], on_error="replace")
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize(
+    ("nbytes", "told"),
+    [
+        pytest.param(
+            3_000, {"(one of rows 0 to 20)", "(one of rows 21 to 41)"}, id="blocks of 21"
+        ),
+        pytest.param(20_000, {"row 5)", "row 30)", "row 31)"}, id="blocks of one"),
+    ],
+)
+def test_a_damaged_block_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, nbytes: int, told: set[str], num_workers: int
+) -> None:
+    """Its samples are counted one by one; damage of two records are two causes."""
+    dataset = with_flipped_bits(tmp_path / "a", nbytes, (5, 30, 31))
+    dataset = dataset.select([*range(3, 7), *range(29, 33), *range(42, 84)])
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            served(dataset, num_workers=num_workers)
+
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == len(told)
+    assert all(any(text in line for line in lines) for text in told)
+
+
+def test_the_error_that_ends_a_run_says_how_many_causes_there_were(tmp_path: Path) -> None:
+    dataset = with_flipped_bits(tmp_path / "a", 3_000, (5,))
+    message = r"11 samples had to be replaced, more than 1 %, for one cause; .*one of rows 0 to 20"
+
+    with pytest.raises(LoadersError, match=message):
+        served(dataset, num_workers=0)
 
 
 def test_a_picture_too_small_for_its_crop_is_replaced_alone(tmp_path: Path) -> None:

@@ -219,7 +219,66 @@ def test_a_target_below_a_file_gets_a_message_of_whole_sentences(
     assert run("images", photos, tmp_path / "file/out") == 1
 
     err = capsys.readouterr().err
-    assert "cannot be packed into (Not a directory). Run the same command again" in err
+    file = tmp_path / "file"
+    assert f"(Not a directory). {file} is a file: choose another folder." in err
+    assert "again" not in err
+
+
+def test_a_target_that_is_a_link_to_nothing_says_so(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+
+    assert run("images", photos, link) == 1
+
+    assert f"{link} is a link to nothing: remove it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "there", "wanted"),
+    [
+        ([], ["--size", "16", "--size", "8"], ["."], ["16", "8"]),
+        (["--size", "16", "--size", "8"], [], ["16", "8"], ["."]),
+    ],
+)
+def test_overwrite_with_other_sizes_says_what_to_remove(
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    before: list[str],
+    after: list[str],
+    there: list[str],
+    wanted: list[str],
+) -> None:
+    dst = tmp_path / "out"
+    assert run("images", photos, dst, *before) == 0
+    files = sorted(dst.rglob("*"))
+    capsys.readouterr()
+
+    assert run("images", photos, dst, *after, "--overwrite") == 1
+
+    err = capsys.readouterr().err
+    places, others = (", ".join(str(dst / name) for name in names) for names in (wanted, there))
+    assert f"{dst / there[0]}: another packed dataset is there. --overwrite" in err
+    assert f"replaces datasets in the same places only, here {places}: remove {others} you" in err
+    assert sorted(dst.rglob("*")) == files
+
+
+@pytest.mark.parametrize("place", [".", "16"])
+def test_nobody_is_told_to_delete_what_is_no_dataset(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    """Other programs have a manifest.json, too."""
+    (tmp_path / "out" / place).mkdir(parents=True)
+    (tmp_path / "out" / place / "manifest.json").write_text('{"name": "an extension"}')
+    sizes = ["--size", "8", "--size", "32"] if place == "." else []
+
+    assert run("images", photos, tmp_path / "out", *sizes, "--overwrite") == 1
+
+    err = capsys.readouterr().err
+    assert "yourself" not in err
+    assert "choose another folder" in err.lower() or "choose a folder that is new" in err.lower()
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])

@@ -152,7 +152,8 @@ def test_a_failure_while_publishing_leaves_the_old_dataset(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(rewrite, "publish_file", full)
-    with pytest.raises(PackError, match="cannot be written \\(No space left"):
+    said = r"cannot be written \(No space left on device\)\. Make room there\. Then run the same command again\.$"
+    with pytest.raises(PackError, match=said):
         copy_dataset(folder, folder, CopyOptions(where="label == 0"), overwrite=True)
 
     assert (entries(folder), samples_of(folder)) == before

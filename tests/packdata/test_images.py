@@ -512,6 +512,9 @@ class TestLabels:
         assert [int(s["label"]) for s in samples(other)] == [2, 0, -1]
 
 
+BOTH = r"images/a\.jpg \(mask .*masks/a\.png\)"  # the places of a picture and of its mask
+
+
 class TestMasks:
     def make(self, root: Path, mask: Pixels | PIL.Image.Image, **options: Any) -> ImagesRecipe:
         save(root / "images/a.jpg", photo())
@@ -547,7 +550,9 @@ class TestMasks:
     def test_masks_of_other_sizes_are_refused(self, tmp_path: Path) -> None:
         recipe = self.make(tmp_path, np.zeros((60, 40), np.uint8))
 
-        with pytest.raises(SourceError, match=r"a\.jpg: its mask is 60 x 40, the picture 40 x 60"):
+        with pytest.raises(
+            SourceError, match=rf"{BOTH}: its mask is 60 x 40, the picture 40 x 60"
+        ):
             encode(recipe)
 
     def test_masks_of_turned_pictures_are_upright(self, tmp_path: Path) -> None:
@@ -610,21 +615,58 @@ class TestMasks:
         recipe = self.make(tmp_path, np.zeros((40, 60), np.uint8))
         save(tmp_path / "masks/a.png", np.full((40, 60), 300, np.uint16))
 
-        with pytest.raises(SourceError, match=r"a\.jpg: its mask holds 300, but had 8 bits"):
+        with pytest.raises(SourceError, match=rf"{BOTH}: its mask holds 300, but had 8 bits"):
             encode(recipe)
 
-    def test_a_damaged_or_colored_mask_names_the_picture(self, tmp_path: Path) -> None:
-        recipe = self.make(tmp_path, photo())
+    @pytest.mark.parametrize(
+        ("mask", "suffix", "message"),
+        [
+            (photo(), "png", "the mask has colors"),
+            (photo(), "jpeg", "a mask as jpeg is not exact"),
+            (np.zeros((40, 60), np.float32), "tiff", "the mask holds 32-bit floats, not whole"),
+            (np.full((40, 60), 70_000, np.int32), "tiff", "the mask holds values from 70000 to"),
+            (None, "png", "the mask is empty"),
+        ],
+    )
+    def test_a_bad_mask_is_named_beside_its_picture(
+        self, tmp_path: Path, mask: Any, suffix: str, message: str
+    ) -> None:
+        save(tmp_path / "images/a.jpg", photo())
+        file = tmp_path / f"masks/a.{suffix}"
+        save(file, photo() if mask is None else mask)
+        if mask is None:
+            file.write_bytes(b"")
 
-        with pytest.raises(SourceError, match=r"a\.jpg: the mask has colors"):
-            encode(recipe)
+        with pytest.raises(SourceError) as caught:
+            encode(plan(tmp_path / "images", masks=tmp_path / "masks"))
+
+        place = f"{tmp_path / 'images/a.jpg'} (mask {file}): "
+        assert str(caught.value).startswith(f"{place}{message}")
+        assert "damaged" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("kind", "place"),
+        [
+            ("list", r"src\.csv, line 2 \(images/a\.jpg\) \(mask masks/a\.png\)"),
+            ("tar", r"src\.tar: a\.jpg \(mask a\.mask\.png\)"),
+            ("parquet", r"src\.parquet, row 0"),
+        ],
+    )
+    def test_a_bad_mask_of_other_sources_is_named(
+        self, tmp_path: Path, kind: str, place: str
+    ) -> None:
+        save(tmp_path / "images/a.jpg", photo())
+        save(tmp_path / "masks/a.png", photo())
+
+        with pytest.raises(SourceError, match=rf"{place}: the mask has colors"):
+            encode(plan_with_masks(tmp_path, kind))
 
     def test_of_a_cut_mask_it_is_said_that_it_is_the_mask(self, tmp_path: Path) -> None:
         recipe = self.make(tmp_path, np.zeros((40, 60), np.uint8))
         mask = next((tmp_path / "masks").rglob("*.png"))
         mask.write_bytes(mask.read_bytes()[:-12])
 
-        with pytest.raises(SourceError, match=r"a\.jpg: the mask cannot be read: the PNG is cut"):
+        with pytest.raises(SourceError, match=rf"{BOTH}: the mask cannot be read: the PNG is cut"):
             encode(recipe)
 
     def test_masks_of_splits_lie_in_folders_of_the_same_name(self, tmp_path: Path) -> None:
@@ -786,7 +828,7 @@ class TestBadInput:
 
         recipe = plan(tmp_path, codec="webp")
 
-        with pytest.raises(SourceError, match=r"a\.png: webp cannot hold"):
+        with pytest.raises(SourceError, match=r"a\.png: webp holds up to 16383"):
             encode(recipe)
         assert only(plan(tmp_path, codec="jpeg"))["image"].shape == (1, 20_000, 3)
 
@@ -879,3 +921,17 @@ def test_splits_that_a_pattern_makes_one_dataset_are_told(tmp_path: Path) -> Non
     assert told in make_images_plan(tmp_path / "*.parquet").notes()
     assert told not in make_images_plan(tmp_path).notes()
     assert told not in make_images_plan(tmp_path / "train-*.parquet").notes()
+
+
+@pytest.mark.parametrize(("codec", "limit"), [("webp", 16_383), ("jpeg", 65_500)])
+def test_a_picture_that_a_format_cannot_hold_is_refused_with_the_limit(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], codec: str, limit: int
+) -> None:
+    save(tmp_path / "fits/a.png", np.zeros((limit, 2, 3), np.uint8))
+    save(tmp_path / "high/a.png", np.zeros((limit + 1, 2, 3), np.uint8))
+
+    assert len(encode(plan(tmp_path / "fits", codec=codec))) == 1
+    with pytest.raises(SourceError, match=rf"a\.png: {codec} holds up to {limit} .* --codec png"):
+        encode(plan(tmp_path / "high", codec=codec))
+
+    assert capfd.readouterr().err == ""  # OpenCV would print its own

@@ -343,12 +343,42 @@ class TestDepth:
     def test_floats_are_refused(self) -> None:
         image = PIL.Image.fromarray(np.zeros((3, 3), np.float32))
 
-        with pytest.raises(CodecError, match="no one right 8-bit form"):
+        with pytest.raises(CodecError, match="holds 32-bit floats, which have no one right 8-bit"):
             decode_picture(save(image, "TIFF"))
+
+    def test_large_numbers_are_refused(self) -> None:
+        image = PIL.Image.fromarray(np.array([[-1, 70_000]], np.int32))
+
+        with pytest.raises(CodecError, match="the tiff holds values from -1 to 70000") as caught:
+            decode_picture(save(image, "TIFF"))
+
+        assert "damaged" not in str(caught.value)
+        assert "convert it" in str(caught.value)
 
 
 def jpeg(**options: Any) -> bytes:
     return save(photo(), "JPEG", quality=90, **options)
+
+
+def _outcome(data: bytes, needed: Any) -> Picture | None:
+    try:
+        return decode_picture(data, needed=needed)
+    except CodecError:
+        return None
+
+
+def _with_oddity(data: bytes, oddity: str) -> bytes:
+    """Give a JPEG a header that libjpeg warns of, and then reads as if it were right."""
+    if oddity == "jfif":
+        at = data.index(b"JFIF") + 5
+        return data[:at] + b"\3" + data[at + 1 :]
+    if oddity == "scan":
+        at = data.index(b"\xff\xda") + 11
+        return data[:at] + b"\0\0\0" + data[at + 3 :]
+    profile = b"\xff\xe2\x00\x1aICC_PROFILE\0\x05\x02" + b"0" * 10
+    adobe = b"\xff\xee\x00\x0eAdobe\0\x64\0\0\0\0\x09"
+    at = data.index(b"\xff\xdb")  # behind JFIF's segment, beside which Adobe's has no say
+    return data[:2] + adobe + data[at:] if oddity == "adobe" else data[:at] + profile + data[at:]
 
 
 class TestDamage:
@@ -392,6 +422,14 @@ class TestDamage:
             with pytest.raises(CodecError):
                 decode_picture(data[:size])
 
+    @pytest.mark.parametrize(("format", "first"), [("GIF", 6), ("TIFF", 6), ("JPEG2000", 12)])
+    def test_a_file_cut_in_its_header_is_still_known(self, format: str, first: int) -> None:
+        data = save(photo(), format)
+
+        for size in (first, 50, 100, 399):
+            with pytest.raises(CodecError, match=f"the {format.lower()} is cut|cannot be opened"):
+                decode_picture(data[:size])
+
     def test_a_damaged_avif_is_refused(self) -> None:
         """Pillow raises RuntimeError there."""
         if not PIL.features.check("avif"):
@@ -430,6 +468,66 @@ class TestDamage:
 
         with pytest.raises(CodecError, match="60000 x 60000 pixels"):
             decode_picture(bytes(data))
+
+    @pytest.mark.parametrize(
+        "options", [{}, {"progressive": True}, {"quality": 30, "optimize": True}]
+    )
+    @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+    def test_a_flipped_bit_never_passes_for_padding(
+        self, mode: str, options: dict[str, Any]
+    ) -> None:
+        """Behind it blocks are read from the wrong bits, and bytes stay over at the end."""
+        image = PIL.Image.fromarray(photo(96, 144)).convert(mode)
+        data = save(image, "JPEG", **options)
+        scan = data.index(b"\xff\xda") + 14
+        num_refused = 0
+
+        for at in range(scan, len(data) - 2, max(1, len(data) // 200)):
+            flipped = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+            found = [_outcome(flipped, needed) for needed in (None, Resize(20, 20).scaled)]
+            assert (found[0] is None) == (found[1] is None)  # alike with and without a size
+            num_refused += found[0] is None
+            assert found[0] is None or "odd jpeg" not in found[0].changes
+
+        assert num_refused > 10
+
+    @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}])
+    @pytest.mark.parametrize(
+        "padding",
+        [b"\0" * 20, b"\0" * 5000, b"\0\xff\0\xff\xff\0" * 9],
+        ids=["20 zeros", "5000 zeros", "zeros and fill bytes"],
+    )
+    @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+    def test_padding_before_the_end_passes(
+        self, mode: str, padding: bytes, options: dict[str, Any]
+    ) -> None:
+        data = save(PIL.Image.fromarray(photo()).convert(mode), "JPEG", **options)
+
+        for needed in (None, Resize(20, 20).scaled):
+            plain = decode_picture(data, needed=needed)
+            picture = decode_picture(data[:-2] + padding + data[-2:], needed=needed)
+            assert np.array_equal(picture.pixels, plain.pixels)
+            assert picture.changes == (("cmyk",) if mode == "CMYK" else ("odd jpeg",))
+
+    @pytest.mark.parametrize("oddity", ["jfif", "icc", "adobe", "scan"])
+    def test_damage_behind_a_harmless_oddity_is_refused(self, oddity: str) -> None:
+        """Libjpeg names its first warning only."""
+        data = _with_oddity(jpeg(), oddity)
+        half = len(data) // 2
+
+        assert decode_picture(data).changes == ("odd jpeg",)
+        assert np.array_equal(decode_picture(data).pixels, decode_picture(jpeg()).pixels)
+        with pytest.raises(CodecError, match=r"cut or damaged \(Corrupt JPEG data"):
+            decode_picture(data[:half] + b"\xff\xd9")
+
+    def test_several_oddities_pass_together(self) -> None:
+        data = jpeg()
+        for oddity in ("jfif", "icc", "scan"):
+            data = _with_oddity(data, oddity)
+
+        picture = decode_picture(data[:-2] + bytes(30) + data[-2:])
+
+        assert np.array_equal(picture.pixels, decode_picture(jpeg()).pixels)
 
     @pytest.mark.parametrize("oddity", ["bytes before the end", "junk after it", "jfif", "icc"])
     def test_harmless_oddities_pass(self, oddity: str) -> None:

@@ -21,6 +21,7 @@ from packdata.journal import TargetLock
 from packdata.leftovers import RECORD_NAME, leftovers
 from packdata.partition import split
 from packdata.reader import PackedReader
+from packdata.repair import repair
 from packdata.rewrite import Staging
 from packdata.target import PACKING_NAME
 from packdata.verify import verify
@@ -29,8 +30,10 @@ from tests.packdata.breaking import tmpfs
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+ROOM = "Make room there. Then run the same command again"
 SMALL = ["label", "key", "score", "width"]
 _KILLED = """
 import os, signal, sys
@@ -191,10 +194,89 @@ def tiny_disk(tmp_path: Path) -> Any:
 def test_a_full_disk_leaves_nothing(tiny_disk: Path, source: Path, taken: int) -> None:
     (tiny_disk / "ballast").write_bytes(bytes(taken))
 
-    with pytest.raises(PackError, match=r"cannot be written.*(No space|Input/output)"):
+    with pytest.raises(PackError, match=r"cannot be written \(.*No space left") as caught:
         copy_dataset(source, tiny_disk / "dst")
 
+    assert caught.value.hint == ROOM
     assert entries(tiny_disk) == ["ballast"]
+
+
+@pytest.mark.parametrize("command", ["copy", "split", "merge"])
+@pytest.mark.parametrize("size", ["24k", "32k", "48k", "64k"])
+def test_every_command_says_what_to_do_about_a_full_disk(
+    tmp_path: Path, size: str, command: str
+) -> None:
+    """At whatever step it is full; lock, shard, or manifest."""
+    source = pack_samples(tmp_path / "src", 40)
+    written: dict[str, Callable[[Path], object]] = {
+        "copy": lambda dst: copy_dataset(source, dst),
+        "split": lambda dst: split(source, dst, {"a": 0.5, "b": 0.5}),
+        "merge": lambda dst: merge(dst, [source]),
+    }
+
+    with tmpfs(tmp_path / "disk", size) as disk:
+        with pytest.raises(PackError, match="cannot be written") as caught:
+            written[command](disk / "dst")
+        assert entries(disk) == []
+
+    assert caught.value.hint == ROOM
+
+
+@pytest.mark.parametrize("step", ["copy", "lock"])
+def test_a_shard_that_could_not_be_restored_says_what_to_do(
+    tmp_path: Path, source: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if step == "lock":
+        monkeypatch.setattr("packdata.repair.TargetLock", failing)
+    with tmpfs(tmp_path / "disk", "16k") as disk:
+        (disk / "dst").mkdir()
+        shutil.copy(source / "manifest.json", disk / "dst")
+
+        with pytest.raises(PackError, match="No space left") as caught:
+            repair(disk / "dst", source)
+
+    assert caught.value.hint == ROOM
+
+
+_LIMITED = """
+import resource, signal, sys
+from packdata import cli
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("format", ["lmdb", "parquet"])
+@pytest.mark.parametrize("missing", [1, 4096, 20_000, 150_000])
+def test_a_file_that_may_not_grow_says_what_to_do(
+    tmp_path: Path, format: str, missing: int
+) -> None:
+    """LMDB calls it an input/output error."""
+    source = pack_samples(tmp_path / "src", 40, format=format, per_shard=40)
+    copy_dataset(source, tmp_path / "whole")
+    limit = (tmp_path / "whole" / f"shard-00000.{format}").stat().st_size - missing
+    command = [
+        sys.executable,
+        "-c",
+        _LIMITED,
+        str(limit),
+        "copy",
+        str(source),
+        str(tmp_path / "dst"),
+    ]
+
+    done = subprocess.run(command, timeout=60, check=False, capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert f"{tmp_path / 'dst'}: it cannot be written (" in done.stderr
+    assert done.stderr.endswith(f"). {ROOM}.\n")
+    assert "Input/output" not in done.stderr
+    assert not (tmp_path / "dst").exists()
 
 
 def test_a_full_disk_leaves_no_lock_in_a_dataset(

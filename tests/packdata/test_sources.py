@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import SourceError
-from packdata.sources import Column, MaskFolder, Source, find_splits, open_source
+from packdata.sources import Column, Item, MaskFolder, Source, find_splits, open_source
 from packdata.sources.base import ARRAYS
 
 
@@ -211,12 +211,18 @@ class TestFolders:
     def test_masks_are_found_by_key(self, tmp_path: Path) -> None:
         masks = MaskFolder(touch(tmp_path, "a/1.png", "2.bmp", "b/1.jpg.png"))
 
-        assert masks.read("a/1", "x") == b"a/1.png"
-        assert masks.read("b/1.jpg", "x") == b"b/1.jpg.png"
+        def read(key: str, where: str = "x") -> bytes:
+            return masks.read(Item(key, where, bytes))
+
+        assert read("a/1") == b"a/1.png"
+        assert read("b/1.jpg") == b"b/1.jpg.png"
         with pytest.raises(SourceError, match=r"a/1\.png: it has no mask.*a/1\.png\.png"):
-            masks.read("a/1.png", "photos/a/1.png")
+            read("a/1.png", "photos/a/1.png")
         with pytest.raises(SourceError, match=r"photos/3\.jpg: it has no mask.*3\.png"):
-            masks.read("3", "photos/3.jpg")
+            read("3", "photos/3.jpg")
+        (tmp_path / "2.bmp").unlink()
+        with pytest.raises(SourceError, match=r"^p/2\.jpg \(mask .*/2\.bmp\): there is no file"):
+            read("2", "p/2.jpg")
 
 
 class TestSplits:
@@ -227,6 +233,15 @@ class TestSplits:
 
         assert splits == {"train": [tmp_path / "train"], "val": [tmp_path / "val"]}
         assert list(splits) == ["train", "val"]
+
+    def test_training_and_testing_are_splits_too(self, tmp_path: Path) -> None:
+        """As in a common layout of MNIST's pictures: they would be two classes otherwise."""
+        touch(tmp_path, "testing/7/1.png", "training/7/1.png", "training/8/1.png")
+
+        splits = find_splits(tmp_path)
+
+        assert splits is not None
+        assert list(splits) == ["training", "testing"]
 
     def test_a_class_tree_has_none(self, tmp_path: Path) -> None:
         assert find_splits(touch(tmp_path, "train/1.jpg", "car/1.jpg", "bus/1.jpg")) is None
@@ -505,8 +520,19 @@ class TestLists:
         assert first.read_mask is not None
         assert first.read_mask() == b"m/a.png"
         assert second.read_mask is not None
-        with pytest.raises(SourceError, match=r"line 3.*the path is missing"):
+        with pytest.raises(SourceError, match=r"line 3 \(a\.jpg\): it has no mask, .* 'mask'"):
             second.read_mask()
+
+    def test_a_missing_mask_file_tells_its_place_once(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a.jpg")
+        (tmp_path / "l.csv").write_text("path,mask\na.jpg,nope.png\n")
+        (item,) = open_source(tmp_path / "l.csv").items()
+        assert item.read_mask is not None
+
+        with pytest.raises(SourceError, match=r"there is no file '.*nope\.png'") as caught:
+            item.read_mask()
+
+        assert str(caught.value).startswith(f"{item.where} (mask nope.png): ")
 
     def test_the_columns_can_be_named(self, tmp_path: Path) -> None:
         touch(tmp_path, "1", "2")
@@ -893,6 +919,20 @@ class TestParquet:
 
         assert list(source.mask_heads()) == [b"M", b"m.tiff", b"", b""]
 
+    @pytest.mark.parametrize(
+        "kind", [pa.int64(), pa.uint8(), pa.dictionary(pa.int8(), pa.int32())]
+    )
+    def test_whole_numbers_are_keys_as_in_lists(self, tmp_path: Path, kind: pa.DataType) -> None:
+        numbers = pa.array([7, 12, None]).cast(kind if pa.types.is_integer(kind) else pa.int32())
+        column = numbers if pa.types.is_integer(kind) else numbers.dictionary_encode()
+        table = {"image": [b"1", b"2", b"3"], "key": column}
+        pq.write_table(pa.table(table), tmp_path / "a.parquet")
+
+        source = open_source(tmp_path / "a.parquet")
+
+        assert keys(source) == list(source.keys()) == ["7", "12", "a/00000002"]
+        assert source.labels == {}
+
     def test_wrong_files_say_so(self, tmp_path: Path) -> None:
         path = tmp_path / "a.parquet"
         path.write_bytes(b"PAR1 nonsense")
@@ -909,13 +949,14 @@ class TestParquet:
         with pytest.raises(SourceError, match=r"b\.parquet: its columns differ"):
             open_source(tmp_path)
 
-    def test_the_same_key_twice(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("key", ["k", 7])
+    def test_the_same_key_twice(self, tmp_path: Path, key: Any) -> None:
         pq.write_table(
-            pa.table({"image": [b"1", b"2"], "key": ["k", "k"]}), tmp_path / "a.parquet"
+            pa.table({"image": [b"1", b"2"], "key": [key, key]}), tmp_path / "a.parquet"
         )
 
         with pytest.raises(
-            SourceError, match=r"'k': a\.parquet, row 0 and a\.parquet, row 1\. Give"
+            SourceError, match=rf"'{key}': a\.parquet, row 0 and a\.parquet, row 1\. Give"
         ):
             open_source(tmp_path)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -486,6 +488,34 @@ def test_the_key_of_a_sample_that_is_skipped_is_free_for_the_next(
     assert "another sample has this key" in summary.rejected[1][1]
 
 
+def test_samples_that_are_all_rejected_tell_why_the_first_was(tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [
+        {"image": PIXELS, "label": "cow"},
+        {"image": b"junk", "label": "cat"},
+    ]
+    fields = {"image": Image(), "label": Label(classes=("cat", "dog"))}
+
+    for images, first in ((samples, "field 'label': class 'cow'"), (samples[1:], "field 'image'")):
+        some = "2 samples" if len(images) == 2 else "1 sample"
+        message = (
+            rf"out: no sample that could be packed\. It rejected {some}, the first: .*{first}"
+        )
+        with pytest.raises(PackError, match=message):
+            pack(images, tmp_path / "out", fields, on_error="skip")
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_was_rejected_counts_once_when_all_is_published(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, {"image": Image()}, on_error="skip", shard_bytes=1)
+    for image in (PIXELS, b"junk"):  # the second one is behind the last shard
+        writer.add(image=image)
+
+    summary = writer.close()
+
+    assert len(summary.rejected) == writer.num_rejected == 1
+
+
 def test_a_field_may_be_called_self(tmp_path: Path) -> None:
     pack([{"self": "x"}], tmp_path, {"self": Text()})
 
@@ -525,6 +555,49 @@ def test_an_exception_while_overwriting_leaves_the_old_dataset(tmp_path: Path) -
 
     pack([{"image": PIXELS}] * 2, tmp_path, fields, overwrite=True)
     assert len(PackedReader(tmp_path)) == 2
+
+
+def add_until_it_fails(writer: Writer) -> None:
+    """As a loop that goes on after errors; it ends when the writer has."""
+    with writer:
+        for i in range(9_999):
+            try:
+                writer.add(image=b"junk" if i == 2 else PIXELS)
+            except CodecError:
+                break
+
+
+def close_in_vain(writer: Writer) -> None:
+    with writer, suppress(CodecError):  # of either, as fast as the thread is
+        writer.add(image=b"junk")
+        writer.close()
+
+
+@pytest.mark.parametrize("use", [add_until_it_fails, close_in_vain])
+def test_leaving_after_an_error_that_was_caught_is_an_error(tmp_path: Path, use: Any) -> None:
+    """Nothing is published, and that must not go unnoticed."""
+    writer = Writer(tmp_path / "out", {"image": Image()}, workers=1)
+
+    with pytest.raises(PackError, match=r"out: the writer has ended \(.*not a picture") as caught:
+        use(writer)
+
+    assert isinstance(caught.value.__cause__, CodecError)
+    assert writer.summary is None
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", [PIXELS, b"junk"])
+def test_leaving_after_abort_is_silent(tmp_path: Path, value: Any) -> None:
+    with Writer(tmp_path / "out", {"image": Image()}) as writer:
+        with suppress(CodecError):
+            for _ in range(3):
+                writer.add(image=value)
+            if value is not PIXELS:
+                writer.close()
+        writer.abort()
+
+    assert writer.summary is None
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_sample_is_an_error(tmp_path: Path) -> None:
@@ -645,6 +718,33 @@ def test_pack_takes_sequences_and_streams_and_tells_how_far_it_is(tmp_path: Path
     assert read_manifest(tmp_path / "a").provenance["by"] == "me"
     shards = [contents(tmp_path / name)["shard-00000.lmdb"] for name in ("a", "b")]
     assert shards[0] == shards[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"a": "x"}, r"sample 0 .* got 'a'; the source is one dict, .* an iterable of mappings"),
+        ([{"a": "x"}, ("a", 1)], r"sample 1 .* got \('a', 1\); give an iterable of mappings"),
+        ([{"a": "x"}, {"a": "x", 5: 1}], r"sample 1 .* has the name 5; give names that are str"),
+    ],
+)
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_what_is_no_sample_is_told_with_its_number(
+    tmp_path: Path, source: Any, message: str, on_error: Any
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        pack(source, tmp_path / "out", {"a": Text()}, on_error=on_error)
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_a_database_are_samples(tmp_path: Path) -> None:
+    """They have names, though they are no ``Mapping``; rows of pandas are alike."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.row_factory = sqlite3.Row
+        pack(connection.execute("select 'x' as a"), tmp_path, {"a": Text()})
+
+    assert PackedReader(tmp_path).sample(0) == {"a": "x"}
 
 
 def test_an_error_of_the_stream_publishes_nothing(tmp_path: Path) -> None:

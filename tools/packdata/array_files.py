@@ -179,14 +179,14 @@ class ArrayFiles:
     def _mask_of(self, item: Item) -> tuple[str, str]:
         """Return the path of an item's mask, and what to call it."""
         if self.masks is not None:
-            path = self.masks.find(item.key, item.where)
+            path, name = self.masks.find(item.key, item.where), self.masks.name(item.key)
         elif item.mask_path is not None:
-            path = item.mask_path
+            path, name = item.mask_path, item.mask_name
         elif self.options.mask_array is None or self.source.has_masks:
             raise SourceError("it has no mask, others have", item.where)
         else:
             return _path_of(item), item.where
-        return path, f"{item.where} (mask {path})"
+        return path, item.place_of_mask(name)
 
 
 def _path_of(item: Item) -> str:

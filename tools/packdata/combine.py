@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.errors import PackError, SchemaError, ShardError
+from loaders.errors import SchemaError, ShardError
 from loaders.formats import hash_file
 from loaders.manifest import read_manifest
 from packdata.compare import key_hashes, schema_differences
 from packdata.describe import counted
 from packdata.plan import check_outside
 from packdata.reader import PackedReader
-from packdata.rewrite import Staging, check_target, origin
+from packdata.rewrite import Staging, cannot_write, check_target, origin
 from packdata.verify import size_fault
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def copy_shard(source: Path, target: Path, info: ShardInfo) -> None:
         target.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        raise PackError(f"it cannot be written ({error.strerror or error})", target) from error
+        raise cannot_write(error, target) from error
     if digest != info.xxh3_128:
         target.unlink()
         what = f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}"

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from packdata.sources.base import Pixels
 
 CODECS = ("jpeg", "png", "webp", "raw", "yuv420", "dct")
+_MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
 _ONE_SIZE = ("raw", "yuv420", "dct")
 KEPT_QUALITY = 95  # of a JPEG that could not be kept: what re-encoding loses stays invisible
 SMALLER = "smaller than "
@@ -220,7 +221,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             data = item.read()
             picture = self._decode(data)
             shared = self._shared_records(item, picture)
-            mask = self._read_mask(item, picture)
+            mask = self._checked_mask(item, picture)
             kept = [self._kept(output, picture, data) for output in self._outputs]
             samples = [
                 self._sample(output, record, picture, mask, data) | shared
@@ -289,35 +290,41 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             is_jpeg = picture.format == "jpeg" and not options.keep_depth
             codec = codec if options.keep_depth else self._codecs["jpeg" if is_jpeg else "png"]
             quality = KEPT_QUALITY
+        _check_sides(codec, pixels)
         return (
             codec.encode(pixels, quality)
             if isinstance(codec, PictureCodec)
             else codec.encode(pixels)
         )
 
-    def _read_mask(self, item: Item, picture: Picture) -> npt.NDArray[Any] | None:
+    def _checked_mask(self, item: Item, picture: Picture) -> npt.NDArray[Any] | None:
         data = self._mask_bytes(item)
         if data is None:
             return None
-        mask, wanted = decode_mask(data), self._outputs[0].mask
+        name = item.mask_name if self.masks is None else self.masks.name(item.key)
+        where = item.place_of_mask(name)
+        try:
+            mask, wanted = decode_mask(data), self._outputs[0].mask
+        except CodecError as error:
+            raise SourceError(str(error), where) from error
         if mask.shape != picture.size:
             height, width = picture.size
             what = f"its mask is {mask.shape[0]} x {mask.shape[1]}, the picture {height} x {width}"
             turned = "rotated" in picture.changes and mask.shape == picture.size[::-1]
             hint = "Turn the mask as Exif turns the picture" if turned else ""
-            raise SourceError(f"{what} pixels (height x width)", item.where, hint)
+            raise SourceError(f"{what} pixels (height x width)", where, hint)
         if (
             wanted is not None
             and mask.dtype != wanted.dtype
             and mask.max() > np.iinfo(wanted.dtype).max
         ):
             what = f"its mask holds {mask.max()}, but had 8 bits when the source was listed"
-            raise SourceError(what, item.where, "Was it changed?")
+            raise SourceError(what, where, "Was it changed?")
         return mask if wanted is None else mask.astype(wanted.dtype)
 
     def _mask_bytes(self, item: Item) -> bytes | None:
         if self.masks is not None:
-            return self.masks.read(item.key, item.where)
+            return self.masks.read(item)
         if self.source.has_masks and item.read_mask is None:
             raise SourceError("it has no mask, others have", item.where)
         return None if item.read_mask is None else item.read_mask()
@@ -389,6 +396,17 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         source, masks = self.source, self.masks
         heads = source.mask_heads() if masks is None else masks.heads(source.keys())
         return "uint16" if any(map(_has_16_bits, heads)) else "uint8"
+
+
+def _check_sides(codec: Codec, pixels: npt.NDArray[Any]) -> None:
+    """Raise CodecError for pixels that a format cannot hold, before OpenCV prints that."""
+    name = codec.field.codec if isinstance(codec, PictureCodec) else ""
+    limit, (height, width) = _MAX_SIDES.get(name), pixels.shape[:2]
+    if limit is not None and max(height, width) > limit:
+        raise CodecError(
+            f"{name} holds up to {limit} pixels in height and width, and it has {height} x {width}: "
+            "give a --size that makes it smaller, or --codec png"
+        )
 
 
 def _has_16_bits(head: bytes) -> bool:

@@ -29,11 +29,11 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 import PIL.ImageOps
-import simplejpeg
 
 from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError
-from packdata.headers import Header, jpeg_segments, read_header
+from packdata.headers import Header, read_header
+from packdata.jpegs import decode_strictly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Warnings of libjpeg after which every pixel is still there.
-_HARMLESS = ("extraneous bytes before marker", "Invalid SOS parameters", "Unknown Adobe")
-_HARMLESS_HEADERS = ("unknown JFIF revision", "bad ICC marker")
 _PIL_FORMATS = ("GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "JPEG", "MPO", "PNG", "WEBP")
 # Pillow's plugins raise nearly anything on damage; warnings are errors where the user says so.
 _PIL_ERRORS = (
@@ -59,6 +56,13 @@ _TIFFS = {
     b"MM\0*": (">", 4, "I", "H", 12),
     b"II+\0": ("<", 8, "Q", "Q", 20),
     b"MM\0+": (">", 8, "Q", "Q", 20),
+}
+# By how a file starts: what to say where Pillow finds no picture behind it.
+_STARTS = {
+    b"GIF87a": "the gif is cut or damaged",
+    b"GIF89a": "the gif is cut or damaged",
+    b"\0\0\0\x0cjP  ": "the jpeg2000 is cut or damaged",
+    **dict.fromkeys(_TIFFS, "the tiff is cut or damaged, or of a kind that is not known"),
 }
 _ORIENTATION_TAG = 0x0112
 
@@ -82,6 +86,10 @@ class Picture:
     format: str
     gray: bool
     changes: tuple[str, ...]
+
+
+class _OtherNumbersError(ValueError):
+    """A healthy file holds numbers that cannot be packed; the text says which, and what to do."""
 
 
 def use_exact_opencv() -> None:
@@ -119,6 +127,9 @@ def decode_picture(
         raise CodecError("the file is empty")
     header = read_header(data)
     if header is None or header.color == "cmyk" or header.animated:
+        if header is not None and header.format == "jpeg":
+            _check_size(header.size)
+            decode_strictly(data, colorspace="CMYK")  # Pillow, which reads it, hears no warning
         pixels, name, notes = _decode_other(data)
         size = (pixels.shape[0], pixels.shape[1])
         gray = pixels.ndim == 2
@@ -170,7 +181,6 @@ def _decode_known(
 def _decode_jpeg(
     data: bytes, size: Size, channels: int, reduction: int, scratch: Scratch | None
 ) -> tuple[Array, list[str]]:
-    """Decode strictly: libjpeg fills what is missing with gray, and only warns."""
     height, width = (-(-side // reduction) for side in size)
     space = "GRAY" if channels == 1 else "RGB"
     options: dict[str, Any] = {"min_factor": reduction, "colorspace": space}
@@ -178,30 +188,8 @@ def _decode_jpeg(
         options["buffer"] = scratch.block("decoded", height * width * channels)
     if reduction > 1:
         options |= {"min_height": height, "min_width": width}
-    try:
-        return simplejpeg.decode_jpeg(data, **options), []
-    except ValueError as error:
-        reason = str(error)
-    try:
-        if any(words in reason for words in _HARMLESS):
-            return simplejpeg.decode_jpeg(data, strict=False, **options), ["odd jpeg"]
-        if any(words in reason for words in _HARMLESS_HEADERS):
-            return simplejpeg.decode_jpeg(_plain_headers(data), **options), ["odd jpeg"]
-    except ValueError as error:
-        reason = str(error)
-    raise CodecError(f"the JPEG is cut or damaged ({reason})")
-
-
-def _plain_headers(data: bytes) -> bytes:
-    """Return the JPEG without color profile and with version 1 of JFIF, which is all there is."""
-    parts, at = [data[:2]], 2
-    for mark, body in jpeg_segments(data):
-        at = data.index(bytes([0xFF, mark]), at) + 4 + len(body)
-        if mark == 0xE0 and body[:5] == b"JFIF\0":
-            body = body[:5] + b"\1" + body[6:]
-        if mark != 0xE2:
-            parts.append(bytes([0xFF, mark]) + (len(body) + 2).to_bytes(2, "big") + body)
-    return b"".join([*parts, data[at:]])
+    pixels, is_odd = decode_strictly(data, **options)
+    return pixels, ["odd jpeg"] if is_odd else []
 
 
 def _decode_cv2(data: bytes, name: str) -> Array:
@@ -277,6 +265,8 @@ def _decode_pil(data: bytes, *, upright: bool = False) -> tuple[Array, PIL.Image
         mode = image.mode  # ImageOps would give another object
         turned = PIL.ImageOps.exif_transpose(image) if upright else image
         return _array_of(turned, mode), image
+    except _OtherNumbersError as error:
+        raise CodecError(f"the {str(image.format).lower()} holds {error}") from None
     except _PIL_ERRORS as error:
         raise CodecError(f"the {str(image.format).lower()} is cut or damaged ({error})") from error
 
@@ -288,7 +278,9 @@ def open_pil(data: bytes) -> PIL.Image.Image:
     try:
         image = PIL.Image.open(io.BytesIO(data), formats=formats)
     except PIL.UnidentifiedImageError:
-        raise CodecError(f"it is not a picture: it starts with {bytes(data[:12])!r}") from None
+        start = bytes(data[:12])
+        known = next((what for begin, what in _STARTS.items() if start.startswith(begin)), None)
+        raise CodecError(known or f"it is not a picture: it starts with {start!r}") from None
     except PIL.Image.DecompressionBombError as error:
         raise CodecError(str(error)) from error
     except _PIL_ERRORS as error:
@@ -303,7 +295,9 @@ def _array_of(image: PIL.Image.Image, mode: str) -> Array:
     if mode == "I":
         return _narrow(np.asarray(image))
     if mode == "F":
-        raise ValueError("32-bit floats have no one right 8-bit form; convert it first")
+        raise _OtherNumbersError(
+            "32-bit floats, which have no one right 8-bit form: convert it to 8 or 16 bits first"
+        )
     if mode in ("La", "RGBa"):
         image = image.convert(mode.upper())
     if "transparency" in image.info or mode == "PA":
@@ -325,7 +319,8 @@ def _without_clear(gray: Array, clear: int | None) -> Array:
 
 def _narrow(values: Array) -> npt.NDArray[np.uint16]:
     if values.size and (values.min() < 0 or values.max() > 65_535):
-        raise ValueError(f"values from {values.min()} to {values.max()} do not fit 16 bits")
+        what = f"values from {values.min()} to {values.max()}, which do not fit 16 bits"
+        raise _OtherNumbersError(f"{what}: convert it to 8 or 16 bits first")
     return values.astype(np.uint16)
 
 
@@ -390,8 +385,11 @@ def decode_mask(data: bytes) -> Array:
         header = read_header(data)
     if header is not None and header.format != "png":
         raise CodecError(f"a mask as {header.format} is not exact; save it as PNG")
-    with _naming_the_mask():
-        values = _mask_values(data, header)
+    try:
+        with _naming_the_mask():
+            values = _mask_values(data, header)
+    except _OtherNumbersError as error:
+        raise CodecError(f"the mask holds {error}") from None
     return _one_channel(values)
 
 
@@ -420,10 +418,12 @@ def _decode_indices(data: bytes) -> Array:
         image.load()  # also what Exif says behind the pixels
         values = np.asarray(PIL.ImageOps.exif_transpose(image))
         if image.mode == "F":
-            raise ValueError("its values are floats")
+            raise _OtherNumbersError("32-bit floats, not whole numbers: save it as integers")
         if image.mode == "I":
             return _narrow(values)
         return values.astype(np.uint16 if values.dtype.itemsize == 2 else np.uint8)
+    except _OtherNumbersError:
+        raise
     except _PIL_ERRORS as error:
         raise CodecError(f"it is cut or damaged ({error})") from error
 

@@ -19,6 +19,7 @@ from loaders.manifest import (
 )
 from packdata.combine import copy_shard
 from packdata.journal import LOCK_NAME, TargetLock
+from packdata.rewrite import cannot_write
 from packdata.target import PACKING_NAME, check_unclaimed
 from packdata.verify import file_fault, size_fault
 
@@ -90,7 +91,7 @@ def repair(
                 with suppress(OSError):  # what ended it counts, not what is left there
                     work.rmdir()
     except OSError as error:
-        raise PackError(f"it cannot be written ({error.strerror or error})", folder) from error
+        raise cannot_write(error, folder) from error
     if restored and done.failed:
         done.restored.remove(MANIFEST_NAME)
         done.failed[MANIFEST_NAME] = "it is restored once all shards are"

@@ -7,8 +7,10 @@ a command that was killed, the next one removes what lies in the target already.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import resource
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -45,7 +47,9 @@ from packdata.target import (
     REJECTED_NAME,
     check_unclaimed,
     find_datasets,
+    is_full,
     missing_folders,
+    remedy_of,
 )
 from packdata.verify import file_fault
 
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
+    from loaders.columns import Column
     from loaders.schema import Schema
     from packdata.recipe import Records
 
@@ -92,7 +97,7 @@ class Staging:
         except BaseException as error:
             self._withdraw()
             if isinstance(error, OSError):
-                raise PackError(_cannot_write(error), self.folder) from error
+                raise cannot_write(error, self.folder) from error
             raise
         return self
 
@@ -151,7 +156,7 @@ class Staging:
                 for folder in self._made:
                     folder.rmdir()
         if isinstance(error, OSError | lmdb.Error):
-            raise PackError(_cannot_write(error), self.folder) from error
+            raise cannot_write(error, self.folder) from error
 
     def prepare(
         self,
@@ -212,8 +217,10 @@ def check_target(folder: Path, *, overwrite: bool = False) -> None:
         raise PackError("a packed dataset is there", folder, f"{OVERWRITE} replaces it")
 
 
-def _cannot_write(error: Exception) -> str:
-    return f"it cannot be written ({getattr(error, 'strerror', None) or error})"
+def cannot_write(error: Exception, path: Path) -> PackError:
+    """Return what is raised where a command that begins anew when it is run again cannot write."""
+    what = f"it cannot be written ({getattr(error, 'strerror', None) or error})"
+    return PackError(what, path, remedy_of(error, path).removesuffix(": it continues"))
 
 
 def _contents_of(folder: Path) -> tuple[tuple[ShardInfo, ...], Mapping[str, str]]:
@@ -341,7 +348,7 @@ def stage(
 
     def flush() -> None:
         path = staging.path / shard_name("shard", len(staged), format)
-        staged.append(write_shard(path, builder.take(), schema.fields))
+        staged.append(_write_shard(path, builder.take(), schema))
 
     for records in samples:
         check_records(records, schema, format)
@@ -353,3 +360,22 @@ def stage(
     if not staged:
         raise PackError("there is no sample to write", staging.folder)
     return staged
+
+
+def _write_shard(path: Path, columns: Mapping[str, Column], schema: Schema) -> ShardInfo:
+    try:
+        return write_shard(path, columns, schema.fields)
+    except lmdb.Error as error:  # of a write that ended early it says EIO, whatever the reason
+        code = _lack_of_room(path, sum(column.nbytes for column in columns.values()))
+        if code is None:
+            raise
+        raise OSError(code, os.strerror(code)) from error
+
+
+def _lack_of_room(path: Path, nbytes: int) -> int | None:
+    """Return the error number of a disk that is full, or of a file that may not grow; None if it is neither."""
+    if is_full(path.parent, nbytes):
+        return errno.ENOSPC
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    reached = most != resource.RLIM_INFINITY and path.exists() and path.stat().st_size >= most
+    return errno.EFBIG if reached else None

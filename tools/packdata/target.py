@@ -240,7 +240,7 @@ class Packing:
             try:
                 info = write_shard(path, columns, schema.fields)
             except BaseException as error:
-                full = _is_full(path.parent, sum(column.nbytes for column in columns.values()))
+                full = is_full(path.parent, sum(column.nbytes for column in columns.values()))
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
                 if full and not isinstance(error, LoadersError | OSError):  # LMDB says EIO
@@ -417,13 +417,39 @@ def find_datasets(dst: Path, folders: Sequence[str]) -> dict[str, Manifest]:
         raise PackError("it is a file", dst, "Choose a folder that is new or empty")
     found = {folder: _dataset_at(dst / folder) for folder in folders}
     datasets = {folder: manifest for folder, manifest in found.items() if manifest is not None}
-    for foreign in _foreign(dst, "", found):
-        if (foreign / MANIFEST_NAME).exists():
-            raise PackError("another packed dataset is there", foreign, "Choose another folder")
-        if not datasets:
-            hint = "Choose a folder that is new or empty; nothing here was touched"
-            raise PackError(f"it is not empty (it holds {foreign.name!r})", foreign.parent, hint)
+    foreign = list(_foreign(dst, "", found))
+    around = [] if datasets else dict.fromkeys(path.parent for path in foreign)
+    others = [path for path in around if _is_dataset(path)]
+    others += [path for path in foreign if (path / MANIFEST_NAME).exists()]
+    if others:
+        raise _other_datasets(dst, others, folders)
+    if foreign and not datasets:
+        hint = "Choose a folder that is new or empty; nothing here was touched"
+        path = foreign[0]
+        raise PackError(f"it is not empty (it holds {path.name!r})", path.parent, hint)
     return datasets
+
+
+def _other_datasets(dst: Path, others: Sequence[Path], folders: Sequence[str]) -> PackError:
+    """Return the error that datasets lie where none is to be written: these are never replaced."""
+    places = _few([dst / folder for folder in folders])
+    remedy = "choose another folder"
+    if all(map(_is_dataset, others)):  # of what else a manifest.json is part, nobody knows
+        remedy = f"remove {_few(others)} yourself, or {remedy}"
+    hint = f"{OVERWRITE} replaces datasets in the same places only, here {places}: {remedy}"
+    return PackError("another packed dataset is there", others[0], hint)
+
+
+def _is_dataset(folder: Path) -> bool:
+    try:
+        read_manifest(folder)
+    except ManifestError:
+        return False
+    return True
+
+
+def _few(paths: Sequence[Path]) -> str:
+    return ", ".join(map(str, paths[:4])) + (", ..." if len(paths) > 4 else "")
 
 
 def _dataset_at(folder: Path) -> Manifest | None:
@@ -476,7 +502,8 @@ def _files(manifest: Manifest) -> list[str]:
     return [*(shard.file for shard in manifest.shards), *manifest.schema.files]
 
 
-def _is_full(folder: Path, nbytes: int) -> bool:
+def is_full(folder: Path, nbytes: int) -> bool:
+    """Tell whether a disk has less room than that."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -503,13 +530,21 @@ def _told(path: Path, what: str) -> Iterator[None]:
         raise
     except (OSError, lmdb.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise PackError(f"{what} ({reason})", path, _remedy(error)) from error
+        raise PackError(f"{what} ({reason})", path, remedy_of(error, path)) from error
 
 
-def _remedy(error: Exception) -> str:
+def remedy_of(error: Exception, path: Path) -> str:
+    """Say what helps against what the system said of a path."""
     code = getattr(error, "errno", None)
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space" in str(error):
         return f"Make room there. Then {_GO_ON}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "Choose a folder that may be written to"
+    if code == errno.ENOTDIR:
+        file = next((above for above in path.parents if above.is_file()), None)
+        found = "A part of this path" if file is None else str(file)
+        return f"{found} is a file: choose another folder"
+    broken = next((each for each in (path, *path.parents) if each.is_symlink()), None)
+    if code == errno.EEXIST and broken is not None and not broken.exists():
+        return f"{broken} is a link to nothing: remove it, or make what it points to"
     return _GO_ON.capitalize()

@@ -3,8 +3,9 @@
 1. Normal: ``add`` checks a sample and hands it over; threads encode its pictures, in order; shards
    are written as they fill; ``close``, or leaving ``with``, publishes the dataset.
 2. Failure: an error in ``add`` leaves the sample out; an error on a thread comes out of the next
-   ``add`` or ``close`` and ends the writer.
-3. Early close: leaving ``with`` by an exception publishes nothing and removes what was written.
+   ``add`` or ``close`` and ends the writer. Whoever caught it gets another on leaving ``with``.
+3. Early close: ``abort``, or leaving ``with`` by an exception, publishes nothing and removes what
+   was written.
 4. Fork: a copy of the writer in another process refuses to work, and leaves the files alone.
 """
 
@@ -18,8 +19,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
+from loaders.checks import shown
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
+from packdata.describe import counted
 from packdata.engine import Outcome, Summary, check_on_error, check_workers, summarize
 from packdata.journal import Reject
 from packdata.pool import OrderedPool, one_opencv_thread
@@ -58,7 +61,7 @@ class _Sample(NamedTuple):
 
 
 class Writer:
-    """Writes a packed dataset sample by sample; leaving ``with`` publishes it.
+    """Writes a packed dataset sample by sample; leaving ``with`` publishes it, or raises.
 
     Files of pictures and masks are turned upright, as Exif says; boxes and other numbers are stored
     as they are given, so boxes are in pixels of the upright picture.
@@ -126,6 +129,7 @@ class Writer:
         self._builder: ShardBuilder | None = None  # from the first sample on: it decides on keys
         self._num_samples = 0
         self._error: BaseException | None = None
+        self._is_aborted = False
         self._began = time.monotonic()
         self._process = os.getpid()
         self.summary: Summary | None = None
@@ -201,8 +205,9 @@ class Writer:
         if self._is_copy:
             raise self._belongs_elsewhere()
         if self._error is not None:
-            hint = "Nothing can be added; leave it, and write anew"
-            raise PackError(f"the writer has ended ({self._error})", self._packing.dst, hint)
+            hint = "Nothing is published, and nothing can be added: write anew"
+            what = f"the writer has ended ({self._error})"
+            raise PackError(what, self._packing.dst, hint) from self._error
         if self.summary is not None:
             raise PackError("the writer is closed", self._packing.dst, "Open another for more")
 
@@ -296,8 +301,8 @@ class Writer:
         """Encode what is left and publish the dataset; may be called twice.
 
         Raises:
-            PackError: No sample was added, or a shard cannot be written, or the writer belongs to
-                another process.
+            PackError: No sample was added, or all were rejected, or a shard cannot be written, or
+                the writer has ended, or belongs to another process.
             SourceError: The file of a sample cannot be packed.
         """
         if self.summary is not None:
@@ -317,14 +322,20 @@ class Writer:
     def _publish(self) -> Summary:
         if self._builder is not None and self._builder.num_samples:
             self._cut(self._builder, self._num_samples)
-        self._packing.end_part("", self._num_samples, self._rejects)
+        rejects, self._rejects = self._rejects, []
+        self._packing.end_part("", self._num_samples, rejects)
         if not self._packing.state.shards:
-            raise PackError(
-                "no sample was added", self._packing.dst, "A dataset needs at least one"
-            )
+            raise PackError(*self._why_none())
         provenance = {**self._provenance, "packer": PACKER}
         self._packing.publish({"": (self._schema, provenance)})
         return summarize(self._packing, [""], time.monotonic() - self._began, self._num_samples)
+
+    def _why_none(self) -> tuple[str, Path, str]:
+        rejects, dst = self._packing.state.rejects.get("", ()), self._packing.dst
+        if not rejects:
+            return "no sample was added", dst, "A dataset needs at least one"
+        hint = f"It rejected {counted(len(rejects), 'sample')}, the first: {rejects[0].error}"
+        return "no sample that could be packed", dst, hint
 
     def abort(self) -> None:
         """Publish nothing and remove what was written; after ``close`` it does nothing.
@@ -338,6 +349,7 @@ class Writer:
             raise self._belongs_elsewhere()
         if self._error is None:
             self._error = PackError("aborted", self._packing.dst)
+        self._is_aborted = True
         self._open.close()
 
     def __enter__(self) -> Self:
@@ -349,8 +361,8 @@ class Writer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None and self._error is None:
-            self.close()
+        if kind is None and not self._is_aborted:
+            self.close()  # which raises if an error has ended the writer
         elif not self._is_copy:
             self.abort()
 
@@ -388,6 +400,19 @@ def _with_place(error: LoadersError, where: str) -> LoadersError:
     return placed
 
 
+def _check_names(number: int, values: Any, source: Any) -> None:
+    """Raise TypeError unless a sample has named values; rows of pandas and sqlite3 have, too."""
+    what = f"sample {number} must be a mapping of field name to value"
+    if not hasattr(values, "keys"):
+        hint = "give an iterable of mappings, such as [{'label': 3}]"
+        if hasattr(source, "keys"):
+            hint = f"the source is one {type(source).__name__}, not one per sample: {hint}"
+        raise TypeError(f"{what}, got {shown(values)}; {hint}")
+    wrong = next((name for name in values.keys() if not isinstance(name, str)), None)  # noqa: SIM118
+    if wrong is not None:
+        raise TypeError(f"{what}, has the name {shown(wrong)}; give names that are str")
+
+
 def pack(
     source: Iterable[Mapping[str, Any]],
     dst: Path | str,
@@ -419,6 +444,9 @@ def pack(
         on_error: What becomes of samples that cannot be packed.
         provenance: JSON for the manifest.
         progress: Is told of every sample.
+
+    Raises:
+        TypeError: What the source gives is no mapping; other errors are those of ``Writer``.
     """
     progress = Quiet() if progress is None else progress
     with Writer(
@@ -435,7 +463,8 @@ def pack(
     ) as writer:
         try:
             progress.start(len(source) if isinstance(source, Sized) else None, 0)
-            for values in source:
+            for number, values in enumerate(source):
+                _check_names(number, values, source)
                 writer.add(**values)
                 progress.advance(writer.num_rejected)
         finally:

@@ -93,13 +93,17 @@ class PartialRecords:
         return PartialRecords, (self._store, self._field)
 
     def find(self, rows: Rows) -> list[UInt8Array]:
-        """Return the record of each sample as a view; those without chunks are verified."""
+        """Return the record of each sample as a view; those without chunks are verified.
+
+        With ``check="always"`` a sample is refused if it is damaged anywhere, be it outside of the parts.
+        """
         store, field = self._store, self._field
         numbers = rows.shards.tolist()
         whole = np.array([self._is_whole(number) for number in numbers], bool)
         if whole.any():
             store.records(field, rows[whole])
         columns = [store.shard(number).columns[field] for number in numbers]
+        store.check_damage(rows)
         places = list(
             zip(numbers, (rows.indices - store.starts[rows.shards]).tolist(), strict=True)
         )

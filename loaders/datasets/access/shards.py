@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from loaders.errors import SchemaError, ShardError
+import numpy as np
+import numpy.typing as npt
+
+from loaders.errors import ChecksumError, SchemaError, ShardError
 from loaders.formats import hash_file, open_checksums, open_columns
 from loaders.formats.checksums import hash_block
 
@@ -18,15 +21,43 @@ if TYPE_CHECKING:
     from loaders.manifest import ShardInfo
 
 Check = Literal["first", "always", "never"]
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class OpenShard:
-    """A shard in use: its columns, and their checksums where they are to be verified."""
+    """A shard in use.
+
+    Attributes:
+        path: The file.
+        columns: Its columns, by field.
+        checksums: Their checksums, where they are to be verified.
+        damage: The blocks, by field, that differed when all of them were compared.
+    """
 
     path: Path
     columns: Mapping[str, Column]
     checksums: Mapping[str, Checksums]
+    damage: Mapping[str, Indices] = field(default_factory=dict)
+
+    def check_rows(self, rows: Indices) -> None:
+        """Raise ChecksumError if a field of one of some rows is known to be damaged, whoever reads that field."""
+        for name, damaged in self.damage.items():
+            blocks = rows // self.checksums[name].rows_per_block
+            bad = np.isin(blocks, damaged)
+            if bad.any():
+                raise self.error(name, int(blocks[bad.argmax()]))
+
+    def error(self, name: str, block: int) -> ChecksumError:
+        """Return the error that a block of a field differs from its checksum."""
+        size = self.checksums[name].rows_per_block
+        first = block * size
+        last = min(first + size, len(self.columns[name])) - 1
+        what = "its checksum does not match"
+        what += "" if last == first else f" (one of rows {first} to {last})"
+        remedy = "Run 'packdata verify', and restore the shard"
+        row = first if last == first else None
+        return ChecksumError(what, self.path, row, name, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +77,32 @@ class FileShard:
         columns = open_columns(self.path, self.info)
         checksums = {} if check == "never" else open_checksums(self.path, self.info)
         if check == "always" and hash_file(self.path) != self.info.xxh3_128:
-            self._check_damage(columns, checksums)
+            return OpenShard(self.path, columns, checksums, self._damage(columns, checksums))
         return OpenShard(self.path, columns, checksums)
 
-    def _check_damage(
+    def _damage(
         self, columns: Mapping[str, Column], checksums: Mapping[str, Checksums]
-    ) -> None:
-        """Refuse a file that is not the one of the manifest, unless records of it will tell where it is damaged.
+    ) -> dict[str, Indices]:
+        """Return where a file is damaged that is not the one of the manifest.
 
-        They hold their checksums themselves: two shards that were swapped have nothing wrong in them.
+        It is an error of these rows alone: the others can be served. Where all are whole, the file is refused. It has
+        its checksums in it: in two shards that were swapped nothing is wrong.
         """
-        for name, sums in checksums.items():
-            for block, wanted in enumerate(sums.hashes.tolist()):
-                if hash_block(columns[name], block, sums.rows_per_block) != wanted:
-                    return
+        damage = {name: _damaged(columns[name], sums) for name, sums in checksums.items()}
+        damage = {name: blocks for name, blocks in damage.items() if len(blocks)}
+        if damage:
+            return damage
         what = "its xxh3-128 is not that of the manifest, though its records are whole: was it swapped?"
         hint = "Run 'packdata verify', and restore the shard"
         raise ShardError(what, self.path, hint=hint)
+
+
+def _damaged(column: Column, sums: Checksums) -> Indices:
+    size, wanted = sums.rows_per_block, sums.hashes.tolist()
+    bad = [
+        block for block, digest in enumerate(wanted) if hash_block(column, block, size) != digest
+    ]
+    return np.array(bad, np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class Store:
     def _reset(self) -> None:
         self._lock = ForkLock()
         self._open: list[OpenShard | None] = [None] * len(self.shards)
+        self._damaged: list[int] = []  # of the shards that are open
         self._verifiers: dict[str, Verifier] = {}
         self._gathers: dict[str, Gather] = {}
         self._pages: dict[str, Pages] = {}
@@ -75,7 +76,10 @@ class Store:
         with self._lock:
             shard = self._open[number]
             if shard is None:
-                shard = self._open[number] = self.shards[number].open(self.check)
+                shard = self.shards[number].open(self.check)
+                if shard.damage:
+                    self._damaged.append(number)
+                self._open[number] = shard  # last: who sees it takes the rest for granted
             return shard
 
     def shards_of(self, indices: Indices) -> Indices:
@@ -107,14 +111,22 @@ class Store:
         return pages
 
     def record(self, field: str, rows: Rows) -> UInt8Array:
-        """Return the record of one sample, in memory even if it is small and never verified."""
+        """Return the record of one sample, in memory even if it is small and never verified.
+
+        It tells what a sample is whose other fields may be damaged.
+        """
         self._pages_of(field).wait_for_small(rows)
-        return self.records(field, rows)[0]
+        return self._records(field, rows)[0]
 
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
         """Return the record of each sample as a view, in memory and verified."""
+        records = self._records(field, rows)
+        self.check_damage(rows)
+        return records
+
+    def _records(self, field: str, rows: Rows) -> list[UInt8Array]:
         self._pages_of(field).wait(rows)
-        self.verify(field, rows)
+        self._verify(field, rows)
         numbers = (rows.indices - self.starts[rows.shards]).tolist()
         shards = rows.shards.tolist()
         columns = {shard: self.shard(shard).columns[field] for shard in set(shards)}
@@ -145,6 +157,7 @@ class Store:
             gather(rows.indices, rows.shards, out)
         if verifier is not None and found is not None:
             verifier.verify(found, out)
+        self.check_damage(rows)
 
     def _gather(self, field: str, nbytes: int) -> Gather:
         gather = self._gathers.get(field)
@@ -171,8 +184,21 @@ class Store:
 
         Raises:
             ShardError: One of them cannot be read.
-            ChecksumError: One of them is damaged.
+            ChecksumError: One of them is damaged, or with ``check="always"`` another field of their samples.
         """
+        self._verify(field, rows)
+        self.check_damage(rows)
+
+    def check_damage(self, rows: Rows) -> None:
+        """Raise ChecksumError if a field of some samples is damaged in shards that were compared as they were opened.
+
+        Of a field that nobody reads nothing else would tell.
+        """
+        for number in self._damaged:
+            here = rows.indices[rows.shards == number]
+            self.shard(number).check_rows(here - self.starts[number])
+
+    def _verify(self, field: str, rows: Rows) -> None:
         verifier = self._verifier(field)
         found = None if verifier is None else verifier.unknown(rows)
         if verifier is None or found is not None:

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.datasets.access.locks import ForkLock
-from loaders.errors import ChecksumError
 from loaders.formats.checksums import hash_block
 
 if TYPE_CHECKING:
@@ -130,19 +129,9 @@ class Verifier:
                 column = self._shard(found.shards[i]).columns[self._field]
                 is_right = hash_block(column, found.local[i], found.sizes[i]) == wanted
             if not is_right:
-                raise self._error(found, i)
+                raise self._shard(found.shards[i]).error(self._field, found.local[i])
         if not self._always:
             self._note(found)
-
-    def _error(self, found: Unknown, i: int) -> ChecksumError:
-        shard, size = self._shard(found.shards[i]), found.sizes[i]
-        first = found.local[i] * size
-        last = min(first + size, len(shard.columns[self._field])) - 1
-        what = "its checksum does not match"
-        what += "" if last == first else f" (one of rows {first} to {last})"
-        remedy = "Run 'packdata verify', and restore the shard"
-        row = first if last == first else None
-        return ChecksumError(what, shard.path, row, self._field, remedy)
 
     def _note(self, found: Unknown) -> None:
         with self._lock:

@@ -117,6 +117,7 @@ class PrefixRecords:
         for i in new:
             if store.check != "never":
                 self._codec.check(found[i], self._side)
+        store.check_damage(rows)
         if new and store.check != "always":
             self._known[rows.indices] = True
         return found

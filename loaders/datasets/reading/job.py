@@ -19,6 +19,7 @@ from loaders.errors import LoadersError
 from loaders.rng import hash64, key64
 from loaders.sampling.context import reading
 from loaders.sampling.foreign import listed
+from loaders.workers import begin_step
 
 if TYPE_CHECKING:
     from loaders.datasets.packed import PackedDataset
@@ -122,6 +123,7 @@ class BatchJob:
         assert transform is not None
         for i, seed in enumerate(transform.seeds(self.request, first, last), first):
             self._at[part] = i
+            begin_step()
             sample = sample_type(batch._fields)(*(values[i] for values in batch))
             try:
                 self._transformed[i] = transform(sample, seed)
@@ -132,6 +134,8 @@ class BatchJob:
                     )
                 )
                 raise
+        del self._at[part]
+        begin_step()
 
     def _batch(self) -> Any:
         parts: list[Any] = []

@@ -38,7 +38,7 @@ __all__ = [
     "open_source",
 ]
 
-SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
+SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLIT_NAMES)}|t10k)([-_.].*)?", re.IGNORECASE)
 _LOOKED_FOR = (
     "Sources are a folder of pictures or of one folder per class, a .csv, .tsv or .jsonl list, "
@@ -125,8 +125,9 @@ def _open_files(path: Path, kind: FileKind, columns: Mapping[str, str | None]) -
 def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[Path]] | None:
     """Return the folder or the files of each split below a folder by name, or None if it is one source.
 
-    Splits are folders all named ``train``, ``val``, ``valid``, ``validation`` or ``test``; or tar,
-    Parquet or MNIST files, all of whose names begin so and not all alike.
+    Splits are folders all named ``train``, ``training``, ``val``, ``valid``, ``validation``,
+    ``test`` or ``testing``; or tar, Parquet or MNIST files, all of whose names begin so and not all
+    alike.
 
     Raises:
         SourceError: Two or more folders or files are splits and others are not, or folders and files

@@ -98,6 +98,7 @@ class Item:
         read_mask: Returns the bytes of the mask, if the source has masks; SourceError.
         path: The file itself, where it is one of its own.
         mask_path: The mask's file, where it is one of its own.
+        mask_name: What the source calls the mask, where that is a file.
     """
 
     key: str
@@ -107,6 +108,11 @@ class Item:
     read_mask: Callable[[], bytes] | None = None
     path: str | None = None
     mask_path: str | None = None
+    mask_name: str | None = None
+
+    def place_of_mask(self, name: str | None) -> str:
+        """Return what messages about the item's mask begin with; they begin as those of the item."""
+        return f"{self.where} (mask {name})" if name else self.where
 
 
 class Source(Protocol):

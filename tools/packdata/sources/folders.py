@@ -271,12 +271,17 @@ class MaskFolder:
             raise SourceError("it has no mask", where, hint)
         return os.path.join(self._place, file)
 
+    def name(self, key: str) -> str | None:
+        """Return the path of the mask for a picture, beginning as the folder's was given."""
+        file = self.files.get(key)
+        return None if file is None else os.path.join(self.root, file)
+
     def heads(self, keys: Iterable[str]) -> Iterator[bytes]:
         """Yield the ``read_head`` of each mask that one of the keys has."""
         files = filter(None, map(self.files.get, keys))
         return (read_head(os.path.join(self._place, file)) for file in files)
 
-    def read(self, key: str, where: str) -> bytes:
+    def read(self, item: Item) -> bytes:
         """Return the bytes of the mask for a picture; SourceError if there is none."""
-        path = self.find(key, where)
-        return read_file(path, path)
+        path = self.find(item.key, item.where)
+        return read_file(path, item.place_of_mask(self.name(item.key)))

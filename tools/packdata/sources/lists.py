@@ -105,15 +105,14 @@ class ListSource:
         """Yield the rows from number ``start`` on."""
         for i in range(start, len(self._rows)):
             row = line, values = self._rows[i]
-            where = f"{self.path}, line {line}"
-            place = f"{where} ({values[self._image]})"
+            place = f"{self.path}, line {line} ({values[self._image]})"
             path = self._path_of(values[self._image])
             read = partial(_read_listed, path, place)
             labels = {
                 field: self._value(field, values.get(name)) for name, field in self._fields.items()
             }
-            mask_path, read_mask = self._mask_of(values, where)
-            yield Item(self._key(row), place, read, labels, read_mask, path, mask_path)
+            key, mask = self._key(row), self._mask_of(values, place)
+            yield Item(key, place, read, labels, path=path, **mask)
 
     def keys(self) -> Iterator[str]:
         """Yield the keys."""
@@ -124,12 +123,16 @@ class ListSource:
         cells = (values.get(self._mask) for _, values in self._rows if self._mask is not None)
         return (read_head(self._path_of(str(cell))) for cell in cells if cell is not None)
 
-    def _mask_of(self, values: Mapping[str, Any], where: str) -> tuple[str | None, Any]:
+    def _mask_of(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return what an item says of its mask; ``where`` is the place of its picture."""
         if self._mask is None:
-            return None, None
+            return {}
         cell = values.get(self._mask)
-        path = None if cell is None else self._path_of(str(cell))
-        return path, partial(_read_listed, path, f"{where} (mask {cell})")
+        if cell is None:
+            return {"read_mask": partial(_no_mask, self._mask, where)}
+        path, name = self._path_of(str(cell)), str(cell)
+        read = partial(_read_listed, path, f"{where} (mask {name})")
+        return {"read_mask": read, "mask_path": path, "mask_name": name}
 
     def _value(self, field: str, value: Any) -> Any:
         if value is None:
@@ -163,9 +166,12 @@ class ListSource:
         return {"kind": self.kind, "list": text, "columns": columns, "files": files.hexdigest()}
 
 
-def _read_listed(path: str | None, where: str) -> bytes:
-    if path is None:
-        raise SourceError("the path is missing", where)
+def _no_mask(column: str, where: str) -> bytes:
+    hint = f"Give each row a path in column {column!r}, or leave the column out"
+    raise SourceError("it has no mask, others have", where, hint)
+
+
+def _read_listed(path: str, where: str) -> bytes:
     if re.search(r"[a-z0-9]{2,}:/+", path):
         raise SourceError("it is an address, not a file", where, "Download it first")
     return read_file(path, where)

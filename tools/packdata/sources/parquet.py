@@ -75,7 +75,7 @@ class ParquetSource:
         self.has_masks = self._mask is not None
         self.ignored: Mapping[str, int] = {}
         self._stems = dict(zip(self.paths, _stems(self.paths), strict=True))
-        self._has_keys = "key" in schema.names and _is_text(schema.field("key").type)
+        self._has_keys = "key" in schema.names and _is_key(schema.field("key").type)
         taken = [self._image, self._mask, "key" if self._has_keys else None]
         plain = [column for column in schema.names if column not in taken]
         self._fields = field_names(plain, self.paths[0], label_column, schema.names)
@@ -98,7 +98,7 @@ class ParquetSource:
         for path, length in zip(self.paths, self._lengths, strict=True):
             keys = _read_column(path, "key").to_pylist() if self._has_keys else [None] * length
             for row, key in enumerate(keys):
-                yield self._row_key(path, row) if key is None else key
+                yield self._row_key(path, row) if key is None else str(key)
 
     def mask_heads(self) -> Iterator[bytes]:
         """Yield the masks: the one column that holds them is read."""
@@ -142,10 +142,12 @@ class ParquetSource:
             for name, field in self._fields.items()
         }
         read = _reader(batch.column(self._image)[i].as_py(), path.parent, where, "picture")
-        mask = None
+        mask = name = None
         if self._mask is not None:
-            mask = _reader(batch.column(self._mask)[i].as_py(), path.parent, where, "mask")
-        return Item(key, where, read, labels, mask)
+            value = batch.column(self._mask)[i].as_py()
+            mask = _reader(value, path.parent, where, "mask")
+            name = value.get("path") if isinstance(value, Mapping) else None
+        return Item(str(key), where, read, labels, mask, mask_name=name)
 
     def _value(self, field: str, value: Any) -> Any:
         kind = self.labels[field].kind
@@ -176,7 +178,7 @@ class ParquetSource:
         for path, name in zip(self.paths, relative_names(self.paths), strict=True):
             for row, key in enumerate(_read_column(path, "key").to_pylist()):
                 if key is not None:
-                    yield key, f"{name}, row {row}"
+                    yield str(key), f"{name}, row {row}"
 
 
 def _open(path: Path) -> pq.ParquetFile:
@@ -269,6 +271,13 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
+
+
+def _is_key(kind: pa.DataType) -> bool:
+    """Keys are texts, or whole numbers as in CSV lists."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return _is_text(kind) or bool(pa.types.is_integer(kind))
 
 
 def _column(kind: pa.DataType) -> Column:

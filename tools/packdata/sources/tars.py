@@ -122,7 +122,8 @@ class TarSource:
             mask = _reader(file, sample, "mask", path) if self.has_masks else None
         except SourceError as error:
             return broken_item(sample.key, error.what, str(error.path), error.hint)
-        return Item(sample.key, where, read, labels, mask)
+        name = sample.members["mask"][0] if "mask" in sample.members else None
+        return Item(sample.key, where, read, labels, mask, mask_name=name)
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -1,0 +1,39 @@
+"""Which samples of a dataset are bad: each is counted once, and each cause told once."""
+
+from __future__ import annotations
+
+import logging
+
+from loaders.errors import LoadersError, SampleError, ShardError
+
+logger = logging.getLogger(__name__)
+_MAX_SHARE = 0.01
+_MAX_FEW = 10  # so many are allowed in a small dataset, too
+
+
+class BadSamples:
+    """The samples that were replaced so far, in any number of epochs."""
+
+    def __init__(self) -> None:
+        self._indices: set[int] = set()
+        self._causes: dict[str | int, int] = {}  # with the sample that each was told of
+
+    def note(self, error: SampleError, num_samples: int) -> None:
+        """Note that one of so many samples was replaced; LoadersError if too many were."""
+        if error.index not in self._indices:
+            self._indices.add(error.index)
+            # One step, since several threads may come upon one damaged block.
+            if self._causes.setdefault(_cause(error), error.index) == error.index:
+                logger.warning("replaced: %s", error)
+        if len(self._indices) > max(_MAX_FEW, _MAX_SHARE * num_samples):
+            causes = "one cause" if len(self._causes) == 1 else f"{len(self._causes)} causes"
+            raise LoadersError(
+                f"{len(self._indices)} samples had to be replaced, more than 1 %, for {causes}; "
+                f"the last one: {error}"
+            )
+
+
+def _cause(error: SampleError) -> str | int:
+    """Return what several bad samples have in common: damage of a block or file that they share."""
+    why = error.__cause__
+    return str(why) if isinstance(why, ShardError) else error.index

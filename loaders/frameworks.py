@@ -1,0 +1,24 @@
+"""What frameworks are told of an iteration, who know only of loaders that they have wrapped themselves."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def tell_accelerate(delivery: Any, *, is_over: bool = False) -> None:
+    """Let accelerate ask an iteration whether it is at its end: there it syncs the gradients that it accumulates.
+
+    Args:
+        delivery: Has ``end_of_dataloader`` and ``remainder``, and can be referred to weakly.
+        is_over: Nobody is to ask it any more.
+    """
+    state: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    if state is None or not getattr(state, "_shared_state", None):
+        return  # nobody uses it
+    tell = "_remove_dataloader" if is_over else "_add_dataloader"
+    getattr(state(), tell, _nobody)(delivery)
+
+
+def _nobody(delivery: Any) -> None:
+    """Stand for a method that a release of accelerate does not have."""

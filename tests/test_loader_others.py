@@ -1,0 +1,366 @@
+"""What datasets, samplers and frameworks of others may expect of the loader, as they would of torch's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler
+
+from loaders import DataLoader, Mixture, RAMDataset, audit, augment
+from loaders.backends.maker import Group, Raised
+from loaders.errors import BatchError, StateError
+from loaders.sampling import Balanced
+from loaders.sampling.audit import audit_plans
+from loaders.sampling.sampler import EpochBatches
+from loaders.workers import Late
+
+TorchLoader = torch.utils.data.DataLoader
+NUM = 12
+WAYS: list[dict[str, Any]] = [
+    {"backend": "thread", "num_workers": 0},
+    {"backend": "thread", "num_workers": 1},
+    {"backend": "subprocess", "num_workers": 1},
+    {"backend": "process", "num_workers": 0},
+    {"backend": "process", "num_workers": 1},
+]
+every_way = pytest.mark.parametrize(
+    "way", WAYS, ids=lambda way: f"{way['backend']}-{way['num_workers']}"
+)
+
+
+def numbers(num: int = NUM) -> RAMDataset:
+    return RAMDataset.from_arrays(x=torch.arange(num))
+
+
+def listed(loader: Any) -> list[list[int]]:
+    return [torch.as_tensor(batch).tolist() for batch in loader]
+
+
+# -- datasets --------------------------------------------------------------------------------------
+
+
+class WantsLists(Dataset[Any]):
+    """As a table that takes rows by a list of numbers, and by nothing else."""
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitems__(self, indices: Any) -> list[int]:
+        if not isinstance(indices, list):
+            raise TypeError(f"got {type(indices).__name__}")
+        return list(json.loads(json.dumps(indices)))
+
+
+@every_way
+def test_getitems_of_others_is_given_a_list(way: dict[str, Any]) -> None:
+    batches = listed(DataLoader(WantsLists(), 5, **way))
+
+    assert batches == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+
+
+class Wrapper(WantsLists):
+    """The same over a dataset of ours."""
+
+    def __init__(self, dataset: RAMDataset) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, indices: Any) -> Any:
+        assert isinstance(indices, list)
+        return [int(sample.x) for sample in self.dataset.__getitems__(indices)]
+
+
+@every_way
+def test_so_is_what_wraps_a_dataset_of_ours(way: dict[str, Any]) -> None:
+    assert listed(DataLoader(Wrapper(numbers()), 6, **way)) == [[*range(6)], [*range(6, 12)]]
+
+
+@every_way
+@pytest.mark.parametrize("num", [3, 9])
+def test_a_dataset_that_grew_or_shrank_is_served_as_it_is_now(
+    way: dict[str, Any], num: int
+) -> None:
+    samples = list(range(6))
+    loader = DataLoader(samples, 2, **way)
+    first = listed(loader)
+
+    samples[:] = range(num)
+    again = listed(loader)
+
+    assert first == [[0, 1], [2, 3], [4, 5]]
+    assert again == listed(TorchLoader(samples, 2))  # type: ignore[arg-type]
+    assert len(loader) == len(again)
+
+
+def test_an_epoch_cannot_go_on_behind_the_end_of_what_shrank() -> None:
+    samples = list(range(10))
+    loader = DataLoader(samples, 2, num_workers=0)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    loader.load_state_dict(loader.state_dict())
+
+    del samples[4:]
+
+    with pytest.raises(StateError, match="goes on at 6, and has 4 samples now"):
+        next(iter(loader))
+
+
+class NamesItself(Dataset[int]):
+    """A method that happens to have a name that is ours."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+    def fingerprint(self) -> str:
+        return "mine"
+
+
+def test_a_method_of_others_is_no_part_of_a_state() -> None:
+    state = DataLoader(NamesItself(), 2).state_dict()
+
+    assert json.loads(json.dumps(state))["dataset"] is None
+
+
+# -- samplers --------------------------------------------------------------------------------------
+
+
+@every_way
+def test_a_sampler_of_torch_draws_what_it_draws_under_torch(way: dict[str, Any]) -> None:
+    def epochs(kind: Any, **settings: Any) -> list[list[list[int]]]:
+        torch.manual_seed(7)
+        loader = kind(range(NUM), 4, sampler=RandomSampler(range(NUM)), **settings)
+        return [listed(loader) for _ in range(3)]
+
+    assert epochs(DataLoader, **way) == epochs(TorchLoader)
+
+
+@every_way
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_generator_is_drawn_from_as_by_torch(way: dict[str, Any], persistent: bool) -> None:
+    workers = way["num_workers"]
+
+    def epochs(kind: Any, **settings: Any) -> list[list[list[int]]]:
+        loader = kind(
+            range(NUM), 4, shuffle=True, generator=torch.Generator().manual_seed(3),
+            persistent_workers=persistent and workers > 0, **settings,
+        )  # fmt: skip
+        return [listed(loader) for _ in range(3)]
+
+    assert epochs(DataLoader, **way) == epochs(TorchLoader, num_workers=workers)
+
+
+def test_batches_of_a_sampler_of_others_are_torchs() -> None:
+    """Lightning makes the batch sampler of a loader anew, of a sampler of its own."""
+    batches: Any = EpochBatches(range(5), batch_size=2, drop_last=True)  # type: ignore[arg-type]
+
+    assert isinstance(batches, BatchSampler)
+    assert not isinstance(batches, EpochBatches)
+    assert type(batches) is not BatchSampler  # whose size Lightning looks for at the loader
+    assert list(batches) == [[0, 1], [2, 3]]
+
+
+def test_the_batch_sampler_of_a_loader_goes_from_epoch_to_epoch_under_torch_too() -> None:
+    ours = DataLoader(numbers(), 4, shuffle=True)
+    batches: Any = DataLoader(numbers(), 4, shuffle=True).batch_sampler
+    theirs: Any = TorchLoader(range(NUM), batch_sampler=batches)  # type: ignore[arg-type]
+
+    for _ in range(3):
+        assert listed(theirs) == [batch.x.tolist() for batch in ours]
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_an_audit_divides_an_order_of_blocks_as_loaders_do(pad: bool) -> None:
+    mixture = Mixture([numbers(40), numbers(20)], [0.5, 0.5], stop=44, batch_from="one")
+    loaders: list[Any] = [
+        DataLoader(mixture, 4, rank=rank, world_size=2, pad=pad) for rank in range(2)
+    ]
+    order = mixture.order(0, 4)
+
+    report = audit(order.length, order=order, batch_size=4, world_size=2, pad=pad)
+    of_loaders = audit_plans([each.batch_sampler.plan() for each in loaders], order=order)
+
+    assert report.ok
+    assert of_loaders.ok
+    assert report.steps == of_loaders.steps == tuple(len(listed_x(loader)) for loader in loaders)
+
+
+def listed_x(loader: Any) -> list[list[int]]:
+    return [batch.x.tolist() for batch in loader]
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", [None, "balanced"])
+def test_a_state_belongs_to_the_seed_of_its_crops(sampler: str | None) -> None:
+    images = torch.zeros((NUM, 3, 8, 8), dtype=torch.uint8)
+    plain = RAMDataset.from_arrays(image=images)
+    dataset = RAMDataset(plain, augment=[augment.RandomCrop(4)])
+
+    def loader(of: Any, seed: int) -> DataLoader:
+        order = None if sampler is None else Balanced(np.arange(NUM) % 3, NUM)
+        return DataLoader(of, 4, seed=seed, sampler=order)
+
+    state = loader(dataset, 1).state_dict()
+    loader(dataset, 1).load_state_dict(state)
+    with pytest.raises(StateError, match="seed=1, this loader has seed=2: crops would be others"):
+        loader(dataset, 2).load_state_dict(state)
+    del state["seed"]  # of an earlier release
+    loader(dataset, 2).load_state_dict(state)
+    loader(plain, 2).load_state_dict(loader(plain, 1).state_dict())  # nothing is drawn
+
+
+# -- collate_fn, marks -----------------------------------------------------------------------------
+
+
+@every_way
+@pytest.mark.parametrize("persistent", [False, True])
+def test_another_collate_fn_may_be_set_later(way: dict[str, Any], persistent: bool) -> None:
+    """As sentence-transformers does."""
+    persistent = persistent and way["num_workers"] > 0
+    loader = DataLoader(numbers(), 4, persistent_workers=persistent, **way)
+    before = listed_x(loader)
+
+    loader.collate_fn = sums
+    after = list(loader)
+
+    assert [sum(batch) for batch in before] == after
+
+
+def sums(samples: Any) -> int:
+    return sum(int(sample.x) for sample in samples)
+
+
+def test_marks_do_not_take_the_place_of_a_field() -> None:
+    loader = DataLoader(
+        range(5), 2, pad="mark", rank=0, world_size=1,
+        collate_fn=lambda items: {"valid": torch.tensor(items)},
+    )  # fmt: skip
+
+    with pytest.raises(BatchError, match="collate_fn returned that itself"):
+        next(iter(loader))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(5))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dataset": Stream(), "batch_size": 2},
+        {"dataset": range(5), "batch_size": 2, "sampler": [0, 1]},
+        {"dataset": range(5), "batch_sampler": [[0, 1]]},
+        {"dataset": range(5), "batch_size": 2, "shuffle": True, "generator": torch.Generator()},
+    ],
+    ids=["stream", "sampler", "batch sampler", "generator"],
+)
+def test_marks_of_what_is_never_padded_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="pad='mark' marks batches of an order of ours"):
+        DataLoader(**settings, pad="mark")
+
+
+# -- interrupts, and errors that are none of Exception ---------------------------------------------
+
+
+class Raises(Dataset[int]):
+    """Raises at one sample, the first time that it is read."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error: BaseException | None = error
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, i: int) -> int:
+        if i == 5 and self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return i
+
+
+def taken(loader: DataLoader) -> tuple[list[list[int]], list[type[BaseException]]]:
+    """Return the batches of an epoch of one that goes on after errors, and the errors."""
+    iterator: Any = iter(loader)
+    batches: list[list[int]] = []
+    errors: list[type[BaseException]] = []
+    while True:
+        try:
+            batches.append(next(iterator).tolist())
+        except StopIteration:
+            return batches, errors
+        except BaseException as error:  # whatever it is
+            errors.append(type(error))
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_a_batch_that_was_being_made_here_is_made_again_after_ctrl_c(backend: Any) -> None:
+    loader = DataLoader(Raises(KeyboardInterrupt()), 2, backend=backend, num_workers=0)
+
+    batches, errors = taken(loader)
+
+    whole = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+    assert errors == [KeyboardInterrupt]
+    assert batches == (whole if backend == "thread" else [*whole[:2], *whole[3:]])
+    assert loader.state_dict()["sampler"]["epoch"] == 1
+
+
+@every_way
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError(), SystemExit(3), Late("mine")], ids=repr
+)
+def test_whatever_a_dataset_raises_costs_one_batch_and_is_counted(
+    way: dict[str, Any], error: BaseException
+) -> None:
+    if way == WAYS[-1] and not isinstance(error, Exception):
+        return  # it ends a worker process of torch, and with it the epoch
+    loader = DataLoader(Raises(error), 2, **way)
+
+    batches, errors = taken(loader)
+
+    assert errors == [type(error)]
+    assert batches == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
+    assert loader.state_dict()["sampler"] == loader_at_epoch_1()
+
+
+def loader_at_epoch_1() -> dict[str, Any]:
+    loader = DataLoader(range(NUM), 2)
+    loader.set_epoch(1)
+    return dict(loader.state_dict()["sampler"])
+
+
+class Fails:
+    """Makes batches, but for one; a group at once it cannot make."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def make_group(self, batches: Any) -> None:
+        raise self.error
+
+    def make(self, batch: int) -> int:
+        if batch == 1:
+            raise self.error
+        return batch
+
+
+def test_small_batches_of_a_group_fail_alone() -> None:
+    group = Group(Fails(asyncio.CancelledError()), [0, 1, 2])  # type: ignore[arg-type]
+
+    group.run(0)
+    first, second, third = group.finish()
+
+    assert (first, third) == (0, 2)
+    assert isinstance(second, Raised)
+    assert isinstance(second.error, asyncio.CancelledError)
+    with pytest.raises(KeyboardInterrupt):  # it is the trainer's, and at once
+        Group(Fails(KeyboardInterrupt()), [0, 1, 2]).run(0)  # type: ignore[arg-type]
