@@ -23,7 +23,7 @@ from torch.utils.data import IterableDataset
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker, num_in_flight
 from loaders.backends.ordered import OrderedBatches
-from loaders.backends.process import ProcessBatches, are_alive
+from loaders.backends.process import ProcessBatches, are_alive, ending_if_unsendable
 from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
@@ -406,7 +406,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         kept: Any = self._iterator
         if kept is not None and not are_alive(kept):
             self._iterator = None  # Ctrl-C of a terminal ends its workers: others take their place
-        batches: Any = super().__iter__()
+        with ending_if_unsendable(self):
+            batches: Any = super().__iter__()
         if not self.num_workers:
             batches._dataset_fetcher = ContextFetcher(batches._dataset_fetcher)
         return ProcessBatches(batches)

@@ -7,14 +7,20 @@ import os
 import time
 import traceback
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import connection
-from typing import Any
+from multiprocessing.queues import Queue
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from loaders.backends.ordered import TimedOut
 from loaders.backends.subprocess import killed_by
+from loaders.live import write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _DEATH_TIMEOUT_S = 1.0  # from the end of a worker's connection to its own
 _EXIT_TIMEOUT_S = 2.0
@@ -91,7 +97,11 @@ class ProcessBatches:
         if not codes:
             return ""
         pid, code = max(codes.items(), key=lambda item: item[1] != 0)  # 0 may be a regular end
-        how = f"was killed by {killed_by(-code)}" if code < 0 else f"ended ({code})"
+        how = (
+            f"was killed by {killed_by(-code)}"
+            if code < 0
+            else f"ended ({code}), and may have printed why"
+        )
         return f"DataLoader worker (pid {pid}) exited unexpectedly: it {how}"
 
     def describe_aside(self) -> str:
@@ -106,6 +116,29 @@ class ProcessBatches:
         """End the workers now, unless they persist."""
         if self._workers and not self._batches._persistent_workers:
             self._batches._shutdown_workers()
+
+
+@contextmanager
+def ending_if_unsendable(loader: Any) -> Iterator[None]:
+    """Start workers that end where what they made does not pickle: torch waits for it for ever."""
+    given = loader.worker_init_fn
+    loader.worker_init_fn = partial(_begin_worker, given)
+    try:
+        yield
+    finally:
+        loader.worker_init_fn = given
+
+
+def _begin_worker(given: Callable[[int], None] | None, worker_id: int) -> None:
+    Queue._on_queue_feeder_error = staticmethod(_end_unsendable)  # type: ignore[attr-defined]
+    if given is not None:
+        given(worker_id)
+
+
+def _end_unsendable(error: BaseException, item: Any) -> None:
+    what = "what the dataset or collate_fn returned, or raised, cannot be sent to the trainer"
+    write(f"{''.join(traceback.format_exception(error))}loaders: {what}: {error}\n")
+    os._exit(1)
 
 
 def are_alive(batches: Any) -> bool:

@@ -232,3 +232,34 @@ def test_an_interrupted_program_leaves_no_folder_of_its_workers(tmp_path: Path) 
 
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert not list(tmp_path.iterdir())
+
+
+def unsendable(items: list[int]) -> Any:
+    return lambda: items
+
+
+class RaisesUnsendable(SometimesLate):
+    def __getitem__(self, i: int) -> int:
+        class LocalError(Exception):
+            pass
+
+        raise LocalError(str(i))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("what", ["batch", "error"])
+def test_what_cannot_be_sent_ends_the_wait_for_it(
+    what: str, persistent: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Torch's own loader waits for it for ever."""
+    dataset = SometimesLate() if what == "batch" else RaisesUnsendable()
+    loader = DataLoader(
+        dataset, 2, num_workers=1, backend="process", persistent_workers=persistent,
+        collate_fn=unsendable,
+    )  # fmt: skip
+
+    with pytest.raises(RuntimeError, match=r"worker .*exited unexpectedly"):
+        next(iter(loader))
+
+    assert "cannot be sent to the trainer" in capfd.readouterr().err
+    assert loader.worker_init_fn is None

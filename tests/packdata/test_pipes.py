@@ -61,7 +61,7 @@ def test_a_pipe_is_an_error_that_names_it(pack: Any, source: str, pipe: str) -> 
     if source == "x.bin":
         Path(source).write_bytes(bytes(4))
 
-    with pytest.raises(SourceError, match=f"{pipe}: {ERROR}"):
+    with pytest.raises(SourceError, match=rf"{pipe}\)?: {ERROR}"):
         pack(source, "out")
 
     assert not Path("out").exists()
