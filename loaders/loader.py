@@ -271,18 +271,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             steps.sampler.resize(self._order_now())
         return steps
 
-    def _served_steps(self, steps: EpochBatches) -> ServedSteps:
-        """Return the steps in the form that who fetches them takes."""
+    @cached_property
+    def _form(self) -> Callable[[Any], Any] | None:
+        """What makes of a step what the dataset is given; None: it is given the step."""
         if self._singles is not None:
-            return ServedSteps(steps, single if holds_ours(self.dataset) else itemgetter(0))
+            return single if holds_ours(self.dataset) else itemgetter(0)
         if self.backend != "process" or isinstance(self.dataset, BatchDataset):
-            return ServedSteps(steps)
-        return ServedSteps(steps, kept if holds_ours(self.dataset) else list)
+            return None
+        return kept if holds_ours(self.dataset) else list
 
     def _tell_frameworks(self) -> None:
         """Let accelerate leave a loader alone that is divided by rank already, and keep its state with its own."""
-        self._is_accelerate_prepared = self._steps is not None
-        self.use_stateful_dataloader = self._is_accelerate_prepared
+        self._is_accelerate_prepared = self.use_stateful_dataloader = self._steps is not None
 
     @property
     def _index_sampler(self) -> Any:
@@ -291,7 +291,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batches = super()._index_sampler
         if passes is None:
             steps = self._steps
-            return batches if steps is None else self._served_steps(steps)
+            return batches if steps is None else ServedSteps(steps, self._form)
         dataset: Any = self.dataset
         is_random = getattr(dataset, "is_random", hasattr(dataset, "__len__"))
         num_samples = len(dataset) if is_random else 0
