@@ -197,7 +197,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         num_workers = choose_workers(num_workers, dataset)
         if has_own_order(dataset, shuffle, sampler, batch_sampler, generator):
             choose = partial(choose_order, dataset, batch_size or 1, shuffle, sampler, self.seed)
-            self._order_now = None if isinstance(dataset, BatchDataset) or sampler else choose
+            self._order_now = (
+                None if isinstance(dataset, BatchDataset) or sampler is not None else choose
+            )
             sampler, shuffle = self._divided(choose(), drop_last), None
         else:
             check_foreign_order(dataset, shuffle, (rank, world_size), sampler, batch_sampler)
@@ -212,7 +214,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             batch_sampler=batch_sampler,
             num_workers=num_workers,
             collate_fn=collate_fn or (collate if is_batched else None),
-            pin_memory=pin_memory or self._pins_in_processes,
+            # Of processes torch page-locks batches; else each copy would wait for the one before.
+            pin_memory=pin_memory or (self.backend == "process" and pins(self.device)),
             drop_last=drop_last,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
@@ -238,11 +241,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             order, rank=self.rank, world_size=self.world_size, drop_last=drop_last, pad=self.pad
         )
 
-    @property
-    def _pins_in_processes(self) -> bool:
-        """Tell whether torch has to page-lock batches; else each copy would wait for the one before."""
-        return self.backend == "process" and pins(self.device)
-
     def _number_steps(self) -> None:
         """Cut a sampler of ours into steps of ours, which know their place in the epoch: they can be resumed."""
         given, sampler = self.batch_sampler, self.sampler
@@ -265,11 +263,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _steps(self) -> EpochBatches | None:
         """The steps of an order of ours: batches, or samples where ``batch_size`` is None."""
         batches = self.batch_sampler
-        steps = batches if isinstance(batches, EpochBatches) else self._singles
+        return batches if isinstance(batches, EpochBatches) else self._singles
+
+    def _follow_length(self, sampler: EpochSampler) -> None:
+        """Let the order be as long as a dataset of others is now; an epoch that is under way stays what it is."""
         dataset: Any = self.dataset
-        if steps is not None and self._order_now and len(dataset) != len(steps.sampler.dataset):
-            steps.sampler.resize(self._order_now())
-        return steps
+        if self._order_now and len(dataset) != len(sampler.dataset):
+            sampler.resize(self._order_now())
 
     @cached_property
     def _form(self) -> Callable[[Any], Any] | None:
@@ -290,8 +290,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         passes: Passes | None = getattr(self, "_passes", None)
         batches = super()._index_sampler
         if passes is None:
-            steps = self._steps
-            return batches if steps is None else ServedSteps(steps, self._form)
+            if (steps := self._steps) is None:
+                return batches
+            if not steps.sampler.is_left:
+                self._follow_length(steps.sampler)
+            return ServedSteps(steps, self._form)
         dataset: Any = self.dataset
         is_random = getattr(dataset, "is_random", hasattr(dataset, "__len__"))
         num_samples = len(dataset) if is_random else 0
@@ -343,8 +346,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._num_before = getattr(self._served, "num_replaced", 0)  # by other loaders
         # Page-locked only where we copy: a copy of the user's may still read a slot whose batch was dropped.
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
-        self._batches: Callable[[], Any] = _nobody  # those being served, while they are
-        self._delivery: Callable[[], Any] = _nobody
+        self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
+        self._delivery: Callable[[], Any] = lambda: None
         self._kept = KeptChildren()  # with persistent_workers
 
     def _halves(self) -> Halves:
@@ -474,6 +477,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 check_alone()
             return None
         steps.sampler.go_on()
+        self._follow_length(steps.sampler)
         plan = steps.plan()
         if plan.drop_last and not plan.num_steps and not self._is_warned_of_no_batch:
             self._is_warned_of_no_batch = True
@@ -594,7 +598,3 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 "only batches of ours can be resumed: leave out sampler, batch_sampler and generator"
             )
         return steps
-
-
-def _nobody() -> None:
-    """Stand for a weak reference to nothing."""

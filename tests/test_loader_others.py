@@ -96,6 +96,20 @@ def test_a_dataset_that_grew_or_shrank_is_served_as_it_is_now(
     assert len(loader) == len(again)
 
 
+def test_an_epoch_that_is_under_way_stays_what_it_is() -> None:
+    samples = list(range(4))
+    loader = DataLoader(samples, 2, shuffle=True, num_workers=0)
+    iterator = iter(loader)
+    next(iterator)
+
+    samples.extend([4, 5])
+
+    assert len(loader) == 2
+    assert loader.state_dict()["sampler"]["length"] == 4
+    assert len(listed(iterator)) == 1
+    assert len(listed(loader)) == 3
+
+
 def test_an_epoch_cannot_go_on_behind_the_end_of_what_shrank() -> None:
     samples = list(range(10))
     loader = DataLoader(samples, 2, num_workers=0)
