@@ -296,8 +296,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 self._follow_length(steps.sampler)
             return ServedSteps(steps, self._form)
         dataset: Any = self.dataset
-        is_random = getattr(dataset, "is_random", hasattr(dataset, "__len__"))
-        num_samples = len(dataset) if is_random else 0
+        may_draw = getattr(dataset, "may_draw", hasattr(dataset, "__len__"))
+        num_samples = len(dataset) if may_draw else 0
         keeps_items = not isinstance(dataset, BatchDataset)
         return NumberedBatches(
             batches, passes, num_samples, self.seed,

@@ -148,6 +148,11 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         """Whether a sample differs from epoch to epoch."""
         return False
 
+    @property
+    def may_draw(self) -> bool:
+        """Whether a sample may differ from one reading to the next: also by a transform that nobody knows."""
+        return self.is_random
+
     def _warn_if_frozen(self, indices: Sequence[int]) -> None:
         """Warn, once, of crops and flips by chance for which nobody says the epoch: torch's loader has no word for it.
 
@@ -255,6 +260,11 @@ class SamplesOf(BatchDataset, Generic[Whole]):
     def is_random(self) -> bool:
         """The dataset's."""
         return self.dataset.is_random
+
+    @property
+    def may_draw(self) -> bool:
+        """The dataset's."""
+        return self.dataset.may_draw
 
     @property
     def sample_nbytes(self) -> int | None:

@@ -182,6 +182,11 @@ class Mixture(BatchDataset):
         """Whether samples of a source differ from epoch to epoch."""
         return any(source.is_random for source in self.sources)
 
+    @property
+    def may_draw(self) -> bool:
+        """Whether samples of a source may differ from one reading to the next."""
+        return any(source.may_draw for source in self.sources)
+
     # -- what a loader wants to know ---------------------------------------------------------------
 
     @property

@@ -274,6 +274,11 @@ class PackedDataset(BatchDataset):
         )
 
     @property
+    def may_draw(self) -> bool:
+        """Whether a sample may differ from one reading to the next."""
+        return self.is_random or self.transforming is not None
+
+    @property
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
         copied = [r for r in self.readers if isinstance(r, FixedReader | SampleIdReader)]

@@ -37,9 +37,10 @@ class ShardDataset(PackedDataset):
         augment: Ops of ``loaders.augment``, applied while decoding, to image, mask and boxes
             alike; crops and flips also to volumes and other arrays with ``Array.spatial`` axes.
         transform: A function of a sample, or ``{field: function}``; runs per sample, on worker
-            threads. Random numbers of the process come to threads in no fixed order: a function with a parameter
-            ``generator`` (without a default) is given a ``torch.Generator`` of the sample's own, which depends
-            on seed, epoch, sample and draw alone. It returns the sample, changed by ``sample._replace(...)``, or
+            threads. Random numbers of the process come to threads in no fixed order (the worker processes of
+            ``backend="process"`` seed them for each sample): a function with a parameter ``generator`` (without a
+            default) is given a ``torch.Generator`` of the sample's own, which depends on seed, epoch, sample and
+            draw alone. It returns the sample, changed by ``sample._replace(...)``, or
             anything that torch's ``default_collate`` or a ``collate_fn`` takes.
         batching: How a batch has arrays and boxes of varying length, by field: ``"list"``, the
             default, ``"pad"`` (``.values`` and ``.lengths``) or ``"offsets"`` (``.values`` end to

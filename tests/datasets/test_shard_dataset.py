@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import random
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
+from loaders import DataLoader, RAMDataset, ShardDataset, augment, collate, concat
 from loaders.codecs import heads
 from loaders.datasets import replaced
 from loaders.datasets.reading import pictures
@@ -399,6 +400,58 @@ def test_a_transform_draws_the_same_for_a_sample_whoever_applies_it(
     ):
         assert drawn(**settings) == expected
     assert drawn(epoch=1)[0] != expected[0] != drawn(seed=2)[0]
+
+
+def by_the_process(label: torch.Tensor) -> torch.Tensor:
+    drawn = random.random() + np.random.random() + torch.rand(()).item()  # noqa: NPY002
+    return label + drawn / 3
+
+
+def drawn_by_processes(dataset: Any, num_workers: int, epochs: int = 2, **settings: Any) -> Any:
+    loader = DataLoader(dataset, 3, backend="process", num_workers=num_workers, **settings)
+    pairs = [(b.sample_id.tolist(), b.label.tolist()) for _ in range(epochs) for b in loader]
+    return [pair for ids, labels in pairs for pair in zip(ids, labels, strict=True)]
+
+
+def test_worker_processes_seed_what_a_transform_draws_from_by_sample(folder: Path) -> None:
+    dataset = ShardDataset(
+        folder, fields=["label", "sample_id"], transform={"label": by_the_process}
+    )
+
+    both = drawn_by_processes(dataset, 1, shuffle=True, seed=1)
+
+    assert drawn_by_processes(dataset, 2, shuffle=True, seed=1) == both
+    first, second = dict(both[:NUM]), dict(both[NUM:])
+    assert len({value % 1 for value in first.values()}) == NUM
+    assert all(first[i] != second[i] for i in range(NUM))
+
+
+def test_repeats_under_a_sampler_of_others_draw_apart_in_worker_processes(folder: Path) -> None:
+    dataset = ShardDataset(
+        folder, fields=["label", "sample_id"], transform={"label": by_the_process}
+    )
+
+    drawn = drawn_by_processes(dataset, 2, epochs=1, sampler=[2, 2, 0, 2, 0])
+
+    assert [i for i, _ in drawn] == [2, 2, 0, 2, 0]
+    assert len({value % 1 for _, value in drawn}) == 5
+
+
+def test_the_trainers_own_generators_are_left_alone(folder: Path) -> None:
+    dataset = ShardDataset(
+        folder, fields=["label", "sample_id"], transform={"label": by_the_process}
+    )
+    loader = DataLoader(dataset, 3, backend="process", num_workers=0)
+
+    assert [b.label.tolist() for b in loader] != [b.label.tolist() for b in loader]
+
+
+def test_without_an_epoch_torchs_own_workers_seed_as_torch_does(folder: Path) -> None:
+    """Or each epoch would draw the same: nobody says which one it is."""
+    dataset = ShardDataset(folder, fields=["label"], transform={"label": by_the_process})
+    loader = torch.utils.data.DataLoader(dataset, 3, num_workers=1, collate_fn=collate)
+
+    assert [b.label.tolist() for b in loader] != [b.label.tolist() for b in loader]
 
 
 def test_fields_draw_apart_and_a_generator_of_ones_own_stays(folder: Path) -> None:

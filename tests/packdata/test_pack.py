@@ -191,7 +191,7 @@ def test_failing_after_skipping_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_but_bad_items_is_an_error_that_says_why(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match="it rejected 3 items, the first: number 0"):
+    with pytest.raises(PackError, match="It rejected 3 items, the first: number 0"):
         pack(tmp_path / "out", 3, bad=[0, 1, 2], on_error="skip")
     with pytest.raises(PackError, match="nothing to pack"):
         pack(tmp_path / "out", 0)
@@ -702,14 +702,17 @@ except Exception as error:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_file_that_cannot_grow_is_a_clear_error(tmp_path: Path, format: str) -> None:
+@pytest.mark.parametrize("limit", [3000, 8000])
+def test_a_file_that_cannot_grow_is_a_clear_error(tmp_path: Path, format: str, limit: int) -> None:
+    """LMDB calls it an input/output error."""
     dst = tmp_path / "a"
-    command = [sys.executable, "-c", LIMITED, str(dst), "8000", format]
+    command = [sys.executable, "-c", LIMITED, str(dst), str(limit), format]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == 1
     assert done.stderr.startswith("PackError:")
     assert "cannot be written" in done.stderr
+    assert "File too large" in done.stderr
     assert "Make room" in done.stderr
     pack(dst, format=format)
     pack(tmp_path / "b", format=format)

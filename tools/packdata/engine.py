@@ -388,7 +388,7 @@ class _PartPacker:
     def _why_none(self) -> str:
         rejects = self.packing.state.rejects.get(self.part, [])
         if rejects:
-            return f"it rejected {counted(len(rejects), 'item')}, the first: {rejects[0].error}"
+            return f"It rejected {counted(len(rejects), 'item')}, the first: {rejects[0].error}"
         return self.recipe.why_empty
 
     def _encode_all(self) -> None:

@@ -7,10 +7,8 @@ a command that was killed, the next one removes what lies in the target already.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import resource
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self
 import lmdb
 
 from loaders.errors import ManifestError, PackError
-from loaders.formats import write_shard
 from loaders.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -47,9 +44,9 @@ from packdata.target import (
     REJECTED_NAME,
     check_unclaimed,
     find_datasets,
-    is_full,
     missing_folders,
     remedy_of,
+    write_staged,
 )
 from packdata.verify import file_fault
 
@@ -57,7 +54,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
-    from loaders.columns import Column
     from loaders.schema import Schema
     from packdata.recipe import Records
 
@@ -348,7 +344,7 @@ def stage(
 
     def flush() -> None:
         path = staging.path / shard_name("shard", len(staged), format)
-        staged.append(_write_shard(path, builder.take(), schema))
+        staged.append(write_staged(path, builder.take(), schema))
 
     for records in samples:
         check_records(records, schema, format)
@@ -360,22 +356,3 @@ def stage(
     if not staged:
         raise PackError("there is no sample to write", staging.folder)
     return staged
-
-
-def _write_shard(path: Path, columns: Mapping[str, Column], schema: Schema) -> ShardInfo:
-    try:
-        return write_shard(path, columns, schema.fields)
-    except lmdb.Error as error:  # of a write that ended early it says EIO, whatever the reason
-        code = _lack_of_room(path, sum(column.nbytes for column in columns.values()))
-        if code is None:
-            raise
-        raise OSError(code, os.strerror(code)) from error
-
-
-def _lack_of_room(path: Path, nbytes: int) -> int | None:
-    """Return the error number of a disk that is full, or of a file that may not grow; None if it is neither."""
-    if is_full(path.parent, nbytes):
-        return errno.ENOSPC
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    reached = most != resource.RLIM_INFINITY and path.exists() and path.stat().st_size >= most
-    return errno.EFBIG if reached else None

@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import re
+import resource
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -238,13 +239,10 @@ class Packing:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)  # half of it may be left from a run that was killed
             try:
-                info = write_shard(path, columns, schema.fields)
-            except BaseException as error:
-                full = is_full(path.parent, sum(column.nbytes for column in columns.values()))
+                info = write_staged(path, columns, schema)
+            except BaseException:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
-                if full and not isinstance(error, LoadersError | OSError):  # LMDB says EIO
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
                 raise
             _sync_folder(path.parent)
             self.journal.append(line | {"shard": info.to_json()})
@@ -502,7 +500,29 @@ def _files(manifest: Manifest) -> list[str]:
     return [*(shard.file for shard in manifest.shards), *manifest.schema.files]
 
 
-def is_full(folder: Path, nbytes: int) -> bool:
+def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> ShardInfo:
+    """Write a shard that is not published yet; OSError, which tells why, also where LMDB does not."""
+    import lmdb
+
+    try:
+        return write_shard(path, columns, schema.fields)
+    except lmdb.Error as error:  # of a write that ended early it says EIO, whatever the reason
+        code = _lack_of_room(path, sum(column.nbytes for column in columns.values()))
+        if code is None:
+            raise
+        raise OSError(code, os.strerror(code)) from error
+
+
+def _lack_of_room(path: Path, nbytes: int) -> int | None:
+    """Return the error number of a disk that is full, or of a file that may not grow; None if it is neither."""
+    if _is_full(path.parent, nbytes):
+        return errno.ENOSPC
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    reached = most != resource.RLIM_INFINITY and path.exists() and path.stat().st_size >= most
+    return errno.EFBIG if reached else None
+
+
+def _is_full(folder: Path, nbytes: int) -> bool:
     """Tell whether a disk has less room than that."""
     try:
         disk = os.statvfs(folder)
