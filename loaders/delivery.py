@@ -156,7 +156,7 @@ class Delivery:
         epoch = "" if self._pass is None else f", epoch {self._pass.epoch}"
         waiting = since(self._waiting_since)
         waits = f"the trainer waits{waiting}" if waiting else "the trainer does not wait"
-        workers = self._batches.describe_aside()
+        workers = self._batches.describe()
         return (
             f"{self._name}{epoch}, {self._num_delivered} batches handed over, {waits}: {workers}"
         )

@@ -178,12 +178,8 @@ class AutoPool:
             self._watch.leave(len(made))
 
     def describe(self) -> str:
-        """Say what each worker is doing and for how long."""
+        """Say what each worker is doing, also while the pool is in use."""
         return self._pool.describe()
-
-    def describe_aside(self) -> str:
-        """Say it also while the pool is in use."""
-        return self._pool.describe_aside()
 
     def close(self) -> None:
         """End the workers."""

@@ -43,10 +43,7 @@ class Pool(Protocol):
         """Return the oldest group, or raise its error; ``Late`` if it is not done in time."""
 
     def describe(self) -> str:
-        """Say what each worker is doing and for how long."""
-
-    def describe_aside(self) -> str:
-        """Say it also from a signal handler or another thread, while the pool is in use."""
+        """Say what each worker is doing, also from a signal handler or another thread, while the pool is in use."""
 
     def close(self) -> None:
         """End the workers."""
@@ -74,7 +71,7 @@ class Batches(Protocol):
     def __next__(self) -> Any:
         """Return the next batch, or raise its error; ``TimedOut`` stands for none."""
 
-    def describe_aside(self) -> str:
+    def describe(self) -> str:
         """Say what each worker is doing, also from a signal handler, or while the trainer waits."""
 
     def close(self) -> None:
@@ -209,12 +206,8 @@ class OrderedBatches:
         return getattr(self._pool, "slot_bytes", 0)
 
     def describe(self) -> str:
-        """Say what each worker is doing and for how long."""
+        """Say what each worker is doing, also while the trainer's thread waits for the pool."""
         return self._pool.describe()
-
-    def describe_aside(self) -> str:
-        """Say it also while the trainer's thread waits for the pool."""
-        return self._pool.describe_aside()
 
     def close(self) -> None:
         """End the workers."""

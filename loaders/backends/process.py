@@ -104,7 +104,7 @@ class ProcessBatches:
         )
         return f"DataLoader worker (pid {pid}) exited unexpectedly: it {how}"
 
-    def describe_aside(self) -> str:
+    def describe(self) -> str:
         """Say which workers are alive."""
         states = [
             f"worker process {worker.pid} {'runs' if worker.is_alive() else 'ended'}"

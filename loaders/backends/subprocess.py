@@ -271,7 +271,7 @@ class ChildPool:
         while not self._came:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if self._receive(left) is None:
-                raise Late(self.describe())
+                raise Late(self._ask_child())
         self._child.is_whole = False
         group = self._came.popleft()
         self._under_way -= 1
@@ -314,8 +314,8 @@ class ChildPool:
         if not self._close.alive:
             raise RuntimeError("this pool was closed; its child process may work for another")
 
-    def describe(self) -> str:
-        """Say what each worker is doing and for how long."""
+    def _ask_child(self) -> str:
+        """Return what each worker is doing and for how long."""
         self._check_open()
         self._child.send("describe")
         while (message := self._receive(_DESCRIBE_TIMEOUT_S)) is not None:
@@ -323,7 +323,7 @@ class ChildPool:
                 return message
         return f"the loader's child process (pid {self._child.pid}) does not answer"
 
-    def describe_aside(self) -> str:
+    def describe(self) -> str:
         """Make the child write to stderr what each worker is doing: the pipe may be in use."""
         pid = self._child.pid
         if not self._close.alive:

@@ -61,8 +61,6 @@ class InlinePool:
             return "batches are made when they are asked for"
         return f"{making[0].describe(0)} for {time.monotonic() - making[1]:.1f} s"
 
-    describe_aside = describe
-
     def close(self) -> None:
         """Nothing runs."""
 
@@ -108,8 +106,6 @@ class ThreadPool:
     def describe(self) -> str:
         """Say what each thread is doing and for how long."""
         return self._workers.describe()
-
-    describe_aside = describe
 
     def close(self) -> None:
         """End the threads."""

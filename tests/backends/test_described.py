@@ -32,7 +32,7 @@ def test_a_child_says_what_it_is_doing_before_its_first_batch(
     told: list[str] = []
 
     def tells() -> bool:
-        told.append(pool.describe_aside())
+        told.append(pool.describe())
         return "fetching 1 samples of Waiting" in capfd.readouterr().err
 
     wait_until(tells, 40)
@@ -55,7 +55,7 @@ def test_a_child_gets_no_signal_before_it_can_take_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(in_child, "main", late)
     pool = pool_of(Maker(Squares(), list, 2, True, 1))
 
-    assert "has not begun" in pool.describe_aside()
+    assert "has not begun" in pool.describe()
     os.write(theirs, b"1")
     pool.put([[3]])
     assert pool.take(TIMEOUT_S) == [[9]]

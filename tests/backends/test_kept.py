@@ -308,8 +308,8 @@ def test_who_ended_does_not_ask_the_child_of_another_epoch() -> None:
     running: Any = iter(loader)
     next(running)
 
-    assert ended._batches.describe_aside() == "this epoch has ended"
-    assert "says for itself" in running._batches.describe_aside()
+    assert ended._batches.describe() == "this epoch has ended"
+    assert "says for itself" in running._batches.describe()
 
 
 @pytest.mark.parametrize("settings", [{"timeout": 1e7}, {"stall_warning_s": 1e7}])

@@ -384,13 +384,13 @@ def test_batches_and_descriptions_do_not_get_in_each_others_way(
     pool = pool_of(work)
     with monkeypatch.context() as patch:
         patch.setattr(backend, "_DESCRIBE_TIMEOUT_S", 0.0)
-        assert "does not answer" in pool.describe()  # the child has only just begun
+        assert "does not answer" in pool._ask_child()  # the child has only just begun
 
     pool.put([[1, 2]])
     assert next(iter(pool.take(30))).tolist() == [1, 4]  # and not the answer, which came before it
     pool.put([[3, 4]])
     wait_until(lambda: pool.is_ready)
-    assert pool.describe() == "no worker is running"
+    assert pool._ask_child() == "no worker is running"
 
     assert next(iter(pool.take(0))).tolist() == [9, 16]
     pool.close()
