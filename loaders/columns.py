@@ -85,14 +85,6 @@ def row_views(column: Column) -> Iterator[memoryview]:
         yield view[start : start + nbytes]
 
 
-def fixed_column(rows: Sequence[bytes], nbytes: int) -> FixedColumn:
-    """Lay records of one size out as a column; ValueError if one has another size."""
-    for i, row in enumerate(rows):
-        if len(row) != nbytes:
-            raise ValueError(f"row {i} has {len(row)} bytes, the column {nbytes}")
-    return FixedColumn(np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), nbytes))
-
-
 def var_column(rows: Sequence[bytes]) -> VarColumn:
     """Lay records of any size out as a column."""
     lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaders.columns import FixedColumn, VarColumn, ends, fixed_column, var_column
+from loaders.columns import FixedColumn, VarColumn, ends, var_column
+from tests.columns import fixed_column
 
 
 @given(st.lists(st.binary(max_size=40)))

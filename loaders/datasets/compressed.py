@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from loaders.codecs.dct import DctCodec
-from loaders.datasets.on_device import OnDevice
+from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.coefficients import (
     CoefficientReader,
     Finisher,
@@ -20,7 +20,6 @@ from loaders.datasets.reading.coefficients import (
 from loaders.device.decode import DctFinish
 from loaders.device.inflate import Compressed, InflateFinish, places_of
 from loaders.errors import SchemaError
-from loaders.schema import Image
 
 if TYPE_CHECKING:
     from loaders.codecs.dct import Escapes
@@ -49,7 +48,7 @@ class InflateOnDevice(OnDevice):
         super().__init__(dataset, finishes_late=decompress is not None)
         self._decompress = decompress
         hint = "; hand the dataset itself to the loader"
-        if not any(f.codec == "dct" for f in _images(dataset).values()):
+        if not any(f.codec == "dct" for f in images_of(dataset).values()):
             raise SchemaError(f"there is no image of codec 'dct' among {dataset.fields}{hint}")
         if dataset.finisher(torch.device("cpu")) is None:
             raise SchemaError(f"transforms and augment.Views work on the host{hint}")
@@ -66,17 +65,12 @@ class InflateOnDevice(OnDevice):
         """Return what makes images; LoadersError if nothing decompresses on this device."""
         finisher = self.dataset.finisher(device)
         assert finisher is not None
-        fields = _images(self.dataset)
+        fields = images_of(self.dataset)
         for name, module in finisher.modules.items():
             if isinstance(module, DctFinish):
                 codec = DctCodec(fields[name])
                 finisher.modules[name] = InflateFinish(codec, module, device, self._decompress)
         return finisher
-
-
-def _images(dataset: PackedDataset) -> dict[str, Image]:
-    fields = dataset.stored_fields.items()
-    return {name: field for name, field in fields if isinstance(field, Image)}
 
 
 def _compressed(reader: Reader) -> Reader:

@@ -12,13 +12,13 @@ import torch
 from loaders.augment import Views
 from loaders.codecs.heads import picture_size
 from loaders.datasets.base import SamplesOf
-from loaders.datasets.on_device import OnDevice
+from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.samples import SampleBatch
 from loaders.device.augment import Moves, draw_moves, move_images
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
-from loaders.schema import Boxes, Bytes, Image, Mask
+from loaders.schema import Boxes, Bytes, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -199,12 +199,6 @@ class EncodedFinisher:
             module.decode_on_host(record)
         except CodecError as error:
             raise self._dataset.sample_error(index, error) from error
-
-
-def images_of(dataset: PackedDataset) -> dict[str, Image]:
-    """Return the image fields that are served."""
-    fields = dataset.stored_fields.items()
-    return {name: field for name, field in fields if isinstance(field, Image)}
 
 
 def _check(dataset: PackedDataset) -> None:

@@ -62,6 +62,7 @@ class Mixture(BatchDataset):
     Attributes:
         sources: The datasets.
         weights: As given, or the default.
+        joined: The sources as one dataset, if they can be read so.
 
     Raises:
         ValueError: A weight or option is out of range, or an epoch too short for a weight.
@@ -106,7 +107,7 @@ class Mixture(BatchDataset):
         _check_alike(self.sources)
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
-        self._joined = self._join()
+        self.joined = self._join()
         self.device = self.sources[0].device
 
     @property
@@ -114,14 +115,9 @@ class Mixture(BatchDataset):
         """Whether some source has ops of ``augment``."""
         return any(getattr(source, "augment", ()) for source in self.sources)
 
-    @property
-    def joined(self) -> PackedDataset | None:
-        """The sources as one dataset, if they can be read so."""
-        return self._joined
-
     def _join(self) -> PackedDataset | None:
         """Return the sources as one dataset, if they can be; a bad sample is replaced by one of its source."""
-        joined = _join(self.sources)
+        joined = _concat_if_alike(self.sources)
         if joined is not None:
             joined.part_ends = self._ends
         return joined
@@ -151,8 +147,8 @@ class Mixture(BatchDataset):
 
     def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
         """Return the work of reading a batch."""
-        if self._joined is not None:
-            return self._joined.job(indices, memory, num_workers)
+        if self.joined is not None:
+            return self.joined.job(indices, memory, num_workers)
         batch = self._batch_of(indices)
         numbers, parts = self.sources_of(batch.indices), []
         present = np.unique(numbers) if len(numbers) else np.zeros(1, np.int64)
@@ -198,7 +194,7 @@ class Mixture(BatchDataset):
     @property
     def num_replaced(self) -> int:  # type: ignore[override]  # counted by the sources
         """Samples that ``on_error="replace"`` replaced so far."""
-        parts = self.sources if self._joined is None else [self._joined]
+        parts = self.sources if self.joined is None else [self.joined]
         return sum(part.num_replaced for part in parts)
 
     @property
@@ -210,8 +206,8 @@ class Mixture(BatchDataset):
     @property
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
-        if self._joined is not None:
-            return self._joined.sample_nbytes
+        if self.joined is not None:
+            return self.joined.sample_nbytes
         sizes = [source.sample_nbytes for source in self.sources]
         known = [size for size in sizes if size is not None]
         return max(known) if len(known) == len(sizes) else None
@@ -219,30 +215,30 @@ class Mixture(BatchDataset):
     def set_epoch(self, epoch: int) -> None:
         """Tell the sources, too."""
         super().set_epoch(epoch)
-        for part in (*self.sources, self._joined):
+        for part in (*self.sources, self.joined):
             if part is not None:
                 part.set_epoch(epoch)
 
     def finisher(self, device: torch.device) -> Callable[[Any], Any] | None:
         """Return the device half for batches of ``host_half()``, if the sources are read as one."""
-        return None if self._joined is None else self._joined.finisher(device)
+        return None if self.joined is None else self.joined.finisher(device)
 
     def host_half(self) -> BatchDataset:
         """Return the same samples in the host half, if the sources are read as one."""
-        return self if self._joined is None else self._joined.host_half()
+        return self if self.joined is None else self.joined.host_half()
 
     def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
         """Return several small batches, read at once, if the sources can do that together."""
-        return None if self._joined is None else self._joined.read_group(batches, memory)
+        return None if self.joined is None else self.joined.read_group(batches, memory)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_joined": None}  # it is the sources once more
+        return self.__dict__ | {"joined": None}  # it is the sources once more
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._joined = self._join()
-        if self._joined is not None and self.num_epochs_told:
-            self._joined.set_epoch(self.epoch)
+        self.joined = self._join()
+        if self.joined is not None and self.num_epochs_told:
+            self.joined.set_epoch(self.epoch)
 
     def __repr__(self) -> str:
         shares = np.array(self.weights) / sum(self.weights)
@@ -250,7 +246,7 @@ class Mixture(BatchDataset):
         return f"Mixture({', '.join(parts)})"
 
 
-def _join(sources: Sequence[BatchDataset]) -> PackedDataset | None:
+def _concat_if_alike(sources: Sequence[BatchDataset]) -> PackedDataset | None:
     """Return the sources as one dataset, or None if they are too different."""
     packed = [source for source in sources if isinstance(source, PackedDataset)]
     if len(packed) < len(sources) or len({source.store.check for source in packed}) > 1:

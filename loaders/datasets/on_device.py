@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.datasets.base import SamplesOf, check_stored
 from loaders.datasets.packed import PackedDataset
+from loaders.schema import Image
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,3 +58,9 @@ class OnDevice(SamplesOf[PackedDataset]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dataset!r})"
+
+
+def images_of(dataset: PackedDataset) -> dict[str, Image]:
+    """Return the image fields that are served."""
+    fields = dataset.stored_fields.items()
+    return {name: field for name, field in fields if isinstance(field, Image)}

@@ -62,11 +62,11 @@ class Plan:
     unit: int = 1
 
     def __post_init__(self) -> None:
-        _check_range("length", self.length, 0)
-        _check_range("batch_size", self.batch_size, 1)
-        _check_range("world_size", self.world_size, 1)
-        _check_range("rank", self.rank, 0, self.world_size)
-        _check_range("start", self.start, 0, self.length + 1)
+        whole_number("length", self.length, at_least=0)
+        whole_number("batch_size", self.batch_size, at_least=1)
+        whole_number("world_size", self.world_size, at_least=1)
+        whole_number("rank", self.rank, at_least=0, below=self.world_size)
+        whole_number("start", self.start, at_least=0, below=self.length + 1)
         if self.pad not in (True, False, "mark"):
             raise ValueError(f'pad must be True, False or "mark", got {self.pad!r}')
 
@@ -138,7 +138,3 @@ class Plan:
         first = begin + (self.rank * share + min(self.rank, rest)) * self.unit
         end = first + (share + (self.rank < rest)) * self.unit
         return first, max(0, min(end, self.length) - first)
-
-
-def _check_range(name: str, value: int, low: int, high: int | None = None) -> None:
-    whole_number(name, value, at_least=low, below=high)

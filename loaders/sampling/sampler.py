@@ -85,7 +85,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         if rank is not None or world_size is not None:  # whatever is wrong with them is said now
             ranks = resolve_rank(rank, world_size)
             self._ranks = None if rank is None or world_size is None else ranks
-        self._given = (rank, world_size)
+        self.given_ranks = (rank, world_size)
         Plan(self.order.length, 1, drop_last=drop_last, pad=pad)  # refuses now, not at iter
 
     def __iter__(self) -> Iterator[SampleIndex]:
@@ -180,11 +180,6 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         self.order, self.dataset = order, range(order.length)
 
     @property
-    def given_ranks(self) -> tuple[int | None, int | None]:
-        """Rank and world size as they were given."""
-        return self._given
-
-    @property
     def rank(self) -> int:  # type: ignore[override]  # resolved late
         """This process among ``num_replicas``."""
         return self._resolve()[0]
@@ -209,7 +204,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
     def _resolve(self) -> tuple[int, int]:
         if self._ranks is not None:
             return self._ranks
-        ranks = resolve_rank(*self._given)
+        ranks = resolve_rank(*self.given_ranks)
         if is_distributed():  # else it may still become so
             self._ranks = ranks
         return ranks

@@ -316,7 +316,7 @@ def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path: Path, is_joined
     bad = ShardDataset(folder, on_error="replace")
     good = others.replace(on_error="replace") if is_joined else others
     mixture = Mixture([bad, good], [1, 0])
-    assert (mixture._joined is not None) == is_joined
+    assert (mixture.joined is not None) == is_joined
 
     served = torch.cat([batch.values[:, 1] for batch in DataLoader(mixture, 2)])
 
@@ -330,7 +330,7 @@ def test_numbers_that_torch_cannot_copy_by_row_are_put_together(dtype: str) -> N
     values = np.arange(12, dtype=dtype).reshape(6, 2) + np.iinfo(dtype).max - 20
     one = RAMDataset.from_arrays(x=values)
     mixture = Mixture([one, one.replace(on_error="replace")], stop=12)
-    assert mixture._joined is None
+    assert mixture.joined is None
 
     (batch,) = DataLoader(mixture, 12)
 
@@ -445,7 +445,7 @@ def test_numbers_from_the_end_mean_the_same_to_every_source() -> None:
     one = RAMDataset.from_arrays(x=np.arange(10.0))
     other = RAMDataset.from_arrays(x=np.arange(10.0, 20)).replace(on_error="replace")
     mixture = Mixture([one, other], stop=20)
-    assert mixture._joined is None
+    assert mixture.joined is None
 
     (batch,) = DataLoader(mixture, batch_sampler=[[-1, -20, 3]], num_workers=0)
 

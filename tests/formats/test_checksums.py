@@ -11,11 +11,12 @@ import pytest
 import xxhash
 
 from loaders import ShardDataset, augment
-from loaders.columns import fixed_column, var_column
+from loaders.columns import var_column
 from loaders.errors import SampleError
 from loaders.formats import checksums
 from loaders.formats.checksums import CHUNK_BYTES, dump_checksums, load_checksums, num_chunks
 from loaders.schema import Array, Field
+from tests.columns import fixed_column
 from tests.packdata.packing import pack
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loaders.columns import fixed_column
 from loaders.formats import write_shard
 from loaders.schema import Label
+from tests.columns import fixed_column
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from loaders.codecs import codec_for
-from loaders.columns import Column, FixedColumn, VarColumn, fixed_column, var_column
+from loaders.columns import Column, FixedColumn, VarColumn, var_column
 from loaders.errors import ShardError
 from loaders.formats import (
     SUFFIXES,
@@ -55,6 +55,7 @@ from loaders.schema import (
     Text,
     Tokens,
 )
+from tests.columns import fixed_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

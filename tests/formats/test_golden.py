@@ -20,7 +20,7 @@ import pytest
 
 from loaders import ShardDataset, formats
 from loaders.codecs import codec_for
-from loaders.columns import fixed_column, var_column
+from loaders.columns import var_column
 from loaders.formats import hash_file, open_checksums, open_columns, read_back, write_shard
 from loaders.manifest import Manifest, ShardInfo, publish_manifest, read_manifest
 from loaders.schema import (
@@ -40,6 +40,7 @@ from loaders.schema import (
     Text,
     Tokens,
 )
+from tests.columns import fixed_column
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.codecs import codec_for
-from loaders.columns import Column, fixed_column, var_column
+from loaders.columns import Column, var_column
 from loaders.formats import write_shard
 from loaders.manifest import Manifest, ShardInfo, publish_manifest
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, MultiLabel, Schema, Text
+from tests.columns import fixed_column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

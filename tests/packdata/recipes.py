@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from loaders import manifest
-from loaders.columns import fixed_column, var_column
+from loaders.columns import var_column
 from loaders.errors import LoadersError, SourceError
 from loaders.schema import Bytes, Label, Schema, Text
 from packdata import target
 from packdata.engine import Summary, pack_recipes
 from packdata.journal import Journal
 from packdata.recipe import Block, Recipe, Records, Target
+from tests.columns import fixed_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

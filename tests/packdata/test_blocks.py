@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loaders.columns import Column, FixedColumn, VarColumn, fixed_column, var_column
+from loaders.columns import Column, FixedColumn, VarColumn, var_column
 from loaders.errors import PackError, SourceError
 from loaders.manifest import read_manifest
 from loaders.schema import Bytes, Label, Schema, Text
@@ -19,6 +19,7 @@ from packdata.progress import Quiet
 from packdata.recipe import Block
 from packdata.shards import ShardBuilder, block_ends, check_block
 from packdata.target import PACKING_NAME
+from tests.columns import fixed_column
 from tests.packdata.recipes import SHARD_BYTES, STEPS, BlocksRecipe, Job, contents, labels
 
 if TYPE_CHECKING:

@@ -405,7 +405,7 @@ class WindowJob:
         narrow = raw.view(self._windows.stream.dtype)
         np.copyto(out[0], narrow[:, :-1])
         np.copyto(out[1], narrow[:, 1:])
-        self._pad(numbers, *out)
+        self._pad(numbers, out[1])
 
     def _begin(self) -> tuple[torch.Tensor, ...]:
         """Take memory when the work begins: by then an earlier batch may have given its own back."""
@@ -431,15 +431,13 @@ class WindowJob:
         if windows._num_whole == len(windows) or int(numbers.max(initial=0)) < windows._num_whole:
             windows.stream.gather(starts, windows.length + 1, out)
             return
-        item = windows.stream.dtype.itemsize
         for i, start in enumerate(starts.tolist()):  # one of them is the short tail
             stop = min(start + windows.length + 1, windows.span[1])
             row = np.ascontiguousarray(windows.stream.read(start, stop)).view(np.uint8)
             out[i, : len(row)] = row
             out[i, len(row) :].view(windows.stream.dtype)[:] = windows.stream.field.eod or 0
-            assert len(row) % item == 0
 
-    def _pad(self, numbers: Indices, tokens: Any, targets: Any) -> None:
+    def _pad(self, numbers: Indices, targets: npt.NDArray[Any]) -> None:
         windows = self._windows
         for i in np.flatnonzero(numbers >= windows._num_whole).tolist():
             start = windows.span[0] + int(numbers[i]) * windows.stride
