@@ -72,9 +72,9 @@ _NOT_PICKLED = frozenset(
     [
         "_accelerator",
         "_batches",
+        "_children",
         "_delivery",
         "_iterator",
-        "_kept",
         "_served",
         "_slots",
         "finisher",
@@ -230,7 +230,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         check_marks(self.pad, is_ours=self._steps is not None)
         self._tell_frameworks()
         self._passes = self._number_passes()
-        self._choose_form()
+        self._settle_collate()
         self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())
         self._stats = LoaderStats()
         self._make_parts()
@@ -272,7 +272,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             sampler.resize(self._order_now())
 
     @cached_property
-    def _form(self) -> Callable[[Any], Any] | None:
+    def _index_form(self) -> Callable[[Any], Any] | None:
         """What makes of a step what the dataset is given; None: it is given the step."""
         if self._singles is not None:
             return single if holds_ours(self.dataset) else itemgetter(0)
@@ -294,7 +294,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 return batches
             if not steps.sampler.is_left:
                 self._follow_length(steps.sampler)
-            return ServedSteps(steps, self._form)
+            return ServedSteps(steps, self._index_form)
         dataset: Any = self.dataset
         may_draw = getattr(dataset, "may_draw", hasattr(dataset, "__len__"))
         num_samples = len(dataset) if may_draw else 0
@@ -314,7 +314,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         is_asked = not isinstance(self.dataset, IterableDataset)
         return Passes(None) if is_asked and holds_ours(self.dataset) else None
 
-    def _choose_form(self) -> None:
+    def _settle_collate(self) -> None:
         """Settle whether batches are named tuples or dictionaries.
 
         Frameworks that make a loader of their own from this one read ``collate_fn``, not ``as_dict``.
@@ -327,8 +327,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; another ``collate_fn`` makes the batches of the next iteration."""
         super().__setattr__(name, value)
-        if name == "collate_fn" and hasattr(self, "_kept"):
-            self._choose_form()
+        if name == "collate_fn" and hasattr(self, "_children"):
+            self._settle_collate()
             self._make_parts()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -348,7 +348,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
         self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
         self._delivery: Callable[[], Any] = lambda: None
-        self._kept = KeptChildren()  # with persistent_workers
+        self._children = KeptChildren()  # with persistent_workers
 
     def _halves(self) -> Halves:
         """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
@@ -406,8 +406,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _start_torchs(self) -> ProcessBatches:
         """Let torch fetch batches: in worker processes, which are told the epoch with them, or here."""
-        kept: Any = self._iterator
-        if kept is not None and not are_alive(kept):
+        iterator: Any = self._iterator
+        if iterator is not None and not are_alive(iterator):
             self._iterator = None  # Ctrl-C of a terminal ends its workers: others take their place
         with ending_if_unsendable(self):
             batches: Any = super().__iter__()
@@ -451,7 +451,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _child_pool(self, maker: Maker) -> ChildPool:
         """Return the pool of a child process: of its own, or of one that is kept from epoch to epoch."""
         if self.persistent_workers:
-            return self._kept.pool(maker, self.multiprocessing_context, self._set_to)
+            return self._children.pool(maker, self.multiprocessing_context, self._set_to)
         return ChildPool(maker, Child(maker, self.multiprocessing_context))
 
     def _maker(self) -> Maker:
@@ -519,7 +519,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def stats(self) -> LoaderStats:
         """Return the counters as they are now."""
         batches = self._batches()
-        slot_bytes = getattr(batches, "slot_bytes", 0) + self._kept.slot_bytes
+        slot_bytes = getattr(batches, "slot_bytes", 0) + self._children.slot_bytes
         self._stats.slot_bytes = self._slots.nbytes + slot_bytes
         self._stats.num_ready = getattr(batches, "num_ready", 0)
         here = getattr(self._served, "num_replaced", 0) - self._num_before

@@ -337,13 +337,13 @@ class ServedSteps:
 
     Args:
         batches: The steps.
-        form: Makes of each ``IndexBatch`` what the dataset is given; None: it is.
+        index_form: Makes of each ``IndexBatch`` what the dataset is given; None: it is.
     """
 
     def __init__(
-        self, batches: EpochBatches, form: Callable[[IndexBatch], Any] | None = None
+        self, batches: EpochBatches, index_form: Callable[[IndexBatch], Any] | None = None
     ) -> None:
-        self.batches, self._form = batches, form
+        self.batches, self._index_form = batches, index_form
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -352,7 +352,7 @@ class ServedSteps:
         batches = self.batches
         sampler, plan = batches.sampler, batches.plan()
         steps = index_batches(sampler.order, plan, sampler.epoch, batches.seed)
-        return steps if self._form is None else map(self._form, steps)
+        return steps if self._index_form is None else map(self._index_form, steps)
 
 
 def check_state(state: Mapping[str, Any], order: Order) -> None:
