@@ -18,12 +18,22 @@ _PROC, _SYS = Path("/proc"), Path("/sys")
 _NO_LIMIT = 1 << 60  # version 1 writes its largest number
 
 
-def usable_cores(proc: Path = _PROC, sys: Path = _SYS) -> int:
-    """Return how many cores to use: those of the affinity, or as many as the quota of time keeps busy, rounded up."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+def usable_cores(proc: Path = _PROC, sys: Path = _SYS, affinity: int | None = None) -> int:
+    """Return how many cores to use: those of the affinity, or as many as the quota of time keeps busy, rounded up.
+
+    Args:
+        proc: Where /proc is.
+        sys: Where /sys is.
+        affinity: How many cores the affinity allows; default: this process's.
+    """
+    cores = _affinity_cores() if affinity is None else affinity
     quota = cpu_quota(proc, sys)
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def _affinity_cores() -> int:
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def cores_of_rank(environ: Mapping[str, str] = os.environ) -> int:
@@ -49,9 +59,9 @@ def cpu_quota(proc: Path = _PROC, sys: Path = _SYS) -> float | None:
 
 
 def _quota(group: Path) -> float | None:
-    words = (_text(group / "cpu.max") or "").split()
+    words = (text(group / "cpu.max") or "").split()
     if not words:
-        words = [_text(group / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
+        words = [text(group / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
     if len(words) != 2 or not all(word.isdigit() and int(word) for word in words):
         return None  # "max", or -1
     return int(words[0]) / int(words[1])
@@ -64,7 +74,7 @@ def memory_limit(proc: Path = _PROC, sys: Path = _SYS) -> int | None:
 
 
 def _limit(group: Path) -> int | None:
-    words = [_text(group / name) or "" for name in ("memory.max", "memory.limit_in_bytes")]
+    words = [text(group / name) or "" for name in ("memory.max", "memory.limit_in_bytes")]
     found = [int(word) for word in words if word.isdigit()]
     return found[0] if found and found[0] < _NO_LIMIT else None
 
@@ -94,9 +104,9 @@ def available_memory(proc: Path = _PROC, sys: Path = _SYS) -> int:
 
 
 def _used(group: Path) -> int:
-    words = [_text(group / name) or "" for name in ("memory.current", "memory.usage_in_bytes")]
+    words = [text(group / name) or "" for name in ("memory.current", "memory.usage_in_bytes")]
     used = next((int(word) for word in words if word.isdigit()), 0)
-    lines = (line.split() for line in (_text(group / "memory.stat") or "").splitlines())
+    lines = (line.split() for line in (text(group / "memory.stat") or "").splitlines())
     stat = {words[0]: int(words[1]) for words in lines if len(words) == 2}
     # Version 1 has both: of the group alone, and with those below it ("total"), as its usage counts.
     prefix = "total_" if "total_inactive_file" in stat else ""
@@ -105,7 +115,7 @@ def _used(group: Path) -> int:
 
 def meminfo(proc: Path = _PROC) -> dict[str, int]:
     """Return the machine's memory, in bytes by name."""
-    lines = (_text(proc / "meminfo") or "").splitlines()
+    lines = (text(proc / "meminfo") or "").splitlines()
     pairs = (line.split(":", 1) for line in lines if ":" in line)
     return {name: int(value.split()[0]) << 10 for name, value in pairs if value.split()}
 
@@ -116,7 +126,7 @@ def _groups(controller: str, proc: Path, sys: Path) -> Iterator[Path]:
     # Of version 1 a controller is mounted alone, or with others: cpu,cpuacct.
     mounts = {root / controller, *root.glob(f"{controller},*"), *root.glob(f"*,{controller}")}
     paths = dict.fromkeys([root, *sorted(mounts)], "/")
-    for line in (_text(proc / "self/cgroup") or "").splitlines():
+    for line in (text(proc / "self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
@@ -129,7 +139,8 @@ def _groups(controller: str, proc: Path, sys: Path) -> Iterator[Path]:
         yield from (base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
-def _text(path: Path) -> str | None:
+def text(path: Path) -> str | None:
+    """Return a file's text, or None."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -117,7 +117,7 @@ def _bounded(check: Callable[[Place], Finding], place: Place, timeout_s: float) 
 
 def cores(place: Place) -> Finding:
     """Compare the cores that the process may use with those that libraries count."""
-    counted, usable = os.cpu_count() or 1, machine.usable(place.proc)
+    counted, usable = os.cpu_count() or 1, machine.affinity_cores(place.proc)
     quota = limits.cpu_quota(place.proc, place.sys)
     really = min([usable, *([quota] if quota is not None else [])])
     found = f"{number(really)} of {counted} (affinity {usable}, quota {'none' if quota is None else number(quota)})"
@@ -260,10 +260,14 @@ def read_rate(place: Place) -> Finding:
     return Finding("read rate", "ok", found)
 
 
+def _usable_cores(place: Place) -> int:
+    return limits.usable_cores(place.proc, place.sys, machine.affinity_cores(place.proc))
+
+
 def thread_pools(place: Place) -> Finding:
     """Count the threads that OpenCV, torch and OpenMP would start in all workers together."""
     opencv, torch_threads = probes.pool_sizes()
-    usable = machine.to_use(place.proc, place.sys)
+    usable = _usable_cores(place)
     omp = place.environ.get("OMP_NUM_THREADS", "")
     sizes = {
         "OpenCV": opencv,
@@ -355,7 +359,7 @@ def allocator(place: Place) -> Finding:
 def copying(place: Place) -> Finding:
     """Measure what memory gives: plain copies, and random rows as a batch gathers them."""
     available = limits.available_memory(place.proc, place.sys)
-    rates = probes.copy_and_gather_bytes_per_s(machine.to_use(place.proc, place.sys), available)
+    rates = probes.copy_and_gather_bytes_per_s(_usable_cores(place), available)
     if rates is None:
         return Finding(
             "memory bandwidth",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-from loaders import limits
+from loaders.limits import text
 
 _PRELOADABLE = ("libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
 _FOLDERS = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib", "local/lib")
@@ -29,27 +28,13 @@ class Link(NamedTuple):
     most: int
 
 
-def text(path: Path) -> str | None:
-    """Return a file's text, or None."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None
-
-
-def usable(proc: Path = Path("/proc")) -> int:
+def affinity_cores(proc: Path = Path("/proc")) -> int:
     """Return how many cores the affinity of this process allows."""
     status = text(proc / "self/status") or ""
     for line in status.splitlines():
         if line.startswith("Cpus_allowed_list:"):
             return _count(line.split(":", 1)[1])
     return os.cpu_count() or 1
-
-
-def to_use(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
-    """Return how many cores to use: those of the affinity, or as many as the quota of time keeps busy, rounded up."""
-    quota = limits.cpu_quota(proc, sys)
-    return usable(proc) if quota is None else max(1, min(usable(proc), math.ceil(quota)))
 
 
 def _count(listed: str) -> int:
