@@ -44,7 +44,7 @@ from loaders.choices import (
     choose_workers,
     has_own_order,
 )
-from loaders.datasets.base import BatchDataset
+from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.datasets.views import as_ours, holds_ours
 from loaders.delivery import Delivery, LoaderStats
@@ -353,9 +353,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _halves(self) -> Halves:
         """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
         dataset: Any = self.dataset
-        is_read_in_parts = isinstance(dataset, BatchDataset) and self._collate is collate
-        is_read_in_parts = is_read_in_parts and not dataset.has_own_samples
-        if is_read_in_parts and self.backend != "process":
+        if reads_batches(dataset) and self._collate is collate and self.backend != "process":
             return choose_halves(dataset, self.device, self.augment_on)
         if self.augment_on == "device":
             raise ValueError(

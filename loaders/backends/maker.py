@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.buffers import Slots
-from loaders.datasets.base import BatchDataset
+from loaders.datasets.base import reads_batches
 from loaders.datasets.reading.job import CallJob, OneSample
 from loaders.datasets.reading.samples import collate
 from loaders.workers import has_read_ahead
@@ -80,7 +80,7 @@ class Maker:
     def _read(self, indices: Any) -> Job:
         if not self.has_batches:
             return OneSample(self.dataset, indices)
-        if isinstance(self.dataset, BatchDataset) and not self.dataset.has_own_samples:
+        if reads_batches(self.dataset):
             return self.dataset.job(indices, self.slots, max(1, self.num_workers))
         return CallJob(self.dataset, indices)
 
@@ -104,9 +104,7 @@ class Maker:
         self.group_size = self._group_size()
 
     def _group_size(self) -> int:
-        if not isinstance(self.dataset, BatchDataset) or self.batch_size is None:
-            return 1
-        if self.dataset.has_own_samples:
+        if not reads_batches(self.dataset) or self.batch_size is None:
             return 1
         nbytes = self.dataset.sample_nbytes
         if nbytes is None or self.collate is not collate:

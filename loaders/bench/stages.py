@@ -28,7 +28,7 @@ import torch
 from loaders.backends.maker import Maker
 from loaders.bench.measure import batch_nbytes, num_samples
 from loaders.bench.targets import ImageFiles, TargetError, is_map_style
-from loaders.datasets.base import BatchDataset
+from loaders.datasets.base import reads_batches
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.samples import collate
 from loaders.device.nested import map_tensors, tensors_of
@@ -171,7 +171,7 @@ def fetcher(dataset: Any, batch_size: int) -> Callable[[], Any]:
         return _stream(dataset, batch_size)
     rng = np.random.default_rng(0)
     maker = Maker(dataset, lambda samples: samples, batch_size, True, 1)
-    takes_arrays = isinstance(dataset, BatchDataset) and not dataset.has_own_samples
+    takes_arrays = reads_batches(dataset)
 
     def fetch() -> Any:
         indices = rng.integers(len(dataset), size=batch_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -213,6 +213,11 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
         return None
+
+
+def reads_batches(dataset: Any) -> TypeGuard[BatchDataset]:
+    """Tell whether a dataset reads whole batches itself: one of ours, unless a subclass says what a sample is."""
+    return isinstance(dataset, BatchDataset) and not dataset.has_own_samples
 
 
 def _one_by_one(dataset: BatchDataset, indices: Sequence[int]) -> list[Any]:
