@@ -14,6 +14,7 @@ from torch.utils.data import get_worker_info
 
 from loaders.buffers import FreshMemory
 from loaders.checks import shown, whole_number
+from loaders.sampling.batch import IndexBatch
 from loaders.sampling.context import current_context, with_draws
 from loaders.sampling.ranks import is_distributed
 
@@ -39,6 +40,11 @@ def whole_numbers(values: Any) -> npt.NDArray[np.int64]:
     if array.dtype == np.uint64 and array.size and int(array.max()) > _MAX_INDEX:
         raise IndexError(f"there is no sample {array.max()}")
     return np.ascontiguousarray(array, np.int64).reshape(-1)
+
+
+def index_array(indices: Any) -> npt.NDArray[np.int64]:
+    """Return the indices of a batch without what our samplers attach; TypeError if they are no whole numbers."""
+    return indices.indices if isinstance(indices, IndexBatch) else whole_numbers(indices)
 
 
 def from_start(indices: npt.NDArray[np.int64], n: int, what: str) -> npt.NDArray[np.int64]:

@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 from loaders.checks import as_list, one_of, real_number, shown
-from loaders.datasets.base import BatchDataset, check_stored, from_start, whole_numbers
+from loaders.datasets.base import BatchDataset, check_stored, from_start, index_array
 from loaders.datasets.interleave import InterleavedJob
 from loaders.datasets.joining import concat
 from loaders.datasets.packed import PackedDataset
@@ -159,10 +159,9 @@ class Mixture(BatchDataset):
         return InterleavedJob(parts, self._begins[present], memory)
 
     def _batch_of(self, indices: Sequence[int]) -> IndexBatch:
+        array = from_start(index_array(indices), len(self), "sample")
         if isinstance(indices, IndexBatch):
-            array = from_start(indices.indices, len(self), "sample")
             return replace(indices, indices=array)
-        array = from_start(whole_numbers(indices), len(self), "sample")
         seed, epoch, draws = self._drawing_of(indices)
         return IndexBatch(array, epoch, draws, None, seed)
 

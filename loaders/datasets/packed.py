@@ -21,7 +21,7 @@ from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.columns import Column, FixedColumn
 from loaders.datasets import frame
-from loaders.datasets.base import BatchDataset, from_start, is_one, whole_numbers
+from loaders.datasets.base import BatchDataset, from_start, index_array, is_one, whole_numbers
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
 from loaders.datasets.reading.crops import CropReader
 from loaders.datasets.reading.fixed import FixedReader
@@ -224,7 +224,7 @@ class PackedDataset(BatchDataset):
         if not self.sample_nbytes:  # 0 where the device gathers: by numbers that augment, too
             return None
         sizes = [len(batch) for batch in batches]
-        request = self.request(np.concatenate([_numbers_in(batch) for batch in batches]))
+        request = self.request(np.concatenate([index_array(batch) for batch in batches]))
         tensors: list[torch.Tensor] = []
         self.read_ahead(request)
         for reader in self.readers:
@@ -246,15 +246,14 @@ class PackedDataset(BatchDataset):
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Turn indices, with the seed, epoch and draws that our samplers attach, into a request."""
-        array = getattr(indices, "indices", None)
-        if array is None:
-            if not hasattr(indices, "__len__"):
-                what = "a batch is a list of whole numbers, one per sample"
-                raise TypeError(f"{what}, got {shown(indices)}: a batch_sampler yields lists")
-            array = whole_numbers(indices)
-            seed, epoch, draws = self._drawing_of(indices, self.seed)
-        else:
+        if not hasattr(indices, "__len__"):
+            what = "a batch is a list of whole numbers, one per sample"
+            raise TypeError(f"{what}, got {shown(indices)}: a batch_sampler yields lists")
+        array = index_array(indices)
+        if isinstance(indices, IndexBatch):
             seed, epoch, draws = indices.seed, indices.epoch, indices.draws
+        else:
+            seed, epoch, draws = self._drawing_of(indices, self.seed)
         array = from_start(array, len(self), "sample")
         return Request(array, self.rows_of(array), epoch, draws, seed, num_workers)
 
@@ -568,11 +567,6 @@ class PackedDataset(BatchDataset):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} samples of {', '.join(self.names)})"
-
-
-def _numbers_in(batch: Sequence[int]) -> Indices:
-    """Return the indices of a batch without what our samplers attach to them."""
-    return batch.indices if isinstance(batch, IndexBatch) else whole_numbers(batch)
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -15,7 +15,7 @@ from loaders.buffers import scratch
 from loaders.checks import as_list, shares, shown, whole_number
 from loaders.codecs.tokenizer import decoder_of
 from loaders.datasets.access.shards import MemoryShard
-from loaders.datasets.base import BatchDataset, SamplesOf, from_start, whole_numbers
+from loaders.datasets.base import BatchDataset, SamplesOf, from_start, index_array
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.samples import SampleBatch, SplitBatches, batch_type
 from loaders.datasets.shard import ShardDataset
@@ -320,9 +320,7 @@ class TokenWindows(BatchDataset):
 
     def numbers(self, indices: Any) -> Indices:
         """Return the windows that indices mean, counted from the first."""
-        array = getattr(indices, "indices", None)  # of our samplers
-        numbers = whole_numbers(indices) if array is None else array
-        return from_start(numbers, len(self), "window")
+        return from_start(index_array(indices), len(self), "window")
 
     def __repr__(self) -> str:
         what = f"{len(self):,} windows of {self.length:,}, {self.num_tokens:,} tokens"
@@ -354,8 +352,7 @@ def _read_group(
     is_half: bool = False,
 ) -> SplitBatches:
     sizes = [len(batch) for batch in batches]
-    indices = [getattr(batch, "indices", batch) for batch in batches]  # of our samplers
-    numbers = windows.numbers(np.concatenate(indices))
+    numbers = windows.numbers(np.concatenate([index_array(batch) for batch in batches]))
     job = WindowJob(windows, numbers, memory, 1, is_half=is_half)
     job.run(0)
     return SplitBatches(job.names, job.tensors(), sizes)
