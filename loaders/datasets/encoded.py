@@ -14,7 +14,7 @@ from loaders.codecs.heads import picture_size
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.crops import spatial_axes
-from loaders.datasets.reading.samples import SampleBatch
+from loaders.datasets.reading.job import HalfJob
 from loaders.device.augment import Moves, draw_moves, move_images
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.reading.job import BatchJob
     from loaders.datasets.reading.request import Memory, Request
     from loaders.device.jpeg import Decode
 
@@ -107,9 +106,9 @@ class EncodedHalf(SamplesOf["PackedDataset"]):
         super().__init__(plain)
         self._whole = dataset
 
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> EncodedJob:
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> HalfJob:
         """Return the work of reading a batch of files and drawing its moves."""
-        return EncodedJob(self, self.dataset.job(indices, memory, num_workers))
+        return HalfJob(self.dataset.job(indices, memory, num_workers), self.unfinished)
 
     def unfinished(self, batch: Any, request: Request) -> EncodedBatch:
         """Add to a batch what was drawn for it."""
@@ -139,22 +138,6 @@ def _draw(ops: Any, sizes: list[tuple[int, int]], request: Request) -> list[Same
         moves = draw_moves(ops, size, request.indices[rows], **settings)
         found.append(SameSize(rows.tolist(), moves))
     return found
-
-
-class EncodedJob:
-    """Reads a batch of files, and draws its moves when it is known which samples it has."""
-
-    def __init__(self, half: EncodedHalf, read: BatchJob) -> None:
-        self._half, self._read = half, read
-        self.num_parts = read.num_parts
-        self.has_read_ahead, self.read_ahead = read.has_read_ahead, read.read_ahead
-        self.run, self.describe = read.run, read.describe
-
-    def finish(self) -> SampleBatch:
-        """Return the two."""
-        samples: Any = self._read.finish()
-        unfinished = self._half.unfinished(samples.batch, self._read.request)
-        return SampleBatch(unfinished, len(samples))
 
 
 class EncodedFinisher:

@@ -22,6 +22,8 @@ from loaders.sampling.foreign import listed
 from loaders.workers import begin_step
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loaders.datasets.packed import PackedDataset
     from loaders.datasets.reading.request import Memory, Request
 
@@ -165,6 +167,30 @@ class BatchJob:
         path, row = self.dataset.place(index)
         key = _key_in_time(self.dataset, index)
         return f"{path}, row {row}" + ("" if key is None else f", key {key!r}")
+
+
+class HalfJob:
+    """Reads a batch, and adds what a device is to do with it when it is known which samples it has.
+
+    Args:
+        read: Reads the batch.
+        unfinished: Makes of a batch, and the request that it came of, what is handed over.
+    """
+
+    def __init__(self, read: BatchJob, unfinished: Callable[[Any, Request], Any]) -> None:
+        self._read, self._unfinished = read, unfinished
+        self.num_parts = read.num_parts
+        self.run, self.read_ahead, self.describe = read.run, read.read_ahead, read.describe
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether storage is still to be asked for some of the samples."""
+        return self._read.has_read_ahead
+
+    def finish(self) -> SampleBatch:
+        """Return the two."""
+        samples: Any = self._read.finish()
+        return SampleBatch(self._unfinished(samples.batch, self._read.request), len(samples))
 
 
 def _key_in_time(dataset: PackedDataset, index: int) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loaders.augment import Views
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.reading.crops import spatial_axes
-from loaders.datasets.reading.samples import SampleBatch
+from loaders.datasets.reading.job import HalfJob
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks
 from loaders.errors import SchemaError
 from loaders.schema import Boxes, Field, Image, Mask
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.reading.job import BatchJob
     from loaders.datasets.reading.request import Memory, Request
 
 Size = tuple[int, int]
@@ -52,13 +51,13 @@ class MovingHalf(SamplesOf["PackedDataset"]):
         super().__init__(dataset.replace(augment=[]))
         self._whole = dataset
 
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> MovingJob:
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> HalfJob:
         """Return the work of reading a batch and drawing its moves."""
-        return MovingJob(self, self.dataset.job(indices, memory, num_workers))
+        return HalfJob(self.dataset.job(indices, memory, num_workers), self.unfinished)
 
-    def moves(self, request: Request) -> MovesBySize:
-        """Draw what happens to the pictures of a batch."""
-        return draw_picture_moves(self._whole, request)
+    def unfinished(self, batch: Any, request: Request) -> MovingBatch:
+        """Add to a batch what was drawn for it."""
+        return MovingBatch(batch, draw_picture_moves(self._whole, request))
 
     def finish(self, value: MovingBatch) -> Any:
         """Augment a batch where it is."""
@@ -67,22 +66,6 @@ class MovingHalf(SamplesOf["PackedDataset"]):
             for name, field in pictures_of(self.dataset).items()
         }
         return value.batch._replace(**moved)
-
-
-class MovingJob:
-    """Reads a batch, and draws its moves when it is known which samples it has."""
-
-    def __init__(self, half: MovingHalf, read: BatchJob) -> None:
-        self._half, self._read = half, read
-        self.num_parts = read.num_parts
-        self.has_read_ahead, self.read_ahead = read.has_read_ahead, read.read_ahead
-        self.run, self.describe = read.run, read.describe
-
-    def finish(self) -> SampleBatch:
-        """Return the two."""
-        samples: Any = self._read.finish()
-        batch = MovingBatch(samples.batch, self._half.moves(self._read.request))
-        return SampleBatch(batch, len(samples))
 
 
 def check_movable(dataset: PackedDataset) -> None:
