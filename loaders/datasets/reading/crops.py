@@ -222,8 +222,8 @@ class CropReader:
         spatial = [array.shape[-self.num_axes :] for array, _, _ in arrays]
         lengths = np.array(spatial, np.int64).reshape(-1, self.num_axes)
         plans = [
-            [part.tolist() for part in self._plan(view, lengths, request, first, last)]
-            for view in range(len(self.views))
+            [part.tolist() for part in request.geometry(ops, view, lengths, first, last)]
+            for view, (_, ops) in enumerate(self.views)
         ]
         numbers = rows.indices - self.store.starts[rows.shards]
         places = zip(rows.shards.tolist(), numbers.tolist(), strict=True)
@@ -261,21 +261,6 @@ class CropReader:
             raise CodecError(what)
         array: npt.NDArray[Any] = np.frombuffer(data, dtype).reshape(shape)
         return _Stored(array, record, len(record) - len(data))
-
-    def _plan(
-        self, view: int, lengths: npt.NDArray[np.int64], request: Request, first: int, last: int
-    ) -> augment.Geometry:
-        """Draw the crops and flips: the same for all fields whose spatial axes have these lengths."""
-        draws = None if request.draws is None else request.draws[first:last]
-        return augment.plan(
-            self.views[view][1],
-            lengths,
-            seed=request.seed,
-            epoch=request.epoch,
-            indices=request.indices[first:last],
-            draws=draws,
-            view=view,
-        )
 
     def finish(self, values: list[Any]) -> list[Any]:
         """Return a tensor for each view, or its samples in the form asked for."""

@@ -195,7 +195,8 @@ class PictureReader:
         records = self.store.records(self.name, request.part(first, last))
         heads = self._heads(records)
         plans = [
-            self._geometry(v, request, heads.sizes, first, last) for v in range(len(self.views))
+            request.geometry(ops, view, heads.sizes, first, last)
+            for view, (_, ops) in enumerate(self.views)
         ]
         covers, reductions = _needed(plans)
         wanted = Wanted(records, heads, heads.sizes.tolist(), plans, covers, reductions.tolist())
@@ -256,21 +257,6 @@ class PictureReader:
             )
         sizes = [self.field.size or self.codec.decode(record).shape[:2] for record in records]
         return PictureHeads(np.array(sizes, np.int64).reshape(-1, 2), [None] * len(records))
-
-    def _geometry(
-        self, view: int, request: Request, sizes: npt.NDArray[np.int64], first: int, last: int
-    ) -> augment.Geometry:
-        """Draw the crops and flips of one view; the same for every field whose pictures have these sizes."""
-        draws = None if request.draws is None else request.draws[first:last]
-        return augment.plan(
-            self.views[view][1],
-            sizes,
-            seed=request.seed,
-            epoch=request.epoch,
-            indices=request.indices[first:last],
-            draws=draws,
-            view=view,
-        )
 
     def _decode(
         self, part: PicturePart, reduction: int

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from loaders import augment
 from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
@@ -94,6 +95,29 @@ class Request:
 
         found, start = self.shared(("records", name), find, first, last)
         return found[start : start + last - first]
+
+    def geometry(
+        self, ops: Sequence[Any], view: int, sizes: npt.NDArray[np.int64], first: int, last: int
+    ) -> augment.Geometry:
+        """Draw the crops and flips of a range of the samples: the same for every field that has these sizes.
+
+        Args:
+            ops: What is drawn for.
+            view: Its number: each view has draws of its own.
+            sizes: int64 lengths of the spatial axes, a row for each sample of the range.
+            first: Where the range begins.
+            last: The sample behind its end.
+        """
+        draws = None if self.draws is None else self.draws[first:last]
+        return augment.plan(
+            ops,
+            sizes,
+            seed=self.seed,
+            epoch=self.epoch,
+            indices=self.indices[first:last],
+            draws=draws,
+            view=view,
+        )
 
 
 class Reader(Protocol):
