@@ -17,6 +17,7 @@ from loaders.datasets.reading.coefficients import (
     join_escapes,
     put_range,
 )
+from loaders.datasets.reading.request import ReaderAround
 from loaders.device.decode import DctFinish
 from loaders.device.inflate import Compressed, InflateFinish, places_of
 from loaders.errors import SchemaError
@@ -80,7 +81,7 @@ def _compressed(reader: Reader) -> Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedReader:
+class CompressedReader(ReaderAround):
     """Copies the bands of ``dct`` records into the slot, as they are.
 
     Attributes:
@@ -88,26 +89,6 @@ class CompressedReader:
     """
 
     reader: CoefficientReader
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The field's name."""
-        return self.reader.names
-
-    @property
-    def min_rows(self) -> int:
-        """As many as the other's."""
-        return self.reader.min_rows
-
-    @property
-    def read_ahead_field(self) -> str | None:
-        """What the other does."""
-        return self.reader.read_ahead_field
-
-    @property
-    def unit(self) -> int:
-        """Pixels a side of the smallest part that can be made."""
-        return self.reader.unit
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Keep what is read by its range of rows: how much it is, is known at the end."""

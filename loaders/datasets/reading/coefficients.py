@@ -21,6 +21,7 @@ from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.datasets.access.advice import wait_for
 from loaders.datasets.access.pages import unreadable
+from loaders.datasets.reading.request import ReaderAround
 from loaders.device.augment import BatchAugment, Moves, draw_moves
 from loaders.device.blocks import Cut, cut_around
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of, unit_of
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from loaders.codecs.yuv import Size
     from loaders.datasets.access.finder import Rows
     from loaders.datasets.access.store import Store
-    from loaders.datasets.reading.request import Memory, Reader, Request
+    from loaders.datasets.reading.request import Memory, Request
 
     UInt8Array = npt.NDArray[np.uint8]
 
@@ -165,39 +166,19 @@ def put_range(parts: dict[int, Any], first: int, last: int, value: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class MovingReader:
+class MovingReader(ReaderAround):
     """The host half of a field whose images are augmented on the device.
 
     Attributes:
         reader: Of the half itself.
         ops: Crops and flips.
         size: (height, width) of the images that they act on.
+        unit: Pixels a side of the smallest part that can be made of the half.
     """
 
-    reader: Reader
     ops: tuple[Any, ...]
     size: Size
-
-    @property
-    def unit(self) -> int:
-        """Pixels a side of the smallest part that can be made of the half."""
-        unit: int = getattr(self.reader, "unit", Yuv420Finish.unit)
-        return unit
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The field's name."""
-        return self.reader.names
-
-    @property
-    def min_rows(self) -> int:
-        """As many as the half's."""
-        return self.reader.min_rows
-
-    @property
-    def read_ahead_field(self) -> str | None:
-        """What the half's does."""
-        return self.reader.read_ahead_field
+    unit: int
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Take the slot; the requests are kept by range, since bad samples are replaced."""

@@ -21,6 +21,7 @@ from loaders.datasets.reading.crops import crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import in_form
+from loaders.device.decode import Yuv420Finish
 from loaders.errors import SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Mask
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.datasets.access.store import Store
+    from loaders.datasets.reading.coefficients import CoefficientReader
     from loaders.datasets.reading.request import Memory, Reader, Request
 
     UInt8Array = npt.NDArray[np.uint8]
@@ -237,13 +239,16 @@ def _half_reader(
     whole: PictureReader, store: Store, field: Image, ops: tuple[Any, ...], scale: float
 ) -> Reader:
     """Return the reader of what a device makes images of."""
-    name, nbytes, reader = whole.name, field.record_nbytes, None
-    if nbytes is not None:
-        layout = Layout(torch.uint8, (nbytes,), is_image=False)
-        reader = FixedReader(store, name, nbytes, layout)
-    half: Reader = reader or dct_reader(store, name, field, scale)
+    name, nbytes = whole.name, field.record_nbytes
+    half: FixedReader | CoefficientReader
+    if nbytes is None:
+        half = dct_reader(store, name, field, scale)
+        unit = half.unit
+    else:
+        half = FixedReader(store, name, nbytes, Layout(torch.uint8, (nbytes,), is_image=False))
+        unit = Yuv420Finish.unit
     assert whole.field.size is not None
-    return MovingReader(half, ops, whole.field.size) if ops else half
+    return MovingReader(half, ops, whole.field.size, unit) if ops else half
 
 
 def _output_size(field: Image | Mask, ops: tuple[Any, ...]) -> tuple[int, int] | None:

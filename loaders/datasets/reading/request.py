@@ -148,3 +148,26 @@ class Reader(Protocol):
 
     def finish(self, values: list[Any]) -> list[Any]:
         """Return the values in the form that the user gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderAround:
+    """A reader of the same field as another one, which does part of the work.
+
+    Attributes:
+        reader: The other.
+    """
+
+    reader: Reader
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.reader.names
+
+    @property
+    def min_rows(self) -> int:
+        return self.reader.min_rows
+
+    @property
+    def read_ahead_field(self) -> str | None:
+        return self.reader.read_ahead_field
