@@ -23,11 +23,9 @@ from loaders.columns import Column, FixedColumn
 from loaders.datasets import frame
 from loaders.datasets.base import BatchDataset, from_start, index_array, is_one, whole_numbers
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
-from loaders.datasets.reading.crops import CropReader
 from loaders.datasets.reading.fixed import FixedReader
 from loaders.datasets.reading.job import BatchJob
-from loaders.datasets.reading.pictures import PictureReader
-from loaders.datasets.reading.readers import ObjectReader, SampleIdReader, make_readers
+from loaders.datasets.reading.readers import SampleIdReader, forms_of, make_readers
 from loaders.datasets.reading.request import Memory, Reader, Request
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.datasets.reading.transforming import Transforming
@@ -115,32 +113,19 @@ class PackedDataset(BatchDataset):
         self.schema.check_names(self.fields)
         fields = self._shown_fields
         check_scale(fields, self.scale)
+        is_half = self._whole is not None
         self.readers: tuple[Reader, ...] = make_readers(
-            self.store,
-            fields,
-            self.augment,
-            self.batching,
-            self.scale,
-            half=self._whole is not None,
+            self.store, fields, self.augment, self.batching, self.scale, half=is_half
         )
-        self.forms = {
-            name: reader.batching
-            for reader in self.readers
-            if isinstance(reader, CropReader)
-            or (isinstance(reader, ObjectReader) and isinstance(reader.field, Array | Boxes))
-            for name in (reader.list_names if isinstance(reader, CropReader) else reader.names)
-        }
-        for reader in self.readers:
-            if isinstance(reader, PictureReader) and reader.name in self.batching:
-                self.forms |= dict.fromkeys(reader.names, "list")
+        self.forms = forms_of(self.readers, self.batching)
         self.transforming = None if self.transform is None else Transforming(self.transform)
-        if self.transform is not None:  # it sees samples; its results are joined after it
+        if self.transform is not None:
+            # It sees samples: the readers above say only how its results are joined, and these read for it.
             plain = dict.fromkeys(self.batching, "list")
             self.readers = make_readers(self.store, fields, self.augment, plain, self.scale)
         self.names = tuple(name for reader in self.readers for name in reader.names)
-        self._read_ahead_fields = [
-            r.read_ahead_field for r in self.readers if r.read_ahead_field is not None
-        ]
+        named = [reader.read_ahead_field for reader in self.readers]
+        self._read_ahead_fields = [name for name in named if name is not None]
         self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
         # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
         # together, and the next batch is already begun.

@@ -17,7 +17,7 @@ from loaders.datasets.reading.coefficients import (
     has_halves,
     records_at,
 )
-from loaders.datasets.reading.crops import crop_readers
+from loaders.datasets.reading.crops import CropReader, crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import in_form
@@ -26,7 +26,7 @@ from loaders.errors import SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -155,6 +155,19 @@ def make_readers(
                 ObjectReader(store, name, field, codec, batching.get(name, "list"), follows)
             )
     return tuple(readers)
+
+
+def forms_of(readers: Sequence[Reader], batching: Mapping[str, str]) -> dict[str, str]:
+    """Return, by the names of samples, how values that differ in shape are joined: "list", "pad" or "offsets"."""
+    forms: dict[str, str] = {}
+    for reader in readers:
+        if isinstance(reader, CropReader):
+            forms |= dict.fromkeys(reader.list_names, reader.batching)
+        elif isinstance(reader, ObjectReader) and isinstance(reader.field, Array | Boxes):
+            forms |= dict.fromkeys(reader.names, reader.batching)
+        elif isinstance(reader, PictureReader) and reader.name in batching:
+            forms |= dict.fromkeys(reader.names, "list")
+    return forms
 
 
 def _leader_of(boxes: str, pictures: list[PictureReader]) -> PictureReader:
