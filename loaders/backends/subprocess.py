@@ -143,15 +143,18 @@ class Child:
         if not self.end.alive:
             raise RuntimeError("the loader's child process was closed")
 
+    def uninterrupted(self) -> _Uninterrupted:
+        """Return what to do a part of a message in: who is interrupted there leaves the child not whole."""
+        return _Uninterrupted(self)
+
     def send(self, *message: Any) -> None:
         """Ask it for something; RuntimeError if it died."""
-        before, self.is_whole = self.is_whole, False
-        self._mapped.set_free()
-        try:
-            self._channel.post(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-        except OSError:
-            raise self._death() from None
-        self.is_whole = before
+        with self.uninterrupted():
+            self._mapped.set_free()
+            try:
+                self._channel.post(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            except OSError:
+                raise self._death() from None
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until something of a message is here, or can be sent; False if nothing was in time.
@@ -159,9 +162,8 @@ class Child:
         Raises:
             RuntimeError: It died, and another process that was forked meanwhile holds its end of the socket open.
         """
-        before, self.is_whole = self.is_whole, False
-        self._mapped.set_free()  # before the child begins with what it is asked for already
-        self.is_whole = before
+        with self.uninterrupted():
+            self._mapped.set_free()  # before the child begins with what it is asked for already
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         left: float = _LOOK_S if timeout_s is None else timeout_s
         while not self._channel.is_ready(min(left, _LOOK_S), or_has_room=True):
@@ -216,6 +218,25 @@ class Child:
         return RuntimeError(f"{what} ended ({code}){when}: {why}")
 
 
+class _Uninterrupted:
+    """Where a child is not whole; it is again as it was at a normal end, and stays so after Ctrl-C or an error.
+
+    A class: ``contextmanager`` would take three times as long, and each message passes here several times.
+    """
+
+    __slots__ = ("_before", "_child")
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def __enter__(self) -> None:
+        self._before, self._child.is_whole = self._child.is_whole, False
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self._child.is_whole = self._before
+
+
 class ChildPool:
     """Batches made by a child process, for the time of one epoch.
 
@@ -254,10 +275,9 @@ class ChildPool:
     def put(self, group: list[Any]) -> None:
         """Ask for a group of batches."""
         self._check_open()
-        self._child.is_whole = False
-        self._child.send("make", self._pass, group)
-        self._under_way += 1
-        self._child.is_whole = True
+        with self._child.uninterrupted():
+            self._child.send("make", self._pass, group)
+            self._under_way += 1
 
     def take(self, timeout_s: float | None = None) -> Made:
         """Return the oldest group, or raise its error.
@@ -272,10 +292,9 @@ class ChildPool:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if self._receive(left) is None:
                 raise Late(self._ask_child())
-        self._child.is_whole = False
-        group = self._came.popleft()
-        self._under_way -= 1
-        self._child.is_whole = True
+        with self._child.uninterrupted():
+            group = self._came.popleft()
+            self._under_way -= 1
         return group if self._pinned is None else list(map(self._pinned, group))
 
     def _receive(self, timeout_s: float | None) -> Any:
@@ -292,11 +311,10 @@ class ChildPool:
     def _read(self) -> Any:
         """Return a message if all of it is here."""
         try:
-            self._child.is_whole = False
-            message = self._child.receive()
-            if isinstance(message, tuple):
-                self._keep(*message)
-            self._child.is_whole = True
+            with self._child.uninterrupted():
+                message = self._child.receive()
+                if isinstance(message, tuple):
+                    self._keep(*message)
         except BaseException:
             if not self._child.end.alive:
                 self._under_way = 0  # nothing will come any more
