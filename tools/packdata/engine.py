@@ -48,7 +48,7 @@ _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
 
 
 @dataclass(frozen=True, slots=True)
-class PackedDataset:
+class DatasetSummary:
     """One dataset that was packed."""
 
     folder: str
@@ -86,7 +86,7 @@ class Summary:
     rejected: tuple[tuple[str, str], ...]
     seconds: float
     samples_per_s: float
-    datasets: tuple[PackedDataset, ...]
+    datasets: tuple[DatasetSummary, ...]
     notes: tuple[str, ...] = ()
     amount: str = ""
 
@@ -502,7 +502,7 @@ def summarize(
     """Return the summary of a published packing; samples are counted in the ``firsts``."""
     manifests = {folder: packing.manifest(folder) for folder in packing.folders}
     datasets = tuple(
-        PackedDataset(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
+        DatasetSummary(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
         for folder, m in manifests.items()
     )
     return Summary(

@@ -8,7 +8,6 @@ a command that was killed, the next one removes what lies in the target already.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -44,6 +43,7 @@ from packdata.target import (
     REJECTED_NAME,
     check_unclaimed,
     find_datasets,
+    free_number,
     missing_folders,
     remedy_of,
     write_staged,
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 _MAX_ORIGINS = 8  # nested in a manifest: of a dataset copied daily JSON could not read all
 _STAGED_MANIFEST = "manifest.staged"
-_NUMBER = re.compile(r"shard-(\d+)\.")
 
 
 class Staging:
@@ -168,7 +167,7 @@ class Staging:
         are copied from ``files_of``, a dataset that has them.
         """
         old, old_files = _contents_of(self.folder)
-        first = _free_number(self.folder)
+        first = free_number(self.folder)
         named = [
             replace(info, file=shard_name("shard", first + i, _format_of(info)))
             for i, info in enumerate(staged)
@@ -226,11 +225,6 @@ def _contents_of(folder: Path) -> tuple[tuple[ShardInfo, ...], Mapping[str, str]
     except ManifestError:  # none yet, or one that cannot tell which files are its own
         return (), {}
     return manifest.shards, manifest.schema.files
-
-
-def _free_number(folder: Path) -> int:
-    taken = (_NUMBER.match(path.name) for path in folder.iterdir())
-    return 1 + max((int(match[1]) for match in taken if match), default=-1)
 
 
 def _format_of(info: ShardInfo) -> Format:

@@ -143,7 +143,7 @@ class Packing:
             journal.path.unlink()
         existing = self._existing(overwrite)
         self._clear()
-        first = {folder: _free_number(self.dst / folder) for folder in self.folders}
+        first = {folder: free_number(self.dst / folder) for folder in self.folders}
         header = Header(plan, resumable, first, _replaced(existing))
         return Journal.create(self._work / JOURNAL_NAME, header)
 
@@ -481,7 +481,7 @@ def _below(folders: Mapping[str, Any], below: str) -> list[str]:
     return [f.removeprefix(prefix) for f in folders if f.startswith(prefix) and f != below]
 
 
-def _free_number(folder: Path) -> int:
+def free_number(folder: Path) -> int:
     """Return the first shard number that no file there has, and none after it."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return 1 + max((int(m[1]) for m in map(_NUMBERED.match, names) if m), default=-1)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Unpack
 
-    from packdata.engine import PackedDataset, Summary
+    from packdata.engine import DatasetSummary, Summary
     from packdata.settings import OnError, PackSettings
     from packdata.shards import Format
     from packdata.tokens.recipe import TokenSource
@@ -209,7 +209,7 @@ def _counts(packed: Summary) -> Iterator[str]:
             yield f"{dataset.folder}: {_in_words(*_count(packed, dataset))}"
 
 
-def _count(packed: Summary, dataset: PackedDataset) -> tuple[int, int]:
+def _count(packed: Summary, dataset: DatasetSummary) -> tuple[int, int]:
     return count(PackedReader(Path(packed.dst) / dataset.folder))
 
 
