@@ -11,7 +11,7 @@ from loaders.schema.field import Field, check_dtype, check_nbytes, is_count, raw
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_CODECS = ("jpeg", "png", "webp", "raw", "yuv420", "dct")
+PICTURE_CODECS = ("jpeg", "png", "webp", "raw", "yuv420", "dct")
 # Default and allowed values of what a field of codec "dct" says.
 _DCT_OPTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "quality": (90, range(1, 101)),
@@ -87,10 +87,12 @@ def _check_spelling(codec: Any) -> None:
     """Refuse another spelling of a codec's name now; other names may be of codecs registered later."""
     meant = codec.lower() if isinstance(codec, str) else ""
     meant = "jpeg" if meant == "jpg" else meant
-    if meant in _CODECS and meant != codec:
+    if meant in PICTURE_CODECS and meant != codec:
         raise SchemaError(f"codec {codec!r} is spelled {meant!r}")
     if not meant:
-        raise SchemaError(f"codec must be a name, such as {', '.join(_CODECS)}, got {codec!r}")
+        raise SchemaError(
+            f"codec must be a name, such as {', '.join(PICTURE_CODECS)}, got {codec!r}"
+        )
 
 
 def _choices(allowed: Sequence[Any]) -> str:

@@ -19,10 +19,8 @@ from PIL import Image as Pictures
 
 from loaders.limits import usable_cores
 from loaders.manifest import MANIFEST_NAME, read_manifest
-from packdata import images
 from packdata.arrays_plan import pack_arrays
 from packdata.cli import build_parser, main
-from packdata.commands.common import CODECS
 from packdata.edit import CopyOptions, copy_dataset
 from packdata.images_plan import pack_images
 from packdata.partition import split
@@ -368,7 +366,3 @@ def test_repair_takes_shards_from_the_copy_that_is_named_and_its_manifest_on_req
     assert run("repair", f"{tmp_path}/a --from copy --manifest") == 0
 
     assert run("diff", f"{tmp_path}/a packed") == 0
-
-
-def test_codecs_of_commands_are_those_of_the_packer() -> None:
-    assert CODECS == images.CODECS

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from loaders.codecs import Codec, codec_for
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import CodecError, SchemaError, SourceError
-from loaders.schema import Array, Field, Image, Mask, Text
+from loaders.schema import PICTURE_CODECS, Array, Field, Image, Mask, Text
 from packdata.files_recipe import FilesRecipe
 from packdata.headers import PNG_START, read_header
 from packdata.parts import open_parts
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from packdata.sources import Item
     from packdata.sources.base import Pixels
 
-CODECS = ("jpeg", "png", "webp", "raw", "yuv420", "dct")
 _MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
 _ONE_SIZE = ("raw", "yuv420", "dct")
 KEPT_QUALITY = 95  # of a JPEG that could not be kept: what re-encoding loses stays invisible
@@ -52,7 +51,7 @@ class ImageOptions:
 
     Attributes:
         sizes: The sizes to make of each picture; none to leave it as large as it is.
-        codec: One of ``CODECS``; None keeps files where it can.
+        codec: One of ``loaders.schema.PICTURE_CODECS``; None keeps files where it can.
         quality: 1 to 100, for JPEG, WebP and ``dct``.
         gray: Store one channel.
         keep_depth: Store 16 bits.
@@ -69,8 +68,10 @@ class ImageOptions:
     compression: str | None = None
 
     def __post_init__(self) -> None:
-        if self.codec not in (None, *CODECS):
-            raise SchemaError(f"codec must be one of {', '.join(CODECS)}, got {self.codec!r}")
+        if self.codec not in (None, *PICTURE_CODECS):
+            raise SchemaError(
+                f"codec must be one of {', '.join(PICTURE_CODECS)}, got {self.codec!r}"
+            )
         if not 1 <= self.quality <= 100:
             raise SchemaError(f"quality must be in [1, 100], got {self.quality}")
         if self.quality != DEFAULT_QUALITY and not self._has_quality:

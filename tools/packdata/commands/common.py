@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
     from loaders.manifest import Manifest
 
-CODECS = (
-    "jpeg",
-    "png",
-    "webp",
-    "raw",
-    "yuv420",
-    "dct",
-)  # those of packdata.images: help shall not wait for it
 LINE_EVERY_S = 5.0
 SIZES = "K, M and G are powers of 1024, up to 256MB in Parquet and 64GB in LMDB"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)

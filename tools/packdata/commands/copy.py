@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from loaders.schema import PICTURE_CODECS
 from packdata.commands.common import (
-    CODECS,
     add_json,
     add_writing,
     argument_errors,
@@ -102,7 +102,9 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
 
 def _add_codecs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--codec", choices=CODECS, help="encode pictures so (default: they stay as they are)"
+        "--codec",
+        choices=PICTURE_CODECS,
+        help="encode pictures so (default: they stay as they are)",
     )
     parser.add_argument(
         "--quality",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from packdata.commands.common import CODECS, parse_quality
+from loaders.schema import PICTURE_CODECS
+from packdata.commands.common import parse_quality
 from packdata.commands.packing import (
     add_packing_options,
     add_source_options,
@@ -65,7 +66,7 @@ def _add_picture_options(group: Any) -> None:
     )
     add(
         "--codec",
-        choices=CODECS,
+        choices=PICTURE_CODECS,
         help="encode all pictures so (default: files as they are; with --size jpeg, of 16 bits png)",
     )
     add(
