@@ -18,8 +18,8 @@ from loaders.manifest import read_manifest
 from loaders.schema import Array, Label
 from packdata import pack_arrays
 from packdata.array_files import Axes
-from packdata.arrays import ArraysRecipe, plan_arrays
-from packdata.arrays_plan import make_arrays_plan
+from packdata.arrays import ArraysRecipe, array_recipes
+from packdata.arrays_plan import plan_arrays
 from packdata.cli import main
 from packdata.engine import pack_recipe
 from packdata.preview import contact_sheet
@@ -431,7 +431,7 @@ def test_arrays_of_other_shapes_without_a_mask_are_rejected_for_the_mask(tmp_pat
 @pytest.mark.parametrize("option", [{"mask_dtype": "float32"}, {"dtype": "complex64"}])
 def test_dtypes_that_cannot_be_stored_are_refused(tmp_path: Path, option: Any) -> None:
     with pytest.raises(SchemaError, match=r"whole numbers|cannot be stored"):
-        make_arrays_plan(save(tmp_path / "src", {"a": [1.0]}), **option)
+        plan_arrays(save(tmp_path / "src", {"a": [1.0]}), **option)
 
 
 # -- bad files ------------------------------------------------------------------------------------
@@ -591,7 +591,7 @@ class Interrupted(ArraysRecipe):
 
 def test_an_interrupted_packing_continues_to_the_same_bytes(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {f"{i:02d}": numbers((3, 5, 6), seed=i) for i in range(12)})
-    ((_, recipe),) = plan_arrays(src)
+    ((_, recipe),) = array_recipes(src)
     stopped = Interrupted(recipe.part, recipe.options)
     options: Any = {"format": "lmdb", "shard_bytes": 400, "workers": 1}
 
@@ -606,7 +606,7 @@ def test_an_interrupted_packing_continues_to_the_same_bytes(tmp_path: Path) -> N
 
 def test_a_source_that_changes_meanwhile_is_not_published(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {"a": numbers((3, 4))})
-    plan = make_arrays_plan(src)
+    plan = plan_arrays(src)
     assert plan.is_unchanged()
 
     save(src, {"b": numbers((3, 4))})
@@ -617,7 +617,7 @@ def test_a_source_that_changes_meanwhile_is_not_published(tmp_path: Path) -> Non
 
 def test_an_array_that_changes_after_listing_is_an_error(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {"a": numbers((3, 4))})
-    ((_, recipe),) = plan_arrays(src)
+    ((_, recipe),) = array_recipes(src)
     save(src, {"a": numbers((3, 5))})
 
     with pytest.raises(SourceError, match=r"a\.npy: the field holds arrays of shape \(3, 4\)"):
@@ -628,9 +628,9 @@ def test_large_arrays_go_to_lmdb_and_small_ones_to_parquet(tmp_path: Path) -> No
     small = save(tmp_path / "small", {"a": numbers((10, 10))})
     sparse(tmp_path / "large/a.npy", (1 << 20,))
 
-    assert make_arrays_plan(small).format == "parquet"
-    assert make_arrays_plan(tmp_path / "large").format == "lmdb"
-    assert make_arrays_plan(small, format="lmdb").format == "lmdb"
+    assert plan_arrays(small).format == "parquet"
+    assert plan_arrays(tmp_path / "large").format == "lmdb"
+    assert plan_arrays(small, format="lmdb").format == "lmdb"
 
 
 # -- the command and the other commands -----------------------------------------------------------
@@ -679,8 +679,8 @@ def test_the_command_says_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFix
 def test_channels_that_may_be_last_are_asked_about(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {"a": numbers((9, 8, 7, 2))})
 
-    assert "--channels last" in str(make_arrays_plan(src))
-    assert make_arrays_plan(src, channels="last").notes() == []
+    assert "--channels last" in str(plan_arrays(src))
+    assert plan_arrays(src, channels="last").notes() == []
     assert any("--channels last" in note for note in pack_arrays(src, tmp_path / "dst").notes)
 
 
@@ -692,11 +692,11 @@ def test_a_volume_that_looks_like_a_picture_is_asked_about(
 ) -> None:
     src = save(tmp_path / "src", {"a": numbers(shape)})
 
-    notes = make_arrays_plan(src).notes()
+    notes = plan_arrays(src).notes()
 
     taken = f"{' x '.join(map(str, shape))} taken as a volume; if it is a picture, say --channels"
     assert notes == ([] if place is None else [f"{taken} {place}"])
-    assert make_arrays_plan(src, channels=place or "none").notes() == []
+    assert plan_arrays(src, channels=place or "none").notes() == []
 
 
 @pytest.mark.parametrize("format", ["lmdb", "parquet"])

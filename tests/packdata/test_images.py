@@ -22,8 +22,8 @@ from loaders.codecs import codec_for
 from loaders.errors import LoadersError, SchemaError, SourceError
 from loaders.manifest import Manifest, publish_manifest
 from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
-from packdata.images import ImagesRecipe, plan_images
-from packdata.images_plan import make_images_plan
+from packdata.images import ImagesRecipe, image_recipes
+from packdata.images_plan import plan_images
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ def turned(orientation: int = 6) -> PIL.Image.Exif:
 
 
 def plan(src: Path, **options: Any) -> ImagesRecipe:
-    ((split, recipe),) = make_images_plan(src, **options).parts
+    ((split, recipe),) = plan_images(src, **options).parts
     assert split == ""
     return recipe
 
@@ -322,7 +322,7 @@ class TestLabels:
         for name in ("train/a", "train/c", "val/b", "val/c"):
             save(tmp_path / name / "1.png", photo())
 
-        (train, first), (val, second) = plan_images(tmp_path)
+        (train, first), (val, second) = image_recipes(tmp_path)
 
         assert [train, val] == ["train", "val"]
         label = Label(classes=("a", "b", "c"))
@@ -334,7 +334,7 @@ class TestLabels:
         save(tmp_path / "train/a/1.png", photo())
         save(tmp_path / "test/1.png", photo())
 
-        (_, train), (_, test) = plan_images(tmp_path)
+        (_, train), (_, test) = image_recipes(tmp_path)
 
         assert "label" in train.targets[0].schema.fields
         assert test.targets[0].schema.defaults == ("image",)
@@ -492,9 +492,7 @@ class TestLabels:
         pq.write_table(pa.table(table), tmp_path / "a.parquet")
 
         for name in ("l.csv", "a.parquet"):
-            assert make_images_plan(tmp_path / name).notes() == [
-                "stored as float32, of 24 bits: time"
-            ]
+            assert plan_images(tmp_path / name).notes() == ["stored as float32, of 24 bits: time"]
 
     def test_hugging_face_classes_keep_their_numbers(self, tmp_path: Path) -> None:
         """Also when --classes orders them anew, and -1 stays the mark of unlabelled pictures."""
@@ -674,7 +672,7 @@ class TestMasks:
             save(tmp_path / f"images/{split}/a.png", photo(4, 4))
             save(tmp_path / f"masks/{split}/a.png", np.full((4, 4), value, np.uint8))
 
-        recipes = make_images_plan(tmp_path / "images", masks=tmp_path / "masks").parts
+        recipes = plan_images(tmp_path / "images", masks=tmp_path / "masks").parts
 
         assert [int(only(recipe)["mask"].max()) for _, recipe in recipes] == [1, 2]
 
@@ -682,7 +680,7 @@ class TestMasks:
         for split, name in (("train", "a"), ("val", "b")):
             save(tmp_path / f"images/{split}/{name}.png", photo(4, 4))
             save(tmp_path / f"masks/{name}.png", np.zeros((4, 4), np.uint8))
-        found = make_images_plan(tmp_path / "images", masks=tmp_path / "masks")
+        found = plan_images(tmp_path / "images", masks=tmp_path / "masks")
         assert len(found.parts) == 2
         assert found.notes() == []
 
@@ -691,7 +689,7 @@ class TestMasks:
         with pytest.raises(
             SourceError, match=r"masks: a\.png would be a mask of both train and val"
         ):
-            make_images_plan(tmp_path / "images", masks=tmp_path / "masks")
+            plan_images(tmp_path / "images", masks=tmp_path / "masks")
 
     def test_masks_that_nothing_in_parquet_uses_are_told(self, tmp_path: Path) -> None:
         data = save(tmp_path / "a.png", photo(4, 4))
@@ -699,7 +697,7 @@ class TestMasks:
         for name in "ab":
             save(tmp_path / f"masks/{name}.png", np.zeros((4, 4), np.uint8))
 
-        notes = make_images_plan(tmp_path / "images.parquet", masks=tmp_path / "masks").notes()
+        notes = plan_images(tmp_path / "images.parquet", masks=tmp_path / "masks").notes()
 
         unused = tmp_path / "masks/b.png"
         assert notes == [f"1 mask used by nothing in the source: {unused}"]
@@ -711,10 +709,8 @@ class TestMasks:
         save(tmp_path / "images/a.png", photo())
         save(tmp_path / "masks/a.png", np.ones((40, 60), np.uint8))
 
-        masked = make_images_plan(
-            tmp_path / "images", masks=tmp_path / "masks", sizes=["32"], fit=fit
-        )
-        bare = make_images_plan(tmp_path / "images", sizes=["32"], fit=fit)
+        masked = plan_images(tmp_path / "images", masks=tmp_path / "masks", sizes=["32"], fit=fit)
+        bare = plan_images(tmp_path / "images", sizes=["32"], fit=fit)
 
         assert (
             "masks are 0 where pictures are padded, as where class 0 is" in masked.notes()
@@ -753,12 +749,12 @@ class TestIdx:
 
     def test_labels_that_are_not_there_are_missed(self, tmp_path: Path) -> None:
         path = self.write(tmp_path)
-        assert make_images_plan(path).notes() == []
+        assert plan_images(path).notes() == []
 
         (tmp_path / "train-labels-idx1-ubyte").unlink()
 
         missing = "train-labels-idx1-ubyte does not lie beside train-images-idx3-ubyte"
-        assert make_images_plan(path).notes() == [f"no label: {missing}"]
+        assert plan_images(path).notes() == [f"no label: {missing}"]
 
     @pytest.mark.parametrize("codec", ["png", "jpeg", None])
     def test_other_codecs_and_sizes(self, tmp_path: Path, codec: str | None) -> None:
@@ -897,7 +893,7 @@ def test_a_mask_that_changes_after_listing_is_noticed(tmp_path: Path, kind: str)
         src = tmp_path / "images.parquet"
         pq.write_table(pa.table({"image": [data], "key": ["a"]}), src)
     save(tmp_path / "masks/a.png", np.zeros((4, 4), np.uint8))
-    plan = make_images_plan(src, masks=tmp_path / "masks")
+    plan = plan_images(src, masks=tmp_path / "masks")
     assert plan.is_unchanged()
 
     save(tmp_path / "masks/a.png", np.eye(4, dtype=np.uint8))
@@ -909,7 +905,7 @@ def test_every_error_is_ours(tmp_path: Path) -> None:
     """So that the command line prints it without a traceback."""
     for src in (tmp_path, tmp_path / "nothing", tmp_path / "*.tar"):
         with pytest.raises(LoadersError):
-            plan_images(src)
+            image_recipes(src)
 
 
 def test_splits_that_a_pattern_makes_one_dataset_are_told(tmp_path: Path) -> None:
@@ -918,9 +914,9 @@ def test_splits_that_a_pattern_makes_one_dataset_are_told(tmp_path: Path) -> Non
         pq.write_table(pa.table({"image": [picture]}), tmp_path / f"{name}-0.parquet")
     told = "splits become one dataset (train, val): to keep them apart, pack each by itself"
 
-    assert told in make_images_plan(tmp_path / "*.parquet").notes()
-    assert told not in make_images_plan(tmp_path).notes()
-    assert told not in make_images_plan(tmp_path / "train-*.parquet").notes()
+    assert told in plan_images(tmp_path / "*.parquet").notes()
+    assert told not in plan_images(tmp_path).notes()
+    assert told not in plan_images(tmp_path / "train-*.parquet").notes()
 
 
 @pytest.mark.parametrize(("codec", "limit"), [("webp", 16_383), ("jpeg", 65_500)])

@@ -28,7 +28,7 @@ from packdata.stats import stats
 from packdata.tokens.documents import texts_of
 from packdata.tokens.files import list_files
 from packdata.tokens.ids import IdsSource
-from packdata.tokens.plan import TokenOptions, make_plan, open_tokenizer, pack_tokens
+from packdata.tokens.plan import TokenOptions, open_tokenizer, pack_tokens, plan_tokens
 from packdata.tokens.split import shards_of
 from packdata.tokens.texts import TextOptions, TextSource
 from packdata.tokens.tokenizer import JsonTokenizer, Vocabulary, train_bpe
@@ -129,7 +129,7 @@ def test_a_folder_is_read_in_order_of_names_and_tells_what_it_passed_over(tmp_pa
         data = name.encode()
         write(tmp_path / "src" / name, gzip.compress(data) if name.endswith("gz") else data)
 
-    plan = make_plan(tmp_path / "src")
+    plan = plan_tokens(tmp_path / "src")
 
     assert texts(pack(tmp_path / "src", tmp_path / "p")) == ["a/b.txt.gz", "a/z.md", "b.txt"]
     assert plan.notes() == ["passed over: 1 .png", NO_END + BYTES_END]
@@ -148,7 +148,7 @@ def test_links_in_a_folder_are_followed_and_loops_cut(tmp_path: Path) -> None:
     names = ["a.txt", "linked/deep/b.txt", "one.md"]
     assert [file.name for file in listing.files] == names
     assert [file.path for file in listing.files] == [source / name for name in names]
-    assert "passed over: 1 link to a folder above" in make_plan(source).notes()
+    assert "passed over: 1 link to a folder above" in plan_tokens(source).notes()
     assert texts(pack(source, tmp_path / "p")) == ["a", "b", "b"]
 
 
@@ -176,12 +176,12 @@ def test_splits_that_become_one_stream_are_told(tmp_path: Path, names: tuple[str
     for name in names:
         write(tmp_path / "src" / name, bytes(8))
 
-    told = [note for note in make_plan(tmp_path / "src").notes() if "splits become one" in note]
+    told = [note for note in plan_tokens(tmp_path / "src").notes() if "splits become one" in note]
 
     assert len(told) == 1
-    assert make_plan(tmp_path / "src" / names[0]).notes() == []
+    assert plan_tokens(tmp_path / "src" / names[0]).notes() == []
     write(tmp_path / "src/more.bin", bytes(8))
-    assert make_plan(tmp_path / "src").notes() == []
+    assert plan_tokens(tmp_path / "src").notes() == []
 
 
 def test_separators_that_end_as_lines_of_windows_do_are_told(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_separators_that_end_as_lines_of_windows_do_are_told(tmp_path: Path) -> 
         write(tmp_path / "src" / name, "one\r\n\r\ntwo")
     write(tmp_path / "src/c.txt", "one\n\ntwo")
 
-    plan = make_plan(tmp_path / "src", TokenOptions(documents="\n\n"))
-    plain = make_plan(tmp_path / "src/c.txt", TokenOptions(documents="\n\n"))
+    plan = plan_tokens(tmp_path / "src", TokenOptions(documents="\n\n"))
+    plain = plan_tokens(tmp_path / "src/c.txt", TokenOptions(documents="\n\n"))
 
     note = r"documents are separated by '\r\n\r\n' where lines end in \r\n: a.txt, b.txt"
     assert note in plan.notes()
@@ -448,15 +448,15 @@ def test_sources_that_are_missing_or_mixed_or_given_twice_are_refused(tmp_path: 
     text, ids = write(tmp_path / "a.txt", "a"), write(tmp_path / "b.bin", b"\0\0")
 
     with pytest.raises(SourceError, match="no such file"):
-        make_plan(tmp_path / "c.txt")
+        plan_tokens(tmp_path / "c.txt")
     with pytest.raises(SourceError, match="1 file of text and 1 of ids"):
-        make_plan([text, ids])
+        plan_tokens([text, ids])
     with pytest.raises(SourceError, match="more than once"):
-        make_plan([text, text])
+        plan_tokens([text, text])
     with pytest.raises(SourceError, match=r"holds \.png but no text"):
-        make_plan(write(tmp_path / "only/a.png", b"").parent)
+        plan_tokens(write(tmp_path / "only/a.png", b"").parent)
     with pytest.raises(SourceError, match="packed dataset already"):
-        make_plan(pack(text, tmp_path / "p"))
+        plan_tokens(pack(text, tmp_path / "p"))
     (matched,) = list_files([tmp_path / "*.txt"]).files
     assert matched.path == text
 
@@ -681,7 +681,7 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     )
     for source, options, what in cases:
         with pytest.raises(ValueError, match=what):
-            make_plan(source, TokenOptions(**options))
+            plan_tokens(source, TokenOptions(**options))
     wrong: tuple[dict[str, Any], ...] = (
         {"val_share": 1.0},
         {"row_tokens": 1},
@@ -913,7 +913,7 @@ def test_a_source_that_changed_since_it_was_listed_is_not_published(tmp_path: Pa
     from packdata.plan import pack_plan
 
     source = write(tmp_path / "a.txt", "before")
-    plan = make_plan(source)
+    plan = plan_tokens(source)
     write(source, "behind!")
 
     with pytest.raises(PackError, match="the source changed"):
@@ -958,7 +958,7 @@ def test_documents_that_end_nowhere_in_the_ids_are_noted(
 ) -> None:
     sources = [write(tmp_path / name, "" if name == "empty.txt" else TEXT) for name in names]
 
-    plan = make_plan(sources, TokenOptions(**options))
+    plan = plan_tokens(sources, TokenOptions(**options))
 
     assert (NO_END + BYTES_END in plan.notes()) is said
     assert (NO_END in str(plan)) is said
@@ -984,7 +984,9 @@ def test_a_tokenizer_without_an_end_is_noted_too(tmp_path: Path, bpe: bytes) -> 
     }
     sources = [write(tmp_path / name, "text") for name in ("a.txt", "b.txt")]
 
-    plan = make_plan(sources, TokenOptions(tokenizer=write(tmp_path / "t.json", json.dumps(data))))
+    plan = plan_tokens(
+        sources, TokenOptions(tokenizer=write(tmp_path / "t.json", json.dumps(data)))
+    )
 
     assert plan.notes() == [NO_END]
 

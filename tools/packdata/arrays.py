@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ARRAY, MASK = "array", "mask"
 
 
-def plan_arrays(
+def array_recipes(
     src: Path | str, options: ArrayOptions | None = None, source: SourceOptions | None = None
 ) -> list[tuple[str, ArraysRecipe]]:
     """Return a recipe for each split of a source, named ``""`` if it has no splits.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.schema import Array
 from packdata.array_files import ArrayOptions
-from packdata.arrays import ARRAY, ArraysRecipe, plan_arrays
+from packdata.arrays import ARRAY, ArraysRecipe, array_recipes
 from packdata.files_plan import FilesPlan
 from packdata.parts import SourceOptions
 from packdata.plan import pack_plan
@@ -61,7 +61,7 @@ def _flat_volume(dims: Sequence[int | None]) -> str:
     return ""
 
 
-def make_arrays_plan(
+def plan_arrays(
     src: Path | str,
     *,
     format: Format | None = None,
@@ -76,8 +76,8 @@ def make_arrays_plan(
     """
     source = take(SourceOptions, options, column=array_column)
     array_options = ArrayOptions(**options)
-    parts = plan_arrays(src, array_options, source)
-    list_again = partial(plan_arrays, Path(src).absolute(), array_options, source.absolute())
+    parts = array_recipes(src, array_options, source)
+    list_again = partial(array_recipes, Path(src).absolute(), array_options, source.absolute())
     largest = max(recipe.num_bytes for _, recipe in parts)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
     for _, recipe in parts:
@@ -107,4 +107,4 @@ def pack_arrays(
         PackError: The target cannot be written, is in use, or holds something else.
     """
     settings = take(PackSettings, options)
-    return pack_plan(make_arrays_plan(src, format=format, **options), dst, **settings)
+    return pack_plan(plan_arrays(src, format=format, **options), dst, **settings)

@@ -124,7 +124,7 @@ class ImageOptions:
         }
 
 
-def plan_images(
+def image_recipes(
     src: Path | str, options: ImageOptions | None = None, source: SourceOptions | None = None
 ) -> list[tuple[str, ImagesRecipe]]:
     """Return a recipe for each split of a source, named ``""`` if it has no splits.

@@ -12,7 +12,7 @@ from loaders.schema import Field, Image, Label
 from packdata.describe import codec_text, counted
 from packdata.files_plan import FilesPlan
 from packdata.fit import Resize
-from packdata.images import SMALLER, ImageOptions, ImagesRecipe, plan_images
+from packdata.images import SMALLER, ImageOptions, ImagesRecipe, image_recipes
 from packdata.parts import SourceOptions
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, take
@@ -74,7 +74,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         return [f"{kept}, {encoded:,} encoded anew{listed}" if encoded else kept, *notes]
 
 
-def make_images_plan(
+def plan_images(
     src: Path | str,
     *,
     format: Format | None = None,
@@ -94,8 +94,8 @@ def make_images_plan(
         raise SchemaError(f"fit {fit!r} says how pictures come to a size: give --size, too")
     made = tuple(Resize.parse(size, fit) for size in sizes)
     image_options = ImageOptions(sizes=made, **options)
-    parts = plan_images(src, image_options, source)
-    list_again = partial(plan_images, Path(src).absolute(), image_options, source.absolute())
+    parts = image_recipes(src, image_options, source)
+    list_again = partial(image_recipes, Path(src).absolute(), image_options, source.absolute())
     return ImagesPlan(src, parts, format or _usual_format(parts), list_again)
 
 
@@ -129,4 +129,4 @@ def pack_images(
         PackError: The target cannot be written, is in use, or holds something else.
     """
     settings = take(PackSettings, options)
-    return pack_plan(make_images_plan(src, format=format, **options), dst, **settings)
+    return pack_plan(plan_images(src, format=format, **options), dst, **settings)

@@ -73,12 +73,12 @@ def _add_array_options(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata arrays``."""
-    from packdata.arrays_plan import make_arrays_plan
+    from packdata.arrays_plan import plan_arrays
 
     names = (
         *("dtype", "mask_dtype", "channels", "array", "mask_array"),
         *("masks", "classes", "array_column", "mask_column", "label_column"),
     )
     options = {name: getattr(args, name) for name in names}
-    make_plan = partial(make_arrays_plan, args.src, format=args.format, **options)
+    make_plan = partial(plan_arrays, args.src, format=args.format, **options)
     return run_packing(args, make_plan, unit="arrays")

@@ -84,7 +84,7 @@ def _add_picture_options(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata images``."""
-    from packdata.images_plan import make_images_plan
+    from packdata.images_plan import plan_images
 
     names = (
         *("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression"),
@@ -93,5 +93,5 @@ def run(args: argparse.Namespace) -> int:
     options = {name: getattr(args, name) for name in names}
     sizes = tuple(args.size)
     return run_packing(
-        args, partial(make_images_plan, args.src, format=args.format, sizes=sizes, **options)
+        args, partial(plan_images, args.src, format=args.format, sizes=sizes, **options)
     )

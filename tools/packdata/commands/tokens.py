@@ -134,9 +134,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> TokensPlan:
-    from packdata.tokens.plan import TokenOptions, make_plan
+    from packdata.tokens.plan import TokenOptions, plan_tokens
 
     names = ("text_column", "tokenizer", "train_bpe", "eod", "vocab_size", "bin_dtype")
     options = {name: getattr(args, name) for name in (*names, "row_tokens", "val_share", "seed")}
     options["documents"] = unescaped(args.documents)
-    return make_plan(args.src, TokenOptions(**options), format=args.format, on_error=args.on_error)
+    return plan_tokens(
+        args.src, TokenOptions(**options), format=args.format, on_error=args.on_error
+    )

@@ -217,7 +217,7 @@ def _in_words(tokens: int, documents: int) -> str:
     return f"{counted(tokens, 'token')} in {counted(documents, 'document')}"
 
 
-def make_plan(
+def plan_tokens(
     sources: Sequence[Path | str] | Path | str,
     options: TokenOptions | None = None,
     *,
@@ -244,7 +244,7 @@ def make_plan(
         what = f"{counted(kinds['text'], 'file')} of text and {kinds['ids']} of ids lie there"
         raise SourceError(what, str(sources[0]), "Pack them one after the other")
     _check_used(options, {file.kind for file in listing.files})
-    make = _plan_ids if "ids" in kinds else _plan_text
+    make = _ids_recipe if "ids" in kinds else _text_recipe
     recipe = make(listing, options, may_cut=on_error == "fail" and not options.val_share)
     if not len(recipe):
         raise SourceError("there is nothing in the files", str(sources[0]))
@@ -263,7 +263,7 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
             raise ValueError(f"{name} is for {what}, and the files are {', '.join(sorted(kinds))}")
 
 
-def _plan_text(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
+def _text_recipe(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
     if options.vocab_size is not None:
         raise ValueError("vocab_size is for ids: a tokenizer has its own")
     if (
@@ -298,7 +298,7 @@ def _plan_text(listing: Listing, options: TokenOptions, *, may_cut: bool) -> Tok
     return _recipe(listing, options, source, Vocabulary.of(size, 4, eod), tokenizer, cut)
 
 
-def _plan_ids(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
+def _ids_recipe(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
     if options.train_bpe is not None:
         raise ValueError("train_bpe is for text: these are ids already")
     tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
@@ -389,5 +389,5 @@ def pack_tokens(
         ValueError: The options contradict each other.
     """
     on_error = settings.get("on_error", "fail")
-    plan = make_plan(sources, options, format=format, on_error=on_error)
+    plan = plan_tokens(sources, options, format=format, on_error=on_error)
     return pack_plan(plan, dst, **settings)
