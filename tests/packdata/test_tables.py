@@ -596,7 +596,7 @@ def test_shards_of_tables_have_a_size_of_their_own_unless_another_is_asked_for(
 ) -> None:
     source = tmp_path / "t.csv"
     source.write_text("a\n" + "1\n" * 1000)
-    monkeypatch.setattr("packdata.tables.pack.TABLE_SHARD_BYTES", 1000)
+    monkeypatch.setattr("packdata.tables.plan.TABLE_SHARD_BYTES", 1000)
 
     assert pack_tables(source, tmp_path / "usual").shards > 1
     assert pack_tables(source, tmp_path / "asked", shard_bytes=1 << 20).shards == 1

@@ -1,10 +1,11 @@
 """Tables: CSV, JSON lines, Parquet and Arrow files to rows of numbers, categories and targets.
 
-``scan`` reads everything once and finds types, statistics and categories; ``plan`` decides what becomes of each column;
-``recipe`` packs part by part. Where rows cannot be packed as is planned, ``scan`` reads once more, without them: what
-is learned is learned of the rows that are packed. No file is ever in memory as a whole.
+``scan`` reads everything once and finds types, statistics and categories; ``columns`` decides what becomes of each
+column; ``recipe`` packs part by part; ``plan`` puts them together. Where rows cannot be packed as is planned, ``scan``
+reads once more, without them: what is learned is learned of the rows that are packed. No file is ever in memory as a
+whole.
 """
 
-from packdata.tables.pack import TablesJob, pack_tables, plan_tables
+from packdata.tables.plan import TablesJob, pack_tables, plan_tables
 
 __all__ = ["TablesJob", "pack_tables", "plan_tables"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import SourceError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Categories, Features, Label
-from packdata.tables.plan import CATEGORIES, FEATURES, MISSING, TablePlan, Target, field_name
+from packdata.tables.columns import CATEGORIES, FEATURES, MISSING, TablePlan, Target, field_name
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,8 @@ from packdata.tables.values import NO_VALUES, groups_of_texts, in_words
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from packdata.tables.columns import TablePlan
     from packdata.tables.options import TableOptions
-    from packdata.tables.plan import TablePlan
     from packdata.tables.scan import ColumnScan, Scan
 
 _DAY_S = 86_400

@@ -15,8 +15,8 @@ from loaders.columns import FixedColumn
 from loaders.errors import SourceError
 from packdata.recipe import Block, Recipe, Target
 from packdata.rows import standardized
+from packdata.tables.columns import CATEGORIES, FEATURES, MISSING
 from packdata.tables.parts import Rows
-from packdata.tables.plan import CATEGORIES, FEATURES, MISSING
 from packdata.tables.scan import checked_group, place
 from packdata.tables.values import (
     Flags,
@@ -33,9 +33,9 @@ from packdata.tables.values import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from packdata.tables.columns import TablePlan
+    from packdata.tables.columns import Target as TargetColumn
     from packdata.tables.parts import Part, TableFile
-    from packdata.tables.plan import TablePlan
-    from packdata.tables.plan import Target as TargetColumn
 
 Matrix = npt.NDArray[Any]
 
