@@ -374,7 +374,7 @@ def test_numbers_that_the_dtype_cannot_hold_are_named(tmp_path: Path) -> None:
 def test_targets_that_are_rounded_are_named_with_their_dtype(tmp_path: Path) -> None:
     source = write(tmp_path, "x,big,small\n2049,1,1\n2,16777217,16777216\n")
 
-    plan = plan_tables([source], dtype="float16", target=("big", "small")).plan
+    plan = plan_tables([source], dtype="float16", target=("big", "small")).columns
 
     assert plan.notes == (
         "float16 rounds whole numbers in x",
@@ -550,11 +550,11 @@ def test_a_file_that_changes_between_the_passes_is_noticed(tmp_path: Path) -> No
     from packdata.plan import pack_plan
 
     source = write(tmp_path, "a\n1\n2\n")
-    job = plan_tables([source])
+    plan = plan_tables([source])
     write(tmp_path, "a\n1\n3\n4\n")
 
     with pytest.raises(PackError, match="the source changed"):
-        pack_plan(job, tmp_path / "out")
+        pack_plan(plan, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,6 @@ reads once more, without them: what is learned is learned of the rows that are p
 whole.
 """
 
-from packdata.tables.plan import TablesJob, pack_tables, plan_tables
+from packdata.tables.plan import TablesPlan, pack_tables, plan_tables
 
-__all__ = ["TablesJob", "pack_tables", "plan_tables"]
+__all__ = ["TablesPlan", "pack_tables", "plan_tables"]

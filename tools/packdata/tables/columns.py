@@ -37,7 +37,7 @@ _HOW_KINDS: dict[str, Kind] = {"number": "number", "flag": "flag", "hour of time
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetColumn:
     """A column to predict.
 
     Attributes:
@@ -54,7 +54,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlan:
+class ColumnPlan:
     """What becomes of every column.
 
     Attributes:
@@ -67,7 +67,7 @@ class TablePlan:
 
     features: Features | None
     categories: Categories | None
-    targets: tuple[Target, ...]
+    targets: tuple[TargetColumn, ...]
     missing_mask: bool
     notes: tuple[str, ...] = ()
 
@@ -129,7 +129,7 @@ def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str)
 
 def plan_columns(
     scan: Scan, options: TableOptions, source: Path | str, *, skips: bool = False
-) -> TablePlan:
+) -> ColumnPlan:
     """Decide what becomes of the columns of a scanned table.
 
     Args:
@@ -164,12 +164,12 @@ def plan_columns(
     texts = [name for name in learned if roles[name] == "text"]
     categories = _categories(texts, scan) if texts else None
     mask = options.missing_mask and features is not None
-    plan = TablePlan(features, categories, targets, mask)
+    plan = ColumnPlan(features, categories, targets, mask)
     words = [name for name in roles if roles[name] == "text"]
     return replace(plan, notes=tuple(notes_on(plan, words, scan, options)))
 
 
-def rejects_rows(plan: TablePlan, scan: Scan) -> bool:
+def rejects_rows(plan: ColumnPlan, scan: Scan) -> bool:
     """Tell whether rows were seen that cannot be packed as is planned."""
     features, columns = plan.features, scan.columns
     if features is not None:
@@ -259,11 +259,11 @@ def _mixed(name: str, column: ColumnScan, groups: set[Any]) -> SourceError:
     return SourceError(what + also, odd.where, hint)
 
 
-def _target(name: str, role: str, column: ColumnScan) -> Target:
+def _target(name: str, role: str, column: ColumnScan) -> TargetColumn:
     if role != "text":
         how = {"date": "days", "time": "hour of time"}.get(role, role)
-        return Target(field_name(name), name, how)
-    return Target(field_name(name), name, "label", _sorted_classes(known_texts(column)))
+        return TargetColumn(field_name(name), name, how)
+    return TargetColumn(field_name(name), name, "label", _sorted_classes(known_texts(column)))
 
 
 def _sorted_classes(names: Mapping[str, int]) -> tuple[str, ...]:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import SourceError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Categories, Features, Label
-from packdata.tables.columns import CATEGORIES, FEATURES, MISSING, TablePlan, Target, field_name
+from packdata.tables.columns import (
+    CATEGORIES,
+    FEATURES,
+    MISSING,
+    ColumnPlan,
+    TargetColumn,
+    field_name,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +28,8 @@ def plan_like(
     columns: Sequence[str] | None,
     drop: Sequence[str],
     path: Path | str = "",
-) -> TablePlan:
-    """Return the plan of another packing for files with these columns.
+) -> ColumnPlan:
+    """Return what another packing made of columns, for files with these columns.
 
     Args:
         like: Folder of a packed table.
@@ -49,24 +56,24 @@ def plan_like(
     known = {target.field: target for target in _targets(manifest.provenance)}
     targets = []
     for name, field in fields.items():
-        target = known.get(name) or Target(name, _column_of(name, columns), "number")
+        target = known.get(name) or TargetColumn(name, _column_of(name, columns), "number")
         if isinstance(field, Label):
-            target = Target(name, target.column, "label", field.classes or ())
+            target = TargetColumn(name, target.column, "label", field.classes or ())
         elif not (isinstance(field, Array) and field.dims == ()):
             raise SourceError(f"its field {name!r} does not come from a table", like)
         if name not in drop and target.column not in drop:
             targets.append(target)
-    plan = TablePlan(features, categories, tuple(targets), mask)
+    plan = ColumnPlan(features, categories, tuple(targets), mask)
     _check_columns(plan, columns, like, path)
     return plan
 
 
-def _targets(provenance: Any) -> Iterator[Target]:
+def _targets(provenance: Any) -> Iterator[TargetColumn]:
     """Find what is known of the targets, also below what was split, copied or merged since."""
     if isinstance(provenance, Mapping):
         told = provenance.get(TARGETS) if provenance.get("command") == "tables" else None
         for each in told if isinstance(told, list) else ():
-            yield Target(str(each["field"]), str(each["column"]), str(each["how"]))
+            yield TargetColumn(str(each["field"]), str(each["column"]), str(each["how"]))
         provenance = list(provenance.values())
     if isinstance(provenance, list):
         for each in provenance:
@@ -78,7 +85,7 @@ def _column_of(field: str, columns: Sequence[str] | None) -> str:
 
 
 def _check_columns(
-    plan: TablePlan, columns: Sequence[str] | None, like: Path | str, path: Path | str
+    plan: ColumnPlan, columns: Sequence[str] | None, like: Path | str, path: Path | str
 ) -> None:
     absent = [name for name in plan.kinds if columns is not None and name not in columns]
     targets = [target.column for target in plan.targets if target.column in absent]

@@ -17,7 +17,7 @@ from packdata.tables.values import NO_VALUES, groups_of_texts, in_words
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.tables.columns import TablePlan
+    from packdata.tables.columns import ColumnPlan
     from packdata.tables.options import TableOptions
     from packdata.tables.scan import ColumnScan, Scan
 
@@ -28,7 +28,7 @@ _SIGNS = r"[,%\p{Sc}]"  # Sc: signs of currencies
 
 
 def notes_on(
-    plan: TablePlan, words: Sequence[str], scan: Scan, options: TableOptions
+    plan: ColumnPlan, words: Sequence[str], scan: Scan, options: TableOptions
 ) -> Iterator[str]:
     """Say what is worth knowing of a plan.
 
@@ -45,7 +45,7 @@ def notes_on(
     yield from _signed_numbers([name for name in words if name not in options.categorical], scan)
 
 
-def _rounded_numbers(plan: TablePlan, scan: Scan) -> Iterator[str]:
+def _rounded_numbers(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
     """Say which columns of whole numbers are rounded by the dtype in which they are stored."""
     stored: dict[str, list[str]] = defaultdict(list)
     if plan.features is not None:
@@ -78,7 +78,7 @@ class _Times(NamedTuple):
     remedy: str
 
 
-def _rounded_times(plan: TablePlan, scan: Scan) -> Iterator[str]:
+def _rounded_times(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
     """Say which dates and times are rounded by the dtype in which they are stored."""
     found: dict[tuple[str, str, str], list[_Times]] = defaultdict(list)
     for times in (*_times_of_features(plan), *_times_of_targets(plan, scan)):
@@ -93,7 +93,7 @@ def _rounded_times(plan: TablePlan, scan: Scan) -> Iterator[str]:
         yield f"{note}: {remedy}" if remedy else note
 
 
-def _times_of_features(plan: TablePlan) -> Iterator[_Times]:
+def _times_of_features(plan: ColumnPlan) -> Iterator[_Times]:
     features = plan.features
     if features is None:
         return
@@ -108,7 +108,7 @@ def _times_of_features(plan: TablePlan) -> Iterator[_Times]:
             yield _Times(column, features.dtype, step_s, remedy)
 
 
-def _times_of_targets(plan: TablePlan, scan: Scan) -> Iterator[_Times]:
+def _times_of_targets(plan: ColumnPlan, scan: Scan) -> Iterator[_Times]:
     for target in plan.targets:
         if target.how in _UNITS_S:
             part = target.how.removesuffix(" of time")
@@ -129,7 +129,7 @@ def _in_words(seconds: float) -> str:
     return counted(round(seconds / _SPANS_S[unit]), unit)
 
 
-def _zones(plan: TablePlan, scan: Scan) -> Iterator[str]:
+def _zones(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
     """Say which dates are not those of the place where they were written."""
     zoned = [name for name in plan.kinds if "zoned" in scan.columns[name].first]
     if zoned:

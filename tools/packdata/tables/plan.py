@@ -18,7 +18,7 @@ from packdata.settings import PackSettings, take
 from packdata.shards import TABLE_SHARD_BYTES, Format
 from packdata.sources import joined_splits
 from packdata.sources.base import files_identity
-from packdata.tables.columns import TablePlan, check_names, plan_columns, rejects_rows
+from packdata.tables.columns import ColumnPlan, check_names, plan_columns, rejects_rows
 from packdata.tables.files import FOLDER, list_tables, open_tables
 from packdata.tables.like import TARGETS, plan_like
 from packdata.tables.options import TableOptions
@@ -37,12 +37,12 @@ _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 
 
 @dataclass(frozen=True, slots=True)
-class TablesJob:
-    """The recipe of some table files.
+class TablesPlan:
+    """The plan of some table files.
 
     Attributes:
         files: The files.
-        plan: What becomes of their columns.
+        columns: What becomes of their columns.
         recipe: What packs them.
         format: Of the shards.
         sources: Paths as they were given.
@@ -50,7 +50,7 @@ class TablesJob:
     """
 
     files: Sequence[TableFile]
-    plan: TablePlan
+    columns: ColumnPlan
     recipe: TablesRecipe
     format: Format = "parquet"
     sources: Sequence[Path | str] = ()
@@ -67,7 +67,7 @@ class TablesJob:
             "files": [str(file.path) for file in self.files],
             "parts": len(self.recipe),
             "rows": self.recipe.num_samples,
-            "schema": self.plan.schema.to_json(),
+            "schema": self.columns.schema.to_json(),
             "notes": self.notes(),
         }
 
@@ -75,14 +75,14 @@ class TablesJob:
         rows = self.recipe.num_samples
         count = "rows" if rows is None else counted(rows, "row")
         files = counted(len(self.files), "file")
-        return "\n".join([f"{count} in {files}:", *self.plan.lines(), *self._source_notes()])
+        return "\n".join([f"{count} in {files}:", *self.columns.lines(), *self._source_notes()])
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the columns, and once they are packed of their values."""
         counts = sorted(self.recipe.unknown.items())
         unknown = [f"{name} ({count:,})" for name, count in counts if count]
         notes = [f"stored as 0, unknown to the vocabulary: {in_words(unknown)}"] if unknown else []
-        return [*self.plan.notes, *self._source_notes(), *notes]
+        return [*self.columns.notes, *self._source_notes(), *notes]
 
     def _source_notes(self) -> list[str]:
         ignored = [
@@ -118,7 +118,7 @@ def plan_tables(
     on_error: OnError = "fail",
     progress: Progress | None = None,
     **options: Any,
-) -> TablesJob:
+) -> TablesPlan:
     """Read tables and say what would become of them; ``options`` are those of ``TableOptions``.
 
     Raises:
@@ -151,7 +151,7 @@ def plan_tables(
         TARGETS: [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets],
     }
     recipe = TablesRecipe(files, parts, plan, rows, identity, provenance)
-    return TablesJob(files, plan, recipe, format, tuple(sources), dict(listing.ignored))
+    return TablesPlan(files, plan, recipe, format, tuple(sources), dict(listing.ignored))
 
 
 def _scanned(
@@ -160,7 +160,7 @@ def _scanned(
     workers: int,
     on_error: OnError,
     progress: Progress | None,
-) -> tuple[list[Part], TablePlan, int]:
+) -> tuple[list[Part], ColumnPlan, int]:
     asked = [*options.features, *options.categorical, *options.numeric, *options.target]
     wanted = list(dict.fromkeys(asked)) if options.features else None
     known = [name for file in files for name in file.columns or ()]
@@ -198,7 +198,7 @@ def _scanned(
 
 
 def _index_notes(
-    files: Sequence[TableFile], plan: TablePlan, options: TableOptions
+    files: Sequence[TableFile], plan: ColumnPlan, options: TableOptions
 ) -> Iterator[str]:
     """Say which columns are probably no values but the numbers of the rows."""
     unnamed = {name for file in files for name in getattr(file, "unnamed", ())}
@@ -267,5 +267,5 @@ def pack_tables(
     settings = take(PackSettings, options)
     settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
     workers, on_error = settings.get("workers"), settings.get("on_error", "fail")
-    job = plan_tables(listed, format=format, workers=workers, on_error=on_error, **options)
-    return pack_plan(job, dst, **settings)
+    plan = plan_tables(listed, format=format, workers=workers, on_error=on_error, **options)
+    return pack_plan(plan, dst, **settings)

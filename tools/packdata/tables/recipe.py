@@ -33,8 +33,7 @@ from packdata.tables.values import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.tables.columns import TablePlan
-    from packdata.tables.columns import Target as TargetColumn
+    from packdata.tables.columns import ColumnPlan, TargetColumn
     from packdata.tables.parts import Part, TableFile
 
 Matrix = npt.NDArray[Any]
@@ -46,9 +45,9 @@ class TablesRecipe(Recipe):
     Args:
         files: The files.
         parts: Their parts.
-        plan: What becomes of every column.
+        columns: What becomes of every column.
         num_samples: Rows of all parts, if known.
-        identity: JSON that decides the output, beside the plan.
+        identity: JSON that decides the output, beside these.
         provenance: JSON for the manifest.
 
     Attributes:
@@ -61,25 +60,25 @@ class TablesRecipe(Recipe):
         self,
         files: Sequence[TableFile],
         parts: Sequence[Part],
-        plan: TablePlan,
+        columns: ColumnPlan,
         num_samples: int | None,
         identity: Mapping[str, Any],
         provenance: Mapping[str, Any],
     ) -> None:
-        self.files, self.parts, self.plan, self.num_samples = files, parts, plan, num_samples
+        self.files, self.parts, self.columns, self.num_samples = files, parts, columns, num_samples
         self.identity, self.provenance = identity, provenance
-        self.schema = plan.schema
+        self.schema = columns.schema
         self.targets: Sequence[Target] = [Target("", self.schema)]
         self.unknown: Counter[str] = Counter()
         self._lock = threading.Lock()
-        categories = plan.categories
+        categories = columns.categories
         self._vocabularies = {
             name: pa.array(vocabulary, pa.string())
             for name, vocabulary in (
                 zip(categories.columns, categories.vocabularies, strict=True) if categories else ()
             )
         }
-        self._classes = {t.field: pa.array(t.classes, pa.string()) for t in plan.targets}
+        self._classes = {t.field: pa.array(t.classes, pa.string()) for t in columns.targets}
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -94,7 +93,7 @@ class TablesRecipe(Recipe):
 
     def encode(self, item: Part) -> list[Block]:
         """Return the rows of a part."""
-        file, kinds = self.files[item.file], self.plan.kinds
+        file, kinds = self.files[item.file], self.columns.kinds
         pieces: list[dict[str, Matrix]] = [
             {name: self._empty(name) for name in self.schema.fields}
         ]
@@ -136,24 +135,24 @@ class TablesRecipe(Recipe):
         self, file: TableFile, rows: Rows
     ) -> tuple[dict[str, Matrix], dict[str, Flags], dict[int, str]]:
         """Return the values of every field, which its vocabulary lacks, and which rows cannot be packed, and why."""
-        for name in self.plan.kinds:
+        for name in self.columns.kinds:
             checked_group(name, rows.table[name].type, file)
         table, wrong = _Table(rows.table), _Wrong()
         arrays: dict[str, Matrix] = {}
         unknown: dict[str, Flags] = {}
-        if self.plan.features is not None:
+        if self.columns.features is not None:
             arrays[FEATURES], missing = self._features(table, wrong)
-            if self.plan.missing_mask:
+            if self.columns.missing_mask:
                 arrays[MISSING] = missing
-        if self.plan.categories is not None:
+        if self.columns.categories is not None:
             arrays[CATEGORIES], unknown = self._categories(table)
         # Classes of rows that are left out are none: why those are is to be told first.
-        for target in sorted(self.plan.targets, key=lambda target: target.how == "label"):
+        for target in sorted(self.columns.targets, key=lambda target: target.how == "label"):
             arrays[target.field] = self._target(target, table, wrong)
         return arrays, unknown, wrong.rows
 
     def _features(self, table: _Table, wrong: _Wrong) -> tuple[Matrix, Flags]:
-        features = self.plan.features
+        features = self.columns.features
         assert features is not None
         out = np.empty((len(table), len(features.columns)), features.dtype)
         mask = np.zeros(out.shape, bool)
@@ -177,7 +176,7 @@ class TablesRecipe(Recipe):
         return out, mask
 
     def _categories(self, table: _Table) -> tuple[Matrix, dict[str, Flags]]:
-        categories = self.plan.categories
+        categories = self.columns.categories
         assert categories is not None
         out = np.empty((len(table), len(categories.columns)), categories.dtype)
         unknown: dict[str, Flags] = {}
