@@ -17,9 +17,9 @@ from loaders.errors import LoadersError, SchemaError, SourceError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Label
 from packdata import pack_arrays
-from packdata.array_files import Axes
-from packdata.arrays import ArraysRecipe, array_recipes
-from packdata.arrays_plan import plan_arrays
+from packdata.arrays.files import Axes
+from packdata.arrays.plan import plan_arrays
+from packdata.arrays.recipe import ArraysRecipe, array_recipes
 from packdata.cli import main
 from packdata.engine import pack_recipe
 from packdata.preview import contact_sheet

@@ -26,9 +26,9 @@ from loaders.schema import Image, Label
 from packdata import partition
 from packdata.cli import build_parser, main
 from packdata.edit import CopyOptions
-from packdata.fit import Resize
-from packdata.images import ImageOptions
-from packdata.images_plan import pack_images
+from packdata.images.fit import Resize
+from packdata.images.plan import pack_images
+from packdata.images.recipe import ImageOptions
 from packdata.provenance import USUAL, describe_origin
 from packdata.reader import PackedReader
 from packdata.tables.options import TableOptions
@@ -677,7 +677,7 @@ def test_workers_and_overwrite(photos: Path, tmp_path: Path, format: str) -> Non
 def test_a_source_that_changes_while_it_is_packed_is_noticed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from packdata.images import ImagesRecipe
+    from packdata.images.recipe import ImagesRecipe
 
     encode = ImagesRecipe.encode
 

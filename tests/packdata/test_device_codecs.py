@@ -20,7 +20,7 @@ from loaders.errors import CodecError, SchemaError
 from loaders.manifest import read_manifest
 from loaders.schema import Image
 from packdata.cli import main
-from packdata.planes import jpeg_planes
+from packdata.images.planes import jpeg_planes
 from packdata.reader import PackedReader
 from tests.packdata.packing import pack
 

@@ -22,8 +22,8 @@ from loaders.codecs import codec_for
 from loaders.errors import LoadersError, SchemaError, SourceError
 from loaders.manifest import Manifest, publish_manifest
 from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
-from packdata.images import ImagesRecipe, image_recipes
-from packdata.images_plan import plan_images
+from packdata.images.plan import plan_images
+from packdata.images.recipe import ImagesRecipe, image_recipes
 
 if TYPE_CHECKING:
     from pathlib import Path

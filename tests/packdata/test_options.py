@@ -19,10 +19,10 @@ from PIL import Image as Pictures
 
 from loaders.limits import usable_cores
 from loaders.manifest import MANIFEST_NAME, read_manifest
-from packdata.arrays_plan import pack_arrays
+from packdata.arrays.plan import pack_arrays
 from packdata.cli import build_parser, main
 from packdata.edit import CopyOptions, copy_dataset
-from packdata.images_plan import pack_images
+from packdata.images.plan import pack_images
 from packdata.partition import split
 from packdata.settings import take
 from packdata.tables import pack_tables

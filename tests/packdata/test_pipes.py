@@ -13,8 +13,8 @@ import pytest
 import packdata
 from loaders.errors import SourceError
 from loaders.schema import Image
-from packdata.arrays_plan import pack_arrays
-from packdata.images_plan import pack_images
+from packdata.arrays.plan import pack_arrays
+from packdata.images.plan import pack_images
 from packdata.reader import PackedReader
 from packdata.sources.base import read_head
 from packdata.tables import pack_tables

@@ -13,8 +13,8 @@ import pytest
 import packdata
 from loaders.errors import PackError
 from loaders.schema import Image, Label
-from packdata.arrays_plan import pack_arrays
-from packdata.images_plan import pack_images
+from packdata.arrays.plan import pack_arrays
+from packdata.images.plan import pack_images
 from packdata.progress import Quiet
 from packdata.reader import PackedReader
 from tests.packdata.command_sources import make_sources

@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from packdata.arrays_plan import pack_arrays
+    from packdata.arrays.plan import pack_arrays
     from packdata.engine import Summary, pack_recipe, pack_recipes
-    from packdata.images_plan import pack_images
+    from packdata.images.plan import pack_images
     from packdata.recipe import Block, Recipe, Records, Target
     from packdata.tables import pack_tables
     from packdata.tokens.plan import TokenOptions, pack_tokens
@@ -44,8 +44,8 @@ _HOMES = {
     "TokenOptions": "tokens.plan",
     "Writer": "writer",
     "pack": "writer",
-    "pack_arrays": "arrays_plan",
-    "pack_images": "images_plan",
+    "pack_arrays": "arrays.plan",
+    "pack_images": "images.plan",
     "pack_recipe": "engine",
     "pack_recipes": "engine",
     "pack_tables": "tables",

@@ -127,7 +127,7 @@ class Preparer:
     def _file(
         self, value: str | Path | bytes | bytearray | memoryview, field: Image | Mask
     ) -> Work:
-        from packdata.stored import check_takes_files
+        from packdata.images.stored import check_takes_files
 
         check_takes_files(field)
         if isinstance(value, str | Path):
@@ -155,7 +155,7 @@ class Preparer:
             raise SourceError(str(error), path) from error
 
     def _from_bytes(self, data: bytes, field: Image | Mask) -> Encoded:
-        from packdata.stored import stored_picture
+        from packdata.images.stored import stored_picture
 
         record, size = stored_picture(data, field, self._quality)
         _check_size(size, field)

@@ -73,7 +73,7 @@ def _add_array_options(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata arrays``."""
-    from packdata.arrays_plan import plan_arrays
+    from packdata.arrays.plan import plan_arrays
 
     names = (
         *("dtype", "mask_dtype", "channels", "array", "mask_array"),

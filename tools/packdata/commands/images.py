@@ -84,7 +84,7 @@ def _add_picture_options(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata images``."""
-    from packdata.images_plan import plan_images
+    from packdata.images.plan import plan_images
 
     names = (
         *("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression"),

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from loaders.codecs.picture import encode_jpeg
-from packdata.fit import Resize
-from packdata.pictures import decode_picture
-from packdata.scratch import Scratch
+from packdata.images.fit import Resize
+from packdata.images.pictures import decode_picture
+from packdata.images.scratch import Scratch
 
 
 def jpeg(height: int, width: int, channels: int = 3) -> bytes:

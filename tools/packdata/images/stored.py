@@ -12,8 +12,8 @@ from loaders.codecs import codec_for
 from loaders.codecs.picture import PictureCodec
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
-from packdata.headers import read_header
-from packdata.pictures import decode_mask, decode_picture, turned
+from packdata.images.headers import read_header
+from packdata.images.pictures import decode_mask, decode_picture, turned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ def stored_picture(
     """Return the record of an encoded file, and the (height, width) of its picture.
 
     A JPEG, PNG or WebP that needs no change is kept verbatim. Everything else is turned upright,
-    converted to the field's channels and encoded with its codec; see ``packdata.pictures``.
+    converted to the field's channels and encoded with its codec; see ``packdata.images.pictures``.
 
     Raises:
         CodecError: The file is damaged, or is not a picture that the field can hold.

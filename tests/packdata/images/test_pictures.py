@@ -15,9 +15,9 @@ import pytest
 import simplejpeg
 
 from loaders.errors import CodecError, SchemaError
-from packdata.fit import Resize
-from packdata.headers import read_header
-from packdata.pictures import Picture, decode_mask, decode_picture
+from packdata.images.fit import Resize
+from packdata.images.headers import read_header
+from packdata.images.pictures import Picture, decode_mask, decode_picture
 
 Array = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from loaders.errors import SourceError
 from loaders.schema import Label
 from packdata.describe import counted
-from packdata.labels import LABEL, LabelField, label_fields
+from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.sources import MaskFolder, Source, find_splits, joined_splits, open_source
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind
 from packdata.sources.idx import IdxSource

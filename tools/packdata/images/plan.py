@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Label
 from packdata.describe import codec_text, counted
-from packdata.files_plan import FilesPlan
-from packdata.fit import Resize
-from packdata.images import SMALLER, ImageOptions, ImagesRecipe, image_recipes
-from packdata.parts import SourceOptions
+from packdata.files.parts import SourceOptions
+from packdata.files.plan import FilesPlan
+from packdata.images.fit import Resize
+from packdata.images.recipe import SMALLER, ImageOptions, ImagesRecipe, image_recipes
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, take
 from packdata.values import describe
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from packdata.engine import Summary
-    from packdata.fit import Size
+    from packdata.images.fit import Size
     from packdata.shards import Format
 
 _SHOWN_CLASSES = 8
@@ -116,10 +116,10 @@ def pack_images(
         dst: A folder that is new or empty.
         format: ``"lmdb"`` or ``"parquet"``; by default Parquet for raw pixels, LMDB for files.
         options: ``sizes`` (``256``, ``"224x320"`` as height x width, ...; each its own dataset)
-            and ``fit``, how pictures come to a size (``packdata.fit.Resize``); ``codec``,
+            and ``fit``, how pictures come to a size (``packdata.images.fit.Resize``); ``codec``,
             ``quality``, ``gray``, ``keep_depth``, ``subsampling`` and ``compression``
-            (``packdata.images.ImageOptions``); ``masks``, ``classes``, ``image_column``,
-            ``mask_column`` and ``label_column`` (``packdata.parts.SourceOptions``);
+            (``packdata.images.recipe.ImageOptions``); ``masks``, ``classes``, ``image_column``,
+            ``mask_column`` and ``label_column`` (``packdata.files.parts.SourceOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
             (``packdata.settings.PackSettings``).
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from loaders.codecs.picture import encode_jpeg
-from packdata.headers import read_header
+from packdata.images.headers import read_header
 from packdata.sources.base import key_of
 from packdata.sources.npy import read_header as read_array_header
 

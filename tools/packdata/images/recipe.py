@@ -22,19 +22,25 @@ from loaders.codecs import Codec, codec_for
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Mask, Text
-from packdata.files_recipe import FilesRecipe
-from packdata.headers import PNG_START, read_header
-from packdata.parts import open_parts
-from packdata.pictures import Picture, decode_mask, decode_picture, open_pil, use_exact_opencv
-from packdata.planes import encode_jpeg_planes
+from packdata.files.parts import open_parts
+from packdata.files.recipe import FilesRecipe
+from packdata.images.headers import PNG_START, read_header
+from packdata.images.pictures import (
+    Picture,
+    decode_mask,
+    decode_picture,
+    open_pil,
+    use_exact_opencv,
+)
+from packdata.images.planes import encode_jpeg_planes
+from packdata.images.scratch import Scratch
 from packdata.recipe import Target
-from packdata.scratch import Scratch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from packdata.fit import Resize, Size
-    from packdata.parts import Part, SourceOptions
+    from packdata.files.parts import Part, SourceOptions
+    from packdata.images.fit import Resize, Size
     from packdata.sources import Item
     from packdata.sources.base import Pixels
 

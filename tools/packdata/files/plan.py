@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from loaders.errors import SourceError
 from packdata.describe import counted, describe_field
 from packdata.engine import target_folders
-from packdata.parts import source_notes
+from packdata.files.parts import source_notes
 from packdata.sources.base import files_identity
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from loaders.schema import Field
     from packdata.engine import Summary
-    from packdata.files_recipe import FilesRecipe
+    from packdata.files.recipe import FilesRecipe
     from packdata.shards import Format
 
 

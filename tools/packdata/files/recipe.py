@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from loaders.schema import Field, Schema
-from packdata.labels import LABEL
+from packdata.files.labels import LABEL
 from packdata.recipe import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.parts import Part
+    from packdata.files.parts import Part
     from packdata.recipe import Target
     from packdata.sources import Item
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import Array
-from packdata.array_files import ArrayOptions
-from packdata.arrays import ARRAY, ArraysRecipe, array_recipes
-from packdata.files_plan import FilesPlan
-from packdata.parts import SourceOptions
+from packdata.arrays.files import ArrayOptions
+from packdata.arrays.recipe import ARRAY, ArraysRecipe, array_recipes
+from packdata.files.parts import SourceOptions
+from packdata.files.plan import FilesPlan
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, take
 from packdata.shards import MAX_RECORD_BYTES, Format
@@ -96,8 +96,8 @@ def pack_arrays(
         dst: A folder that is new or empty.
         format: ``"lmdb"`` or ``"parquet"``; by default LMDB for arrays of 1 MiB and more.
         options: ``dtype``, ``mask_dtype``, ``channels``, ``array`` and ``mask_array``
-            (``packdata.array_files.ArrayOptions``); ``masks``, ``classes``, ``array_column``,
-            ``mask_column`` and ``label_column`` (``packdata.parts.SourceOptions``);
+            (``packdata.arrays.files.ArrayOptions``); ``masks``, ``classes``, ``array_column``,
+            ``mask_column`` and ``label_column`` (``packdata.files.parts.SourceOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
             (``packdata.settings.PackSettings``).
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from loaders.errors import SchemaError
 
 if TYPE_CHECKING:
-    from packdata.scratch import Scratch
+    from packdata.images.scratch import Scratch
 
 Array = npt.NDArray[Any]
 Size = tuple[int, int]  # height, width

@@ -10,12 +10,12 @@ import simplejpeg
 
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.yuv import Yuv420Codec, half
-from packdata.pictures import open_pil
+from packdata.images.pictures import open_pil
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from packdata.pictures import Picture
+    from packdata.images.pictures import Picture
 
     UInt8Array = npt.NDArray[np.uint8]
     Planes = tuple[UInt8Array, UInt8Array, UInt8Array]

@@ -32,14 +32,14 @@ import PIL.ImageOps
 
 from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError
-from packdata.headers import Header, read_header
-from packdata.jpegs import decode_strictly
+from packdata.images.headers import Header, read_header
+from packdata.images.jpegs import decode_strictly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from packdata.fit import Size
-    from packdata.scratch import Scratch
+    from packdata.images.fit import Size
+    from packdata.images.scratch import Scratch
 
 Array = npt.NDArray[Any]
 
