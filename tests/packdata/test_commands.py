@@ -47,13 +47,13 @@ from packdata.commands import COMMANDS
 from packdata.commands.common import parse_size, progress
 from packdata.compare import diff
 from packdata.edit import CopyOptions, copy_dataset
+from packdata.joined_columns import read_table
 from packdata.journal import Header, Journal, TargetLock
 from packdata.partition import parse_parts, split, split_indices
 from packdata.preview import choose, contact_sheet
 from packdata.reader import PackedReader
 from packdata.rewrite import write_dataset
 from packdata.stats import stats
-from packdata.table import read_table
 from packdata.verify import verify
 from packdata.where import Where, scalar
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample

@@ -19,13 +19,13 @@ from loaders.limits import usable_cores
 from loaders.schema import Field, Image, Schema
 from loaders.schema.tables import find_column
 from packdata.describe import counted
+from packdata.joined_columns import KINDS, Table, read_table, read_updates
 from packdata.plan import check_outside
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import check_target, format_of, origin, write_dataset
 from packdata.rows import column_fields, read_column
 from packdata.shards import DEFAULT_SHARD_BYTES
-from packdata.table import KINDS, Table, read_table, read_updates
 from packdata.tokens.split import check_no_stream, check_whole_stream
 from packdata.where import ClassNumber, Where, has_scalar, parse_condition, scalar
 
@@ -49,7 +49,7 @@ class CopyOptions:
         fields: Fields to keep, in this order; all by default.
         add: CSV file whose columns become fields, which samples then have by default.
         update: CSV file whose columns are fields: samples that it names get its values, as
-            ``packdata.table.read_updates`` reads them.
+            ``packdata.joined_columns.read_updates`` reads them.
         on: The column of these files, and the field of the dataset, by which they match; of a
             label, classes match by name or number.
         kinds: Kind of an added column, by name, where it should not be guessed.

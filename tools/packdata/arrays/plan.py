@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from loaders.schema import Array
 from packdata.arrays.files import ArrayOptions
 from packdata.arrays.recipe import ARRAY, ArraysRecipe, array_recipes
-from packdata.files.parts import SourceOptions
 from packdata.files.plan import FilesPlan
+from packdata.files.splits import SourceOptions
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, take
 from packdata.shards import MAX_RECORD_BYTES, Format
@@ -97,7 +97,7 @@ def pack_arrays(
         format: ``"lmdb"`` or ``"parquet"``; by default LMDB for arrays of 1 MiB and more.
         options: ``dtype``, ``mask_dtype``, ``channels``, ``array`` and ``mask_array``
             (``packdata.arrays.files.ArrayOptions``); ``masks``, ``classes``, ``array_column``,
-            ``mask_column`` and ``label_column`` (``packdata.files.parts.SourceOptions``);
+            ``mask_column`` and ``label_column`` (``packdata.files.splits.SourceOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
             (``packdata.settings.PackSettings``).
 

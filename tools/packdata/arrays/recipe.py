@@ -16,15 +16,15 @@ from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Text
 from packdata.arrays.files import ArrayFiles, ArrayOptions, Axes
-from packdata.files.parts import open_parts
 from packdata.files.recipe import FilesRecipe
+from packdata.files.splits import open_parts
 from packdata.recipe import Target
 from packdata.sources.base import ARRAYS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from packdata.files.parts import Part, SourceOptions
+    from packdata.files.splits import Part, SourceOptions
     from packdata.sources import Item
 
 ARRAY, MASK = "array", "mask"

@@ -20,7 +20,7 @@ from packdata.commands.common import (
     usage_errors,
 )
 from packdata.edit import CopyOptions, copy_dataset
-from packdata.table import KINDS
+from packdata.joined_columns import KINDS
 
 if TYPE_CHECKING:
     import argparse

@@ -1,5 +1,5 @@
 """One sample for each file of a source: what pictures and arrays share.
 
-``parts`` opens the splits of a source, with ``labels`` and masks; ``recipe`` and ``plan`` are all but what becomes of a
-file.
+``splits`` opens the splits of a source, with ``labels`` and masks; ``recipe`` and ``plan`` are all but what becomes
+of a file.
 """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from loaders.errors import SourceError
 from packdata.describe import counted, describe_field
 from packdata.engine import target_folders
-from packdata.files.parts import source_notes
+from packdata.files.splits import source_notes
 from packdata.sources.base import files_identity
 
 if TYPE_CHECKING:

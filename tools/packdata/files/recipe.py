@@ -11,7 +11,7 @@ from packdata.recipe import Recipe
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.files.parts import Part
+    from packdata.files.splits import Part
     from packdata.recipe import Target
     from packdata.sources import Item
 

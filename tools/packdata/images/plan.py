@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Label
 from packdata.describe import codec_text, counted
-from packdata.files.parts import SourceOptions
 from packdata.files.plan import FilesPlan
+from packdata.files.splits import SourceOptions
 from packdata.images.fit import Resize
 from packdata.images.recipe import SMALLER, ImageOptions, ImagesRecipe, image_recipes
 from packdata.plan import pack_plan
@@ -119,7 +119,7 @@ def pack_images(
             and ``fit``, how pictures come to a size (``packdata.images.fit.Resize``); ``codec``,
             ``quality``, ``gray``, ``keep_depth``, ``subsampling`` and ``compression``
             (``packdata.images.recipe.ImageOptions``); ``masks``, ``classes``, ``image_column``,
-            ``mask_column`` and ``label_column`` (``packdata.files.parts.SourceOptions``);
+            ``mask_column`` and ``label_column`` (``packdata.files.splits.SourceOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
             (``packdata.settings.PackSettings``).
 

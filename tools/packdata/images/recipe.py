@@ -22,8 +22,8 @@ from loaders.codecs import Codec, codec_for
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Mask, Text
-from packdata.files.parts import open_parts
 from packdata.files.recipe import FilesRecipe
+from packdata.files.splits import open_parts
 from packdata.images.headers import PNG_START, read_header
 from packdata.images.pictures import (
     Picture,
@@ -39,7 +39,7 @@ from packdata.recipe import Target
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from packdata.files.parts import Part, SourceOptions
+    from packdata.files.splits import Part, SourceOptions
     from packdata.images.fit import Resize, Size
     from packdata.sources import Item
     from packdata.sources.base import Pixels
