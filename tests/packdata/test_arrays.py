@@ -592,7 +592,7 @@ class Interrupted(ArraysRecipe):
 def test_an_interrupted_packing_continues_to_the_same_bytes(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {f"{i:02d}": numbers((3, 5, 6), seed=i) for i in range(12)})
     ((_, recipe),) = array_recipes(src)
-    stopped = Interrupted(recipe.part, recipe.options)
+    stopped = Interrupted(recipe.split, recipe.options)
     options: Any = {"format": "lmdb", "shard_bytes": 400, "workers": 1}
 
     with pytest.raises(KeyboardInterrupt):

@@ -47,7 +47,7 @@ from packdata.commands import COMMANDS
 from packdata.commands.common import parse_size, progress
 from packdata.compare import diff
 from packdata.edit import CopyOptions, copy_dataset
-from packdata.joined_columns import read_table
+from packdata.joined_columns import read_columns
 from packdata.journal import Header, Journal, TargetLock
 from packdata.partition import parse_parts, split, split_indices
 from packdata.preview import choose, contact_sheet
@@ -1308,10 +1308,10 @@ def test_wrong_cells_below_rows_without_a_label_are_named_by_their_row(tmp_path:
     kinds = {"cut": "label", "age": "int64"}
 
     with pytest.raises(SourceError, match="row 2, column 'age': 'x' is not int64"):
-        read_table(table, "key", kinds, skip_missing=True)
+        read_columns(table, "key", kinds, skip_missing=True)
     table.write_text("key,cut\na,\n")
     with pytest.raises(SourceError, match="no row has a label in 'cut'"):
-        read_table(table, "key", {"cut": "label"}, skip_missing=True)
+        read_columns(table, "key", {"cut": "label"}, skip_missing=True)
 
 
 @pytest.mark.parametrize(
@@ -1342,9 +1342,9 @@ def test_tables_that_cannot_be_used_say_why(
     table.write_text(text, encoding="latin-1")
 
     with pytest.raises(SourceError, match=what):
-        read_table(table, "key", kinds)
+        read_columns(table, "key", kinds)
     with pytest.raises(SourceError, match="cannot be read"):
-        read_table(tmp_path / "none.csv", "key")
+        read_columns(tmp_path / "none.csv", "key")
 
 
 @pytest.mark.parametrize(
@@ -1365,7 +1365,7 @@ def test_kinds_of_columns_are_guessed(tmp_path: Path, cells: list[str], field: F
     table = tmp_path / "t.csv"
     table.write_text("key,a\n" + "".join(f"k{i},{cell}\n" for i, cell in enumerate(cells)))
 
-    assert read_table(table, "key").fields["a"] == field
+    assert read_columns(table, "key").fields["a"] == field
 
 
 @pytest.mark.parametrize(
@@ -1385,7 +1385,7 @@ def test_numbers_that_no_float_has_come_back_as_they_were(
     table = tmp_path / "t.csv"
     table.write_text("key,a\n" + "".join(f"k{i},{cell}\n" for i, cell in enumerate(cells)))
 
-    found = read_table(table, "key")
+    found = read_columns(table, "key")
 
     assert found.fields["a"] == Text()
     assert [found.records[f"k{i}"]["a"].decode() for i in range(2)] == cells
@@ -1396,7 +1396,7 @@ def test_numbers_of_19_digits_may_be_asked_for(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("key,a\nx,1234567890123456789\n")
 
-    found = read_table(table, "key", {"a": "int64"})
+    found = read_columns(table, "key", {"a": "int64"})
 
     assert np.frombuffer(found.records["x"]["a"], "<i8").tolist() == [1234567890123456789]
 

@@ -19,7 +19,7 @@ from loaders.limits import usable_cores
 from loaders.schema import Field, Image, Schema
 from loaders.schema.tables import find_column
 from packdata.describe import counted
-from packdata.joined_columns import KINDS, Table, read_table, read_updates
+from packdata.joined_columns import KINDS, JoinedColumns, read_columns, read_updates
 from packdata.plan import check_outside
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.reader import KEY_FIELD, PackedReader
@@ -149,7 +149,7 @@ def copy_dataset(
     table = None
     if options.add is not None:
         field = reader.schema.fields.get(options.on)
-        table = read_table(
+        table = read_columns(
             options.add, options.on, options.kinds, field, skip_missing=options.skip_missing
         )
     plan = _Plan(reader, table, options)
@@ -181,7 +181,9 @@ def _ticking(samples: Iterator[Records], tick: Callable[[int], object]) -> Itera
 class _Plan:
     """What becomes of each sample, checked before anything is written."""
 
-    def __init__(self, reader: PackedReader, table: Table | None, options: CopyOptions) -> None:
+    def __init__(
+        self, reader: PackedReader, table: JoinedColumns | None, options: CopyOptions
+    ) -> None:
         self.reader, self.table, self.options = reader, table, options
         self.kept = list(reader.check_fields(options.fields))
         check_whole_stream(reader, self.kept)
@@ -266,7 +268,7 @@ class _Plan:
                 keep[i] = where(self._values(i, where.names))
         return np.flatnonzero(keep)
 
-    def _lacking(self, table: Table, keep: npt.NDArray[np.bool_]) -> SourceError:
+    def _lacking(self, table: JoinedColumns, keep: npt.NDArray[np.bool_]) -> SourceError:
         """Return the error that samples are not in the table."""
         lacking = dict.fromkeys(self.keys[i] for i in np.flatnonzero(~keep).tolist())
         what = f"it lacks {int((~keep).sum())} of {len(keep)} samples: {_few(lacking)}"

@@ -31,7 +31,7 @@ KINDS = ("label", "text", "json", "int64", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class JoinedColumns:
     """New fields, and for each key what to store in them.
 
     Attributes:
@@ -43,14 +43,14 @@ class Table:
     records: Mapping[str, Mapping[str, bytes]]
 
 
-def read_table(
+def read_columns(
     path: Path | str,
     on: str,
     kinds: Mapping[str, str] | None = None,
     field: Field | None = None,
     *,
     skip_missing: bool = False,
-) -> Table:
+) -> JoinedColumns:
     """Read a CSV file with a header line.
 
     Columns of whole numbers become int64, of other numbers float64 (empty cells NaN), the rest
@@ -92,7 +92,7 @@ def read_table(
         for n, key, text in zip(numbers, keys, values, strict=True):
             where = f"row {n}, column {name!r}"
             records[key][name] = _record(fields[name], parse, text, where, path)
-    return Table(fields, records)
+    return JoinedColumns(fields, records)
 
 
 def _labeled(

@@ -17,14 +17,14 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Text
 from packdata.arrays.files import ArrayFiles, ArrayOptions, Axes
 from packdata.files.recipe import FilesRecipe
-from packdata.files.splits import open_parts
+from packdata.files.splits import open_splits
 from packdata.recipe import Target
 from packdata.sources.base import ARRAYS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from packdata.files.splits import Part, SourceOptions
+    from packdata.files.splits import SourceOptions, Split
     from packdata.sources import Item
 
 ARRAY, MASK = "array", "mask"
@@ -46,7 +46,9 @@ def array_recipes(
         SchemaError: The options contradict each other or the files.
     """
     options = options or ArrayOptions()
-    return [(part.split, ArraysRecipe(part, options)) for part in open_parts(src, source, ARRAYS)]
+    return [
+        (split.name, ArraysRecipe(split, options)) for split in open_splits(src, source, ARRAYS)
+    ]
 
 
 class ArraysRecipe(FilesRecipe[ArrayOptions]):
@@ -58,9 +60,9 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
 
     command = "arrays"
 
-    def __init__(self, part: Part, options: ArrayOptions) -> None:
-        super().__init__(part, options)
-        self.files = ArrayFiles(part.source, options, part.masks)
+    def __init__(self, split: Split, options: ArrayOptions) -> None:
+        super().__init__(split, options)
+        self.files = ArrayFiles(split.source, options, split.masks)
         listing = _Listing(self.files)
         self.axes, self.num_bytes = listing.axes, listing.num_bytes
         self._fields: dict[str, Array] = listing.fields()

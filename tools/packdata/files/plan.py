@@ -93,7 +93,7 @@ class FilesPlan(Generic[_R]):
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is passed over, and what may not be meant."""
-        return source_notes([recipe.part for recipe in self.recipes])
+        return source_notes([recipe.split for recipe in self.recipes])
 
     def amount(self, packed: Summary) -> str:
         """Leave it to the number of samples."""

@@ -11,7 +11,7 @@ from packdata.recipe import Recipe
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.files.splits import Part
+    from packdata.files.splits import Split
     from packdata.recipe import Target
     from packdata.sources import Item
 
@@ -30,15 +30,15 @@ class FilesRecipe(Recipe, Generic[_O]):
     """A recipe but for its targets (``_set_targets``) and ``encode``.
 
     Args:
-        part: Where the files come from, with labels and masks.
+        split: Where the files come from, with labels and masks.
         options: What becomes of them.
     """
 
     command: str
 
-    def __init__(self, part: Part, options: _O) -> None:
-        self.part, self.options = part, options
-        self.source, self.labels, self.masks = part.source, part.labels, part.masks
+    def __init__(self, split: Split, options: _O) -> None:
+        self.split, self.options = split, options
+        self.source, self.labels, self.masks = split.source, split.labels, split.masks
 
     def _set_targets(self, targets: Sequence[Target]) -> None:
         source, masks, options = self.source, self.masks, self.options.to_json()

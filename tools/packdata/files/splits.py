@@ -49,25 +49,25 @@ class SourceOptions:
         return replace(self, masks=masks, classes=classes)
 
 
-class Part(NamedTuple):
+class Split(NamedTuple):
     """One split, with what its recipe is made of.
 
     Attributes:
-        split: Its name; ``""`` where the source has none.
+        name: Its own; ``""`` where the source has none.
         source: Lists its files.
         labels: The fields of the source's columns.
         masks: Where the masks are; None to take those of the source, if it has any.
     """
 
-    split: str
+    name: str
     source: Source
     labels: tuple[LabelField, ...]
     masks: MaskFolder | None
 
 
-def open_parts(
+def open_splits(
     src: Path | str, options: SourceOptions | None = None, kind: FileKind = PICTURES
-) -> list[Part]:
+) -> list[Split]:
     """Open each split of a source.
 
     Raises:
@@ -75,25 +75,25 @@ def open_parts(
             mask is that of files in two splits.
     """
     options = options or SourceOptions()
-    splits = find_splits(src, kind) or {"": [Path(src)]}
+    found = find_splits(src, kind) or {"": [Path(src)]}
     sources = {
-        split: open_source(
+        name: open_source(
             paths,
             kind=kind,
             image_column=options.column,
             mask_column=options.mask_column,
             label_column=options.label_column,
         )
-        for split, paths in splits.items()
+        for name, paths in found.items()
     }
     labels = label_fields(sources, options.classes)
-    parts = [
-        Part(split, source, labels[split], _masks_of(options.masks, split, kind))
-        for split, source in sources.items()
+    splits = [
+        Split(name, source, labels[name], _masks_of(options.masks, name, kind))
+        for name, source in sources.items()
     ]
-    if len(parts) > 1:
-        _check_masks_apart(parts)
-    return parts
+    if len(splits) > 1:
+        _check_masks_apart(splits)
+    return splits
 
 
 def _masks_of(masks: Path | str | None, split: str, kind: FileKind) -> MaskFolder | None:
@@ -103,30 +103,30 @@ def _masks_of(masks: Path | str | None, split: str, kind: FileKind) -> MaskFolde
     return MaskFolder(inside if inside.is_dir() else Path(masks), kind)
 
 
-def _check_masks_apart(parts: Sequence[Part]) -> None:
+def _check_masks_apart(splits: Sequence[Split]) -> None:
     """Raise SourceError if splits share a mask: where all masks lie in one folder, names may repeat."""
     taken: dict[tuple[Path, str], str] = {}
-    for part in parts:
-        for file in _used_masks(part):
-            other = taken.setdefault(file, part.split)
-            if other != part.split:
-                what = f"{file[1]} would be a mask of both {other} and {part.split}"
+    for split in splits:
+        for file in _used_masks(split):
+            other = taken.setdefault(file, split.name)
+            if other != split.name:
+                what = f"{file[1]} would be a mask of both {other} and {split.name}"
                 hint = "Give the masks of each split a folder of its name in this one"
                 raise SourceError(what, file[0], hint)
 
 
-def _used_masks(part: Part) -> Iterator[tuple[Path, str]]:
+def _used_masks(split: Split) -> Iterator[tuple[Path, str]]:
     """Yield folder and name of each mask that a file of a split has."""
-    if part.masks is not None:
-        files = filter(None, map(part.masks.files.get, part.source.keys()))
-        yield from ((part.masks.root, file) for file in files)
+    if split.masks is not None:
+        files = filter(None, map(split.masks.files.get, split.source.keys()))
+        yield from ((split.masks.root, file) for file in files)
 
 
-def source_notes(parts: Sequence[Part]) -> list[str]:
+def source_notes(splits: Sequence[Split]) -> list[str]:
     """Say which files and classes are passed over, and where no column is the label."""
     ignored: Counter[str] = Counter()
     unlabelled: dict[str, None] = {}
-    for source in (part.source for part in parts):
+    for source in (split.source for split in splits):
         ignored.update(source.ignored)
         if source.kind in ("list", "parquet") and LABEL not in source.labels:
             unlabelled |= dict.fromkeys(source.labels)
@@ -136,16 +136,18 @@ def source_notes(parts: Sequence[Part]) -> list[str]:
             f"{count:,} {suffix or 'without suffix'}" for suffix, count in ignored.most_common()
         ]
         notes.append(f"passed over: {_some(counts)}")
-    if empty := _empty_classes(parts):
+    if empty := _empty_classes(splits):
         notes.append(f"no class, for nothing is in it: {_some(empty)}; --classes can name it")
-    if suffixed := [file for part in parts for file in getattr(part.source, "suffixed", ())]:
+    if suffixed := [file for split in splits for file in getattr(split.source, "suffixed", ())]:
         what = f"{counted(len(suffixed), 'file')} differ from others in the suffix alone"
         notes.append(f"{what}, which their keys keep: {_some(suffixed)}")
-    if doubles := sorted({f.name for part in parts for f in part.labels if f.column.is_double}):
+    if doubles := sorted({f.name for split in splits for f in split.labels if f.column.is_double}):
         notes.append(f"stored as float32, of 24 bits: {_some(doubles)}")
-    notes += [note for part in parts for note in joined_splits(getattr(part.source, "paths", []))]
-    notes += _unused_masks(parts)
-    notes += _idx_without_labels(parts)
+    notes += [
+        note for split in splits for note in joined_splits(getattr(split.source, "paths", []))
+    ]
+    notes += _unused_masks(splits)
+    notes += _idx_without_labels(splits)
     if unlabelled:
         notes.append(
             f"no label: no column is called {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
@@ -154,29 +156,29 @@ def source_notes(parts: Sequence[Part]) -> list[str]:
     return notes
 
 
-def _empty_classes(parts: Sequence[Part]) -> list[str]:
+def _empty_classes(splits: Sequence[Split]) -> list[str]:
     """Return the folders that would be classes, but are empty in every split."""
-    fields = [label.field for part in parts for label in part.labels if label.name == LABEL]
+    fields = [label.field for split in splits for label in split.labels if label.name == LABEL]
     known = {name for field in fields if isinstance(field, Label) for name in field.classes or ()}
-    empty = {name for part in parts for name in getattr(part.source, "empty_classes", ())}
+    empty = {name for split in splits for name in getattr(split.source, "empty_classes", ())}
     return sorted(empty - known)
 
 
-def _unused_masks(parts: Sequence[Part]) -> Iterator[str]:
+def _unused_masks(splits: Sequence[Split]) -> Iterator[str]:
     """Count the masks that no file asks for: a name that differs is easily overlooked."""
     left: dict[tuple[Path, str], None] = {}
-    for masks in (part.masks for part in parts if part.masks is not None):
+    for masks in (split.masks for split in splits if split.masks is not None):
         left |= {(masks.root, file): None for file in masks.files.values()}
-    for part in parts:
-        for mask in _used_masks(part):
+    for split in splits:
+        for mask in _used_masks(split):
             left.pop(mask, None)
     names = [str(root / file) for root, file in left]
     if names:
         yield f"{counted(len(names), 'mask')} used by nothing in the source: {_some(names)}"
 
 
-def _idx_without_labels(parts: Sequence[Part]) -> Iterator[str]:
-    for source in (part.source for part in parts):
+def _idx_without_labels(splits: Sequence[Split]) -> Iterator[str]:
+    for source in (split.source for split in splits):
         if isinstance(source, IdxSource) and not source.labels:
             yield f"no label: {source.labels_name} does not lie beside {source.name}"
 

@@ -23,7 +23,7 @@ from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Mask, Text
 from packdata.files.recipe import FilesRecipe
-from packdata.files.splits import open_parts
+from packdata.files.splits import open_splits
 from packdata.images.headers import PNG_START, read_header
 from packdata.images.pictures import (
     Picture,
@@ -39,7 +39,7 @@ from packdata.recipe import Target
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from packdata.files.splits import Part, SourceOptions
+    from packdata.files.splits import SourceOptions, Split
     from packdata.images.fit import Resize, Size
     from packdata.sources import Item
     from packdata.sources.base import Pixels
@@ -145,7 +145,7 @@ def image_recipes(
         SchemaError: The options contradict each other, or do not fit the source.
     """
     options = options or ImageOptions()
-    return [(part.split, ImagesRecipe(part, options)) for part in open_parts(src, source)]
+    return [(split.name, ImagesRecipe(split, options)) for split in open_splits(src, source)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +187,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     command = "images"
 
-    def __init__(self, part: Part, options: ImageOptions) -> None:
-        super().__init__(part, options)
+    def __init__(self, split: Split, options: ImageOptions) -> None:
+        super().__init__(split, options)
         self._outputs = self._plan_outputs()
         self._codecs = {
             name: codec_for(Image(codec=name, channels=options.channels))
