@@ -16,8 +16,9 @@ from loaders.manifest import read_manifest
 from packdata.compare import key_hashes, schema_differences
 from packdata.describe import counted
 from packdata.plan import check_outside
+from packdata.provenance import origin
 from packdata.reader import PackedReader
-from packdata.rewrite import Staging, cannot_write, check_target, origin
+from packdata.rewrite import Staging, cannot_write, check_target
 from packdata.verify import size_fault
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from packdata.describe import counted
 from packdata.joined_columns import KINDS, JoinedColumns, read_columns, read_updates
 from packdata.plan import check_outside
 from packdata.pool import OrderedPool, one_opencv_thread
+from packdata.provenance import origin
 from packdata.reader import KEY_FIELD, PackedReader
-from packdata.rewrite import check_target, format_of, origin, write_dataset
+from packdata.rewrite import check_target, format_of, write_dataset
 from packdata.rows import column_fields, read_column
 from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.tokens.split import check_no_stream, check_whole_stream

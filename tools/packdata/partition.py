@@ -16,8 +16,9 @@ from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import PackError, SchemaError
 from loaders.schema.tables import find_column
 from packdata.plan import check_outside
+from packdata.provenance import origin
 from packdata.reader import KEY_FIELD, PackedReader
-from packdata.rewrite import Staging, check_target, format_of, origin, stage
+from packdata.rewrite import Staging, check_target, format_of, stage
 from packdata.rows import read_column
 from packdata.shards import DEFAULT_SHARD_BYTES, check_shard_options
 from packdata.tokens.split import has_tokens, num_documents, rows_of_documents

@@ -1,4 +1,4 @@
-"""What a dataset was made from, in a line for people: the manifest has all of it."""
+"""What a dataset was made from: all of it for the manifest, and a line for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from packdata.describe import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
+    from loaders.manifest import Manifest
+
+_MAX_ORIGINS = 8  # nested in a manifest: of a dataset copied daily JSON could not read all
 _MAX_CHARS, _MAX_VALUE_CHARS, _MAX_NAMES = 300, 60, 3
 _KEPT_FILE_NAMES = 16  # of the files that were packed as tokens the manifest has no more
 # What is told elsewhere: in the head of the line, or of the fields (what tokens are).
@@ -24,6 +28,56 @@ USUAL: dict[str, dict[str, Any]] = {
     "split": {"by": "shuffle"},
     "copy": {"on": "key"},
 }
+
+
+def origin(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """Describe a source for the provenance of what is made from it: no path above its own name."""
+    described = {"name": path.absolute().name, "fingerprint": manifest.fingerprint}
+    return described | {"provenance": _bounded(manifest.provenance, _MAX_ORIGINS - 1)}
+
+
+def _bounded(provenance: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """Return a provenance whose origins nest this deep at most: behind the last comes the first."""
+
+    def cut(described: Any) -> Any:
+        if not _has_provenance(described):
+            return described
+        if depth == 1:
+            return _first_origin(described)
+        return {**described, "provenance": _bounded(described["provenance"], depth - 1)}
+
+    many = {n: list(map(cut, _listed(provenance, n))) for n in ("sources", "appended")}
+    one = {"source": cut(provenance.get("source"))}
+    return {**provenance, **{name: made for name, made in (one | many).items() if made}}
+
+
+def _first_origin(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a dataset was made from in the beginning, and how many copies are left out."""
+    left_out = 0
+    while True:
+        provenance = described["provenance"]
+        left_out += int(described.get("left_out", 0))
+        inner = [provenance.get("source"), *_listed(provenance, "sources")]
+        before = next(filter(_has_provenance, inner), None)
+        if before is None:
+            break
+        described, left_out = before, left_out + 1
+    names = [
+        {name: value for name, value in each.items() if name != "provenance"}
+        for each in _listed(provenance, "appended")
+        if isinstance(each, Mapping)
+    ]
+    first = {**described, "provenance": {**provenance, **({"appended": names} if names else {})}}
+    return first | ({"left_out": left_out} if left_out else {})
+
+
+def _listed(provenance: Mapping[str, Any], name: str) -> list[Any]:
+    value = provenance.get(name)
+    return value if isinstance(value, list) else []  # a Writer is given what its caller likes
+
+
+def _has_provenance(described: Any) -> bool:
+    return isinstance(described, Mapping) and isinstance(described.get("provenance"), Mapping)
 
 
 def describe_origin(provenance: Mapping[str, Any]) -> str:

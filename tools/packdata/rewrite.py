@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -51,13 +50,12 @@ from packdata.target import (
 from packdata.verify import file_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     from loaders.schema import Schema
     from packdata.recipe import Records
 
-_MAX_ORIGINS = 8  # nested in a manifest: of a dataset copied daily JSON could not read all
 _STAGED_MANIFEST = "manifest.staged"
 
 
@@ -234,56 +232,6 @@ def _format_of(info: ShardInfo) -> Format:
 def format_of(manifest: Manifest) -> Format:
     """Return the format of a dataset's shards (of the first, should they differ)."""
     return _format_of(manifest.shards[0]) if manifest.shards else "lmdb"
-
-
-def origin(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """Describe a source for the provenance of what is made from it: no path above its own name."""
-    described = {"name": path.absolute().name, "fingerprint": manifest.fingerprint}
-    return described | {"provenance": _bounded(manifest.provenance, _MAX_ORIGINS - 1)}
-
-
-def _bounded(provenance: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """Return a provenance whose origins nest this deep at most: behind the last comes the first."""
-
-    def cut(described: Any) -> Any:
-        if not _has_provenance(described):
-            return described
-        if depth == 1:
-            return _first_origin(described)
-        return {**described, "provenance": _bounded(described["provenance"], depth - 1)}
-
-    many = {n: list(map(cut, _listed(provenance, n))) for n in ("sources", "appended")}
-    one = {"source": cut(provenance.get("source"))}
-    return {**provenance, **{name: made for name, made in (one | many).items() if made}}
-
-
-def _first_origin(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a dataset was made from in the beginning, and how many copies are left out."""
-    left_out = 0
-    while True:
-        provenance = described["provenance"]
-        left_out += int(described.get("left_out", 0))
-        inner = [provenance.get("source"), *_listed(provenance, "sources")]
-        before = next(filter(_has_provenance, inner), None)
-        if before is None:
-            break
-        described, left_out = before, left_out + 1
-    names = [
-        {name: value for name, value in each.items() if name != "provenance"}
-        for each in _listed(provenance, "appended")
-        if isinstance(each, Mapping)
-    ]
-    first = {**described, "provenance": {**provenance, **({"appended": names} if names else {})}}
-    return first | ({"left_out": left_out} if left_out else {})
-
-
-def _listed(provenance: Mapping[str, Any], name: str) -> list[Any]:
-    value = provenance.get(name)
-    return value if isinstance(value, list) else []  # a Writer is given what its caller likes
-
-
-def _has_provenance(described: Any) -> bool:
-    return isinstance(described, Mapping) and isinstance(described.get("provenance"), Mapping)
 
 
 def write_dataset(
