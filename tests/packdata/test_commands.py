@@ -44,7 +44,7 @@ from loaders.schema import (
 from packdata import combine, rewrite
 from packdata.cli import main
 from packdata.commands import COMMANDS
-from packdata.commands.common import parse_size, progress
+from packdata.commands.common import parse_size
 from packdata.compare import diff
 from packdata.edit import CopyOptions, copy_dataset
 from packdata.joined_columns import read_columns
@@ -1577,20 +1577,6 @@ def test_a_dataset_that_is_not_there_is_named(
 
     assert sorted(os.listdir(tmp_path)) == ["a"]
     assert entries(tmp_path / "a") == before
-
-
-def test_progress_is_a_line_now_and_then_where_nobody_watches(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("packdata.commands.common.LINE_EVERY_S", 0.0)
-    with progress("reading", 2000) as tick:
-        tick(1500)
-    with progress("reading", None, unit="bytes") as tick:
-        tick(3 << 20)
-
-    text = capsys.readouterr()
-    assert text.err == "reading: 1,500 samples of 2,000 samples\nreading: 3.0 MiB\n"
-    assert text.out == ""
 
 
 def test_sizes_have_units() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from packdata.progress import Bar, Lines, Quiet, progress_on
+from packdata.progress import Bar, Lines, Quiet, progress_of, progress_on
 
 
 class Terminal(io.StringIO):
@@ -64,3 +64,17 @@ def test_closing_without_a_start_prints_nothing(stream: io.StringIO) -> None:
         progress.close()
 
     assert stream.getvalue() == ""
+
+
+def test_progress_is_a_line_now_and_then_where_nobody_watches(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.progress.LINE_EVERY_S", 0.0)
+    with progress_of("reading", 2000) as tick:
+        tick(1500)
+    with progress_of("reading", None, unit="bytes") as tick:
+        tick(3 << 20)
+
+    text = capsys.readouterr()
+    assert text.err == "reading: 1,500 samples of 2,000 samples\nreading: 3.0 MiB\n"
+    assert text.out == ""

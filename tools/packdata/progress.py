@@ -1,13 +1,17 @@
-"""How far a packing is: a bar on a terminal, else a plain line now and then; on stderr."""
+"""How far a packing or another command is: a bar on a terminal, else a plain line now and then; on stderr."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from packdata.describe import describe_size
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 LINE_EVERY_S = 5.0
 
@@ -48,11 +52,8 @@ class Bar:
 
     def start(self, total: int | None, done: int) -> None:
         """Show the bar."""
-        from tqdm import tqdm
-
-        tqdm.monitor_interval = 0  # no thread of its own
-        self._bar = tqdm(
-            total=total, initial=done, unit=f" {self._unit}", file=self._stream, smoothing=0.1
+        self._bar = _new_bar(
+            self._stream, total=total, initial=done, unit=f" {self._unit}", smoothing=0.1
         )
 
     def advance(self, rejected: int, samples: int = 1) -> None:
@@ -114,6 +115,59 @@ def progress_on(stream: TextIO | None = None, unit: str = "images") -> Progress:
     """Return what suits a stream (default: stderr)."""
     stream = sys.stderr if stream is None else stream
     return Bar(stream, unit) if stream.isatty() else Lines(stream, unit)
+
+
+@contextmanager
+def progress_of(
+    doing: str, total: int | None, *, unit: str = "samples"
+) -> Iterator[Callable[[int], None]]:
+    """Yield what to call with each step; a terminal sees a bar, a log a line now and then.
+
+    Args:
+        doing: What is done, as a word.
+        total: Steps in all, if known.
+        unit: What a step is; ``bytes`` are shown as sizes.
+    """
+    lock, stream = threading.Lock(), sys.stderr
+    scaled = unit == "bytes"
+    with _new_bar(
+        stream,
+        total=total,
+        desc=doing,
+        unit="B" if scaled else f" {unit}",
+        unit_scale=scaled,
+        unit_divisor=1024,
+        disable=None if stream.isatty() else True,
+        leave=False,
+    ) as bar:
+        done, shown = 0, time.monotonic()
+
+        def tick(steps: int) -> None:
+            nonlocal done, shown
+            with lock:
+                done += steps
+                bar.update(steps)
+                if bar.disable and time.monotonic() - shown >= LINE_EVERY_S:
+                    shown = time.monotonic()
+                    stream.write(f"{doing}: {_amount(done, unit)}{_of(total, unit)}\n")
+                    stream.flush()
+
+        yield tick
+
+
+def _amount(num: int, unit: str) -> str:
+    return describe_size(num) if unit == "bytes" else f"{num:,} {unit}"
+
+
+def _of(total: int | None, unit: str) -> str:
+    return "" if not total else f" of {_amount(total, unit)}"
+
+
+def _new_bar(stream: TextIO, **options: Any) -> Any:
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # no thread of its own
+    return tqdm(file=stream, **options)
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What the commands share: parsers, output, progress, and arguments with units."""
+"""What the commands share: parsers, output, and arguments with units."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import json
 import re
 import shlex
 import sys
-import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,11 +17,10 @@ from packdata.describe import counted, describe_size
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from loaders.manifest import Manifest
 
-LINE_EVERY_S = 5.0
 SIZES = "K, M and G are powers of 1024, up to 256MB in Parquet and 64GB in LMDB"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
@@ -238,52 +235,3 @@ def made(folder: Path, manifest: Manifest) -> dict[str, Any]:
         "size_bytes": manifest.size_bytes,
         "fingerprint": manifest.fingerprint,
     }
-
-
-@contextmanager
-def progress(
-    doing: str, total: int | None, *, unit: str = "samples"
-) -> Iterator[Callable[[int], None]]:
-    """Yield what to call with each step; a terminal sees a bar, a log a line now and then.
-
-    Args:
-        doing: What is done, as a word.
-        total: Steps in all, if known.
-        unit: What a step is; ``bytes`` are shown as sizes.
-    """
-    from tqdm import tqdm
-
-    lock, stream = threading.Lock(), sys.stderr
-    tqdm.monitor_interval = 0  # no thread of its own
-    scaled = unit == "bytes"
-    with tqdm(
-        total=total,
-        desc=doing,
-        unit="B" if scaled else f" {unit}",
-        unit_scale=scaled,
-        unit_divisor=1024,
-        file=stream,
-        disable=None if stream.isatty() else True,
-        leave=False,
-    ) as bar:
-        done, shown = 0, time.monotonic()
-
-        def tick(steps: int) -> None:
-            nonlocal done, shown
-            with lock:
-                done += steps
-                bar.update(steps)
-                if bar.disable and time.monotonic() - shown >= LINE_EVERY_S:
-                    shown = time.monotonic()
-                    stream.write(f"{doing}: {_amount(done, unit)}{_of(total, unit)}\n")
-                    stream.flush()
-
-        yield tick
-
-
-def _amount(num: int, unit: str) -> str:
-    return describe_size(num) if unit == "bytes" else f"{num:,} {unit}"
-
-
-def _of(total: int | None, unit: str) -> str:
-    return "" if not total else f" of {_amount(total, unit)}"

@@ -15,12 +15,12 @@ from packdata.commands.common import (
     parse_names,
     parse_path,
     parse_quality,
-    progress,
     show_made,
     usage_errors,
 )
 from packdata.edit import CopyOptions, copy_dataset
 from packdata.joined_columns import KINDS
+from packdata.progress import progress_of
 
 if TYPE_CHECKING:
     import argparse
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
             compression=args.compression,
         )
     notes: list[str] = []
-    with argument_errors(args), progress("writing", None) as tick:
+    with argument_errors(args), progress_of("writing", None) as tick:
         manifest = copy_dataset(
             args.src,
             args.dst,

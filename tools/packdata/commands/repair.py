@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from packdata.commands.common import add_json, new_parser, parse_path, progress, show, show_json
+from packdata.commands.common import add_json, new_parser, parse_path, show, show_json
 from packdata.describe import counted
+from packdata.progress import progress_of
 from packdata.repair import repair
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    with progress("repairing", None, unit="bytes") as tick:
+    with progress_of("repairing", None, unit="bytes") as tick:
         done = repair(args.dataset, args.source, manifest=args.manifest, tick=tick)
     if args.json:
         show_json(done.to_json())

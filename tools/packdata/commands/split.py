@@ -11,12 +11,12 @@ from packdata.commands.common import (
     made,
     new_parser,
     parse_path,
-    progress,
     show_json,
     show_made,
 )
 from packdata.describe import counted
 from packdata.partition import parse_parts, split
+from packdata.progress import progress_of
 from packdata.reader import PackedReader
 from packdata.tokens.split import has_tokens
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     reader = PackedReader(args.dataset)
     num = len(reader)
-    with argument_errors(args), progress("writing", num) as tick:
+    with argument_errors(args), progress_of("writing", num) as tick:
         manifests = split(
             args.dataset,
             args.dst,

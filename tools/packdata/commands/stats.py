@@ -9,11 +9,11 @@ from packdata.commands.common import (
     new_parser,
     parse_count,
     parse_path,
-    progress,
     show,
     show_json,
 )
 from packdata.describe import counted
+from packdata.progress import progress_of
 from packdata.reader import PackedReader
 from packdata.stats import Stats, stats
 
@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     num = len(PackedReader(args.dataset))
-    with progress("reading", min(num, args.limit or num)) as tick:
+    with progress_of("reading", min(num, args.limit or num)) as tick:
         found = stats(args.dataset, limit=args.limit, workers=args.workers, tick=tick)
     if args.json:
         show_json(found.to_json())

@@ -12,11 +12,11 @@ from packdata.commands.common import (
     new_parser,
     parse_count,
     parse_path,
-    progress,
     show,
     show_json,
 )
 from packdata.describe import counted, describe_size
+from packdata.progress import progress_of
 from packdata.verify import Report, verify
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _verify(folder: Path, args: argparse.Namespace) -> Report:
         total = read_manifest(folder).size_bytes
     except ManifestError:  # verify will say so
         total = 0
-    with progress("verifying", total, unit="bytes") as tick:
+    with progress_of("verifying", total, unit="bytes") as tick:
         return verify(
             folder, quick=args.quick, decode=args.decode, workers=args.workers, tick=tick
         )
