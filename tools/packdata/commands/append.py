@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from packdata.combine import append
-from packdata.commands.common import LINKS, add_json, new_parser, parse_path, show_combined
+from packdata.commands.common import (
+    LINKS,
+    add_json,
+    add_sources,
+    new_parser,
+    parse_path,
+    show_combined,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -18,12 +25,7 @@ def add_parser(subparsers: Any) -> None:
     example = "packdata append packed/train packed/new-photos"
     parser = new_parser(subparsers, "append", summary, example, f"\n{LINKS}")
     parser.add_argument("dst", type=parse_path, help="folder of the dataset that grows")
-    parser.add_argument(
-        "sources", type=parse_path, nargs="+", metavar="src", help="datasets to add"
-    )
-    parser.add_argument(
-        "--no-link", action="store_true", help="copy and verify shards, also where links work"
-    )
+    add_sources(parser, "datasets to add")
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -63,6 +63,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+def add_sources(parser: argparse.ArgumentParser, about: str) -> None:
+    """Add the datasets whose shards become part of one, and ``--no-link``."""
+    parser.add_argument("sources", type=parse_path, nargs="+", metavar="src", help=about)
+    parser.add_argument(
+        "--no-link", action="store_true", help="copy and verify shards, also where links work"
+    )
+
+
 def add_writing(parser: argparse.ArgumentParser, *, shards: bool = True) -> None:
     """Add the options of commands that write a dataset."""
     if shards:
@@ -152,24 +160,16 @@ def unescaped(text: str) -> str:
 
 
 @contextmanager
-def usage_errors(args: argparse.Namespace) -> Iterator[None]:
-    """Let options that contradict each other end as argparse ends: message, status 2."""
-    try:
-        yield
-    except (SchemaError, ValueError) as error:
-        if isinstance(error, LoadersError) and not isinstance(error, SchemaError):
-            raise  # bad data: SourceError, ManifestError, ...
-        args.parser.error(str(error))
+def usage_errors(args: argparse.Namespace, *, schema: bool) -> Iterator[None]:
+    """Let options that contradict each other end as argparse ends: message, status 2.
 
-
-@contextmanager
-def argument_errors(args: argparse.Namespace) -> Iterator[None]:
-    """Report options that contradict each other as argparse does: exit status 2."""
+    With ``schema``, a SchemaError is the options' fault, too, and not that of a dataset.
+    """
     try:
         yield
     except ValueError as error:
-        if isinstance(error, LoadersError):
-            raise
+        if isinstance(error, LoadersError) and not (schema and isinstance(error, SchemaError)):
+            raise  # bad data: SourceError, ManifestError, ...
         args.parser.error(str(error))
 
 

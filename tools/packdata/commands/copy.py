@@ -9,7 +9,6 @@ from loaders.schema import PICTURE_CODECS
 from packdata.commands.common import (
     add_json,
     add_writing,
-    argument_errors,
     new_parser,
     parse_count,
     parse_names,
@@ -127,7 +126,7 @@ def _add_codecs(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    with usage_errors(args):
+    with usage_errors(args, schema=True):
         options = CopyOptions(
             where=args.where,
             fields=args.fields,
@@ -142,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
             compression=args.compression,
         )
     notes: list[str] = []
-    with argument_errors(args), progress_of("writing", None) as tick:
+    with usage_errors(args, schema=False), progress_of("writing", None) as tick:
         manifest = copy_dataset(
             args.src,
             args.dst,

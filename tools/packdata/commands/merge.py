@@ -8,6 +8,7 @@ from packdata.combine import merge
 from packdata.commands.common import (
     LINKS,
     add_json,
+    add_sources,
     add_writing,
     new_parser,
     parse_path,
@@ -25,12 +26,7 @@ def add_parser(subparsers: Any) -> None:
     example = "packdata merge packed/all packed/train packed/val"
     parser = new_parser(subparsers, "merge", summary, example, f"\n{LINKS}")
     parser.add_argument("dst", type=parse_path, help="folder of the new dataset")
-    parser.add_argument(
-        "sources", type=parse_path, nargs="+", metavar="src", help="datasets, in order"
-    )
-    parser.add_argument(
-        "--no-link", action="store_true", help="copy and verify shards, also where links work"
-    )
+    add_sources(parser, "datasets, in order")
     add_writing(parser, shards=False)
     add_json(parser)
     parser.set_defaults(run=run)

@@ -126,7 +126,7 @@ def run_packing(
     from packdata.target import is_unfinished
 
     check_outside(args.dst, [args.src] if isinstance(args.src, str) else args.src)
-    with usage_errors(args):
+    with usage_errors(args, schema=True):
         if args.format is not None:  # before a source is read for long
             check_shard_options(args.format, args.shard_size)
         plan = make_plan()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from packdata.commands.common import (
     add_json,
     add_writing,
-    argument_errors,
     made,
     new_parser,
     parse_path,
     show_json,
     show_made,
+    usage_errors,
 )
 from packdata.describe import counted
 from packdata.partition import parse_parts, split
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     reader = PackedReader(args.dataset)
     num = len(reader)
-    with argument_errors(args), progress_of("writing", num) as tick:
+    with usage_errors(args, schema=False), progress_of("writing", num) as tick:
         manifests = split(
             args.dataset,
             args.dst,
