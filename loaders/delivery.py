@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.backends.ordered import TimedOut
+from loaders.backends.ordered import INTERRUPTED, TimedOut
 from loaders.device.nested import map_tensors
 from loaders.device.prefetch import Prefetcher
 from loaders.errors import BatchError
@@ -79,6 +79,7 @@ class Delivery:
         self._batches, self._pass, self._finish = batches, current, finish
         self._stats, self._length, self._name = stats, length, name
         self._num_failed = self._num_delivered = 0
+        self._is_interrupted = False  # at a moment when nobody can say which batch was lost
         self._waiting_since: float | None = None
         self.pid = os.getpid()
         if current is not None:
@@ -102,11 +103,12 @@ class Delivery:
         return self._length()
 
     def __next__(self) -> Any:
-        began = self._waiting_since = time.monotonic()
+        if self._is_interrupted:
+            raise RuntimeError(INTERRUPTED)
+        num_out = self._num_out
         try:
-            batch, valid = next(self._source)
-            batch = self._finish(batch)
-            batch = batch if valid is None else _with_marks(batch, valid)
+            batch = self._next()
+            self._count()
         except StopIteration:
             self._end()
             raise
@@ -116,21 +118,39 @@ class Delivery:
             self._num_failed += 1
             raise
         except BaseException:
-            self._num_failed += self._marked.has_failed
+            self._lose(self._num_out - num_out)
             raise
+        return batch
+
+    def _next(self) -> Any:
+        began = self._waiting_since = time.monotonic()
+        try:
+            batch, valid = next(self._source)
+            batch = self._finish(batch)
+            return batch if valid is None else _with_marks(batch, valid)
         finally:
             self._waiting_since = None
             self._stats.wait_s += time.monotonic() - began
-        self._count()
-        return batch
+
+    @property
+    def _num_out(self) -> int:
+        """Batches that were taken, and do not wait to be handed over."""
+        return self._batches.num_taken - self._source.num_waiting
+
+    def _lose(self, num: int) -> None:
+        """Count what was under way at an interrupt as failed, if its place is known: copies ahead may be behind it."""
+        if self._marked.has_failed or self._source is self._marked:
+            self._num_failed += max(num, self._marked.has_failed)
+        else:
+            self._is_interrupted = num != 0
 
     def _end(self) -> None:
         """Go on to the next epoch; RuntimeError where this one is not over, and no error said why."""
         if self._pass is None:
             return
         num_done, num = self._pass.num_steps, self._pass.plan.num_remaining_steps
-        if num_done < num and not self._num_failed:
-            self._num_failed = 1  # it is said once
+        if num_done + self._num_failed < num:
+            self._num_failed += 1
             why = (
                 "a worker raised StopIteration, in the dataset, its transform or collate_fn, or another "
                 "iteration took over the worker processes that persist"
@@ -149,7 +169,7 @@ class Delivery:
         self._num_delivered += 1
         if self._pass is not None:
             self._pass.count(1 + self._num_failed)
-        self._num_failed = 0
+        self._num_failed = 0  # nothing that Ctrl-C could come into stands behind what counts
 
     def describe(self) -> str:
         """Say what is served, how far it came, and what each worker is doing; safe in a signal handler."""
@@ -184,6 +204,8 @@ class Delivery:
 class _Marked:
     """Yields each batch beside the marks of its rows: the two travel together."""
 
+    num_waiting = 0  # batches that were taken and not yielded
+
     def __init__(self, batches: Batches, plan: Plan | None, *, pin: bool) -> None:
         self._batches, self._pin = batches, pin
         self._plan = plan if plan is not None and plan.pad == "mark" else None
@@ -194,7 +216,7 @@ class _Marked:
         return self
 
     def __next__(self) -> tuple[Any, torch.Tensor | None]:
-        num_taken = self._batches.num_taken
+        num_taken, self.has_failed = self._batches.num_taken, False
         try:
             batch = next(self._batches)
         except BaseException:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _FIRST_GROUP = 8  # batches: the first one should not wait for many others
+INTERRUPTED = (
+    "a batch was lost when the last wait was interrupted (Ctrl-C): begin a new iteration; "
+    "state_dict() tells of the last batch that was handed over"
+)
 
 
 class TimedOut(RuntimeError):
@@ -91,7 +95,8 @@ class OrderedBatches:
         stall_warning_s: Log what every worker is doing after so long; 0 does not.
 
     An error of a batch, or of the indices, is raised where the batch would have come; the batches
-    behind it can still be had.
+    behind it can still be had. So they can after Ctrl-C in a wait; one that comes while indices or batches are in
+    nobody's keeping is the end: RuntimeError from then on, rather than batches left out.
     """
 
     def __init__(
@@ -111,19 +116,26 @@ class OrderedBatches:
         self._ready: list[Any] = []
         self._failed: Exception | None = None
         self._is_broken = False  # the pool takes no more, and what it still has is lost
+        self._is_whole = True  # False where Ctrl-C would lose something
         self.num_taken = 0  # batches that were returned, or whose error was raised
 
     def __iter__(self) -> OrderedBatches:
         return self
 
     def __next__(self) -> Any:
+        if not self._is_whole:
+            raise RuntimeError(INTERRUPTED)
         if not self._ready:
+            self._is_whole = False
             self._fill(max(1, self._prefetch_batches))
             if self._is_broken or not len(self._pool):
+                self._is_whole = True
                 self._end()
             self._ready = [*self._take()][::-1]
             self._fill(self._prefetch_batches)
-        batch = self._ready.pop()
+            self._is_whole = True
+        batch = self._ready[-1]
+        del self._ready[-1]
         self.num_taken += 1
         if not isinstance(batch, Raised):
             return batch
@@ -187,10 +199,17 @@ class OrderedBatches:
 
     def _take_first(self, patience: float | None) -> Made:
         num_before = len(self._pool)
+        self._is_whole = True
         try:
-            return self._pool.take(patience)
+            made = self._pool.take(patience)
+            self._is_whole = False
+            return made
         except BaseException as error:
-            self.num_taken += len(self._pool) < num_before  # else it is an interrupt, or late
+            is_taken = len(self._pool) < num_before  # else it is an interrupt, or late
+            if is_taken and isinstance(error, KeyboardInterrupt):
+                self._is_whole = False
+            else:
+                self.num_taken += is_taken
             if isinstance(error, StopIteration):
                 raise _not_the_end(error) from error
             raise

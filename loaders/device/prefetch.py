@@ -66,16 +66,24 @@ class Prefetcher:
         self._held.sweep()
         if not self._queue:
             self._queue.append(self._fetch())
-        first = self._queue.popleft()
+        first = self._queue[0]
         if isinstance(first, _Failed):
             try:
+                self._queue.popleft()
                 raise first.error
             finally:
                 del first  # its traceback holds this frame: the two would keep the workers alive
         self._fetch_ready()
         if first.event is not None:
             self._accelerator.wait(first.event, list(tensors_of(first.batch)))
+        del self._queue[0]  # not before: an interrupt would lose it
         return first.batch
+
+    @property
+    def num_waiting(self) -> int:
+        """Batches, and errors of batches, that were taken from the source and not handed over."""
+        is_end = bool(self._queue) and _is_end(self._queue[-1])
+        return len(self._queue) - is_end
 
     @property
     def device_bytes(self) -> int:
@@ -88,7 +96,7 @@ class Prefetcher:
         self._held.clear()
 
     def _fetch_ready(self) -> None:
-        while len(self._queue) < self._ahead and self._is_ready():
+        while len(self._queue) <= self._ahead and self._is_ready():
             item = self._fetch()
             if isinstance(item, _Failed):
                 item.error = item.error.with_traceback(_of_others(item.error.__traceback__))
@@ -127,6 +135,10 @@ class _Failed:
     """An error, or the end, in its place between batches."""
 
     error: Exception
+
+
+def _is_end(item: _Copied | _Failed) -> bool:
+    return isinstance(item, _Failed) and isinstance(item.error, StopIteration)
 
 
 def _of_others(behind: TracebackType | None) -> TracebackType | None:

@@ -260,11 +260,11 @@ class Pass:
 
     def count(self, num_steps: int = 1) -> None:
         """Note that steps are done: what was resumed is used up, the next ``iter`` begins at the start."""
-        self.num_steps += num_steps
         if self.sampler._pass is self:
             self.sampler.start = 0
         elif self.is_overtaken:
             self.sampler._is_ambiguous = True
+        self.num_steps += num_steps  # last: an interrupt before it has counted nothing
 
     def end(self) -> None:
         """Advance the epoch, unless someone chose another one or began anew meanwhile."""
