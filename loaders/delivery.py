@@ -149,7 +149,8 @@ class Delivery:
         if self._pass is None:
             return
         num_done, num = self._pass.num_steps, self._pass.plan.num_remaining_steps
-        if num_done + self._num_failed < num:
+        is_told = self._num_failed and self._batches.ends_once
+        if num_done + self._num_failed < num and not is_told:
             self._num_failed += 1
             why = (
                 "a worker raised StopIteration, in the dataset, its transform or collate_fn, or another "

@@ -72,6 +72,10 @@ class Batches(Protocol):
     def num_taken(self) -> int:
         """Batches that were returned, or whose error was raised."""
 
+    @property
+    def ends_once(self) -> bool:
+        """Whether ``StopIteration`` is the end, and never what a dataset raised."""
+
     def __next__(self) -> Any:
         """Return the next batch, or raise its error; ``TimedOut`` stands for none."""
 
@@ -98,6 +102,8 @@ class OrderedBatches:
     behind it can still be had. So they can after Ctrl-C in a wait; one that comes while indices or batches are in
     nobody's keeping is the end: RuntimeError from then on, rather than batches left out.
     """
+
+    ends_once = True
 
     def __init__(
         self,

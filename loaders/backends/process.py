@@ -36,9 +36,10 @@ class ProcessBatches:
         num_ready: 0, as above.
         slot_bytes: 0: its batches lie in memory of their own.
         num_taken: Batches that were returned, or whose error was raised.
+        ends_once: False: a ``StopIteration`` of the dataset looks like the end.
     """
 
-    is_ready = False
+    is_ready = ends_once = False
     num_ready = slot_bytes = 0
 
     def __init__(self, batches: Any) -> None:
