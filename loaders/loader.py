@@ -508,7 +508,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration serves; the current one keeps its position."""
-        self._set_to = epoch
+        epoch = self._set_to = whole_number("epoch", epoch, at_least=0)
         samplers: tuple[Any, ...] = (self.sampler, self.batch_sampler)
         for part in (*samplers, self.dataset, self._served, self._passes):
             if hasattr(part, "set_epoch"):

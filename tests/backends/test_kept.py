@@ -315,3 +315,13 @@ def test_who_ended_does_not_ask_the_child_of_another_epoch() -> None:
 @pytest.mark.parametrize("settings", [{"timeout": 1e7}, {"stall_warning_s": 1e7}])
 def test_a_wait_may_be_long(settings: dict[str, Any]) -> None:
     assert [b.tolist() for b in kept_loader(Numbers(), 2, **settings)] == WHOLE
+
+
+def test_an_epoch_that_is_refused_does_not_reach_the_child(alarm: None) -> None:
+    loader = kept_loader(RAMDataset.from_arrays(label=np.arange(12)), 2, num_workers=1)
+    assert [batch.label.tolist() for batch in loader] == WHOLE
+
+    with pytest.raises(ValueError, match="epoch must be at least 0"):
+        loader.set_epoch(-1)
+
+    assert [batch.label.tolist() for batch in loader] == WHOLE
