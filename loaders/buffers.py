@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from loaders.locks import ForkLock
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -102,7 +104,7 @@ class SlotPool:
         self.nbytes = nbytes
         self._allocate, self._is_usable = allocate or aligned, is_usable
         self.num_slots = self.size_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = ForkLock()  # to page-lock a buffer takes long, and a fork may come meanwhile
         self._leases: Leases[npt.NDArray[np.uint8]] = Leases()
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:

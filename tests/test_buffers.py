@@ -4,6 +4,7 @@ import gc
 import io
 import os
 import pickle
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -375,3 +376,27 @@ def test_slots_and_fresh_memory_look_the_same(nbytes: int) -> None:
         assert lease.flags.c_contiguous
         assert lease.flags.writeable
         assert torch.from_numpy(lease).shape == (nbytes,)
+
+
+def test_a_fork_finds_the_pool_open_whoever_was_allocating() -> None:
+    is_inside, go_on = threading.Event(), threading.Event()
+
+    def slow(nbytes: int) -> Any:
+        is_inside.set()
+        go_on.wait(20)
+        return np.empty(nbytes, np.uint8)
+
+    slots = Slots(slow)
+    taking = threading.Thread(target=slots.take, args=("image", NBYTES))
+    taking.start()
+    assert is_inside.wait(10)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(10)
+        go_on.set()
+        slots.take("image", NBYTES)
+        os._exit(0)
+    go_on.set()
+    taking.join()
+
+    assert os.waitpid(pid, 0)[1] == 0

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from loaders.columns import Column, FixedColumn, VarColumn
-from loaders.datasets.access.locks import ForkLock
+from loaders.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from loaders.columns import Column, VarColumn
 from loaders.datasets.access.finder import Rows, ShardFinder
 from loaders.datasets.access.gather import Gather
-from loaders.datasets.access.locks import ForkLock
 from loaders.datasets.access.pages import Pages
 from loaders.datasets.access.verifier import Verifier
 from loaders.errors import ShardError
+from loaders.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

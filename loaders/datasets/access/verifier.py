@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.datasets.access.locks import ForkLock
 from loaders.formats.checksums import hash_block
+from loaders.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,8 @@ import torch
 from loaders.cached import cached_property
 from loaders.columns import FixedColumn, VarColumn
 from loaders.datasets.access.gather import Window, rows_at, window_over
-from loaders.datasets.access.locks import ForkLock
 from loaders.errors import SchemaError, ShardError
+from loaders.locks import ForkLock
 from loaders.schema import Tokens
 
 if TYPE_CHECKING:
