@@ -672,3 +672,25 @@ def test_other_systems_are_told_what_to_do(folder: Path, monkeypatch: pytest.Mon
 
     with pytest.raises(LoadersError, match=r"needs Linux .* or use ShardDataset"):
         RAMDataset(folder, shared=True, progress=False)
+
+
+def test_a_keeper_that_cannot_begin_lets_go_of_what_it_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = Name(uuid.uuid4().hex)
+    listener = name.bind()
+    ours, theirs = socket.socketpair()
+    fd = os.memfd_create("loaders")
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        Keeper(name, listener=listener, connection=ours, fd=fd)
+
+    assert listener is not None
+    assert (listener.fileno(), ours.fileno()) == (-1, -1)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    theirs.close()

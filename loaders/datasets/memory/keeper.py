@@ -176,11 +176,17 @@ class Keeper:
         self._untold: list[socket.socket] = []  # who waits for the copy
         self._told: list[socket.socket] = []  # who has it
         self._closing, self._pid = False, os.getpid()
-        self._poke, self._poked = socket.socketpair()
-        self._poke.setblocking(False)
-        _keepers.add(self)
         self._thread = threading.Thread(target=self._run, name="loaders-keeper", daemon=True)
-        self._thread.start()
+        try:
+            self._poke, self._poked = socket.socketpair()
+            self._poke.setblocking(False)
+            _keepers.add(self)
+            self._thread.start()
+        except (
+            BaseException
+        ):  # no descriptor or thread is left: nobody else lets go of what it was given
+            self.hang_up()
+            raise
 
     # -- of its owner ------------------------------------------------------------------------------
 
@@ -314,7 +320,8 @@ class Keeper:
 
     def hang_up(self) -> None:
         """Close everything; in a forked child, its copies of the parent's."""
-        ours = [self._listener, self._connection, self._poke, self._poked]
+        pair = [getattr(self, name, None) for name in ("_poke", "_poked")]  # may not be there yet
+        ours = [self._listener, self._connection, *pair]
         for each in [*ours, *self._untold, *self._told]:
             if each is not None:
                 each.close()
