@@ -39,6 +39,7 @@ from loaders.datasets.settings import (
 )
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import LoadersError, SampleError, SchemaError, ShardError
+from loaders.locks import ForkLock
 from loaders.sampling.batch import IndexBatch
 from loaders.schema import (
     VIRTUAL_FIELDS,
@@ -67,6 +68,7 @@ Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
 Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 SETTINGS = ("fields", "augment", "transform", "batching", "on_error", "scale")  # of replace()
+_counting = ForkLock()  # one for all: few are replaced, and datasets are copied and pickled
 
 
 class PackedDataset(BatchDataset):
@@ -303,12 +305,12 @@ class PackedDataset(BatchDataset):
 
     def count_replaced(self, error: SampleError) -> None:
         """Note that a sample was replaced; too many are an error."""
-        if self._whole is not None:
+        with _counting:
+            self.num_replaced += 1
+        if self._whole is None:
+            self._bad.note(error, len(self))
+        else:
             self._whole.count_replaced(error)
-            self.num_replaced = self._whole.num_replaced
-            return
-        self.num_replaced += 1
-        self._bad.note(error, len(self))
 
     # -- looking things up -------------------------------------------------------------------------
 

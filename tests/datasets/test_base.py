@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, RAMDataset, augment
+from loaders import DataLoader, Mixture, RAMDataset, augment, concat
 from loaders.datasets.base import BatchDataset, SamplesOf
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.moving import MovingHalf
@@ -114,3 +116,54 @@ def test_numbers_beyond_int64_are_no_samples_from_the_end() -> None:
     for call in (dataset.__getitem__, lambda i: dataset.select(np.array([i], np.uint64))):
         with pytest.raises(IndexError, match="there is no sample 18446744073709551615"):
             call(2**64 - 1)
+
+
+def test_threads_that_replace_samples_lose_no_count() -> None:
+    samples = dataset()
+    error = samples.sample_error(3, "bad")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def replace() -> None:
+        for _ in range(5000):
+            samples.count_replaced(error)
+
+    threads = [threading.Thread(target=replace) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+
+    assert samples.num_replaced == 20_000
+
+
+def test_a_half_counts_what_it_replaced_itself() -> None:
+    """A later loader of the same dataset begins at 0."""
+    samples = dataset()
+    error = samples.sample_error(3, "bad")
+
+    for _ in range(2):
+        half = samples.host_half()
+        half.count_replaced(error)
+        assert half.num_replaced == 1
+
+    assert samples.num_replaced == 2
+
+
+@pytest.mark.parametrize("kind", ["packed", "view", "joined", "mixture", "as it is"])
+def test_a_batch_may_be_a_tensor_of_indices(kind: str) -> None:
+    """A tensor has an attribute ``indices`` of its own."""
+    whole = dataset()
+    kinds: dict[str, BatchDataset] = {
+        "packed": whole,
+        "view": whole.select(np.arange(9, -1, -1)),
+        "joined": concat([whole, dataset()]),
+        "mixture": Mixture([whole, dataset()]),
+        "as it is": AsTheyAre(whole),
+    }
+    samples = kinds[kind]
+
+    for batch in (torch.tensor([3, 1]), np.array([3, 1])):
+        found = samples.__getitems__(batch).batch.label  # type: ignore[arg-type]
+        assert found.tolist() == samples.__getitems__([3, 1]).batch.label.tolist()
