@@ -19,6 +19,7 @@ from loaders.sampling import (
     Balanced,
     BlockShuffled,
     EpochSampler,
+    MixtureOrder,
     Order,
     Pad,
     SampleIndex,
@@ -544,3 +545,37 @@ def test_ranks_come_from_torch_distributed(tmp_path: Path) -> None:
         assert processes[rank].returncode == 0, errors
         part = list(range(rank, 10, 2))
         assert json.loads(output) == [[rank, 2], [0, 1], part, 2, part]
+
+
+@pytest.mark.parametrize("is_by_block", [False, True])
+def test_numbers_of_numpy_are_kept_as_ints(is_by_block: bool) -> None:
+    numbers: Any = np.array([10, 2, 0])
+    n, two, rank = numbers
+    order: Order = BlockShuffled(n, 0, two, two) if is_by_block else Shuffled(n)
+    sampler = EpochSampler(order, rank=rank, world_size=two)
+    iterator = iter(sampler)
+
+    next(iterator)
+    state = json.loads(json.dumps(sampler.state_dict()))
+    rest = list(iterator)
+    sampler.load_state_dict(state)
+
+    assert list(sampler) == rest
+
+
+def test_samples_as_they_lie_have_a_seed_for_augmentation() -> None:
+    sampler = EpochSampler(4, shuffle=False, seed=3)
+
+    assert (sampler.seed, next(iter(sampler)).seed) == (3, 3)
+    with pytest.raises(TypeError, match="seed must be a whole number"):
+        EpochSampler(4, shuffle=False, seed="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pad", [True, False, "mark"])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_length_is_what_is_yielded_where_blocks_stay_together(pad: Pad, rank: int) -> None:
+    order = MixtureOrder([40, 40], [1, 1], block_size=4)
+    sampler = EpochSampler(order, rank=rank, world_size=3, pad=pad)
+
+    assert len(list(sampler)) == len(sampler)
+    assert sampler.epoch == 1

@@ -9,7 +9,7 @@ import numpy as np
 
 from loaders.checks import whole_number
 from loaders.rng import key64
-from loaders.sampling.order import BLOCKS, SHORT_SLOT, WINDOWS, check_count, order_key
+from loaders.sampling.order import BLOCKS, SHORT_SLOT, WINDOWS, keep_count, order_key
 from loaders.sampling.permutation import check_positions, permute
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class BlockShuffled:
     window: int = 64
 
     def __post_init__(self) -> None:
-        check_count("n", self.n)
+        keep_count(self, "n")
         whole_number("seed", self.seed)
-        check_count("block_size", self.block_size, at_least=1)
-        check_count("window", self.window, at_least=1)
+        keep_count(self, "block_size", at_least=1)
+        keep_count(self, "window", at_least=1)
 
     @property
     def length(self) -> int:

@@ -52,7 +52,7 @@ class Sequential:
     n: int
 
     def __post_init__(self) -> None:
-        check_count("n", self.n)
+        keep_count(self, "n")
 
     @property
     def length(self) -> int:
@@ -88,7 +88,7 @@ class Shuffled:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_count("n", self.n)
+        keep_count(self, "n")
         whole_number("seed", self.seed)
 
     @property
@@ -113,3 +113,9 @@ def order_key(seed: int, epoch: int, purpose: int) -> int:
 def check_count(name: str, value: int, *, at_least: int = 0, below: int = 1 << 63) -> None:
     """Refuse a count out of range."""
     whole_number(name, value, at_least=at_least, below=below)
+
+
+def keep_count(order: Order, name: str, *, at_least: int = 0) -> None:
+    """Keep a count of a frozen order as an int, of which arithmetic and states are made; refuse one out of range."""
+    count = whole_number(name, getattr(order, name), at_least=at_least, below=1 << 63)
+    object.__setattr__(order, name, count)

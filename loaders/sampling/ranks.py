@@ -35,8 +35,8 @@ def resolve_rank(rank: int | None = None, world_size: int | None = None) -> tupl
             "this process: give both, or call torch.distributed.init_process_group() before "
             "iterating."
         )
-    _check(rank, world_size)
-    return rank, world_size
+    world_size = whole_number("world_size", world_size, at_least=1)
+    return whole_number("rank", rank, at_least=0, below=world_size), world_size
 
 
 def is_distributed() -> bool:
@@ -55,8 +55,3 @@ def _alone() -> int:
             "world_size= (world_size=1 if each process is to have everything)."
         )
     return 1
-
-
-def _check(rank: int, world_size: int) -> None:
-    whole_number("world_size", world_size, at_least=1)
-    whole_number("rank", rank, at_least=0, below=world_size)

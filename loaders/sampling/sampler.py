@@ -9,9 +9,11 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
+import numpy as np
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from loaders.checks import shown, whole_number
@@ -75,7 +77,10 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         self.order = _as_order(order, shuffle, seed)
         self.dataset: Sized = range(self.order.length)  # type: ignore[assignment]
         self.shuffle = not isinstance(self.order, Sequential)
-        self.seed = int(self.order.describe().get("seed", 0))
+        given = self.order.describe().get("seed", 0) if seed is None else seed
+        self.seed = whole_number(
+            "seed", given
+        )  # samples as they lie have one, too: for augmentation
         self.drop_last, self.pad = drop_last, pad
         self.epoch = 0
         self.start = 0  # where the next iter begins: 0 but for the first one after load_state_dict
@@ -90,10 +95,10 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
     def __iter__(self) -> Iterator[SampleIndex]:
         self._resolve()
-        return self._follow(self.plan, partial(_samples, seed=self.seed))
+        return chain.from_iterable(self._follow(self.plan, partial(_samples, seed=self.seed)))
 
     def __len__(self) -> int:
-        return self.plan().num_steps
+        return self.plan().num_samples
 
     def batches(
         self, batch_size: int, drop_last: bool | None = None, pad: Pad | None = None
@@ -394,8 +399,10 @@ def _as_order(order: Order | SupportsIndex, shuffle: bool | None, seed: int | No
     return Sequential(n) if shuffle is False else Shuffled(n, 0 if seed is None else seed)
 
 
-def _samples(order: Order, plan: Plan, epoch: int, seed: int) -> Iterator[SampleIndex]:
+def _samples(order: Order, plan: Plan, epoch: int, seed: int) -> Iterator[list[SampleIndex]]:
+    """Yield the samples of each step: one, or a few of the tail where an order keeps units together."""
     for indices, draws, _ in evaluate(order, plan, epoch):
-        draw_of = [0] * indices.size if draws is None else draws.ravel().tolist()
-        for place, draw in zip(indices.ravel().tolist(), draw_of, strict=True):
-            yield SampleIndex(place, epoch, draw, seed)
+        draws_of = np.zeros_like(indices) if draws is None else draws
+        for places, draws_there in zip(indices.tolist(), draws_of.tolist(), strict=True):
+            numbers = zip(places, draws_there, strict=True)
+            yield [SampleIndex(place, epoch, draw, seed) for place, draw in numbers]
