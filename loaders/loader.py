@@ -114,12 +114,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         augment_on: Where crops, resizes and flips are carried out; they are drawn alike. ``"auto"``: on the
             device for codecs that are finished there (``dct``, ``yuv420``), else on the host;
             ``"device"``: there also for pixels (``raw``) of one size, within one step of uint8.
-        seed: For the order and for augmentation. Default: what a sampler of ours says, else 0.
+        seed: For the order and for augmentation; a sampler of ours that is given orders by its own. Default:
+            what such a sampler says, else 0.
         rank: This process among all that train; default: from ``torch.distributed``.
         world_size: How many train; default: from ``torch.distributed``.
         pad: At the end of an epoch without ``drop_last``: True wraps around so that all ranks
             have equal steps, False serves each sample exactly once, ``"mark"`` wraps and tells
-            real rows by ``batch.valid``. Default: what a sampler of ours says, else True.
+            real rows by ``batch.valid``, or ``batch["valid"]`` with ``as_dict``, which frameworks that build named
+            tuples anew keep. Default: what a sampler of ours says, else True.
         as_dict: Hand over ``{field: values}`` instead of named tuples.
         stall_warning_s: Log what every worker is doing when a batch takes longer than this: threads, here or in a
             child process (without workers nobody is there to tell, and torch's processes do not).

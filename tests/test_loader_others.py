@@ -451,3 +451,15 @@ def test_a_batch_that_ctrl_c_found_in_the_trainers_hands_is_counted_as_one_that_
         next(iterator)
     assert next(iterator).tolist() == [6, 7]
     assert loader.state_dict()["sampler"]["delivered"] == 8
+
+
+def test_marks_of_padding_stay_with_a_batch_that_is_changed_or_moved() -> None:
+    settings: dict[str, Any] = {"pad": "mark", "drop_last": False, "rank": 0, "world_size": 2}
+    (batch,) = DataLoader(numbers(3), 2, **settings)
+    (dictionary,) = DataLoader(numbers(3), 2, as_dict=True, **settings)
+
+    changed = batch._replace(x=batch.x.float())
+    moved = torch.utils._pytree.tree_map(torch.clone, dictionary)
+
+    assert changed.valid.tolist() == batch.valid.tolist() == [True, True]
+    assert moved["valid"].tolist() == [True, True]

@@ -64,6 +64,13 @@ class _Record:
         hint = "the dataset's fields=[...] chooses among what is stored"
         raise AttributeError(f"{self._what()}; there is no {name!r}: {hint}")
 
+    def _replace(self, **values: Any) -> Any:
+        """Return it with other values of some fields, and what stands beside them."""
+        record = super()._replace(**values)  # type: ignore[misc]
+        for name, value in getattr(self, "__dict__", {}).items():
+            setattr(record, name, value)
+        return record
+
     def _what(self) -> str:
         fields = ", ".join(self._fields)
         return f"a {type(self).__name__} is a named tuple of {fields}"
