@@ -555,6 +555,21 @@ class TestDamage:
             decode_picture(data[:at] + b"\3" + data[at + 1 : -40] + b"\xff\xd9")
 
 
+def _bright_edged(shape: tuple[int, int]) -> Array:
+    pixels = np.zeros((*shape, 3), np.uint8)
+    pixels[:, shape[1] * 9 // 10 :] = 255
+    pixels[shape[0] * 9 // 10 :] = 255
+    return pixels
+
+
+def _areas(old: int, new: int) -> Array:
+    """Return by how much each of the old pixels of a side counts in the new."""
+    edges, pixels = np.arange(new + 1)[:, None] * old / new, np.arange(old)
+    covered = np.minimum(edges[1:], pixels + 1) - np.maximum(edges[:-1], pixels)
+    shares: Array = np.maximum(covered, 0) * new / old
+    return shares
+
+
 class TestReduction:
     @pytest.mark.parametrize(
         ("target", "decoded"), [(300, 600), (150, 300), (149, 300), (75, 150), (10, 75)]
@@ -579,6 +594,33 @@ class TestReduction:
 
         assert 2 * side <= reduced.pixels.shape[0] <= 150
         assert psnr(resize.apply(reduced.pixels, reduced.size), resize.apply(full.pixels)) > 38
+
+    @pytest.mark.parametrize("shape", [(513, 513), (517, 775), (402, 601), (57, 71)])
+    def test_a_last_column_counts_for_what_it_covers(self, shape: tuple[int, int]) -> None:
+        """The result is the average of areas of the whole picture, also at sides not of whole 8."""
+        pixels = _bright_edged(shape)
+        data = save(pixels, "JPEG", quality=100, subsampling=0)
+
+        for side in (4, 32):
+            resize = Resize(side, side)
+            height, width = resize.scaled(shape)
+            picture = decode_picture(data, needed=resize.scaled)
+            result = resize.apply(picture.pixels, picture.size)[:, :, 0]
+            areas = _areas(shape[0], height) @ pixels[:, :, 0] @ _areas(shape[1], width).T
+            assert np.abs(result - areas).max() <= 16
+
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    def test_a_turned_picture_is_scaled_as_a_plain_one(self, orientation: int) -> None:
+        exif = PIL.Image.Exif()
+        exif[0x0112] = orientation
+        data = save(_bright_edged((517, 389)), "JPEG", quality=100, subsampling=0, exif=exif)
+        resize = Resize(32, 32)
+
+        reduced = decode_picture(data, needed=resize.scaled)
+        full = decode_picture(data)
+
+        result = resize.apply(reduced.pixels, reduced.size).astype(int)
+        assert np.abs(result - resize.apply(full.pixels)).max() <= 16
 
     def test_reduction_goes_with_orientation(self) -> None:
         exif = PIL.Image.Exif()

@@ -26,6 +26,9 @@ Array = npt.NDArray[Any]
 Size = tuple[int, int]  # height, width
 Fit = Literal["shorter", "cover", "contain", "stretch"]
 MAX_SIDE = 65_535  # of a JPEG
+MIN_REDUCED = (
+    4  # pixels of a side that a reduced picture is scaled to: what ``_scale`` can do exactly
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,8 @@ class Resize:
 
         Args:
             pixels: H x W or H x W x C, uint8 or uint16.
-            size: Its full (height, width), where ``pixels`` are already a reduced version of it.
+            size: Its full (height, width), where ``pixels`` are a half, a quarter or an eighth of
+                it, sides rounded up: of the last row and column only a part is the picture's.
             nearest: Take the nearest pixel, as for masks.
             scratch: Where the result may lie; it is then gone with the thread's next.
         """
@@ -112,7 +116,7 @@ class Resize:
         if self.fit == "cover":
             pixels, size = self._trim(pixels, size)
         to = self.scaled(size)
-        pixels = _take_nearest(pixels, to) if nearest else _scale(pixels, to, scratch)
+        pixels = _take_nearest(pixels, to) if nearest else _scale(pixels, size, to, scratch)
         if self.fixed is None:
             return np.ascontiguousarray(pixels)
         return _place(pixels, self.fixed)
@@ -149,21 +153,43 @@ def _scaled(resize: Resize, size: Size) -> Size:
     return next(sides), next(sides)
 
 
-def _scale(pixels: Array, size: Size, scratch: Scratch | None) -> Array:
+def _scale(pixels: Array, full: Size, size: Size, scratch: Scratch | None) -> Array:
     """Average areas along the sides that shrink, then interpolate along those that grow."""
+    down, across = (
+        side / _factor(side, length) for side, length in zip(full, pixels.shape[:2], strict=True)
+    )
+    if (down, across) != pixels.shape[:2]:
+        # Given factors, OpenCV counts the last row and column for the part that they cover. The
+        # size it finds for itself is the rounded one, which is exact from MIN_REDUCED pixels on.
+        factors = (size[1] / across, size[0] / down)
+        return _cv2_resize(pixels, size, cv2.INTER_AREA, scratch, factors)
     shrunk = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
     pixels = _cv2_resize(pixels, shrunk, cv2.INTER_AREA, scratch)
     return _cv2_resize(pixels, size, cv2.INTER_CUBIC, None)
 
 
-def _cv2_resize(pixels: Array, size: Size, method: int, scratch: Scratch | None) -> Array:
+def _factor(side: int, length: int) -> int:
+    """Return by how much a side was reduced to that length."""
+    return next(factor for factor in (1, 2, 4, 8) if -(-side // factor) == length)
+
+
+def _cv2_resize(
+    pixels: Array,
+    size: Size,
+    method: int,
+    scratch: Scratch | None,
+    factors: tuple[float, float] | None = None,
+) -> Array:
     if pixels.shape[:2] == size:
         return pixels
     out = None
     if scratch is not None:
         channels = tuple(n for n in pixels.shape[2:] if n > 1)
         out = scratch.take("resized", (*size, *channels), pixels.dtype)
-    resized = cv2.resize(pixels, size[::-1], dst=out, interpolation=method)
+    if factors is None:
+        resized = cv2.resize(pixels, size[::-1], dst=out, interpolation=method)
+    else:
+        resized = cv2.resize(pixels, None, out, *factors, interpolation=method)
     return resized.reshape(*size, *pixels.shape[2:])  # cv2 drops a single channel
 
 

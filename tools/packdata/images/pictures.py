@@ -32,6 +32,7 @@ import PIL.ImageOps
 
 from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError
+from packdata.images.fit import MIN_REDUCED
 from packdata.images.headers import Header, read_header
 from packdata.images.jpegs import decode_strictly
 
@@ -112,8 +113,8 @@ def decode_picture(
         channels: 1 for gray, 3 for RGB.
         dtype: uint8 or uint16.
         needed: Given the full size, says which size the picture will be scaled down to. A JPEG may
-            then be decoded at a half, a quarter or an eighth, as long as that is twice as large as
-            needed or more.
+            then be decoded at a half, a quarter or an eighth, sides rounded up, as long as that is
+            twice as large as needed or more.
         scratch: Where a JPEG may be decoded to; the pixels are then gone with the thread's next.
 
     Raises:
@@ -155,8 +156,13 @@ def _reduction(header: Header, needed: Callable[[Size], Size] | None) -> int:
         return 1
     size = header.size if header.orientation < 5 else header.size[::-1]
     (height, width), target = size, needed(size)
+    if min(target) < MIN_REDUCED:
+        return 1
     for factor in (8, 4, 2):
-        if 2 * target[0] <= -(-height // factor) and 2 * target[1] <= -(-width // factor):
+        # What a last row or column lacks is at its end only while the picture is not turned.
+        is_whole = header.orientation == 1 or not (height % factor or width % factor)
+        is_twice = 2 * target[0] <= -(-height // factor) and 2 * target[1] <= -(-width // factor)
+        if is_twice and is_whole:
             return factor
     return 1
 
