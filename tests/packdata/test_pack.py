@@ -190,6 +190,29 @@ def test_failing_after_skipping_is_refused(tmp_path: Path) -> None:
         pack(tmp_path, bad=[5])
 
 
+def test_a_part_of_nothing_but_bad_items_leaves_nothing(tmp_path: Path) -> None:
+    parts = [("train", NumbersRecipe(100)), ("val", NumbersRecipe(2, bad=(0, 1)))]
+    options: dict[str, Any] = {"format": "lmdb", "shard_bytes": SHARD_BYTES}
+
+    with pytest.raises(PackError, match="'val' holds no sample that could be packed"):
+        pack_recipes(parts, tmp_path / "out", on_error="skip", **options)
+    assert not (tmp_path / "out").exists()
+
+    parts[1] = ("val", NumbersRecipe(3))
+    assert pack_recipes(parts, tmp_path / "out", **options).samples == 103
+
+
+def test_the_rate_is_of_samples_that_were_packed(tmp_path: Path) -> None:
+    summary = pack(tmp_path / "a", bad=range(10, 90), on_error="skip")
+    with Writer(tmp_path / "b", {"x": Array(dtype="uint8", dims=(2,))}, on_error="skip") as writer:
+        for x in ([1, 2], [1, 2, 3], "x"):
+            writer.add(x=x)
+
+    assert summary.samples_per_s * summary.seconds == pytest.approx(20)
+    assert writer.summary is not None
+    assert writer.summary.samples_per_s * writer.summary.seconds == pytest.approx(1)
+
+
 def test_nothing_but_bad_items_is_an_error_that_says_why(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="It rejected 3 items, the first: number 0"):
         pack(tmp_path / "out", 3, bad=[0, 1, 2], on_error="skip")

@@ -380,6 +380,8 @@ class _PartPacker:
             self.packing.end_part(self.part, len(self.recipe), self._rejects)
         empty = [f for f in self.folders if not self.packing.state.shards.get(f)]
         if empty:
+            # Nothing can go on from here: the same source would end here again, another is another plan.
+            self.packing.state.shards.clear()
             where = f"{empty[0]!r} holds " if empty[0] else ""
             raise PackError(
                 f"{where}no sample that could be packed", self.run.dst, self._why_none()
@@ -438,7 +440,7 @@ class _PartPacker:
             items, rows = self._reached[i]
             if outcome.number >= items:
                 self._add(i, outcome, records, rows if outcome.number == items else 0)
-        self.run.num_encoded += outcome.num_samples
+        self.run.num_encoded += outcome.num_samples - len(outcome.rejects)
         self.run.progress.advance(self.run.num_rejected, outcome.num_samples)
 
     def _add(self, i: int, outcome: Outcome, records: Records | Block, first: int) -> None:

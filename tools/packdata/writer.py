@@ -328,7 +328,8 @@ class Writer:
             raise PackError(*self._why_none())
         provenance = {**self._provenance, "packer": PACKER}
         self._packing.publish({"": (self._schema, provenance)})
-        return summarize(self._packing, [""], time.monotonic() - self._began, self._num_samples)
+        num_packed = self._num_samples - len(self._packing.state.all_rejects)
+        return summarize(self._packing, [""], time.monotonic() - self._began, num_packed)
 
     def _why_none(self) -> tuple[str, Path, str]:
         rejects, dst = self._packing.state.rejects.get("", ()), self._packing.dst
