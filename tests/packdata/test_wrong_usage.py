@@ -54,6 +54,8 @@ USAGE = [
     ("copy packed {dst} --add labels.csv --as grade", "--as takes COLUMN=KIND, got grade"),
     ("copy packed {dst} --add labels.csv --as grade=int8", "int64, float32, float64, got 'int8'"),
     ("split packed {dst} --parts a=0.9 b=0.2", "together at most 1"),
+    ("split packed {dst} --parts a=0.5 manifest.json=0.5", "a plain folder name, got 'manifest.json'"),
+    ("split packed {dst} --parts rejected.jsonl=0.5", "a plain folder name, got 'rejected.jsonl'"),
     ("split packed {dst} --parts a=0.9 --by key-hash --stratify label", "it cannot stratify"),
     ("split stream {dst} --parts a=0.5 --stratify label", "divide them by shuffle"),
     ("split packed {dst} --parts a=0.9 --format parquet --shard-size 1GB", "shard_bytes must be in"),

@@ -14,6 +14,7 @@ import xxhash
 
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import PackError, SchemaError
+from loaders.manifest import MANIFEST_NAME
 from loaders.schema.tables import find_column
 from packdata.plan import check_outside
 from packdata.provenance import origin
@@ -21,6 +22,7 @@ from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rewrite import Staging, check_target, format_of, stage
 from packdata.rows import read_column
 from packdata.shards import DEFAULT_SHARD_BYTES, check_shard_options
+from packdata.target import REJECTED_NAME
 from packdata.tokens.split import has_tokens, num_documents, rows_of_documents
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from packdata.shards import Format
 
 By = Literal["shuffle", "key-hash"]
+_FILES = (
+    MANIFEST_NAME,
+    REJECTED_NAME,
+)  # a folder of datasets with one of these is taken for a dataset
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -84,7 +90,7 @@ def split(
     else:
         indices = split_indices(reader, list(parts.values()), by=by, stratify=stratify, seed=seed)
     for name, chosen in zip(parts, indices, strict=True):
-        if not _PART_NAME.fullmatch(name):
+        if not _PART_NAME.fullmatch(name) or name in _FILES:
             raise ValueError(f"a part is named by a plain folder name, got {name!r}")
         if not len(chosen):
             raise PackError(f"part {name!r} would be empty", reader.path, "Give it a larger share")
