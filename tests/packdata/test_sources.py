@@ -578,7 +578,6 @@ class TestLists:
             ("path,label\na.jpg,1\na.jpg,2\n", "'a': line 2 and line 3"),
             ('path\n"a.jpg\n', "line 2: unexpected end of data"),
             ("path,a b,a-b\na.jpg,1,2\n", "columns 'a b' and 'a-b' would both be the field 'a_b'"),
-            ("path,key\na.jpg,\n", "line 2: the key is missing"),
         ],
     )
     def test_a_wrong_csv_says_where(self, tmp_path: Path, text: str, message: str) -> None:
@@ -586,6 +585,31 @@ class TestLists:
 
         with pytest.raises(SourceError, match=message):
             open_source(tmp_path / "l.csv")
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("l.csv", "path,key\na.jpg,k\na.jpg,\na.jpg, \n"),
+            ("l.jsonl", '{"path": "a.jpg", "key": "k"}\n{"path": "a.jpg"}\n{"path": "a.jpg"}\n'),
+        ],
+    )
+    def test_a_row_without_a_key_is_rejected_under_its_line(
+        self, tmp_path: Path, name: str, text: str
+    ) -> None:
+        touch(tmp_path, "a.jpg")
+        (tmp_path / name).write_text(text)
+
+        source = open_source(tmp_path / name)
+
+        first = 2 if name == "l.csv" else 1
+        assert (
+            keys(source)
+            == list(source.keys())
+            == ["k", f"l/{first + 1:08d}", f"l/{first + 2:08d}"]
+        )
+        for item, line in zip(list(source.items())[1:], (first + 1, first + 2), strict=True):
+            with pytest.raises(SourceError, match=f"line {line}: the key is missing"):
+                item.read()
 
     @pytest.mark.parametrize(
         ("text", "message"),

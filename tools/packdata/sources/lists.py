@@ -24,6 +24,7 @@ from packdata.sources.base import (
     FileHash,
     FileKind,
     Item,
+    broken_item,
     check_unique,
     column_of,
     field_names,
@@ -94,8 +95,8 @@ class ListSource:
         files = [] if self._has_keys else [self._inside(values) for _, values in self._rows]
         self._shared = shared_keys(dict.fromkeys(files))
         self.suffixed = tuple(f for f in files if self._shared and key_of(f) in self._shared)
-        places = (f"line {line}" for line, _ in self._rows)
-        check_unique(zip(self.keys(), places, strict=True), path, OWN_KEYS)
+        given = [row for row in self._rows if not self._lacks_key(row)]
+        check_unique(((self._key(row), f"line {row[0]}") for row in given), path, OWN_KEYS)
         self.identity: Mapping[str, Any] = self._identity()
 
     def __len__(self) -> int:
@@ -105,6 +106,10 @@ class ListSource:
         """Yield the rows from number ``start`` on."""
         for i in range(start, len(self._rows)):
             row = line, values = self._rows[i]
+            if self._lacks_key(row):
+                where = f"{self.path}, line {line}"
+                yield broken_item(self._key(row), "the key is missing", where)
+                continue
             place = f"{self.path}, line {line} ({values[self._image]})"
             path = self._path_of(values[self._image])
             read = partial(_read_listed, path, place)
@@ -115,7 +120,7 @@ class ListSource:
             yield Item(key, place, read, labels, path=path, **mask)
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys."""
+        """Yield the keys: of rows without one, what stands for it."""
         return map(self._key, self._rows)
 
     def mask_heads(self) -> Iterator[bytes]:
@@ -143,9 +148,10 @@ class ListSource:
         line, values = row
         if not self._has_keys:
             return key_of(self._inside(values), self._shared)
-        if values.get("key") is None:
-            raise SourceError("the key is missing", f"{self.path}, line {line}")
-        return str(values["key"])
+        return f"{self.path.stem}/{line:08d}" if self._lacks_key(row) else str(values["key"])
+
+    def _lacks_key(self, row: Row) -> bool:
+        return self._has_keys and row[1].get("key") is None
 
     def _inside(self, values: Mapping[str, Any]) -> str:
         """Return the path in a row, from the list's folder on."""
