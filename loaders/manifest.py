@@ -178,11 +178,16 @@ def publish_bytes(path: Path, data: bytes) -> None:
 def publish_file(beside: Path, path: Path) -> None:
     """Rename a finished, fsynced file into place and make the name durable."""
     os.replace(beside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(fd)
     finally:
-        os.close(folder)
+        os.close(fd)
 
 
 def read_manifest(folder: Path | str) -> Manifest:

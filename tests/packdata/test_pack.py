@@ -289,15 +289,17 @@ def test_each_step_is_on_disk_before_the_next_relies_on_it(
     monkeypatch.setattr(os, "replace", spy_replace)
     fields = {"x": Array(dtype="int64", dims=(None,))}
 
-    with Writer(tmp_path / "dst", fields, format=format, shard_bytes=1 << 12) as writer:
+    dst = tmp_path / "new" / "dst"
+    with Writer(dst, fields, format=format, shard_bytes=1 << 12) as writer:
         for _ in range(2):
             writer.add(x=np.arange(600))
 
     shards = [f"shard-00000.{format}", f"shard-00001.{format}"]
-    begun = ["sync journal.jsonl.tmp", "rename to journal.jsonl", f"sync {PACKING_NAME}"]
+    begun = ["sync new", f"sync {tmp_path.name}"]
+    begun += ["sync journal.jsonl.tmp", "rename to journal.jsonl", f"sync {PACKING_NAME}"]
     written = [[f"sync {shard}", "sync shards", "sync journal.jsonl"] for shard in shards]
     ended = ["sync journal.jsonl"] * 2
-    moved = [*(f"rename to {shard}" for shard in shards), "sync dst", f"sync {tmp_path.name}"]
+    moved = [*(f"rename to {shard}" for shard in shards), "sync dst"]
     published = ["sync manifest.json.tmp", "rename to manifest.json", "sync dst"]
     assert steps == [*begun, *written[0], *written[1], *ended, *moved, *published]
 

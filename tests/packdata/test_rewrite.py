@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,7 +32,6 @@ from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ROOM = "Make room there. Then run the same command again"
 SMALL = ["label", "key", "score", "width"]
@@ -409,6 +409,33 @@ def test_no_part_is_published_if_one_cannot_be_prepared(
         split(source, tmp_path / "s", {"train": 0.5, "val": 0.5})
 
     assert not (tmp_path / "s").exists()
+
+
+def test_what_a_manifest_names_is_on_disk_before_it(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, rename, replace = os.fsync, os.rename, os.replace
+
+    def spy_fsync(fd: int) -> None:
+        steps.append(f"sync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
+        fsync(fd)
+
+    def spied(move: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+        def spy(source: Path, target: Path) -> None:
+            steps.append(f"rename to {target.name}")
+            move(source, target)
+
+        return spy
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "rename", spied(rename))
+    monkeypatch.setattr(os, "replace", spied(replace))
+    copy_dataset(source, tmp_path / "new" / "dst")
+
+    assert steps[:3] == ["sync new", f"sync {tmp_path.name}", "sync shard-00000.lmdb"]
+    published = ["sync dst", "rename to manifest.json", "sync dst"]
+    assert steps[-4:] == ["rename to shard-00000.lmdb", *published]
 
 
 # Provenance

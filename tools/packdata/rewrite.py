@@ -25,6 +25,7 @@ from loaders.manifest import (
     publish_bytes,
     publish_file,
     read_manifest,
+    sync_folder,
 )
 from packdata.journal import JOURNAL_NAME, LOCK_NAME, TargetLock, read_journal
 from packdata.leftovers import record_changes, remove_leftovers
@@ -45,6 +46,7 @@ from packdata.target import (
     free_number,
     missing_folders,
     remedy_of,
+    sync_made,
     write_staged,
 )
 from packdata.verify import file_fault
@@ -85,6 +87,7 @@ class Staging:
         self._check_target()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            sync_made(self._made)
             self._lock = TargetLock(self.path / LOCK_NAME)
             self._take_over()
         except BaseException as error:
@@ -187,7 +190,7 @@ class Staging:
         """Make a dataset of what was prepared; leaving ``with`` deletes the one before."""
         for name, file in self._moves.items():
             os.rename(self.path / file, self.folder / name)
-        # makes the names durable too: it syncs the folder
+        sync_folder(self.folder)  # a manifest that outlives a power cut finds its shards
         publish_file(self.path / _STAGED_MANIFEST, self.folder / MANIFEST_NAME)
 
     def _copy_files(self, schema: Schema, source: Path | None) -> dict[str, str]:

@@ -30,6 +30,7 @@ from loaders.manifest import (
     publish_bytes,
     publish_manifest,
     read_manifest,
+    sync_folder,
 )
 from loaders.schema import Schema
 from packdata.journal import (
@@ -99,6 +100,7 @@ class Packing:
             self._created = missing_folders(self._place)
             self._place.mkdir(parents=True, exist_ok=True)
             try:
+                sync_made(self._created)
                 self._lock = TargetLock(dst / PACKING_NAME / LOCK_NAME)
             except OSError:
                 self._remove_empty()
@@ -244,7 +246,7 @@ class Packing:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
                 raise
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
             self.journal.append(line | {"shard": info.to_json()})
 
     def stage_files(self, folder: str, files: Mapping[str, bytes]) -> None:
@@ -314,14 +316,14 @@ class Packing:
 
     def _rename_staged(self, folder: str) -> None:
         target = self._place / folder
+        made = missing_folders(target)
         target.mkdir(parents=True, exist_ok=True)
+        sync_made(made)
         for name in _files(self.manifest(folder)):
             staged = self._staged(folder) / name
             if staged.exists():
                 os.replace(staged, target / name)
-        _sync_folder(target)
-        with suppress(PermissionError):  # a folder may be writable below one that cannot be read
-            _sync_folder(target.parent)
+        sync_folder(target)
 
     def _publish_rejects(self) -> None:
         path = self._place / REJECTED_NAME
@@ -403,6 +405,13 @@ def check_unclaimed(folder: Path) -> None:
 def missing_folders(folder: Path) -> list[Path]:
     """Return the folders that would have to be made for one, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def sync_made(folders: Sequence[Path]) -> None:
+    """Make the names of new folders durable."""
+    for folder in folders:
+        with suppress(PermissionError):  # a folder may be writable below one that cannot be read
+            sync_folder(folder.parent)
 
 
 def find_datasets(dst: Path, folders: Sequence[str]) -> dict[str, Manifest]:
@@ -529,14 +538,6 @@ def _is_full(folder: Path, nbytes: int) -> bool:
     except OSError:
         return False
     return disk.f_bavail * disk.f_frsize < nbytes
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextmanager
