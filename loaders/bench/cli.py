@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -351,6 +351,9 @@ def _judge(
         reopen_cold=None if dropped is None else dropped.reopened,
     )
     _note_stages(sweep, [] if dropped is None else dropped.notes)
+    measured = max(result.config.num_workers for result in sweep.results)
+    may_add = is_map_style(target.dataset) and measured < found.facts.core_time
+    found.facts = replace(found.facts, may_add_workers=may_add)
     known = changes.from_sweep(sweep, usual_config(target, best.config))
     if trials and judge(found.facts).bound != "step":
         seconds = _TRIALS_SHARE * args.seconds

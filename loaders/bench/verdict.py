@@ -87,6 +87,7 @@ class Facts:
         holds: What samples are of: advice is for these.
         is_whole: Nothing is cropped from them.
         threads: Cores that a worker keeps busy while it computes: above 1 where libraries have threads of their own.
+        may_add_workers: False where a worker for each core was measured and not chosen, or may repeat a stream.
     """
 
     cores: int
@@ -109,6 +110,7 @@ class Facts:
     holds: Holds = "other"
     is_whole: bool = True
     threads: float = 1.0
+    may_add_workers: bool = True
 
     @property
     def core_time(self) -> float:
@@ -395,4 +397,5 @@ def _idle(facts: Facts) -> str:
         return ""
     idle, most = facts.cores - facts.busy_cores, math.ceil(facts.core_time)
     does = "does" if idle == 1 else "do"
-    return f"; {idle} of {facts.cores} cores {does} nothing for it: try num_workers={most}"
+    advice = f": try num_workers={most}" if facts.may_add_workers else ""
+    return f"; {idle} of {facts.cores} cores {does} nothing for it{advice}"

@@ -16,13 +16,15 @@ from loaders.bench import cli
 from loaders.bench.cli import main
 from loaders.bench.measure import Config
 from loaders.bench.sweep import Sweep, run_sweep
+from loaders.bench.verdict import judge
 from tests.bench.constructed import Stream, a_result
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from loaders.bench.verdict import Change
+    from loaders.bench.verdict import Change, Facts, Verdict
 
 HERE = "tests.bench.test_cli_failures"
 QUICK = ["--seconds", "0.5", "--repeats", "1"]
@@ -201,6 +203,34 @@ def test_workers_that_only_repeat_a_stream_are_not_tried(
 
     assert asked == [False, True]
     assert capsys.readouterr().out.count("<- chosen") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "measured", "may_add"),
+    [
+        ("tests.bench.constructed:instant", 0, True),
+        ("tests.bench.constructed:instant", 2, False),
+        (f"{HERE}:Undecided", 0, False),
+    ],
+)
+def test_workers_are_advised_where_they_were_not_measured_and_repeat_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str, measured: int, may_add: bool
+) -> None:
+    judged: list[Facts] = []
+
+    def spy(facts: Facts, known: Sequence[Change] = ()) -> Verdict:
+        judged.append(facts)
+        return judge(facts, known)
+
+    swept = Sweep("d", [a_result(Config(workers, 4, "process")) for workers in {0, measured}])
+    monkeypatch.setattr("loaders.bench.analysis.usable_cores", lambda: 2)
+    monkeypatch.setattr("loaders.bench.analysis.cpu_quota", lambda: None)
+    monkeypatch.setattr(cli, "run_sweep", lambda *_, **options: swept)
+    monkeypatch.setattr(cli, "judge", spy)
+
+    assert main([name, *QUICK, "--no-trials"]) == 0
+
+    assert [facts.may_add_workers for facts in judged] == [may_add]
 
 
 def test_what_keeps_a_stage_from_being_cold_is_noted(

@@ -175,6 +175,7 @@ def test_only_where_something_was_tried_it_is_told_that_it_does_not_help(
         ({"cores": 8}, "would be faster; 6 of 8 cores do nothing for it: try num_workers=8."),
         ({"cores": 8, "quota": 2.0}, "or more cores, would be faster."),
         ({"cores": 8, "quota": 2.5}, "6 of 8 cores do nothing for it: try num_workers=3."),
+        ({"num_workers": 0, "may_add_workers": False}, "1 of 2 cores does nothing for it."),
     ],
 )
 def test_more_cores_are_of_use_only_where_none_is_idle(changed: dict[str, Any], said: str) -> None:
