@@ -111,7 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--pinned", action="store_true", help="batches go to a device through pinned memory"
     )
-    plan.set_defaults(run=run_plan)
+    plan.set_defaults(run=run_plan, error=plan.error)
     check = commands.add_parser("doctor", help="what on this machine costs speed or will break")
     check.add_argument(
         "path", nargs="?", type=Path, default=Path(), help="a folder on the disk to look at"
@@ -475,6 +475,8 @@ def _say_error(error: Exception, what: str = "") -> None:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Print what a configuration will need, with batches as they are served, and with float32 made of uint8."""
+    if args.shared and args.ram == "no":
+        args.error("--shared goes with --ram: it is of the dataset in memory")
     target = _load(args)
     dataset = target.dataset
     share = max(1, usable_cores() // args.ranks)  # as num_workers="auto" has it under torchrun

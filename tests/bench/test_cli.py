@@ -475,6 +475,15 @@ def test_plan_counts_what_each_option_adds(
     assert plan["node_bytes"] == 3 * rank + plan["cache_bytes"]
 
 
+def test_plan_shares_only_what_is_in_memory(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", str(packed), "--shared"])
+
+    assert "--shared goes with --ram" in capsys.readouterr().err
+
+
 def test_plan_knows_groups_of_small_batches_and_what_has_no_uint8(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
