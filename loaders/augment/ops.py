@@ -190,6 +190,7 @@ class RandomCrop(Op):
         pad_if_needed: Add zeros on both sides of an axis that is still shorter than the crop, by
             what is missing; otherwise such an image is an error.
         fill_mask: What ``Mask`` fields have there instead: the number that the loss ignores, often 255.
+            Masks of volumes are arrays, and have zeros.
 
     Raises:
         ValueError: At construction, a size or padding that is none.
