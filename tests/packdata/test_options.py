@@ -14,11 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image as Pictures
 
 from loaders.limits import usable_cores
 from loaders.manifest import MANIFEST_NAME, read_manifest
+from loaders.schema import Label
+from packdata import pack
 from packdata.arrays.plan import pack_arrays
 from packdata.cli import build_parser, main
 from packdata.edit import CopyOptions, copy_dataset
@@ -366,3 +369,50 @@ def test_repair_takes_shards_from_the_copy_that_is_named_and_its_manifest_on_req
     assert run("repair", f"{tmp_path}/a --from copy --manifest") == 0
 
     assert run("diff", f"{tmp_path}/a packed") == 0
+
+
+# ------------------------------------------------------------------------------ mistakes in Python
+
+
+@pytest.mark.parametrize("size", [16, "12", "16x12"])
+def test_one_size_needs_no_list(tmp_path: Path, size: int | str) -> None:
+    make_sources(tmp_path)
+
+    for name, sizes in (("one", size), ("list", [size])):
+        pack_images(tmp_path / "photos", tmp_path / name, sizes=sizes, fit="cover")
+
+    found = [read_manifest(tmp_path / name) for name in ("one", "list")]
+    assert found[0].fingerprint == found[1].fingerprint
+
+
+@pytest.mark.parametrize("name", ["target", "features", "drop", "categorical", "numeric"])
+def test_one_name_is_no_list_of_names(tmp_path: Path, name: str) -> None:
+    (tmp_path / "t.csv").write_text("a,b,ab\n1,2,3\n")
+    options: dict[str, Any] = {name: "ab"}
+
+    with pytest.raises(TypeError, match=f"{name} must be a list of names, such as .*, got 'ab'"):
+        pack_tables(tmp_path / "t.csv", tmp_path / "out", **options)
+    with pytest.raises(TypeError, match=r"defaults must be a list of names of fields, .*got 'ab'"):
+        pack([{"a": 1}], tmp_path / "out", {"a": Label(), "b": Label()}, defaults="ab")
+
+
+@pytest.mark.parametrize(
+    ("packs", "options", "message"),
+    [
+        (pack_images, {"size": 256}, r"no option 'size': did you mean 'sizes'\? There are format"),
+        (pack_images, {"column": "a"}, "no option 'column'.*image_column"),
+        (pack_images, {"zzz": 1}, r"no option 'zzz'\. There are format, sizes, fit"),
+        (pack_images, {"sizes": 1.5}, "sizes must be a list"),
+        (pack_arrays, {"worker": 2}, "no option 'worker': did you mean 'workers'"),
+        (pack_arrays, {"dtype": np.float32}, "dtype is given by its name, such as 'float32'"),
+        (pack_tables, {"targets": ["a"]}, "no option 'targets': did you mean 'target'"),
+        (pack_tokens, {"documents": "line"}, r"give TokenOptions\(documents=...\)"),
+        (pack_tokens, {"worker": 2}, "no option 'worker': did you mean 'workers'"),
+        (pack_tokens, {"options": {"documents": "line"}}, r"options must be TokenOptions\(...\)"),
+    ],
+)
+def test_a_wrong_option_is_told_which_there_are(
+    tmp_path: Path, packs: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        packs(tmp_path / "none", tmp_path / "out", **options)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
+from loaders.checks import did_you_mean
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from packdata.progress import Progress
 
 OVERWRITE = "--overwrite (from Python: overwrite=True)"  # for messages of what serves both
@@ -42,3 +46,21 @@ def take(kind: type[_T], options: dict[str, Any], **more: Any) -> _T:
     """
     names = [name for name in kind.__annotations__ if name in options]
     return kind(**{name: options.pop(name) for name in names}, **more)
+
+
+def check_options(
+    given: Iterable[str], *kinds: type, own: Iterable[str] = ("format",), but: str = ""
+) -> None:
+    """Raise TypeError for an option that none of the ``kinds`` has, ``but`` aside, nor the caller as its own.
+
+    Example:
+        >>> check_options(["worker"], own=["format", "workers"])
+        Traceback (most recent call last):
+        TypeError: there is no option 'worker': did you mean 'workers'? There are format, workers
+    """
+    names = (name for kind in kinds for name in kind.__annotations__ if name != but)
+    known = list(dict.fromkeys([*own, *names]))
+    for name in given:
+        if name not in known:
+            near = did_you_mean(name, known) or "."
+            raise TypeError(f"there is no option {name!r}{near} There are {', '.join(known)}")

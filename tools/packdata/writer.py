@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
-from loaders.checks import shown
+from loaders.checks import as_list, shown
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
 from packdata.describe import counted
@@ -110,6 +110,8 @@ class Writer:
         if not 1 <= quality <= 100:
             raise ValueError(f"quality must be in [1, 100], got {quality}")
         self._fields = dict(fields)
+        if defaults is not None:
+            defaults = as_list("defaults", defaults, "names of fields, such as ['image', 'label']")
         self._defaults = tuple(defaults or ()) or tuple(n for n in fields if n != KEY)
         self._schema = Schema(self._fields, self._defaults)
         if self._schema.files:

@@ -97,6 +97,8 @@ class ArrayOptions:
 
     def __post_init__(self) -> None:
         for dtype in (self.dtype, self.mask_dtype):
+            if not isinstance(dtype, str | None):
+                raise TypeError(f"a dtype is given by its name, such as 'float32', got {dtype!r}")
             if dtype is not None:
                 Array(dtype=dtype)  # SchemaError if it is none
         if self.mask_dtype is not None and np.dtype(self.mask_dtype).kind not in "ui":

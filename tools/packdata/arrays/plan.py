@@ -12,7 +12,7 @@ from packdata.arrays.recipe import ARRAY, ArraysRecipe, array_recipes
 from packdata.files.plan import FilesPlan
 from packdata.files.splits import SourceOptions
 from packdata.plan import pack_plan
-from packdata.settings import PackSettings, take
+from packdata.settings import PackSettings, check_options, take
 from packdata.shards import MAX_RECORD_BYTES, Format
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def plan_arrays(
         SourceError: The source cannot be listed or recognized.
         SchemaError: The options contradict each other, or do not fit the source.
     """
+    own = ("format", "array_column")
+    check_options(options, ArrayOptions, SourceOptions, PackSettings, own=own, but="column")
     source = take(SourceOptions, options, column=array_column)
     array_options = ArrayOptions(**options)
     parts = array_recipes(src, array_options, source)

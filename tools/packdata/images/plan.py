@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaders.checks import as_list
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Label
 from packdata.describe import codec_text, counted
@@ -15,7 +16,7 @@ from packdata.files.splits import SourceOptions
 from packdata.images.fit import Resize
 from packdata.images.recipe import SMALLER, ImageOptions, ImagesRecipe, image_recipes
 from packdata.plan import pack_plan
-from packdata.settings import PackSettings, take
+from packdata.settings import PackSettings, check_options, take
 from packdata.values import describe
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def plan_images(
     src: Path | str,
     *,
     format: Format | None = None,
-    sizes: Sequence[int | str | Size] = (),
+    sizes: Sequence[int | str | Size] | int | str = (),
     fit: str = "shorter",
     image_column: str | None = None,
     **options: Any,
@@ -89,10 +90,15 @@ def plan_images(
         SourceError: The source cannot be listed or recognized.
         SchemaError: The options contradict each other, or do not fit the source.
     """
+    own = ("format", "sizes", "fit", "image_column")
+    check_options(options, ImageOptions, SourceOptions, PackSettings, own=own, but="column")
     source = take(SourceOptions, options, column=image_column)
     if fit != "shorter" and not sizes:
         raise SchemaError(f"fit {fit!r} says how pictures come to a size: give --size, too")
-    made = tuple(Resize.parse(size, fit) for size in sizes)
+    listed = (
+        [sizes] if isinstance(sizes, int | str) else as_list("sizes", sizes, "sizes in pixels")
+    )
+    made = tuple(Resize.parse(size, fit) for size in listed)
     image_options = ImageOptions(sizes=made, **options)
     parts = image_recipes(src, image_options, source)
     list_again = partial(image_recipes, Path(src).absolute(), image_options, source.absolute())
@@ -115,8 +121,8 @@ def pack_images(
         src: A folder, list, tar, Parquet or IDX source, or a folder of splits.
         dst: A folder that is new or empty.
         format: ``"lmdb"`` or ``"parquet"``; by default Parquet for raw pixels, LMDB for files.
-        options: ``sizes`` (``256``, ``"224x320"`` as height x width, ...; each its own dataset)
-            and ``fit``, how pictures come to a size (``packdata.images.fit.Resize``); ``codec``,
+        options: ``sizes`` (``256``, or ``"224x320"`` as height x width; a list makes a dataset of
+            each) and ``fit``, how pictures come to a size (``packdata.images.fit.Resize``); ``codec``,
             ``quality``, ``gray``, ``keep_depth``, ``subsampling`` and ``compression``
             (``packdata.images.recipe.ImageOptions``); ``masks``, ``classes``, ``image_column``,
             ``mask_column`` and ``label_column`` (``packdata.files.splits.SourceOptions``);

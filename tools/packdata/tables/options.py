@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from loaders.checks import as_list
 from loaders.errors import SchemaError
 from packdata.tables.values import DATE_FORMS
 
 MISSING = ("nan", "mean", "error")
+_LISTS = ("target", "features", "drop", "categorical", "numeric")
 DTYPES = ("float16", "float32", "float64")
 
 
@@ -43,6 +45,8 @@ class TableOptions:
     standardize: bool = False
 
     def __post_init__(self) -> None:
+        for name in _LISTS:
+            as_list(name, getattr(self, name), "names, such as ['age', 'income']")
         for name, value, choices in (
             ("dates", self.dates, (None, *DATE_FORMS)),
             ("missing", self.missing, MISSING),
@@ -69,8 +73,7 @@ class TableOptions:
     @property
     def named(self) -> tuple[str, ...]:
         """Every column that is named somewhere, once."""
-        lists = (self.target, self.features, self.drop, self.categorical, self.numeric)
-        return tuple(dict.fromkeys(name for names in lists for name in names))
+        return tuple(dict.fromkeys(name for names in _LISTS for name in getattr(self, names)))
 
     @property
     def parts_of_dates(self) -> tuple[str, ...]:
@@ -81,7 +84,6 @@ class TableOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON types."""
-        lists = ("target", "features", "drop", "categorical", "numeric")
         rest = ("dates", "missing", "missing_mask", "dtype", "standardize")
         plain = {name: getattr(self, name) for name in rest}
-        return {name: list(getattr(self, name)) for name in lists} | plain
+        return {name: list(getattr(self, name)) for name in _LISTS} | plain

@@ -14,7 +14,7 @@ from packdata.describe import counted
 from packdata.engine import check_on_error, check_workers
 from packdata.plan import pack_plan
 from packdata.progress import Progress, Quiet
-from packdata.settings import PackSettings, take
+from packdata.settings import PackSettings, check_options, take
 from packdata.shards import TABLE_SHARD_BYTES, Format
 from packdata.sources import joined_splits
 from packdata.sources.base import files_identity
@@ -127,6 +127,7 @@ def plan_tables(
         SchemaError: The options contradict each other.
     """
     check_on_error(on_error)
+    check_options(options, TableOptions, PackSettings, own=("format", "like", "delimiter"))
     chosen = TableOptions(**options)
     listing = list_tables(sources)
     files = open_tables(listing.paths, delimiter)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from loaders.checks import shown
 from loaders.errors import SourceError
 from packdata.describe import counted, describe_field
 from packdata.plan import pack_plan
 from packdata.reader import PackedReader
+from packdata.settings import PackSettings, check_options
 from packdata.sources import joined_splits
 from packdata.tokens.files import Listing, identity_of, list_files
 from packdata.tokens.ids import PIECE_TOKENS, IdsSource
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from packdata.engine import DatasetSummary, Summary
-    from packdata.settings import OnError, PackSettings
+    from packdata.settings import OnError
     from packdata.shards import Format
     from packdata.tokens.recipe import TokenSource
 
@@ -236,7 +238,9 @@ def plan_tokens(
         SourceError: A source cannot be listed or recognized, or holds nothing.
         ValueError: The options contradict each other, or do not fit the source.
     """
-    options = options or TokenOptions()
+    options = TokenOptions() if options is None else options
+    if not isinstance(options, TokenOptions):
+        raise TypeError(f"options must be TokenOptions(...), got {shown(options)}")
     sources = [sources] if isinstance(sources, Path | str) else list(sources)
     listing = list_files(sources)
     kinds = Counter("ids" if f.kind in ("npy", "bin") else "text" for f in listing.files)
@@ -388,6 +392,9 @@ def pack_tokens(
         PackError: The target cannot be written, is in use, or holds something else.
         ValueError: The options contradict each other.
     """
+    if given := [name for name in settings if name in TokenOptions.__annotations__]:
+        raise TypeError(f"{given[0]} is one of options=: give TokenOptions({given[0]}=...)")
+    check_options(settings, PackSettings)
     on_error = settings.get("on_error", "fail")
     plan = plan_tokens(sources, options, format=format, on_error=on_error)
     return pack_plan(plan, dst, **settings)
