@@ -271,6 +271,18 @@ def test_statistics_of_unknown_units_are_checked() -> None:
         Normalize.from_stats({"mean": [0.2], "std": [0.4]})
 
 
+def test_statistics_of_volumes_are_those_of_their_field() -> None:
+    scan = {"kind": "array", "mean": [0.5], "std": [0.25], "min": 0, "max": 1}
+    numbers = {"kind": "array", "mean": 3.0, "std": 1.0}
+    stats = {"num_samples": 2, "fields": {"array": scan, "age": numbers}}
+
+    for found in (stats, scan):
+        module = Normalize.from_stats(found)
+        assert module(torch.ones(1, 1, 2, 2, 2, dtype=torch.uint8)).unique().tolist() == [2.0]
+    with pytest.raises(ValueError, match=r"several fields: give .* one of array, other"):
+        Normalize.from_stats({"fields": {"array": scan, "other": scan}})
+
+
 def test_statistics_without_images_are_refused() -> None:
     with pytest.raises(ValueError, match="no mean and std"):
         Normalize.from_stats({"num_samples": 5, "fields": {}})

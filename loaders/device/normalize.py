@@ -110,12 +110,17 @@ class Normalize(nn.Module):
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format | None = None,
     ) -> Self:
-        """Return the module for what ``packdata stats DATASET --json`` printed: a mapping, or its file."""
+        """Return the module for what ``packdata stats DATASET --json`` printed: a mapping, or its file.
+
+        Those of the images; where there are none, of the one array field with channels (volumes, say), or of the
+        field whose entry of ``"fields"`` is given.
+        """
         data = stats if isinstance(stats, Mapping) else _read_stats(stats)
-        if "mean" not in data or "std" not in data:
-            raise ValueError(f"these statistics have no mean and std of images: {sorted(data)}")
-        max_value = data.get("max_value")
-        return cls(data["mean"], data["std"], dtype, memory_format, max_value=max_value)
+        found = data if "mean" in data else _of_arrays(data)
+        max_value = found.get(
+            "max_value", 255 if "kind" in found else None
+        )  # of a field: in its own units
+        return cls(found["mean"], found["std"], dtype, memory_format, max_value=max_value)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the standardized images."""
@@ -203,6 +208,19 @@ class Normalize(nn.Module):
 def _numbers(name: str, values: Any) -> list[float]:
     listed = as_list(name, values, "numbers, one per channel")
     return [float(real_number(f"{name}[{i}]", value)) for i, value in enumerate(listed)]
+
+
+def _of_arrays(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the statistics of the only field that has them by channel."""
+    fields: Mapping[str, Any] = data.get("fields", {})
+    found = [name for name, field in fields.items() if isinstance(field.get("mean"), list)]
+    if len(found) == 1:
+        return fields[found[0]]  # type: ignore[no-any-return]
+    if found:
+        which = f"give from_stats(stats['fields'][...]) of one of {', '.join(found)}"
+        raise ValueError(f"these statistics are of several fields: {which}")
+    what = "no mean and std of images, nor of arrays by channel"
+    raise ValueError(f"these statistics have {what}: {sorted(data)}")
 
 
 def _read_stats(path: Any) -> Mapping[str, Any]:

@@ -218,8 +218,9 @@ class _Plan:
     def _check_updates(self) -> None:
         """Raise SourceError if a sample is to change that is not there: a key may be misspelled."""
         if unknown := sorted(self.updates.keys() - {*self.keys}):
-            what = f"it names {counted(len(unknown), 'sample')} that are not there: "
-            raise SourceError(what + ", ".join(unknown[:_SHOWN]), self.options.update or "")
+            what = f"{counted(len(unknown), 'key')} of it {'is' if len(unknown) == 1 else 'are'} of no sample here: "
+            hint = f"Correct or remove them; --on NAME takes another column than {self.options.on!r} for the key"
+            raise SourceError(what + ", ".join(unknown[:_SHOWN]), self.options.update or "", hint)
 
     def notes(self) -> Iterator[str]:
         """Yield what is no error: a table may be of more samples than are here, all splits say."""
@@ -267,6 +268,9 @@ class _Plan:
             self._columns |= self._read_columns(where.names & columns.keys())
             for i in np.flatnonzero(keep).tolist():
                 keep[i] = where(self._values(i, where.names))
+            if not keep.any():
+                what = f"none of its {counted(len(keep), 'sample')} meets --where {self.options.where!r}"
+                raise SourceError(what, self.reader.path)
         return np.flatnonzero(keep)
 
     def _lacking(self, table: JoinedColumns, keep: npt.NDArray[np.bool_]) -> SourceError:

@@ -207,6 +207,8 @@ def parse_parts(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             fraction = math.nan
         if not equals or not 0 < fraction <= 1 or name in parts:
-            raise ValueError(f"a part is NAME=FRACTION, each name once, got {text!r}")
+            raise ValueError(
+                f"a part is NAME=FRACTION, above 0 and at most 1, each name once, got {text!r}"
+            )
         parts[name] = fraction
     return parts
