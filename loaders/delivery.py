@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.backends.ordered import INTERRUPTED, TimedOut
+from loaders.backends.ordered import Interrupted, TimedOut
 from loaders.device.nested import map_tensors
 from loaders.device.prefetch import Prefetcher
 from loaders.errors import BatchError
@@ -79,7 +79,7 @@ class Delivery:
         self._batches, self._pass, self._finish = batches, current, finish
         self._stats, self._length, self._name = stats, length, name
         self._num_failed = self._num_delivered = 0
-        self._is_interrupted = False  # at a moment when nobody can say which batch was lost
+        self._broken: Exception | None = None  # by Ctrl-C, and nobody can say which batch was lost
         self._waiting_since: float | None = None
         self.pid = os.getpid()
         if current is not None:
@@ -103,8 +103,10 @@ class Delivery:
         return self._length()
 
     def __next__(self) -> Any:
-        if self._is_interrupted:
-            raise RuntimeError(INTERRUPTED)
+        if self._broken is not None:
+            self.close()
+            error, self._broken = self._broken, StopIteration()
+            raise error
         num_out = self._num_out
         try:
             batch = self._next()
@@ -113,6 +115,9 @@ class Delivery:
             self._end()
             raise
         except TimedOut:
+            raise
+        except Interrupted:
+            self._broken = StopIteration()
             raise
         except Exception:
             self._num_failed += 1
@@ -142,15 +147,15 @@ class Delivery:
         if self._marked.has_failed or self._source is self._marked:
             self._num_failed += max(num, self._marked.has_failed)
         else:
-            self._is_interrupted = num != 0
+            self._broken = Interrupted() if num else None
 
     def _end(self) -> None:
-        """Go on to the next epoch; RuntimeError where this one is not over, and no error said why."""
+        """Go on to the next epoch if this one is over; RuntimeError if not, and no error said why."""
         if self._pass is None:
             return
         num_done, num = self._pass.num_steps, self._pass.plan.num_remaining_steps
-        is_told = self._num_failed and self._batches.ends_once
-        if num_done + self._num_failed < num and not is_told:
+        is_over = num_done + self._num_failed >= num
+        if not is_over and not (self._num_failed and self._batches.ends_once):
             self._num_failed += 1
             why = (
                 "a worker raised StopIteration, in the dataset, its transform or collate_fn, or another "
@@ -158,7 +163,8 @@ class Delivery:
             )
             raise RuntimeError(f"the batches ended after {num_done} of {num}: {why}")
         tell_accelerate(self, is_over=True)
-        self._pass.end()
+        if is_over:
+            self._pass.end()
 
     def _count(self) -> None:
         """Note that one more batch was handed over.

@@ -5,32 +5,21 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 class ForkLock:
     """A lock whose holder does not exist in a forked child: there it is new.
 
     For what is filled in once and may be filled in again: a child may find it half done.
+
+    Attributes:
+        plain: What to hold, ``with lock.plain:``. An ``__enter__`` of our own would have an instruction
+            between taking the lock and holding it, and Ctrl-C there would leave it locked for ever.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.plain = threading.Lock()
         _locks.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lock.release()
 
 
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
@@ -38,7 +27,7 @@ _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 def _renew() -> None:
     for lock in list(_locks):
-        lock._lock = threading.Lock()
+        lock.plain = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

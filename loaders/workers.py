@@ -32,6 +32,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
+from loaders.signals import handlers_later
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -253,8 +255,13 @@ class Workers:
             self._threads,
             self._running,
         )
-        for thread in self._threads:
-            thread.start()
+        try:
+            with handlers_later():
+                for thread in self._threads:
+                    thread.start()
+        except BaseException:  # its traceback keeps this pool, and with it those that began
+            self.close()
+            raise
 
     def __len__(self) -> int:
         """Return how many jobs were put in and not yet taken out."""
@@ -288,7 +295,8 @@ class Workers:
             args, name = (self._read_aheads, self._running), f"{self._name}-read-ahead"
             thread = threading.Thread(target=_read_ahead, args=args, name=name, daemon=True)
             try:
-                thread.start()
+                with handlers_later():
+                    thread.start()
             except RuntimeError:  # no more threads: workers do it themselves
                 return
             self._threads.append(thread)

@@ -400,59 +400,6 @@ def test_stop_iteration_behind_another_error_is_not_the_end(way: dict[str, Any])
     assert errors == [ValueError, RuntimeError]
 
 
-# ------------------------------------------------------------------------------ Ctrl-C
-
-
-def interrupting(function: Any, at: int, before: bool) -> Any:
-    """Return a function that is interrupted at one of its calls, before or behind what it does."""
-    calls: list[int] = []
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(0)
-        if len(calls) == at and before:
-            raise KeyboardInterrupt
-        result = function(*args, **kwargs)
-        if len(calls) == at:
-            raise KeyboardInterrupt
-        return result
-
-    return interrupted
-
-
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("name", ["put", "take"])
-def test_ctrl_c_while_a_batch_changes_hands_loses_none_silently(name: str, before: bool) -> None:
-    loader = DataLoader([*range(NUM)], 2, num_workers=1, backend="thread")
-    iterator: Any = iter(loader)
-    pool = iterator._batches._pool
-    setattr(pool, name, interrupting(getattr(pool, name), 3, before))
-
-    batches: list[list[int]] = []
-    with pytest.raises(KeyboardInterrupt):
-        batches.extend(batch.tolist() for batch in iterator)
-    if name == "take" and before:  # in a wait, which nothing is lost by
-        assert next(iterator).tolist() == [2 * len(batches), 2 * len(batches) + 1]
-        return
-    with pytest.raises(RuntimeError, match=r"was interrupted .*begin a new iteration"):
-        next(iterator)
-    assert loader.state_dict()["sampler"]["delivered"] == 2 * len(batches)
-
-
-def test_a_batch_that_ctrl_c_found_in_the_trainers_hands_is_counted_as_one_that_failed() -> None:
-    loader = DataLoader(Raises(ValueError()), 2, num_workers=1, backend="thread")
-    iterator: Any = iter(loader)
-    iterator._finish = interrupting(iterator._finish, 2, before=False)
-
-    assert next(iterator).tolist() == [0, 1]
-    with pytest.raises(KeyboardInterrupt):
-        next(iterator)
-    assert loader.state_dict()["sampler"]["delivered"] == 2
-    with pytest.raises(ValueError):  # noqa: PT011  # of sample 5
-        next(iterator)
-    assert next(iterator).tolist() == [6, 7]
-    assert loader.state_dict()["sampler"]["delivered"] == 8
-
-
 def test_marks_of_padding_stay_with_a_batch_that_is_changed_or_moved() -> None:
     settings: dict[str, Any] = {"pad": "mark", "drop_last": False, "rank": 0, "world_size": 2}
     (batch,) = DataLoader(numbers(3), 2, **settings)

@@ -16,14 +16,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _FIRST_GROUP = 8  # batches: the first one should not wait for many others
-INTERRUPTED = (
-    "a batch was lost when the last wait was interrupted (Ctrl-C): begin a new iteration; "
-    "state_dict() tells of the last batch that was handed over"
-)
 
 
 class TimedOut(RuntimeError):
     """A batch did not come in time, said as torch says it; it can still be had."""
+
+
+class Interrupted(RuntimeError):
+    """Ctrl-C came where nobody can say which batches it cost; there are no more."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a batch was lost when the last wait was interrupted (Ctrl-C): begin a new iteration; "
+            "state_dict() tells of the last batch that was handed over"
+        )
 
 
 class Pool(Protocol):
@@ -77,7 +83,7 @@ class Batches(Protocol):
         """Whether ``StopIteration`` is the end, and never what a dataset raised."""
 
     def __next__(self) -> Any:
-        """Return the next batch, or raise its error; ``TimedOut`` stands for none."""
+        """Return the next batch, or raise its error; ``TimedOut`` and ``Interrupted`` stand for none."""
 
     def describe(self) -> str:
         """Say what each worker is doing, also from a signal handler, or while the trainer waits."""
@@ -100,7 +106,7 @@ class OrderedBatches:
 
     An error of a batch, or of the indices, is raised where the batch would have come; the batches
     behind it can still be had. So they can after Ctrl-C in a wait; one that comes while indices or batches are in
-    nobody's keeping is the end: RuntimeError from then on, rather than batches left out.
+    nobody's keeping is the end: ``Interrupted``, rather than batches left out.
     """
 
     ends_once = True
@@ -130,7 +136,8 @@ class OrderedBatches:
 
     def __next__(self) -> Any:
         if not self._is_whole:
-            raise RuntimeError(INTERRUPTED)
+            self._ready, self._is_whole = [], True
+            self._break(Interrupted())
         if not self._ready:
             self._is_whole = False
             self._fill(max(1, self._prefetch_batches))
@@ -149,6 +156,10 @@ class OrderedBatches:
             raise _not_the_end(batch.error)
         finally:
             del batch  # its traceback holds this frame: the two would keep the loader alive
+
+    def _break(self, error: Exception) -> None:
+        """Take nothing more from the pool; the error comes behind the batches that are ready, and then the end."""
+        self._indices, self._failed, self._is_broken = iter(()), error, True
 
     def _end(self) -> None:
         self.close()
@@ -182,7 +193,7 @@ class OrderedBatches:
             try:
                 self._pool.put(group)
             except Exception as error:  # its turn comes behind the batches that are ready
-                self._indices, self._failed, self._is_broken = iter(()), error, True
+                self._break(error)
                 return
             self._group_size = min(2 * self._group_size, self._max_group_size)
 

@@ -20,11 +20,10 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import time
 import weakref
 from collections import deque
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +31,11 @@ from loaders.backends import child
 from loaders.backends.channel import Channel, pair
 from loaders.backends.wire import Mapped
 from loaders.device.pinned import page_lock
+from loaders.signals import no_interrupt
 from loaders.workers import Late
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from loaders.backends.maker import Made, Maker
 
@@ -94,7 +94,7 @@ class Child:
         )
         self._pid = os.getpid()
         try:
-            with nullcontext() if method == "forkserver" else _no_interrupt():
+            with nullcontext() if method == "forkserver" else no_interrupt():
                 self._process.start()
         except BaseException:  # Ctrl-C, say, which came while it was forked
             if self._process.pid is None:
@@ -399,51 +399,6 @@ class KeptChildren:
             child.end()
         else:
             self._idle.append(child)
-
-
-@contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """Hold Ctrl-C back until the child can ignore it; it inherits the mask, as a fork server would for good."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        with _handlers_later():
-            yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _handlers_later() -> Iterator[None]:
-    """Call the handlers of signals that come meanwhile at the end.
-
-    What a handler raises while a process forks, Python prints and forgets; and where there are other threads,
-    a mask of this one holds nothing back.
-    """
-    if threading.current_thread() is not threading.main_thread():  # handlers run in that one
-        yield
-        return
-    came: list[tuple[int, Any]] = []
-    is_held = True
-
-    def later(number: int, frame: Any) -> None:
-        if is_held:
-            came.append((number, frame))
-        else:  # another signal raised while handlers were put back
-            handlers[number](number, frame)
-
-    given = ((number, signal.getsignal(number)) for number in signal.valid_signals())
-    handlers: dict[int, Any] = {number: handler for number, handler in given if callable(handler)}
-    try:
-        for number in handlers:
-            signal.signal(number, later)
-        yield
-    finally:
-        is_held = False
-        with ExitStack() as each:  # also if one of them raises
-            for number, frame in reversed(came):
-                each.callback(handlers[number], number, frame)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
 
 def killed_by(number: int) -> str:

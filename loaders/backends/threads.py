@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from loaders.backends.maker import Made, Maker
     from loaders.workers import Job
+
+_START_TIMEOUT_S = 60.0
 
 
 class InlinePool:
@@ -116,19 +118,17 @@ def start_workers(num_workers: int, on_done: Callable[[], None] = lambda: None) 
     """Start threads that each use one core, and leave the caller's own setting as it was."""
     opencv.use_one_thread()
     num_threads = torch.get_num_threads()
-    barrier = threading.Barrier(num_workers + 1)
+    prepared: SimpleQueue[None] = SimpleQueue()  # Ctrl-C would leave a Barrier's lock with nobody
 
     def prepare() -> None:
         torch.set_num_threads(1)  # of this thread; and of threads to come, which is undone below
         torch.get_num_threads()  # makes it last: a thread's first operation else takes the count of all
-        barrier.wait(timeout=60)
+        prepared.put(None)
 
     try:
         workers = Workers(num_workers, prepare=prepare, on_done=on_done)
-        barrier.wait(timeout=60)
-    except BaseException:  # Ctrl-C, say: or those that have begun would wait for the others
-        barrier.abort()
-        raise
+        for _ in range(num_workers):
+            prepared.get(timeout=_START_TIMEOUT_S)
     finally:
         torch.set_num_threads(num_threads)
     return workers

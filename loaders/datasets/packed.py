@@ -305,7 +305,7 @@ class PackedDataset(BatchDataset):
 
     def count_replaced(self, error: SampleError) -> None:
         """Note that a sample was replaced; too many are an error."""
-        with _counting:
+        with _counting.plain:
             self.num_replaced += 1
         if self._whole is None:
             self._bad.note(error, len(self))

@@ -77,10 +77,9 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         self.order = _as_order(order, shuffle, seed)
         self.dataset: Sized = range(self.order.length)  # type: ignore[assignment]
         self.shuffle = not isinstance(self.order, Sequential)
+        # Samples as they lie have one, too: for augmentation.
         given = self.order.describe().get("seed", 0) if seed is None else seed
-        self.seed = whole_number(
-            "seed", given
-        )  # samples as they lie have one, too: for augmentation
+        self.seed = whole_number("seed", given)
         self.drop_last, self.pad = drop_last, pad
         self.epoch = 0
         self.start = 0  # where the next iter begins: 0 but for the first one after load_state_dict

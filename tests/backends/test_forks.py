@@ -270,7 +270,7 @@ def test_a_process_that_somebody_forks_after_using_opencv_loads(folder: Path) ->
 
 def test_a_lock_that_was_held_at_the_fork_is_open_in_the_child(folder: Path) -> None:
     data = dataset(folder)
-    with data.store._lock:
+    with data.store._lock.plain:
         iterator = iter(child_loader(data, 4, timeout=30))
 
     assert next(iterator).sample_id.tolist() == [0, 1, 2, 3]

@@ -39,8 +39,6 @@ _NOT_THERE = (
     "_death",
     "close",
     "_set_free",
-    "_no_interrupt",
-    "_handlers_later",
 )
 
 

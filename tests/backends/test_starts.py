@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset
-from loaders.backends.subprocess import _handlers_later
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,36 +104,6 @@ def test_a_signal_while_the_child_is_forked_is_not_lost(name: str, error: str) -
     done = run("-W", "always", "-c", INTERRUPTED, name)
 
     assert (done.stdout.strip(), done.stderr) == (error, "")
-
-
-def test_of_signals_that_were_held_back_each_reaches_its_handler() -> None:
-    """Though the handler of another raises; and the next one reaches it at once."""
-    came: list[int] = []
-
-    def raises(number: int, frame: Any) -> None:
-        came.append(number)
-        raise TimeoutError
-
-    def notes(number: int, frame: Any) -> None:
-        came.append(number)
-
-    def hold_both() -> None:
-        with _handlers_later():
-            signal.raise_signal(signal.SIGALRM)
-            signal.raise_signal(signal.SIGUSR2)
-            assert came == []
-
-    before = signal.signal(signal.SIGALRM, raises), signal.signal(signal.SIGUSR2, notes)
-    try:
-        with pytest.raises(TimeoutError):
-            hold_both()
-        assert came == [signal.SIGALRM, signal.SIGUSR2]
-        signal.raise_signal(signal.SIGUSR2)
-    finally:
-        signal.signal(signal.SIGALRM, before[0])
-        signal.signal(signal.SIGUSR2, before[1])
-
-    assert came == [signal.SIGALRM, signal.SIGUSR2, signal.SIGUSR2]
 
 
 ENDS = """

@@ -81,7 +81,7 @@ class Gather:
         return FixedColumn(starts.view(np.uint8).reshape(-1, 8))
 
     def _open(self, shards: list[int]) -> None:
-        with self._lock:
+        with self._lock.plain:
             for number in shards:
                 if number not in self._columns:
                     self._add(number, self._column(number))

@@ -73,7 +73,7 @@ class Store:
         return self._open[number] or self._open_shard(number)
 
     def _open_shard(self, number: int) -> OpenShard:
-        with self._lock:
+        with self._lock.plain:
             shard = self._open[number]
             if shard is None:
                 shard = self.shards[number].open(self.check)

@@ -92,7 +92,7 @@ class Verifier:
     def _open(self, numbers: list[int]) -> None:
         for number in numbers:
             shard = self._shard(number)
-            with self._lock:
+            with self._lock.plain:
                 if not self._rows_per_block[number]:
                     self._add(number, shard)
 
@@ -134,6 +134,6 @@ class Verifier:
             self._note(found)
 
     def _note(self, found: Unknown) -> None:
-        with self._lock:
+        with self._lock.plain:
             self._num_unknown -= int(np.count_nonzero(~self._known[found.blocks]))
             self._known[found.blocks] = True

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaders.errors import LoadersError
+from loaders.signals import handlers_later
 
 logger = logging.getLogger(__name__)
 _TELL_S = 0.5
@@ -181,10 +182,10 @@ class Keeper:
             self._poke, self._poked = socket.socketpair()
             self._poke.setblocking(False)
             _keepers.add(self)
-            self._thread.start()
-        except (
-            BaseException
-        ):  # no descriptor or thread is left: nobody else lets go of what it was given
+            with handlers_later():
+                self._thread.start()
+        # No descriptor or thread is left, say: nobody else lets go of what it was given.
+        except BaseException:
             self.hang_up()
             raise
 

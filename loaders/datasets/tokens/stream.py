@@ -189,7 +189,7 @@ class TokenStream:
         window.copy(addresses, out)
 
     def _window(self, nbytes: int) -> Window:
-        with self._lock:
+        with self._lock.plain:
             window = self._windows.get(nbytes)
             if window is None:
                 if len(self._windows) > 64:
@@ -232,7 +232,7 @@ class TokenStream:
     def _open_shard(self, number: int) -> None:
         data = self._data(number)
         address, row_nbytes = int(data.ctypes.data), data.shape[1]
-        with self._lock:
+        with self._lock.plain:
             if self._high == 0:
                 self._low, self._high = address, address + data.nbytes
             else:

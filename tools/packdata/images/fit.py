@@ -26,9 +26,7 @@ Array = npt.NDArray[Any]
 Size = tuple[int, int]  # height, width
 Fit = Literal["shorter", "cover", "contain", "stretch"]
 MAX_SIDE = 65_535  # of a JPEG
-MIN_REDUCED = (
-    4  # pixels of a side that a reduced picture is scaled to: what ``_scale`` can do exactly
-)
+MIN_REDUCED = 4  # pixels of a side that ``_scale`` can bring a reduced picture to exactly
 
 
 @dataclass(frozen=True, slots=True)
