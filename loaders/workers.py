@@ -17,7 +17,8 @@ Contract:
    jobs do so in the order they came. No worker waits for it, nor for what storage reads: what did not come
    is waited for by the part that needs it, and what failed is its error.
 
-Workers hold no reference to their pool, only to its queues; that is why dropping the pool can end them.
+Workers hold no reference to their pool, only to its queues; that is why dropping the pool can end them. What ends
+them is the death of an object, noted by C code: Ctrl-C in the middle of ``close`` leaves no thread waiting.
 """
 
 from __future__ import annotations
@@ -153,8 +154,15 @@ class _Once:
             self._function = None
 
 
+class _Open:
+    """Lives while a pool is open; references to it are put into the pool's queues when it dies."""
+
+
+_Closed = weakref.ref[_Open]
 _Task = tuple[_Ticket, int]
-_ReadAheads = SimpleQueue["weakref.ref[_Ticket] | None"]  # weak: what is late keeps no batch alive
+_ReadAheads = SimpleQueue[
+    "weakref.ref[_Ticket] | _Closed"
+]  # weak: what is late keeps no batch alive
 _Running = dict[int, tuple[_Ticket, int | None, float]]  # by thread; of reading ahead, no part
 # Threads that ended. Workers let go of them: Python has code of its own that runs then, and a Ctrl-C that finds the
 # trainer's thread in there is printed and forgotten.
@@ -179,7 +187,8 @@ def begin_step() -> None:
 
 
 def _work(
-    tasks: SimpleQueue[_Task | None],
+    tasks: SimpleQueue[_Task | _Closed],
+    closed: _Closed,
     finished: SimpleQueue[None],
     running: _Running,
     prepare: Callable[[], None],
@@ -191,7 +200,7 @@ def _work(
     with suppress(BaseException):  # it is tried again, and its error raised, with the first part
         prepare_once()
     me = threading.get_ident()
-    while (task := tasks.get()) is not None:
+    while not isinstance(task := tasks.get(), weakref.ref) and closed() is not None:
         ticket, part = task
         running[me] = (ticket, part, time.monotonic())
         last = ticket.run(part, prepare_once)
@@ -199,13 +208,14 @@ def _work(
         if last:
             finished.put(None)
             on_done()
+    tasks.put(closed)  # for the next one
 
 
-def _read_ahead(read_aheads: _ReadAheads, running: _Running) -> None:
+def _read_ahead(read_aheads: _ReadAheads, closed: _Closed, running: _Running) -> None:
     me = threading.get_ident()
-    while (reference := read_aheads.get()) is not None:
-        ticket = reference()
-        if ticket is not None and has_read_ahead(ticket.job):  # no worker was faster
+    while closed() is not None:
+        ticket = read_aheads.get()()
+        if isinstance(ticket, _Ticket) and has_read_ahead(ticket.job):  # no worker was faster
             running[me] = (ticket, None, time.monotonic())
             with suppress(BaseException):
                 ticket.job.read_ahead()
@@ -237,24 +247,22 @@ class Workers:
         self.num_workers, self._name = num_workers, name
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._tasks: SimpleQueue[_Task | _Closed] = SimpleQueue()
         self._read_aheads: _ReadAheads = SimpleQueue()
-        self._finished: SimpleQueue[None] = SimpleQueue()
+        self._finished: SimpleQueue[_Closed | None] = SimpleQueue()
         self._running: _Running = {}
-        args = (self._tasks, self._finished, self._running, prepare, on_done)
+        opened = [_Open()]  # held here and by what closes it, and nowhere else
+        put = self._tasks.put, self._read_aheads.put, self._finished.put
+        self._closed, self._closed_ahead, self._closed_finished = (
+            weakref.ref(opened[0], each) for each in put
+        )
+        args = (self._tasks, self._closed, self._finished, self._running, prepare, on_done)
         self._threads = [
             threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
             for i in range(num_workers)
         ]
-        self._close = weakref.finalize(
-            self,
-            _close,
-            self._tasks,
-            self._read_aheads,
-            self._finished,
-            self._threads,
-            self._running,
-        )
+        queues = self._tasks, self._read_aheads
+        self._close = weakref.finalize(self, _close, opened, queues, self._threads, self._running)
         try:
             with handlers_later():
                 for thread in self._threads:
@@ -292,7 +300,8 @@ class Workers:
 
     def _put_read_ahead(self, ticket: _Ticket) -> None:
         if len(self._threads) == self.num_workers:  # many datasets have nothing to
-            args, name = (self._read_aheads, self._running), f"{self._name}-read-ahead"
+            args = self._read_aheads, self._closed_ahead, self._running
+            name = f"{self._name}-read-ahead"
             thread = threading.Thread(target=_read_ahead, args=args, name=name, daemon=True)
             try:
                 with handlers_later():
@@ -358,20 +367,16 @@ def _described(job: Job, part: int | None) -> str:
 
 
 def _close(
-    tasks: SimpleQueue[_Task | None],
-    read_aheads: _ReadAheads,
-    finished: SimpleQueue[None],
+    opened: list[_Open],
+    queues: tuple[SimpleQueue[_Task | _Closed], _ReadAheads],
     threads: list[threading.Thread],
     running: _Running,
 ) -> None:
-    for queue in (tasks, read_aheads):
+    for queue in queues:
         with suppress(Empty):
             while True:
                 queue.get_nowait()
-    read_aheads.put(None)
-    for _ in threads:
-        tasks.put(None)
-    finished.put(None)  # an owner that waits shall see it now
+    opened.clear()  # ends the threads, and an owner's wait
     deadline = time.monotonic() + _JOIN_TIMEOUT_S
     for thread in threads:
         if thread is not threading.current_thread() and thread.ident is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import sys
@@ -182,6 +183,8 @@ def test_after_ctrl_c_an_epoch_is_whole_or_one_error_says_where_it_ended(
             assert run.batches == [batch for batch in WHOLE if batch in run.batches], run.where
     assert len(seen) > 3
     assert seen["4 batches, []"] > 100 // step
+    gc.collect()
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("loaders-")]
 
 
 @pytest.fixture

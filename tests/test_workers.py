@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 import weakref
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -596,6 +597,34 @@ def test_close_wakes_an_owner_that_waits(num_closers: int) -> None:
 
     assert "closed" in str(error)
     assert ended - began < 3
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_ctrl_c_at_the_first_instruction_of_close_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch, is_dropped: bool
+) -> None:
+    """Nobody can close it again, then: a finalizer is called once."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's keeps the traceback
+    pool = Workers(3)
+    pool.put(ReadsAhead(lambda: None))  # its thread, too
+    pool.take()
+    threads = list(pool._threads)
+
+    def interrupt(frame: Any, event: str, _: Any) -> None:
+        if frame.f_code is workers_module._close.__code__:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    sys.settrace(interrupt)
+    with suppress(KeyboardInterrupt):  # which Python prints and forgets where it comes of dropping
+        if not is_dropped:
+            pool.close()
+        del pool
+
+    assert sys.gettrace() is None
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert [thread.is_alive() for thread in threads] == 4 * [False]
 
 
 def test_a_job_may_close_its_own_pool() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,7 +126,8 @@ def test_a_worker_that_ended_is_told_with_its_code() -> None:
         list(iterator)
 
     assert f"pid {worker.pid}" in str(caught.value)
-    assert "it ended (3), and may have printed why" in str(caught.value)
+    # Torch's handler of the signal may raise in whatever runs then: also in this loop.
+    assert re.search(r"it ended \(3\), and may have printed why|exit code 3", str(caught.value))
 
 
 @pytest.mark.parametrize(
