@@ -3,6 +3,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
@@ -10,11 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import packdata
 from loaders import ShardDataset, concat
+from loaders.buffers import FreshMemory
 from loaders.columns import Column, FixedColumn, VarColumn
 from loaders.datasets.access import gather as module
 from loaders.datasets.access.gather import Gather
+from loaders.datasets.access.store import Store
+from loaders.datasets.reading.fixed import FixedReader
+from loaders.datasets.reading.samples import SampleBatch
+from loaders.schema import Array
 from tests.packdata.packing import pack_samples
+
+if TYPE_CHECKING:
+    from loaders.datasets.access.shards import Check
 
 MAP_NORESERVE = 0x4000  # of Linux
 
@@ -131,3 +141,80 @@ def test_records_of_another_size_are_refused(tmp_path: Path) -> None:
         store.gather("x", store.rows(np.array([0])), np.empty((1, 4), np.uint8))
     with pytest.raises(SchemaError, match="one row per sample"):
         MemoryShard(tmp_path, {"x": column, "y": FixedColumn(np.zeros((3, 1), np.uint8))})
+
+
+NUM, LARGE, SMALL = 9, 8192, 8  # bytes of a row that is waited for, and of one that is not
+
+
+@pytest.fixture(params=["lmdb", "parquet"])
+def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    fields = {name: Array(dtype="uint8", dims=(n,)) for name, n in (("a", LARGE), ("b", SMALL))}
+    rows = (
+        {"a": np.full(LARGE, i, np.uint8), "b": np.full(SMALL, i, np.uint8)} for i in range(NUM)
+    )
+    packdata.pack(rows, tmp_path / "packed", fields, format=request.param, shard_bytes=4 * LARGE)
+    return tmp_path / "packed"
+
+
+@pytest.mark.parametrize(
+    ("check", "before", "after"),
+    [("first", [], ["a", "b"]), ("never", ["b"], ["a", "b"]), ("always", [], [])],
+)
+def test_rows_are_found_when_nothing_but_copying_is_left(
+    packed: Path, check: Check, before: list[str], after: list[str]
+) -> None:
+    """When they were waited for and compared, as far as they are to be; the rest is left to ``gather``."""
+    store = ShardDataset(packed, check=check).store
+    rows = store.rows(np.array([8, 0, 3, 3, 5]))
+    sizes = {"a": LARGE, "b": SMALL}
+
+    assert [name for name in sizes if store.find(name, rows, sizes[name])] == before
+    plain = {name: np.zeros((5, n), np.uint8) for name, n in sizes.items()}
+    for name, out in plain.items():
+        store.gather(name, rows, out)
+    found = {name: store.find(name, rows, n) for name, n in sizes.items()}
+    assert [name for name, each in found.items() if each] == after
+    for name, each in found.items():
+        part = np.zeros((3, sizes[name]), np.uint8)
+        if each is not None:
+            each.copy(part, first=1)
+            assert (part == plain[name][1:4]).all()
+    assert store.find("a", store.rows(np.array([3, 1])), LARGE) is None  # one of them is new
+
+
+def test_rows_of_a_damaged_shard_are_never_found(packed: Path) -> None:
+    """Each part looks which of its samples are the damaged ones."""
+    store = ShardDataset(packed, check="first").store
+    rows = store.rows(np.arange(4))
+    store.gather("b", rows, np.zeros((4, SMALL), np.uint8))
+    assert store.find("b", rows, SMALL)
+
+    store._damaged.append(0)
+
+    assert store.find("b", rows, SMALL) is None
+
+
+def test_parts_of_a_batch_that_is_only_copied_are_found_once(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ShardDataset(packed)
+    monkeypatch.setattr(FixedReader, "min_rows", 1)
+    dataset = dataset.replace(fields=["a"])
+    finds: list[Any] = []
+    find = Store.find
+
+    def noting(self: Store, *args: Any) -> Any:
+        finds.append(find(self, *args))
+        return finds[-1]
+
+    monkeypatch.setattr(Store, "find", noting)
+    for expected in (0, 1):  # the first pass verifies, part by part
+        job = dataset.job([8, 0, 3, 3, 5, 1, 2, 4, 6, 7], FreshMemory(), 3)
+        assert job.num_parts == 3
+        for part in (2, 0, 1):
+            job.run(part)
+        batch = job.finish()
+        assert isinstance(batch, SampleBatch)
+        assert batch.batch.a[:, 5].tolist() == [8, 0, 3, 3, 5, 1, 2, 4, 6, 7]
+        assert sum(each is not None for each in finds) == expected
+        finds.clear()

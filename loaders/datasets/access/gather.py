@@ -50,9 +50,15 @@ class Gather:
 
     def __call__(self, indices: Indices, shards: Indices, out: npt.NDArray[np.uint8]) -> None:
         """Copy the records of some samples to the rows of ``out``: ``(N, nbytes)`` uint8, C-contiguous."""
+        self.find(indices, shards).copy(out)
+
+    def find(self, indices: Indices, shards: Indices) -> Found:
+        """Return where the records of some samples lie."""
         if len(self._columns) < len(self._starts):
             self._open(np.unique(shards).tolist())
-        self._window.copy(self._addresses(indices, shards), out)
+        addresses, window = self._addresses(indices, shards), self._window
+        addresses -= window.low
+        return Found(window, addresses)
 
     def _addresses(self, indices: Indices, shards: Indices) -> Indices:
         addresses = self._biases.take(shards)
@@ -104,6 +110,22 @@ class Gather:
         self._window = window_over(low, high, self._nbytes)
 
 
+class Found(NamedTuple):
+    """Rows that are only to be copied.
+
+    Attributes:
+        window: What they are seen through.
+        offsets: Where they begin in it.
+    """
+
+    window: Window
+    offsets: Indices
+
+    def copy(self, out: npt.NDArray[np.uint8], first: int = 0) -> None:
+        """Copy as many rows as ``out`` has, from the ``first`` on."""
+        self.window.copy(self.offsets[first : first + len(out)], out)
+
+
 class Window(NamedTuple):
     """Addresses at which rows may begin.
 
@@ -117,13 +139,12 @@ class Window(NamedTuple):
     high: int
     rows: torch.Tensor | None
 
-    def copy(self, addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
-        """Copy the rows at some addresses, which are no longer valid afterwards, to those of ``out``."""
+    def copy(self, offsets: Indices, out: npt.NDArray[np.uint8]) -> None:
+        """Copy the rows at some offsets from the first byte to those of ``out``."""
         if self.rows is None:
-            copy_each(addresses, out)
+            copy_each(offsets + self.low, out)
             return
-        addresses -= self.low
-        torch.index_select(self.rows, 0, torch.from_numpy(addresses), out=torch.from_numpy(out))
+        torch.index_select(self.rows, 0, torch.from_numpy(offsets), out=torch.from_numpy(out))
 
 
 def window_over(low: int, high: int, nbytes: int) -> Window:

@@ -154,6 +154,10 @@ class Pages:
         if unknown is not None:
             self._wait_for_neighbours(unknown)
 
+    def are_here(self, rows: Rows) -> bool:
+        """Tell whether some records were in memory before, or are not waited for at all."""
+        return self._new(rows, self._arrived) is None
+
     def copy_once(self, rows: Rows, out: npt.NDArray[np.uint8], unknown: Unknown | None) -> bool:
         """Copy records of one size to the rows of ``out`` if one of them was never in memory.
 

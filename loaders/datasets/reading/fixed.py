@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from loaders.datasets.access.gather import Found
     from loaders.datasets.access.store import Store
     from loaders.datasets.reading.request import Memory, Request
 
@@ -46,13 +47,28 @@ class FixedReader:
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         flat = memory.take(self.name, num_samples * self.nbytes)
-        return [self.layout.tensor(flat, num_samples), flat.reshape(num_samples, self.nbytes)]
+        return [flat, flat.reshape(num_samples, self.nbytes)]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        self.store.gather(self.name, request.part(first, last), values[1][first:last])
+        self._gather(request, first, last, values[1][first:last])
+
+    def _gather(self, request: Request, first: int, last: int, out: UInt8Array) -> None:
+        """Copy records; where they lie is found once for all parts, when nothing else is left to do."""
+
+        def find(first: int, last: int) -> Found | None:
+            return self.store.find(self.name, request.part(first, last), self.nbytes)
+
+        found, start = None, 0
+        if last - first < len(request):
+            found, start = request.shared(("found", self.name), find, first, last)
+        if found is None:
+            self.store.gather(self.name, request.part(first, last), out)
+        else:
+            found.copy(out, start)
 
     def finish(self, values: list[Any]) -> list[Any]:
-        return values[:1]
+        # Not before: each call of torch lets the interpreter's lock go, and the first copy would wait for the trainer.
+        return [self.layout.tensor(values[0], len(values[1]))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +81,12 @@ class WideReader(FixedReader):
         served = torch.empty((), dtype=self.layout.dtype).numpy().dtype
         width = self.nbytes // self.stored.itemsize
         flat = memory.take(self.name, num_samples * width * served.itemsize)
-        tensor = self.layout.tensor(flat, num_samples)
-        return [tensor, flat.view(served).reshape(num_samples, width)]
+        return [flat, flat.view(served).reshape(num_samples, width)]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         narrow = scratch((last - first) * self.nbytes)
         rows, width = last - first, values[1].shape[1]
-        self.store.gather(self.name, request.part(first, last), narrow.reshape(rows, self.nbytes))
+        self._gather(request, first, last, narrow.reshape(rows, self.nbytes))
         values[1][first:last] = narrow.view(self.stored).reshape(rows, width)
 
 

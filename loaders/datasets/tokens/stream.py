@@ -183,8 +183,9 @@ class TokenStream:
 
     def _copy(self, addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
         window = self._window(out.shape[1])
+        addresses -= window.low
         if torch.get_num_threads() > 1 and window.rows is not None:
-            out[...] = window.rows.numpy()[addresses - window.low]
+            out[...] = window.rows.numpy()[addresses]
             return  # torch would wait for threads of its own, for so little
         window.copy(addresses, out)
 
