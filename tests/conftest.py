@@ -1,8 +1,28 @@
-"""Ctrl-C means the same in every run: a shell starts what runs in its background with it ignored."""
+"""Ctrl-C means the same in every run (a shell starts what runs in its background with it ignored); nothing hangs."""
 
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """A hang is an error."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(100)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

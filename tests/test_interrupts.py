@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +16,6 @@ import torch
 import loaders
 from loaders import DataLoader, RAMDataset
 from tests.test_loader_others import Raises
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NUM = 12
 
@@ -141,20 +138,6 @@ class Interrupted:
         return state["epoch"], state["delivered"]
 
 
-@pytest.fixture
-def alarm() -> Iterator[None]:
-    """A hang is an error."""
-
-    def late(*_: Any) -> None:
-        raise TimeoutError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(100)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -187,17 +170,9 @@ def test_after_ctrl_c_an_epoch_is_whole_or_one_error_says_where_it_ended(
     assert not [each.name for each in threading.enumerate() if each.name.startswith("loaders-")]
 
 
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Python's own handler: in the background of a shell, Ctrl-C is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_ctrl_c_while_threads_start_comes_when_they_have(
-    ctrl_c: None, monkeypatch: pytest.MonkeyPatch, at: int
+    monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """Within its start, it can leave a thread waiting for ever."""
     started: list[threading.Thread] = []

@@ -7,7 +7,6 @@ import gc
 import itertools
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
@@ -27,7 +26,7 @@ from loaders.backends.ordered import OrderedBatches
 from tests.backends.test_subprocess import child_loader, children, kept_loader, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from loaders.backends.subprocess import ChildPool
 
@@ -48,20 +47,6 @@ class Numbers(Dataset[int]):
 
     def __len__(self) -> int:
         return 12
-
-
-@pytest.fixture
-def alarm() -> Iterator[None]:
-    """A hang is an error."""
-
-    def late(*_: Any) -> None:
-        raise TimeoutError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(100)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 # -- interruptions ----------------------------------------------------------------------------------
