@@ -106,6 +106,10 @@ def check_foreign_order(
     if is_torchs and isinstance(dataset, BatchDataset) and dataset.order(0, 1) is not None:
         what = f"a {type(dataset).__name__} has an order of its own"
         raise ValueError(f"{what}: leave out generator; seed= chooses the order")
+    if ranks != (None, None) and isinstance(dataset, IterableDataset):
+        raise ValueError(
+            "rank and world_size divide batches of ours: an IterableDataset divides itself"
+        )
     _check_ranks(ranks, (sampler, getattr(batch_sampler, "sampler", None)))
 
 
@@ -128,11 +132,12 @@ def _check_ranks(ranks: tuple[int | None, int | None], samplers: Sequence[Any]) 
         )
 
 
-def choose_seed(seed: int | None, sampler: Any) -> int:
-    """Return the seed: as was said, or that of a sampler of ours."""
-    if seed is None:
-        return sampler.seed if isinstance(sampler, EpochSampler) else 0
-    return whole_number("seed", seed)
+def choose_seed(seed: int | None, sampler: Any, batch_sampler: Any) -> int:
+    """Return the seed: as was said, or that of a sampler or batch sampler of ours."""
+    if seed is not None:
+        return whole_number("seed", seed)
+    own = sampler if batch_sampler is None else batch_sampler
+    return own.seed if isinstance(own, EpochSampler | EpochBatches) else 0
 
 
 def choose_pad(

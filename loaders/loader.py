@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy.random  # noqa: F401  # torch seeds it in each worker process: imported here, once, and not there
 import torch
 from torch.utils.data import IterableDataset
+from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker, num_in_flight
@@ -46,7 +47,7 @@ from loaders.choices import (
 )
 from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.reading.samples import collate, collate_dict
-from loaders.datasets.views import as_ours, holds_ours
+from loaders.datasets.views import as_ours, fingerprint_of, holds_ours, ours_in
 from loaders.delivery import Delivery, LoaderStats
 from loaders.device.accelerator import accelerator_for, as_device, pins
 from loaders.device.pinned import pinned_buffer
@@ -56,7 +57,7 @@ from loaders.live import register
 from loaders.profiling import profile_from_environment
 from loaders.sampling.context import ContextFetcher
 from loaders.sampling.foreign import NumberedBatches, Passes, kept, single
-from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, check_state
+from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, check_state, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from loaders.sampling.order import Order
     from loaders.sampling.sampler import Pass
 
+_T = TypeVar("_T", covariant=True, default=Any)  # a batch
 _STATE_VERSION = 1
 _NOT_PICKLED = frozenset(
     [
@@ -82,7 +84,7 @@ _NOT_PICKLED = frozenset(
 )
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(torch.utils.data.DataLoader[_T]):
     """Serve batches of a dataset, in an order that depends on the seed and the epoch alone.
 
     Takes what ``torch.utils.data.DataLoader`` takes; what differs or is new:
@@ -191,7 +193,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.device_prefetch = whole_number("device_prefetch", device_prefetch, at_least=0)
         self.augment_on = one_of("augment_on", augment_on, ("auto", "host", "device"))
         self.pad = choose_pad(pad, batch_size, sampler, batch_sampler, in_order=in_order)
-        self.seed, self.rank, self.world_size = choose_seed(seed, sampler), rank, world_size
+        self.seed, self.rank, self.world_size = (
+            choose_seed(seed, sampler, batch_sampler),
+            rank,
+            world_size,
+        )
         self.as_dict, self.stall_warning_s = as_dict, stall_warning_s
         self._given_prefetch = prefetch_factor
         # Threads are lenient: num_workers=0 is for debugging, and shall not need other arguments removed.
@@ -246,12 +252,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _number_steps(self) -> None:
         """Cut a sampler of ours into steps of ours, which know their place in the epoch: they can be resumed."""
         given, sampler = self.batch_sampler, self.sampler
-        if isinstance(given, EpochBatches):
-            rest = given.drop_last, self.pad, given.seed
-            batches = EpochBatches(given.sampler, given.batch_size, *rest)
+        if isinstance(given, EpochBatches) and is_ours(given):
+            batches = given
+            if (given.pad, given.seed) != (self.pad, self.seed):
+                rest = given.drop_last, self.pad, self.seed
+                batches = EpochBatches(given.sampler, given.batch_size, *rest)
             # Frameworks look there who divides by rank.
             object.__setattr__(self, "sampler", given.sampler)
-        elif isinstance(sampler, EpochSampler):
+        elif isinstance(sampler, EpochSampler) and is_ours(sampler):
             rest = self.drop_last or sampler.drop_last, self.pad, self.seed
             batches = EpochBatches(sampler, self.batch_size or 1, *rest)
         else:
@@ -264,8 +272,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def _steps(self) -> EpochBatches | None:
         """The steps of an order of ours: batches, or samples where ``batch_size`` is None."""
-        batches = self.batch_sampler
-        return batches if isinstance(batches, EpochBatches) else self._singles
+        batches: Any = self.batch_sampler
+        return batches if is_ours(batches) else self._singles
 
     def _follow_length(self, sampler: EpochSampler) -> None:
         """Let the order be as long as a dataset of others is now; an epoch that is under way stays what it is."""
@@ -553,16 +561,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         return {
             "version": _STATE_VERSION,
-            "dataset": self._fingerprint,
+            "dataset": fingerprint_of(self.dataset),
             "seed": steps.seed,
             "sampler": steps.sampler.state_dict(),
         }
-
-    @property
-    def _fingerprint(self) -> str | None:
-        """That of a dataset of ours; what others call so may be anything."""
-        found = getattr(self.dataset, "fingerprint", None)
-        return found if isinstance(found, str) else None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state at the next ``iter``; any world size, batch size and number of workers may do so.
@@ -572,7 +574,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """
         if not isinstance(state, Mapping):
             raise StateError(f"a loader's state is what state_dict() returned, got {shown(state)}")
-        fingerprint = self._fingerprint
+        fingerprint = fingerprint_of(self.dataset)
         if state.get("version") != _STATE_VERSION:
             raise StateError(
                 f"the state has version {state.get('version')!r}, this release reads {_STATE_VERSION}"
@@ -584,15 +586,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         steps = self._own_steps()
         seed, here = state.get("seed"), steps.seed
-        check_state(state.get("sampler", {}), steps.sampler.order)
-        if seed not in (None, here) and getattr(self.dataset, "is_random", False):
+        order = self._order_now() if self._order_now else steps.sampler.order
+        check_state(state.get("sampler", {}), order)
+        if seed not in (None, here) and any(part.is_random for part in ours_in(self.dataset)):
             raise StateError(
                 f"the state was taken with seed={seed!r}, this loader has seed={here}: crops would be others"
             )
+        steps.sampler.start = 0  # of before: the state says another
+        self._follow_length(steps.sampler)
         steps.sampler.load_state_dict(state["sampler"])
 
     def _own_steps(self) -> EpochBatches:
         steps = self._steps
+        if steps is None and isinstance(self.dataset, IterableDataset):
+            raise StateError("an IterableDataset has an order of its own, which nobody can resume")
         if steps is None:
             raise StateError(
                 "only batches of ours can be resumed: leave out sampler, batch_sampler and generator"

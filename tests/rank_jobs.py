@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from loaders import DataLoader, LoadersError, RAMDataset, ShardDataset
 
@@ -61,6 +63,25 @@ def check(dataset: Any, state: dict[str, Any], **settings: Any) -> dict[str, Any
     return seen
 
 
+def copied(dataset: Any, out: str) -> list[list[int]]:
+    """Serve this rank's part by the loader that the first one has made, and asked for its length; keep that."""
+    loader = DataLoader(dataset, BATCH_SIZE, pad=False)
+    len(loader)
+    box = [pickle.dumps(loader)]
+    dist.broadcast_object_list(box, src=0)
+    Path(out, f"{os.environ['RANK']}.pickle").write_bytes(box[0])
+    return steps(pickle.loads(box[0]))
+
+
+def alone_afterwards(dataset: Any) -> list[list[int]]:
+    """Serve all of it, by a loader that was used by several, when this process is by itself."""
+    loader = DataLoader(dataset, BATCH_SIZE, pad=False)
+    len(loader)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    return steps(loader)
+
+
 def main(folder: str, state_file: str, out: str) -> None:
     shards = ShardDataset(folder, fields=["label", "sample_id"])
     state = json.loads(Path(state_file).read_text())
@@ -70,6 +91,8 @@ def main(folder: str, state_file: str, out: str) -> None:
     result["shards"] = check(shards, state, num_workers=2)
     result["ram"] = check(ram, state, num_workers=1)
     result["child"] = check(shards, state, num_workers=1, backend="subprocess")
+    result["copied"] = copied(shards, out)
+    result["alone"] = alone_afterwards(shards)
     Path(out, f"{os.environ['RANK']}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import Dataset, RandomSampler
 
 from loaders import DataLoader, Mixture, RAMDataset, augment
-from loaders.errors import LoadersError
-from loaders.sampling import EpochSampler, Sequential
+from loaders.errors import LoadersError, StateError
+from loaders.sampling import EpochBatches, EpochSampler, Sequential
 
 NUM = 10
 PIXELS = np.random.default_rng(0).integers(0, 256, (NUM, 3, 24, 24), dtype=np.uint8)
@@ -275,3 +275,63 @@ def test_a_whole_pass_within_an_epoch_is_said_too_and_a_chosen_epoch_is_not() ->
 
     with pytest.warns(UserWarning, match="the state tells of the iteration that began last"):
         assert loader.state_dict()["sampler"]["epoch"] == 4
+
+
+# -- subclasses that yield something else ----------------------------------------------------------
+
+
+class Three(EpochSampler):
+    def __iter__(self) -> Any:
+        return iter([5, 6, 7])
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Backwards(EpochBatches):
+    def __iter__(self) -> Any:
+        return (list(batch)[::-1] for batch in super().__iter__())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_a_subclass_of_a_sampler_yields_is_what_is_served(num_workers: int) -> None:
+    by_sampler = DataLoader(numbers(), 2, sampler=Three(NUM), num_workers=num_workers)
+    batches = Three(NUM).batches(2)
+    by_batches = DataLoader(numbers(), batch_sampler=batches, num_workers=num_workers)
+    backwards = Backwards(own(5), 2)
+    turned = DataLoader(numbers(), batch_sampler=backwards, num_workers=num_workers)
+
+    assert labels(by_sampler) == labels(by_batches) == [[5, 6], [7]]
+    assert len(by_sampler) == len(by_batches) == 2
+    assert labels(turned) == [[1, 0], [3, 2], [4]]
+    for loader in (by_sampler, by_batches, turned):
+        with pytest.raises(StateError, match="only batches of ours can be resumed"):
+            loader.state_dict()
+
+
+def test_marks_are_refused_where_a_subclass_yields_its_own_indices() -> None:
+    with pytest.raises(ValueError, match="pad and seed are for samplers of ours: Three yields"):
+        Three(NUM).batches(2, pad="mark")
+    with pytest.raises(ValueError, match="marks batches of an order of ours"):
+        DataLoader(numbers(), 2, sampler=Three(NUM), pad="mark")
+
+
+def test_batches_of_ours_are_served_themselves_unless_the_loader_says_otherwise() -> None:
+    given = own().batches(4)
+
+    assert DataLoader(numbers(), batch_sampler=given).batch_sampler is given
+    assert DataLoader(numbers(), batch_sampler=given, pad=False).batch_sampler is not given
+
+
+def test_the_seed_of_crops_is_the_loaders_or_that_of_its_batches() -> None:
+    def crops(loader: DataLoader) -> torch.Tensor:
+        return torch.cat([batch.image for batch in loader])
+
+    by_sampler = [DataLoader(cropped(), 4, sampler=own(), seed=seed) for seed in (5, 1)]
+    given = EpochSampler(Sequential(NUM), drop_last=False).batches(4)
+    by_batches = DataLoader(cropped(), batch_sampler=given, seed=5)
+    seeded = DataLoader(cropped(), batch_sampler=EpochBatches(own(), 4, seed=1))
+
+    assert torch.equal(crops(by_sampler[0]), crops(by_batches))
+    assert torch.equal(crops(by_sampler[1]), crops(seeded))
+    assert (by_batches.seed, seeded.seed) == (5, 1)

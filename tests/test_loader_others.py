@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -120,8 +121,53 @@ def test_an_epoch_cannot_go_on_behind_the_end_of_what_shrank() -> None:
 
     del samples[4:]
 
-    with pytest.raises(StateError, match="goes on at 6, and has 4 samples now"):
+    with pytest.raises(StateError, match="10 samples goes on at 6, and there are 4 now"):
         next(iter(loader))
+
+
+def test_a_shuffled_epoch_cannot_go_on_among_more_samples() -> None:
+    """Its rest is no rest of another permutation: samples would be served twice, or never."""
+    samples = list(range(30))
+    taken = DataLoader(samples, 2, shuffle=True, num_workers=0)
+    iterator = iter(taken)
+    for _ in range(7):
+        next(iterator)
+    later = DataLoader(samples, 2, shuffle=True, num_workers=0)
+    later.load_state_dict(taken.state_dict())
+
+    samples.append(30)
+
+    with pytest.raises(StateError, match="30 samples goes on at 14, and there are 31 now"):
+        list(later)
+    with pytest.raises(StateError, match=r"length 30 \(here 31\)"):
+        later.load_state_dict(taken.state_dict())
+    later.set_epoch(1)
+    assert sorted(chain.from_iterable(listed(later))) == list(range(31))
+
+
+def test_a_state_is_of_the_length_that_a_dataset_has_now_wherever_it_began() -> None:
+    samples: list[int] = []
+    first, second = (DataLoader(samples, 2, shuffle=True, num_workers=0) for _ in range(2))
+    samples += range(31)
+    iterator = iter(first)
+    got = [*next(iterator).tolist(), *next(iterator).tolist()]
+
+    second.load_state_dict(first.state_dict())
+
+    assert sorted(chain(got, *listed(second))) == list(range(31))
+
+
+def test_streams_say_why_they_cannot_be_resumed_or_divided() -> None:
+    with pytest.raises(StateError, match="an IterableDataset has an order of its own"):
+        DataLoader(Stream(), 2).state_dict()
+    with pytest.raises(ValueError, match="an IterableDataset divides itself"):
+        DataLoader(Stream(), 2, rank=0, world_size=2)
+
+
+def test_a_loader_is_generic_as_torchs_is() -> None:
+    def train(loader: DataLoader[torch.Tensor]) -> None: ...
+
+    assert DataLoader[torch.Tensor].__args__ == (torch.Tensor,)  # type: ignore[attr-defined]
 
 
 class NamesItself(Dataset[int]):

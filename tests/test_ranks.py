@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from itertools import chain
@@ -72,6 +73,10 @@ def test_processes_share_each_epoch_as_promised(
         check_training(folder, parts, world_size)
         check_evaluation(parts)
         check_resume(folder, taken, parts)
+    assert sorted(flat(flat(rank["copied"]) for rank in ranks)) == list(range(NUM))
+    kept = pickle.loads((tmp_path / "0.pickle").read_bytes())  # nobody is beside this process
+    assert flat(batch.sample_id.tolist() for batch in kept) == list(range(NUM))
+    assert all(flat(rank["alone"]) == list(range(NUM)) for rank in ranks)
     for rank in ranks:
         if world_size == 1:
             assert rank["error"] is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 from torch.utils.data import ConcatDataset, Subset
 
 from loaders.datasets.base import BatchDataset
@@ -46,13 +47,37 @@ def as_ours(dataset: Any) -> Any:
     return dataset
 
 
-def holds_ours(dataset: Any, depth: int = 4) -> bool:
+def holds_ours(dataset: Any) -> bool:
     """Tell whether a dataset is of ours, or made of such, as far as its attributes show."""
+    return next(ours_in(dataset), None) is not None
+
+
+def ours_in(dataset: Any, depth: int = 4) -> Iterator[BatchDataset]:
+    """Yield the datasets of ours that a dataset is, or is made of, as far as its attributes show."""
     if isinstance(dataset, BatchDataset):
-        return True
-    if not (depth and hasattr(dataset, "__getitem__") and hasattr(dataset, "__dict__")):
-        return False
-    return any(holds_ours(part, depth - 1) for part in _parts(dataset))
+        yield dataset
+    elif depth and hasattr(dataset, "__getitem__") and hasattr(dataset, "__dict__"):
+        for part in _parts(dataset):
+            yield from ours_in(part, depth - 1)
+
+
+def fingerprint_of(dataset: Any) -> str | None:
+    """Identify the samples of a dataset that does so, as ours do, or of torch's views of such; None of any other."""
+    if type(dataset) is Subset:
+        indices = np.asarray(dataset.indices, order="C")
+        which = xxhash.xxh3_128_hexdigest(indices.data)
+        return _joined([fingerprint_of(dataset.dataset), which])
+    if type(dataset) is ConcatDataset:
+        return _joined([fingerprint_of(part) for part in dataset.datasets])
+    found = getattr(dataset, "fingerprint", None)  # what others call so may be anything
+    return found if isinstance(found, str) else None
+
+
+def _joined(parts: list[str | None]) -> str | None:
+    told = [part for part in parts if part is not None]
+    if len(told) < len(parts):
+        return None
+    return xxhash.xxh3_128_hexdigest(" ".join(told).encode())
 
 
 def _parts(dataset: Any) -> Iterator[Any]:

@@ -177,9 +177,10 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         Raises:
             StateError: The epoch was to go on behind their end.
         """
-        if self.start > order.length:
+        if self.start > order.length or (self.start and not isinstance(order, Sequential)):
+            what = f"the epoch of {self.order.length} samples goes on at {self.start}"
             raise StateError(
-                f"the epoch goes on at {self.start}, and has {order.length} samples now"
+                f"{what}, and there are {order.length} now: set_epoch() begins one of these"
             )
         self.order, self.dataset = order, range(order.length)
 
@@ -206,12 +207,17 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         return self.order.length
 
     def _resolve(self) -> tuple[int, int]:
-        if self._ranks is not None:
-            return self._ranks
-        ranks = resolve_rank(*self.given_ranks)
-        if is_distributed():  # else it may still become so
+        is_asked = None in self.given_ranks
+        if self._ranks is None or (is_asked and is_distributed()):
+            ranks = resolve_rank(*self.given_ranks)
+            if is_asked and not is_distributed():  # it may still become so
+                return ranks
             self._ranks = ranks
-        return ranks
+        return self._ranks
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what ``torch.distributed`` said here: a copy may be another rank's."""
+        return self.__dict__ | ({"_ranks": None} if None in self.given_ranks else {})
 
     def _go_to(self, epoch: int, delivered: int) -> None:
         self.epoch, self.start = epoch, delivered
@@ -279,8 +285,8 @@ class Pass:
 class EpochBatches(BatchSampler):
     """The batches of an ``EpochSampler``: one ``IndexBatch`` per step of this rank.
 
-    Epoch, position, state and ranks are the sampler's. Of any other sampler they are ``PlainBatches``: frameworks
-    make batch samplers anew, of a sampler of their own.
+    Epoch, position, state and ranks are the sampler's. Of any other sampler, also a subclass that yields something
+    else, they are ``PlainBatches``: frameworks make batch samplers anew, of a sampler of their own.
 
     Args:
         sampler: Says what, from where and for which rank.
@@ -294,11 +300,16 @@ class EpochBatches(BatchSampler):
         [[0, 1], [2, 3], [4]]
     """
 
-    def __new__(cls, sampler: Any, *args: Any, **settings: Any) -> Any:
+    def __new__(
+        cls, sampler: Any, batch_size: int, drop_last: bool = False, *args: Any, **settings: Any
+    ) -> Any:
         """Return batches of ours, or of torch."""
-        if isinstance(sampler, EpochSampler):
+        if is_ours(sampler):
             return super().__new__(cls)
-        return PlainBatches(sampler, *args, **settings)
+        if any(given is not None for given in (*args, *settings.values())):
+            what = "pad and seed are for samplers of ours"
+            raise ValueError(f"{what}: {type(sampler).__name__} yields indices of its own")
+        return PlainBatches(sampler, batch_size, drop_last)
 
     def __getnewargs__(self) -> tuple[EpochSampler, int]:
         return self.sampler, self.batch_size
@@ -357,6 +368,18 @@ class ServedSteps:
         sampler, plan = batches.sampler, batches.plan()
         steps = index_batches(sampler.order, plan, sampler.epoch, batches.seed)
         return steps if self._index_form is None else map(self._index_form, steps)
+
+
+def is_ours(given: Any) -> bool:
+    """Tell whether a sampler, or batch sampler, yields what its order says: no subclass that yields anything else."""
+    if isinstance(given, EpochBatches):
+        return _yields_as(EpochBatches, given) and is_ours(given.sampler)
+    return isinstance(given, EpochSampler) and _yields_as(EpochSampler, given)
+
+
+def _yields_as(kind: type[Any], given: Any) -> bool:
+    own = type(given)
+    return (own.__iter__, own.__len__) == (kind.__iter__, kind.__len__)
 
 
 def check_state(state: Mapping[str, Any], order: Order) -> None:

@@ -126,3 +126,54 @@ def test_datasets_that_are_joined_are_checked_as_strictly_as_any(
     parts = [ShardDataset(dataset.path, check=check, fields=["key"]) for check in checks]
 
     assert concat(parts).store.check == checks[checks[0] == "never"]
+
+
+def test_states_tell_views_apart_that_torch_serves() -> None:
+    """Parts of different settings, and views of a mixture, are none of ours."""
+    dataset = RAMDataset.from_arrays(x=torch.arange(8))
+    other = dataset.replace(transform=_same)
+    mixture = Mixture([dataset, other], weights=[0.5, 0.5])
+    views = [
+        ConcatDataset([dataset, other]),
+        ConcatDataset([dataset[::-1], other]),
+        Subset(mixture, [1, 2, 3, 4]),
+        Subset(mixture, [5, 6, 7, 8]),
+    ]
+    loaders = [DataLoader(view, 2, num_workers=0) for view in views]
+    states = [loader.state_dict() for loader in loaders]
+
+    assert len({state["dataset"] for state in states}) == len(views)
+    for loader, state, wrong in zip(loaders, states, [*states[1:], states[0]], strict=True):
+        loader.load_state_dict(state)
+        with pytest.raises(StateError, match="packed, selected or split differently"):
+            loader.load_state_dict(wrong)
+    assert DataLoader(Subset(TensorDataset(torch.arange(1)), [0])).state_dict()["dataset"] is None
+
+
+def _same(sample: Any) -> Any:
+    return sample
+
+
+class Wraps(torch.utils.data.Dataset[Any]):
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+def test_another_seed_is_refused_where_crops_follow_it_below_a_wrapper() -> None:
+    pixels = torch.zeros((8, 3, 8, 8), dtype=torch.uint8)
+    plain = RAMDataset.from_arrays(image=pixels)
+    cropped = plain.replace(augment=[augment.RandomCrop(4)])
+    state = {
+        name: DataLoader(Wraps(d), 2).state_dict()
+        for name, d in {"a": plain, "b": cropped}.items()
+    }
+
+    DataLoader(Wraps(plain), 2, seed=1).load_state_dict(state["a"])
+    with pytest.raises(StateError, match="seed=0, this loader has seed=1: crops would be others"):
+        DataLoader(Wraps(cropped), 2, seed=1).load_state_dict(state["b"])
