@@ -151,6 +151,8 @@ def test_what_is_no_batch_of_images_is_refused(images: torch.Tensor) -> None:
         ([0.0], [1.0], {}, "max_value=255"),
         ([100.0], [50.0], {"dtype": torch.uint8}, "floating dtype"),
         ([100.0], [50.0], {"max_value": 2}, "max_value"),
+        ([120.0], [0.5], {"max_value": 1}, "scaled to 0..1, got mean .*leave it out"),
+        ([0.5], [50.0], {"max_value": 1}, "scaled to 0..1, got mean .*leave it out"),
         ([100.0], [50.0], {"memory_format": torch.preserve_format}, "memory_format"),
         ([100.0], [50.0], {"memory_format": torch.channels_last_3d}, "memory_format"),
     ],
@@ -170,6 +172,20 @@ def test_statistics_of_0_to_1_are_taken_when_said_so() -> None:
     found = Normalize(mean, std, max_value=1)(images)
 
     torch.testing.assert_close(found, Normalize.imagenet()(images), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.int64])
+def test_statistics_of_0_to_1_are_scaled_for_uint8_and_refuse_the_rest(dtype: torch.dtype) -> None:
+    normalize = Normalize([0.5], [0.2], max_value=1)
+    images = torch.full((1, 2, 2), 255, dtype=torch.uint8)
+
+    assert normalize(images)[0, 0, 0].item() == pytest.approx(2.5)
+    with pytest.raises(
+        BatchError, match=r"scaled for uint8 images .* got torch.*65535 for 16 bits"
+    ):
+        normalize(images.to(dtype))
+    with pytest.raises(ValueError, match="max_value=1 is for uint8"):
+        Denormalize([0.5], [0.2], torch.uint16, max_value=1)
 
 
 @pytest.mark.parametrize("max_value", [255, 65535])

@@ -34,7 +34,7 @@ class Denormalize(nn.Module):
         ``(N, C, H, W)``, ``(C, H, W)`` or ``(N, C, D, H, W)`` floats in, pixels out.
 
     Raises:
-        ValueError: At construction, ``mean`` and ``std`` do not pair up, or the dtype is another.
+        ValueError: At construction, ``mean`` and ``std`` do not pair up, or the dtype is another than they are for.
         BatchError: At call, the input is not floating or does not have C channels.
 
     Example:
@@ -53,6 +53,10 @@ class Denormalize(nn.Module):
         super().__init__()
         if dtype not in _RANGES:
             raise ValueError(f"dtype must be torch.uint8 or torch.uint16, got {dtype}")
+        if max_value == 1 and dtype != torch.uint8:
+            raise ValueError(
+                f"max_value=1 is for uint8 images, got {dtype}: multiply mean and std by 65535, and leave it out"
+            )
         self.dtype = dtype
         self._forth = Normalize(mean, std, max_value=max_value)  # keeps and checks the statistics
 

@@ -51,7 +51,7 @@ class Normalize(nn.Module):
     Raises:
         ValueError: At construction, ``mean`` and ``std`` do not pair up, or look like statistics
             of another scale.
-        BatchError: At call, the input is not of integers or does not have C channels.
+        BatchError: At call, the input is not of integers (of uint8, with ``max_value=1``) or does not have C channels.
         TypeError: At call, it is no tensor, but a whole batch, or a list of images of many sizes.
 
     Source:
@@ -84,7 +84,8 @@ class Normalize(nn.Module):
                 "memory_format must be None, torch.contiguous_format or torch.channels_last, "
                 f"got {memory_format!r}"
             )
-        scale = 255.0 if max_value == 1 else 1.0
+        self._is_for_uint8 = max_value == 1
+        scale = 255.0 if self._is_for_uint8 else 1.0
         self.dtype = dtype
         # By name: torch.memory_format objects cannot be pickled or deep-copied (torch 2.13).
         self._memory_format = None if memory_format is None else str(memory_format).split(".")[-1]
@@ -192,6 +193,11 @@ class Normalize(nn.Module):
             raise BatchError(
                 f"Normalize takes integer images, got {images.dtype}: pass what the loader yields"
             )
+        if self._is_for_uint8 and images.dtype != torch.uint8:
+            raise BatchError(
+                f"these statistics were scaled for uint8 images (max_value=1), got {images.dtype}: multiply "
+                "those of 0..1 by the largest value, 65535 for 16 bits, and leave max_value out"
+            )
         axis = 0 if images.dim() == 3 else 1
         if images.dim() not in (3, 4, 5) or images.shape[axis] != len(self.mean):
             raise BatchError(
@@ -260,9 +266,14 @@ def _check_statistics(mean: list[float], std: list[float], max_value: int | None
         raise ValueError(f"mean and std must be finite, got {mean} and {std}")
     if max_value not in (None, 1, 255, 65535):
         raise ValueError(f"max_value must be 1, 255 or 65535, got {max_value}")
-    if max_value is None and max(std) <= 1 and max(abs(m) for m in mean) <= 1:
+    is_small = max(std) <= 1 and max(abs(m) for m in mean) <= 1
+    if max_value is None and is_small:
         raise ValueError(
             f"mean {mean} and std {std} look like statistics of images scaled to 0..1; "
-            "these images are in pixel units: multiply by 255, or pass max_value=1 "
-            "(max_value=255, if they are right as they are)"
+            "these images are in pixel units: multiply by 255 (65535 for 16 bits), or pass max_value=1 "
+            "for uint8 (max_value=255, if they are right as they are)"
+        )
+    if max_value == 1 and not is_small:
+        raise ValueError(
+            f"max_value=1 is for statistics of images scaled to 0..1, got mean {mean} and std {std}: leave it out"
         )

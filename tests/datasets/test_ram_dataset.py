@@ -103,15 +103,20 @@ def test_pictures_of_one_size_become_a_tensor_when_decoded(tmp_path: Path) -> No
     assert batch.image[:, 0, 0, 0].tolist() == list(range(5))
 
 
-def test_damage_is_found_while_loading(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_error", ["raise", "replace"])
+def test_damage_is_found_while_loading(tmp_path: Path, on_error: str) -> None:
     folder = pack_samples(tmp_path / "a", 4, format="parquet", fields=["pixels"])
     path = folder / "shard-00000.parquet"
     data = bytearray(path.read_bytes())
     data[data.index(sample(2)["pixels"].tobytes())] ^= 1
     path.write_bytes(data)
 
-    with pytest.raises(LoadersError, match="its checksum does not match"):
-        RAMDataset(folder, progress=False)
+    with pytest.raises(LoadersError, match="its checksum does not match") as caught:
+        RAMDataset(folder, progress=False, on_error=on_error)
+    told = "".join(getattr(caught.value, "__notes__", []))
+    assert ("on_error='replace' is for what does not decode later" in told) == (
+        on_error == "replace"
+    )
 
 
 def test_it_pickles_whole(folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -35,7 +36,7 @@ from loaders.datasets.reading.coefficients import has_halves
 from loaders.datasets.settings import check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
-from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.errors import CodecError, SchemaError, ShardError, SourceError
 from loaders.schema import Array, Field, Image, Label, Mask, Schema, Text
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class RAMDataset(ResidentDataset):
             over the bus; needs Triton.
         progress: Show a bar while loading, on stderr.
         **settings: fields, augment, transform, batching, check, on_error, scale: as ``ShardDataset``
-            takes them. Only the fields that samples have, and the key, are loaded.
+            takes them. Only the fields that samples have, and the key, are loaded; what cannot be loaded is an
+            error, also with ``on_error="replace"``, which is for what does not decode later.
 
     Raises:
         LoadersError: It does not fit into the memory that is available; the message has the
@@ -106,13 +108,15 @@ class RAMDataset(ResidentDataset):
                 f"nothing of {[*dataset.fields]} is stored: name fields to hold in memory"
             )
         origin = getattr(dataset, "path", Path("datasets joined"))
-        if shared:
-            shard, fields = share_columns(dataset, origin, decode, progress, shared == "all_users")
-        else:
-            plans = plan_columns(dataset, decode=decode, progress=progress)
-            check_fits(sum(plan.nbytes for plan in plans.values()), progress)
-            shard = MemoryShard(origin, _fill(plans, progress))
-            fields = {name: plan.field for name, plan in plans.items()}
+        with _telling_of_replace(dataset.on_error):
+            if shared:
+                for_all = shared == "all_users"
+                shard, fields = share_columns(dataset, origin, decode, progress, for_all)
+            else:
+                plans = plan_columns(dataset, decode=decode, progress=progress)
+                check_fits(sum(plan.nbytes for plan in plans.values()), progress)
+                shard = MemoryShard(origin, _fill(plans, progress))
+                fields = {name: plan.field for name, plan in plans.items()}
         self._init_from(shard, fields, dataset, dataset.fingerprint)
         self._settle(home, is_pinned=pin)
 
@@ -240,6 +244,20 @@ class RAMDataset(ResidentDataset):
         dataset, shard = cls.__new__(cls), MemoryShard(Path("arrays"), columns)
         dataset._init_from(shard, kinds, None, _fingerprint(columns), **settings)
         return dataset
+
+
+@contextmanager
+def _telling_of_replace(on_error: str) -> Iterator[None]:
+    """Add to an error of loading what ``on_error="replace"`` is for."""
+    try:
+        yield
+    except ShardError as error:
+        if on_error == "replace":
+            what = "RAMDataset loads every record: on_error='replace' is for what does not decode later"
+            error.add_note(
+                f"{what}. Repair the dataset ('packdata repair'), or serve it by ShardDataset."
+            )
+        raise
 
 
 def _fill(plans: Mapping[str, ColumnPlan], progress: bool) -> dict[str, Column]:
