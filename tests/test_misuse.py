@@ -212,6 +212,7 @@ IN_MEMORY: list[Case] = [
     (lambda g: RAMDataset.from_files([]), ValueError, "does the pattern match"),
     (lambda g: RAMDataset.from_files([3]), TypeError, r"paths\[0\] must be a file, got 3"),
     (lambda g: RAMDataset.from_files(["no.jpg"]), LoadersError, "no.jpg: it cannot be read"),
+    (lambda g: RAMDataset.from_files(["/dev/null"]), LoadersError, "null: the picture is empty"),
     (lambda g: RAMDataset.from_files([PHOTOS]), LoadersError, "photos: Is a directory"),
     (
         lambda g: RAMDataset.from_files(g.files, 3),

@@ -201,7 +201,8 @@ def picture_head(record: Any) -> PictureHead:
         else:
             head = PictureHead(*_webp_size(bytes(start[:32])))
     except (ValueError, struct.error, IndexError) as error:
-        raise CodecError(f"the header of the picture cannot be read ({error})") from error
+        what = f"the header of the picture cannot be read ({error})"
+        raise CodecError(what if len(start) else "the picture is empty") from error
     if not 0 < head.height * head.width <= MAX_PIXELS:
         check_pixels(head.height, head.width)
     return head
