@@ -233,7 +233,7 @@ def _missing(folder: Path) -> tuple[str, Path, str]:
     if not folder.exists():
         hint = "Check the path, or pack a dataset there with 'packdata'"
         return "there is no such folder", folder, hint
-    inside = sorted(p.parent.name for p in folder.glob(f"*/{MANIFEST_NAME}"))
+    inside = _datasets_in(folder)
     if inside:
         hint = f"Choose one of its folders: {', '.join(inside[:8])}"
         return "it holds several datasets", folder, hint
@@ -245,6 +245,14 @@ def _missing(folder: Path) -> tuple[str, Path, str]:
         return "its manifest.json is missing, though shards lie there", folder, hint
     what = "it has no manifest.json, so it is not a packed dataset"
     return what, folder, "Pack one with 'packdata'"
+
+
+def _datasets_in(folder: Path) -> list[str]:
+    """Name the datasets of a folder of splits, of sizes or of both; what is hidden is unfinished."""
+    globs = (f"{below}/{MANIFEST_NAME}" for below in ("*", "*/*"))
+    found = [path.parent.relative_to(folder) for each in globs for path in folder.glob(each)]
+    hidden = {path for path in found if any(part.startswith(".") for part in path.parts)}
+    return sorted(str(path) for path in found if path not in hidden)
 
 
 def _parse(data: Mapping[str, Any]) -> Manifest:

@@ -452,6 +452,27 @@ def test_a_folder_without_a_manifest_says_what_it_may_be(tmp_path: Path) -> None
         read_manifest(tmp_path)
 
 
+def test_a_folder_of_splits_of_sizes_names_each_dataset(tmp_path: Path) -> None:
+    for name in ("train/64", "train/32", "val/32", "val/.packing", ".packing/test"):
+        (tmp_path / name).mkdir(parents=True)
+        publish_manifest(tmp_path / name, MANIFEST)
+
+    names = "train/32, train/64, val/32"
+    with pytest.raises(
+        ManifestError, match=f"several datasets. Choose one of its folders: {names}"
+    ):
+        read_manifest(tmp_path)
+
+
+def test_what_lies_in_an_unfinished_packing_is_no_dataset(tmp_path: Path) -> None:
+    for name in (".packing", ".packing/train"):
+        (tmp_path / name).mkdir()
+        publish_manifest(tmp_path / name, MANIFEST)
+
+    with pytest.raises(ManifestError, match="packing was not finished"):
+        read_manifest(tmp_path)
+
+
 def test_a_file_is_not_a_dataset(tmp_path: Path) -> None:
     (tmp_path / "shard.lmdb").write_bytes(b"")
 

@@ -7,11 +7,13 @@ import inspect
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -34,6 +36,7 @@ from packdata.reader import PackedReader
 from packdata.tables.options import TableOptions
 from packdata.target import PACKING_NAME
 from packdata.tokens.plan import TokenOptions
+from tests.packdata.breaking import deny_looking
 from tests.packdata.recipes import contents
 
 if TYPE_CHECKING:
@@ -391,6 +394,62 @@ def test_an_error_of_the_system_is_1_without_a_traceback(
 
     assert main([]) == 1
     assert "packdata: [Errno 13] Permission denied: 'secret.jpg'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--masks", "--classes"])
+@pytest.mark.parametrize("has_splits", [False, True])
+def test_an_option_whose_path_may_not_be_looked_at_is_named(
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    has_splits: bool,
+) -> None:
+    if has_splits:
+        shutil.copytree(photos, tmp_path / "splits/train")
+        shutil.copytree(photos, tmp_path / "splits/val")
+    source, closed = tmp_path / "splits" if has_splits else photos, tmp_path / "closed"
+    deny_looking(monkeypatch, closed)
+
+    assert run("images", source, tmp_path / "out", option, closed / "x") == 1
+
+    place = closed / "x/train" if has_splits and option == "--masks" else closed / "x"
+    text = f"{place}: it cannot be read (Permission denied). {option} takes a"
+    assert text in capsys.readouterr().err
+
+
+def test_a_source_that_may_not_be_looked_at_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deny_looking(monkeypatch, tmp_path / "closed")
+
+    for command in ("images", "arrays"):
+        assert run(command, tmp_path / "closed/x", tmp_path / "out") == 1
+        err = capsys.readouterr().err
+        assert f"packdata: {tmp_path / 'closed/x'}: it cannot be read (Permission denied)" in err
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_warnings_of_pillow_are_not_printed(photos: Path, tmp_path: Path, strict: bool) -> None:
+    """What they are about is said by us, with the file's name; who asks Python for errors gets those."""
+    (photos / "cat/bad.tif").write_bytes(b"II*\0\x08\0\0\0\x09\0" + bytes(30))
+    command = [sys.executable, *(["-W", "error"] if strict else []), "-m", "packdata", "images"]
+    command += [str(photos), str(tmp_path / "out"), "--on-error", "skip"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 3
+    assert "Warning" not in done.stderr
+    assert "bad.tif" in done.stdout
+
+
+def test_filters_of_warnings_stay_as_they_were(photos: Path, tmp_path: Path) -> None:
+    before = list(warnings.filters)
+
+    assert run("images", photos, tmp_path / "out") == 0
+
+    assert list(warnings.filters) == before
 
 
 def test_as_a_process_it_ends_with_the_same_codes(photos: Path, tmp_path: Path) -> None:
@@ -815,6 +874,23 @@ def test_any_origin_is_a_line(provenance: dict[str, Any], said: str) -> None:
 
 
 # ------------------------------------------------------------------------------ help
+
+
+@pytest.mark.parametrize("command", ["images", "arrays"])
+def test_help_says_that_a_name_that_is_no_text_is_not_skipped(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "src").mkdir()
+    suffix = {"images": b".png", "arrays": b".npy"}[command]
+    (tmp_path / "src" / os.fsdecode(b"caf\xe9" + suffix)).write_bytes(b"")
+
+    assert run(command, tmp_path / "src", tmp_path / "out", "--on-error", "skip") == 1
+    assert "is not UTF-8" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(command, "--help")
+    text = " ".join(capsys.readouterr().out.split())
+
+    assert "a file name that is not UTF-8 always stops it" in text
 
 
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:

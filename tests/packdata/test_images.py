@@ -24,6 +24,7 @@ from loaders.manifest import Manifest, publish_manifest
 from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
 from packdata.images.plan import plan_images
 from packdata.images.recipe import ImagesRecipe, image_recipes
+from tests.packdata.pngs import clear_png
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -243,6 +244,15 @@ class TestOptions:
         assert decode(recipe, first)["image"].shape == (40, 60, 1)
         assert second["image"] == gray
         assert recipe.counts == {"kept": 1, "re-encoded": 1}
+
+    @pytest.mark.parametrize("keep_depth", [False, True])
+    def test_a_transparent_gray_becomes_white(self, tmp_path: Path, keep_depth: bool) -> None:
+        (tmp_path / "a.png").write_bytes(clear_png())
+
+        pixels = only(plan(tmp_path, keep_depth=keep_depth))["image"]
+
+        unit = 257 if keep_depth else 1
+        assert pixels[0, :, 0].tolist() == [0, 255 * unit, 170 * unit, 255 * unit]
 
     @pytest.mark.parametrize("codec", [None, "png", "raw"])
     def test_depth_is_kept(self, tmp_path: Path, codec: str | None) -> None:

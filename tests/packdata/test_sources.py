@@ -17,6 +17,7 @@ import pytest
 from loaders.errors import SourceError
 from packdata.sources import Column, Item, MaskFolder, Source, find_splits, open_source
 from packdata.sources.base import ARRAYS
+from tests.packdata.breaking import deny_looking
 
 
 def touch(root: Path, *names: str) -> Path:
@@ -129,6 +130,35 @@ class TestFolders:
 
         assert keys(source) == ["a/1", "b/2"]
         assert source.ignored["link to a folder above"] == 1
+
+    @pytest.mark.parametrize("given", ["whole path", "relative", "link"])
+    def test_links_to_folders_above_the_source_are_passed_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+    ) -> None:
+        """What lies there is no part of the source; what lies beside it is, once it is linked."""
+        root = touch(tmp_path, "in/stray/9.jpg", "in/root/a/1.jpg", "beside/2.jpg") / "in/root"
+        (root / "a/loop").symlink_to("../..")
+        (root / "a/far").symlink_to(tmp_path)
+        (root / "b").symlink_to("..")
+        (root / "a/beside").symlink_to(tmp_path / "beside")
+        (tmp_path / "link").symlink_to(root)
+        monkeypatch.chdir(tmp_path / "in")
+        path = {"whole path": root, "relative": Path("root"), "link": tmp_path / "link"}[given]
+
+        source = open_source(path)
+
+        assert keys(source) == ["a/1", "a/beside/2"]
+        assert source.labels == {"label": Column("class", ("a",))}
+        assert source.ignored["link to a folder above"] == 3
+
+    def test_folders_above_that_nobody_may_look_at_do_not_matter(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        root = touch(tmp_path / "closed/root", "a/1.jpg")
+        deny_looking(monkeypatch, tmp_path)
+        monkeypatch.chdir(root)
+
+        assert keys(open_source(Path())) == ["a/1"]
 
     def test_a_broken_link_and_a_vanished_file_fail_when_read(self, tmp_path: Path) -> None:
         touch(tmp_path, "a.jpg", "b.jpg")

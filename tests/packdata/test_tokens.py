@@ -152,6 +152,17 @@ def test_links_in_a_folder_are_followed_and_loops_cut(tmp_path: Path) -> None:
     assert texts(pack(source, tmp_path / "p")) == ["a", "b", "b"]
 
 
+def test_links_to_folders_above_the_source_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "stray.txt", "s")
+    source = write(tmp_path / "in/src/a.txt", "a").parent
+    (source / "loop").symlink_to("../..")
+
+    listing = list_files([source])
+
+    assert [file.name for file in listing.files] == ["a.txt"]
+    assert "passed over: 1 link to a folder above" in plan_tokens(source).notes()
+
+
 def test_a_folder_that_cannot_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

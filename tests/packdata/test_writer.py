@@ -25,6 +25,7 @@ from packdata.journal import LOCK_NAME, TargetLock
 from packdata.progress import Quiet
 from packdata.reader import PackedReader
 from packdata.target import PACKING_NAME
+from tests.packdata.pngs import clear_png
 from tests.packdata.recipes import contents
 
 if TYPE_CHECKING:
@@ -134,6 +135,13 @@ def test_files_that_would_not_serve_right_are_encoded_anew(tmp_path: Path) -> No
     assert reader.sample(1)["image"].shape == (40, 30, 3)
     upright = np.rot90(PIXELS, -1).astype(int)
     assert np.abs(reader.sample(1)["image"].astype(int) - upright).mean() < 2
+
+
+def test_the_transparent_gray_of_a_file_becomes_white(tmp_path: Path) -> None:
+    with Writer(tmp_path, {"image": Image(codec="png", channels=1)}) as writer:
+        writer.add(image=clear_png())
+
+    assert PackedReader(tmp_path).sample(0)["image"].ravel().tolist() == [0, 255, 170, 255]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -301,6 +309,8 @@ GOOD: dict[str, Any] = {
         ),
         ("image", PIXELS[:0], "H x W x 3"),
         ("image", 7, "H x W x 3"),
+        ("image", None, r"takes uint8 of H x W x 3, but the value is missing \(None\)"),
+        ("mask", None, r"takes uint8 of H x W, but the value is missing"),
         ("mask", np.full((30, 40), 256), "uint8 of H x W, got int64"),
         ("mask", np.zeros((30, 41), np.uint8), "30 x 41 .* the image 'image' 30 x 40"),
         ("label", "cow", "class 'cow' is unknown .known: cat, dog"),
@@ -326,6 +336,7 @@ GOOD: dict[str, Any] = {
         ("boxes", [[0, 0, float("nan"), 1]], "x1 <= x2"),
         ("vector", [1, 2], r"shape \(3,\), got \(2,\)"),
         ("vector", "abc", "vector"),
+        ("vector", None, r"takes float32 of \(3\), but the value is missing"),
         ("vector", [1, "a", None], "holds float32, got object"),
         ("caption", 5, "takes str, got int"),
         ("caption", "\ud800", "caption"),

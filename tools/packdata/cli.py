@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from loaders import __version__
@@ -13,7 +15,7 @@ from packdata.commands import COMMANDS, arrays, images, tables, tokens
 from packdata.commands.common import Parser
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Literal, TextIO
 
 _DONE, _BAD_DATA, _WRONG_USAGE, _INTERRUPTED = 0, 1, 2, 130  # beside a command's own 3
@@ -68,6 +70,17 @@ def _null(mode: Literal["r", "w"]) -> TextIO:
     return open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
+@contextmanager
+def _quiet_pillow() -> Iterator[None]:
+    """Print no warnings of Pillow, which name no file: what matters of them, our messages say.
+
+    Filters that Python was started with (``-W``) come first.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
+        yield
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -78,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     args = build_parser().parse_args(argv)
     try:
-        status = int(args.run(args))
+        with _quiet_pillow():
+            status = int(args.run(args))
         sys.stdout.flush()
         return status
     except BrokenPipeError:

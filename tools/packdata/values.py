@@ -60,6 +60,8 @@ class Preparer:
         Raises:
             CodecError: The field cannot hold the value.
         """
+        if value is None and isinstance(self.field, Image | Mask | Array):  # an array to NumPy
+            raise CodecError(f"takes {_wanted(self.field)}, but the value is missing (None)")
         with self._telling(value):
             if isinstance(self.field, Image | Mask):
                 return self._picture(value, self.field)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import struct
-import zlib
 from typing import Any
 
 import cv2
@@ -18,6 +17,7 @@ from loaders.errors import CodecError, SchemaError
 from packdata.images.fit import Resize
 from packdata.images.headers import read_header
 from packdata.images.pictures import Picture, decode_mask, decode_picture
+from tests.packdata.pngs import png
 
 Array = npt.NDArray[Any]
 
@@ -37,17 +37,6 @@ def save(pixels: Array | PIL.Image.Image, format: str, **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, format, **options)
     return file.getvalue()
-
-
-def png(rows: Array, width: int, depth: int, color: int, *chunks: tuple[bytes, bytes]) -> bytes:
-    """Write a PNG of any kind, from rows of packed bytes."""
-    header = struct.pack(">IIBBBBB", width, len(rows), depth, color, 0, 0, 0)
-    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
-    parts = [(b"IHDR", header), *chunks, (b"IDAT", data), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        for kind, body in parts
-    )
 
 
 def tiff(
@@ -265,6 +254,27 @@ class TestColors:
         expected = [2, 2, 2] if color == 0 else [9, 9, 2]
         assert picture.pixels.tolist() == [[[255] * 3, expected, [255] * 3]]
         assert "alpha" in picture.changes
+
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+    @pytest.mark.parametrize("animated", [False, True])
+    @pytest.mark.parametrize("depth", [1, 2, 4, 8])
+    def test_each_transparent_gray_is_white_and_no_other(
+        self, depth: int, animated: bool, dtype: str
+    ) -> None:
+        values, top = np.arange(16) % 2**depth, 2**depth - 1
+        bits = values[:, None] >> np.arange(depth)[::-1] & 1
+        rows = np.packbits(bits.astype(np.uint8).reshape(2, -1), axis=1)
+        first = (b"fcTL", struct.pack(">5I2H2B", 0, 8, 2, 0, 0, 1, 1, 0, 0))
+        white = np.iinfo(dtype).max
+
+        more = {2**depth + 1} if depth > 1 else set()  # of which PNG takes the lowest bits
+        for gone in sorted({0, 1, top // 2, top} | more):
+            chunks = [(b"tRNS", struct.pack(">H", gone))]
+            chunks += [(b"acTL", struct.pack(">II", 1, 0)), first] if animated else []
+            picture = decode_picture(png(rows, 8, depth, 0, *chunks), channels=1, dtype=dtype)
+
+            expected = np.where(values == gone & top, white, values * (white // top))
+            assert picture.pixels.ravel().tolist() == expected.tolist()
 
     @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
     def test_a_transparent_gray_of_16_bits_is_white(self, dtype: str) -> None:

@@ -78,13 +78,14 @@ def add_packing_options(
         metavar="SIZE",
         help=f"bytes of a shard; {SIZES} (default: {shard_bytes >> 20}MB)",
     )
+    listing = "; a file name that is not UTF-8 always stops it" if item == "file" else ""
     add("--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)")
     add(
         "--on-error",
         choices=("fail", "skip"),
         default="fail",
         help=f"at a {item} that cannot be packed: stop (default), or leave it out, list it in "
-        "rejected.jsonl, and end with status 3",
+        f"rejected.jsonl, and end with status 3{listing}",
     )
     add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
     add("--dry-run", action="store_true", help="print what would be packed, and stop")

@@ -14,7 +14,7 @@ from loaders.errors import CodecError, SourceError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Bytes, Field, Json, Label, Text
 from packdata.sources import Column, Item, Source
-from packdata.sources.base import is_missing
+from packdata.sources.base import is_folder, is_missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -170,7 +170,7 @@ def _label_columns(sources: Mapping[str, Source]) -> list[Column]:
 def _read_classes(classes: Sequence[str] | Path | str) -> tuple[str, ...]:
     if not isinstance(classes, str | Path):
         names, place = tuple(classes), "classes"
-    elif Path(classes).is_dir():
+    elif is_folder(Path(classes), "--classes takes a file or dataset that you may read"):
         return _classes_of_dataset(Path(classes))
     else:
         names, place = tuple(_lines(Path(classes))), str(classes)

@@ -12,7 +12,7 @@ from loaders.schema import Label
 from packdata.describe import counted
 from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.sources import MaskFolder, Source, find_splits, joined_splits, open_source
-from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind
+from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, is_folder
 from packdata.sources.idx import IdxSource
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ def _masks_of(masks: Path | str | None, split: str, kind: FileKind) -> MaskFolde
     if masks is None:
         return None
     inside = Path(masks) / split
-    return MaskFolder(inside if inside.is_dir() else Path(masks), kind)
+    has_own = is_folder(inside, "--masks takes a folder that you may read")
+    return MaskFolder(inside if has_own else Path(masks), kind)
 
 
 def _check_masks_apart(splits: Sequence[Split]) -> None:

@@ -33,7 +33,7 @@ import PIL.ImageOps
 from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError
 from packdata.images.fit import MIN_REDUCED
-from packdata.images.headers import Header, read_header
+from packdata.images.headers import PNG_START, Header, read_header
 from packdata.images.jpegs import decode_strictly
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ _STARTS = {
     **dict.fromkeys(_TIFFS, "the tiff is cut or damaged, or of a kind that is not known"),
 }
 _ORIENTATION_TAG = 0x0112
+_PNG_DEPTH_AT = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +269,7 @@ def _decode_pil(data: bytes, *, upright: bool = False) -> tuple[Array, PIL.Image
     image = open_pil(data)
     try:
         image.load()
+        _scale_clear(image, data)
         mode = image.mode  # ImageOps would give another object
         turned = PIL.ImageOps.exif_transpose(image) if upright else image
         return _array_of(turned, mode), image
@@ -275,6 +277,13 @@ def _decode_pil(data: bytes, *, upright: bool = False) -> tuple[Array, PIL.Image
         raise CodecError(f"the {str(image.format).lower()} holds {error}") from None
     except _PIL_ERRORS as error:
         raise CodecError(f"the {str(image.format).lower()} is cut or damaged ({error})") from error
+
+
+def _scale_clear(image: PIL.Image.Image, data: bytes) -> None:
+    """Scale the transparent gray of a PNG to 8 bits: Pillow does so with the pixels alone."""
+    if data[:8] == PNG_START and image.mode == "L" and "transparency" in image.info:
+        top = 2 ** data[_PNG_DEPTH_AT] - 1
+        image.info["transparency"] = (image.info["transparency"] & top) * (255 // top)
 
 
 def open_pil(data: bytes) -> PIL.Image.Image:

@@ -16,6 +16,7 @@ from packdata.sources.base import (
     FileKind,
     Item,
     Source,
+    is_folder,
     is_hidden,
     suffix_of,
 )
@@ -134,7 +135,7 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
             are, or pictures lie beside such files: no reading is safe.
     """
     path = Path(path)
-    if not path.is_dir():
+    if not is_folder(path):
         return None
     inside = _look_into(path)
     archives = _archives(inside) if kind is PICTURES else []

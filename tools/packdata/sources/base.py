@@ -7,6 +7,7 @@ import keyword
 import math
 import os
 import re
+import stat
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -157,6 +158,16 @@ def broken_item(key: str, what: str, where: str, hint: str = "") -> Item:
         raise SourceError(what, where, hint)
 
     return Item(key, where, read)
+
+
+def is_folder(path: Path, hint: str = "") -> bool:
+    """Tell whether a folder is there; SourceError with a hint if nobody may look."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
+        return False
+    except OSError as error:
+        raise SourceError(f"it cannot be read ({error.strerror})", path, hint) from error
 
 
 def read_file(path: Path | str, where: str) -> bytes:

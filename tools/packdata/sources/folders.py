@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -88,13 +89,13 @@ def files_below(
 ) -> Iterator[tuple[str, list[os.DirEntry[str]] | None]]:
     """Yield a folder of ``root``, by default itself, and all below it, with their files, in no order.
 
-    Links are followed; what leads to a folder above has None. Folders are named relative to
-    ``root``; hidden ones are passed over.
+    Links are followed; what leads to a folder above, be it of ``root`` itself, has None. Folders
+    are named relative to ``root``; hidden ones are passed over.
 
     Raises:
         SourceError: A folder cannot be listed.
     """
-    above = frozenset({_inode(root)} if folder else ())
+    above = _inodes_above(root) | ({_inode(root)} if folder else set())
     pending = [(folder, above)]
     while pending:
         relative, above = pending.pop()
@@ -144,6 +145,14 @@ def _inode(folder: Path) -> tuple[int, int]:
     except OSError as error:
         raise SourceError(f"the folder cannot be listed ({error.strerror})", folder) from error
     return stat.st_dev, stat.st_ino
+
+
+def _inodes_above(root: Path) -> frozenset[tuple[int, int]]:
+    found = set()
+    for folder in root.resolve().parents:
+        with suppress(SourceError):  # where nobody may look, no link leads
+            found.add(_inode(folder))
+    return frozenset(found)
 
 
 class FolderSource:
