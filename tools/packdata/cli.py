@@ -72,12 +72,9 @@ def _null(mode: Literal["r", "w"]) -> TextIO:
 
 @contextmanager
 def _quiet_pillow() -> Iterator[None]:
-    """Print no warnings of Pillow, which name no file: what matters of them, our messages say.
-
-    Filters that Python was started with (``-W``) come first.
-    """
+    """Print no warnings of Pillow, which name no file: what matters of them, our messages say."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
+        warnings.filterwarnings("ignore", module=r"PIL\.")
         yield
 
 
