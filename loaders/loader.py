@@ -24,7 +24,12 @@ from typing_extensions import TypeVar  # of torch: with a default, before Python
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker, num_in_flight
 from loaders.backends.ordered import OrderedBatches
-from loaders.backends.process import ProcessBatches, are_alive, ending_if_unsendable
+from loaders.backends.process import (
+    ProcessBatches,
+    are_usable,
+    ending_if_unsendable,
+    unusable_after_ctrl_c,
+)
 from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
@@ -58,6 +63,7 @@ from loaders.profiling import profile_from_environment
 from loaders.sampling.context import ContextFetcher
 from loaders.sampling.foreign import NumberedBatches, Passes, kept, single
 from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, check_state, is_ours
+from loaders.signals import handlers_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -415,9 +421,13 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def _start_torchs(self) -> ProcessBatches:
         """Let torch fetch batches: in worker processes, which are told the epoch with them, or here."""
         iterator: Any = self._iterator
-        if iterator is not None and not are_alive(iterator):
-            self._iterator = None  # Ctrl-C of a terminal ends its workers: others take their place
-        with ending_if_unsendable(self):
+        if iterator is not None and not are_usable(iterator):
+            iterator = self._iterator = None  # after Ctrl-C, say: others take their place
+        # Who begins anew waits for nobody; workers that are kept are waited for.
+        with (
+            ending_if_unsendable(self),
+            handlers_later() if iterator is None else unusable_after_ctrl_c(iterator),
+        ):
             batches: Any = super().__iter__()
         if not self.num_workers:
             batches._dataset_fetcher = ContextFetcher(batches._dataset_fetcher)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import signal
 import sys
 import threading
 from collections import Counter
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,7 +121,8 @@ class Interrupted:
         if self._left or self.where:
             return self._traced
         self.where = f"{event} of {code.co_qualname}"
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # its handler raises here, or is held back
+        return self._traced
 
     def _iterate(self) -> None:
         iterator = None
@@ -192,3 +196,47 @@ def test_ctrl_c_while_threads_start_comes_when_they_have(
     assert len(started) == 3
     assert not any(thread.is_alive() for thread in started)
     assert [batch.number.tolist() for batch in loader] == WHOLE
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_after_ctrl_c_in_a_message_of_kept_worker_processes_others_serve_the_next_epoch(
+    alarm: None, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Torch does not read again what was read of a message: its workers would be out of step for ever."""
+    loader = DataLoader(
+        [*range(NUM)], 2, num_workers=2, backend="process", persistent_workers=True
+    )
+    whole = [batch.tolist() for batch in loader]
+    receive, me, calls = Connection._recv, os.getpid(), itertools.count(1)  # type: ignore[attr-defined]
+
+    def interrupted(self: Any, size: int, *args: Any) -> Any:
+        received = receive(self, size, *args)
+        if os.getpid() == me and next(calls) == at:
+            raise KeyboardInterrupt
+        return received
+
+    monkeypatch.setattr(Connection, "_recv", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(loader)
+
+    assert [[batch.tolist() for batch in loader] for _ in range(2)] == [whole, whole]
+
+
+@pytest.mark.parametrize("name", ["join", "close"])
+def test_ctrl_c_while_a_child_process_is_ended_comes_when_it_has(alarm: None, name: str) -> None:
+    loader = DataLoader(ROWS, 16, num_workers=1, backend="subprocess")
+    iterator: Any = iter(loader)
+    next(iterator)
+    process = iterator._batches._pool._child._process
+    function = getattr(process, name)
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return function(*args)
+
+    setattr(process, name, interrupted)
+    pid = process.pid
+    with pytest.raises(KeyboardInterrupt):
+        iterator.close()
+
+    assert not Path(f"/proc/{pid}").exists()

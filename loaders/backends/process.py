@@ -26,6 +26,9 @@ _DEATH_TIMEOUT_S = 1.0  # from the end of a worker's connection to its own
 _EXIT_TIMEOUT_S = 2.0
 _GET_DATA = _MultiProcessingDataLoaderIter._get_data.__code__
 _with_workers: weakref.WeakSet[Any] = weakref.WeakSet()  # torch's iterators
+_interrupted: weakref.WeakSet[Any] = (
+    weakref.WeakSet()
+)  # those of them that Ctrl-C left out of step
 
 
 class ProcessBatches:
@@ -57,7 +60,8 @@ class ProcessBatches:
             what = "these worker processes belong to the parent of this forked process"
             raise RuntimeError(what)
         try:
-            batch = next(self._batches)
+            with unusable_after_ctrl_c(self._batches):
+                batch = next(self._batches)
         except StopIteration:
             raise
         except Exception as error:
@@ -142,10 +146,29 @@ def _end_unsendable(error: BaseException, item: Any) -> None:
     os._exit(1)
 
 
-def are_alive(batches: Any) -> bool:
-    """Tell whether the workers that an iterator of torch keeps are of this process, and run."""
+@contextmanager
+def unusable_after_ctrl_c(batches: Any) -> Iterator[None]:
+    """Note of torch's iterator where it was interrupted: what was read of a message, it does not read again."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        _interrupted.add(batches)
+        raise
+
+
+def are_usable(batches: Any) -> bool:
+    """Tell whether the workers that an iterator of torch keeps are of this process, and can serve another epoch.
+
+    They are ended if Ctrl-C came in a wait for them.
+    """
     pid = os.getpid()
-    return all(worker._parent_pid == pid and worker.is_alive() for worker in batches._workers)
+    if not all(worker._parent_pid == pid and worker.is_alive() for worker in batches._workers):
+        return False
+    if batches in _interrupted:
+        batches._shutdown_workers()
+    return batches not in _interrupted
 
 
 def _leave_to_parent() -> None:

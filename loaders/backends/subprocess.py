@@ -31,7 +31,7 @@ from loaders.backends import child
 from loaders.backends.channel import Channel, pair
 from loaders.backends.wire import Mapped
 from loaders.device.pinned import page_lock
-from loaders.signals import no_interrupt
+from loaders.signals import handlers_later, no_interrupt
 from loaders.workers import Late
 
 if TYPE_CHECKING:
@@ -415,14 +415,17 @@ def killed_by(number: int) -> str:
 def _end(process: Any, channel: Channel, pid: int) -> None:
     if os.getpid() != pid:  # in a fork: neither the child nor the socket is ours to end
         return
-    with suppress(OSError):  # a process that was forked since may hold the socket open
-        if not channel.unsent:  # or it would be taken for the rest of another message
-            channel.post(pickle.dumps(("close",)))
-    channel.close()
-    for end in (lambda: None, process.terminate, process.kill):
-        end()
-        process.join(_END_TIMEOUT_S)
-        if process.exitcode is not None:
-            break
-    with suppress(ValueError):
-        process.close()
+    with (
+        handlers_later()
+    ):  # a finalizer is called once: who is interrupted here leaves the process behind
+        with suppress(OSError):  # a process that was forked since may hold the socket open
+            if not channel.unsent:  # or it would be taken for the rest of another message
+                channel.post(pickle.dumps(("close",)))
+        channel.close()
+        for end in (lambda: None, process.terminate, process.kill):
+            end()
+            process.join(_END_TIMEOUT_S)
+            if process.exitcode is not None:
+                break
+        with suppress(ValueError):
+            process.close()

@@ -8,6 +8,8 @@ import os
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -754,6 +756,28 @@ def test_an_interrupted_repair_is_interrupted_and_leaves_nothing(
         repair(folder, tmp_path / "copy")
 
     assert not (folder / PACKING_NAME).exists()
+
+
+@pytest.mark.parametrize("step", ["shutil.copyfile", "packdata.repair.publish_file"])
+def test_a_repair_that_was_killed_is_finished_by_the_next_and_leaves_nothing(
+    tmp_path: Path, step: str
+) -> None:
+    folder = pack_samples(tmp_path / "a", 8)
+    shutil.copytree(folder, tmp_path / "copy")
+    flip(folder / read_manifest(folder).shards[1].file, 9000)
+    code = (
+        "import os, shutil, signal, sys\nimport packdata.repair\n"
+        f"{step} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "packdata.repair.repair(*sys.argv[1:])"
+    )
+    args = [sys.executable, "-c", code, str(folder), str(tmp_path / "copy")]
+    assert subprocess.run(args, timeout=60, check=False).returncode == -9
+    assert (folder / PACKING_NAME).exists()
+
+    assert len(repair(folder, tmp_path / "copy").restored) == 1
+
+    assert not (folder / PACKING_NAME).exists()
+    assert verify(folder).ok
 
 
 def test_repair_goes_on_past_a_shard_that_the_copy_lacks(tmp_path: Path) -> None:

@@ -72,7 +72,6 @@ def repair(
     work = folder / PACKING_NAME
     done = Repair([MANIFEST_NAME] if restored else [])
     try:
-        existed = work.exists()
         work.mkdir(exist_ok=True)
         lock = TargetLock(work / LOCK_NAME)
         try:
@@ -87,9 +86,8 @@ def repair(
         finally:
             (work / LOCK_NAME).unlink(missing_ok=True)
             lock.release()
-            if not existed:
-                with suppress(OSError):  # what ended it counts, not what is left there
-                    work.rmdir()
+            with suppress(OSError):  # another command has left something there
+                work.rmdir()
     except OSError as error:
         raise cannot_write(error, folder) from error
     if restored and done.failed:
