@@ -26,9 +26,7 @@ _DEATH_TIMEOUT_S = 1.0  # from the end of a worker's connection to its own
 _EXIT_TIMEOUT_S = 2.0
 _GET_DATA = _MultiProcessingDataLoaderIter._get_data.__code__
 _with_workers: weakref.WeakSet[Any] = weakref.WeakSet()  # torch's iterators
-_interrupted: weakref.WeakSet[Any] = (
-    weakref.WeakSet()
-)  # those of them that Ctrl-C left out of step
+_interrupted: weakref.WeakSet[Any] = weakref.WeakSet()  # of these: Ctrl-C left them out of step
 
 
 class ProcessBatches:

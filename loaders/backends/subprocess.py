@@ -415,9 +415,7 @@ def killed_by(number: int) -> str:
 def _end(process: Any, channel: Channel, pid: int) -> None:
     if os.getpid() != pid:  # in a fork: neither the child nor the socket is ours to end
         return
-    with (
-        handlers_later()
-    ):  # a finalizer is called once: who is interrupted here leaves the process behind
+    with handlers_later():  # called once: who is interrupted here would leave the process behind
         with suppress(OSError):  # a process that was forked since may hold the socket open
             if not channel.unsent:  # or it would be taken for the rest of another message
                 channel.post(pickle.dumps(("close",)))

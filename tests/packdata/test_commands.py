@@ -116,7 +116,7 @@ def test_write_dataset_cuts_shards_by_size(tmp_path: Path, format: Any) -> None:
     schema = PackedReader(folder).schema
     rows = samples_of(folder)
 
-    made = write_dataset(tmp_path / "b", schema, rows, format=format, shard_bytes=20_000)
+    made = write_dataset(tmp_path / "b", "test", schema, rows, format=format, shard_bytes=20_000)
 
     assert len(made.shards) > 1
     assert samples_of(tmp_path / "b") == rows
@@ -133,10 +133,10 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
         raise RuntimeError("the source broke")
 
     with pytest.raises(RuntimeError):
-        write_dataset(tmp_path / "b", schema, failing(), shard_bytes=30)
+        write_dataset(tmp_path / "b", "test", schema, failing(), shard_bytes=30)
     before = entries(folder), samples_of(folder)
     with pytest.raises(RuntimeError):
-        write_dataset(folder, schema, failing(), shard_bytes=30, overwrite=True)
+        write_dataset(folder, "test", schema, failing(), shard_bytes=30, overwrite=True)
 
     assert not (tmp_path / "b").exists()
     assert (entries(folder), samples_of(folder)) == before

@@ -305,7 +305,10 @@ def test_the_target_is_looked_at_again_once_it_is_locked(
 
     monkeypatch.setattr(rewrite, "TargetLock", LateLock)
 
-    with pytest.raises(PackError, match="a packed dataset is there"), Staging(tmp_path / "dst"):
+    with (
+        pytest.raises(PackError, match="a packed dataset is there"),
+        Staging(tmp_path / "dst", "test"),
+    ):
         pass
 
     assert entries(tmp_path / "dst") == ["manifest.json"]

@@ -18,13 +18,20 @@ from packdata.describe import counted
 from packdata.plan import check_outside
 from packdata.provenance import origin
 from packdata.reader import PackedReader
-from packdata.rewrite import Staging, cannot_write, check_target
+from packdata.rewrite import (
+    Staging,
+    cannot_write,
+    check_target,
+    command_text,
+    finished_before,
+)
 from packdata.verify import size_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loaders.manifest import Manifest, ShardInfo
+    from packdata.rewrite import Note
 
     OnLink = Callable[[Path], object]
 
@@ -46,6 +53,7 @@ def merge(
     link: bool = True,
     overwrite: bool = False,
     on_link: OnLink = str,
+    note: Note = str,
 ) -> Manifest:
     """Make one dataset of several with the same fields and classes; the sources stay as they are.
 
@@ -57,16 +65,21 @@ def merge(
             other, and what is linked is not read. Copies are verified.
         overwrite: Replace a dataset at ``dst``.
         on_link: Called with each shard that was linked.
+        note: Called with what is no error and deserves a look: it was killed before, and is finished.
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
         PackError: The target is taken, lies inside of a source, or cannot be written.
     """
-    check_target(Path(dst), overwrite=overwrite)
     check_outside(dst, sources, or_same=True)
     readers = [PackedReader(path) for path in sources]
+    command = command_text("merge", dst, readers)
+    finished = finished_before(dst, command, note)
+    if finished is not None:
+        return finished
+    check_target(Path(dst), overwrite=overwrite)
     _check_alike(readers)
-    with Staging(dst, overwrite=overwrite) as staging:
+    with Staging(dst, command, overwrite=overwrite) as staging:
         staged = _stage(staging, readers, link=link, on_link=on_link)
         made_from = [origin(reader.path, reader.manifest) for reader in readers]
         provenance = {"command": "merge", "sources": made_from}
@@ -81,6 +94,7 @@ def append(
     *,
     link: bool = True,
     on_link: OnLink = str,
+    note: Note = str,
 ) -> Manifest:
     """Add the samples of other datasets to one; readers see the old one or the new one whole.
 
@@ -89,15 +103,20 @@ def append(
         sources: Folders of the datasets to add; they stay as they are.
         link: As for ``merge``.
         on_link: As for ``merge``.
+        note: As for ``merge``.
 
     Raises:
         SchemaError: They differ in fields or classes, or share a key.
         PackError: The target cannot be written.
     """
     read_manifest(dst)  # says what is there instead, before anything is touched
-    with Staging(dst, extend=True) as staging:
+    added = [PackedReader(path) for path in sources]
+    command = command_text("append", dst, added)
+    finished = finished_before(dst, command, note)
+    if finished is not None:
+        return finished
+    with Staging(dst, command, extend=True) as staging:
         grown = PackedReader(dst)
-        added = [PackedReader(path) for path in sources]
         _check_alike([grown, *added])
         staged = _stage(staging, added, link=link, on_link=on_link)
         before = dict(grown.manifest.provenance)

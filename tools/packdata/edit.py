@@ -15,6 +15,7 @@ from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import SchemaError, SourceError
+from loaders.formats import hash_file
 from loaders.limits import usable_cores
 from loaders.schema import Field, Image, Schema
 from loaders.schema.tables import find_column
@@ -24,7 +25,13 @@ from packdata.plan import check_outside
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.provenance import origin
 from packdata.reader import KEY_FIELD, PackedReader
-from packdata.rewrite import check_target, format_of, write_dataset
+from packdata.rewrite import (
+    check_target,
+    command_text,
+    finished_before,
+    format_of,
+    write_dataset,
+)
 from packdata.rows import column_fields, read_column
 from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.tokens.split import check_no_stream, check_whole_stream
@@ -108,6 +115,11 @@ class CopyOptions:
         options["fields"] = None if self.fields is None else list(self.fields)
         return {name: value for name, value in options.items() if value}
 
+    def digests(self) -> list[str]:
+        """Return a hash of each file that is read besides the dataset, and is there."""
+        paths = [Path(path) for path in (self.add, self.update) if path is not None]
+        return [hash_file(path) for path in paths if path.is_file()]
+
 
 def copy_dataset(
     src: Path | str,
@@ -142,9 +154,15 @@ def copy_dataset(
             is left.
     """
     options = options or CopyOptions()
-    check_target(Path(dst), overwrite=overwrite)
     check_outside(dst, [src], or_same=True)
     reader = PackedReader(src, check=True)
+    format = format or format_of(reader.manifest)
+    asked = options.to_json() | {"tables": options.digests()}
+    command = command_text("copy", dst, [reader], **asked, format=format, shard_bytes=shard_bytes)
+    finished = finished_before(dst, command, note)
+    if finished is not None:
+        return finished
+    check_target(Path(dst), overwrite=overwrite)
     if options.where is not None or options.skip_missing:
         check_no_stream(reader, "choosing rows")
     table = None
@@ -159,9 +177,10 @@ def copy_dataset(
     with one_opencv_thread():
         return write_dataset(
             dst,
+            command,
             plan.schema,
             _ticking(plan.samples(workers or usable_cores()), tick),
-            format=format or format_of(reader.manifest),
+            format=format,
             shard_bytes=shard_bytes,
             provenance={
                 "command": "copy",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import ManifestError
 from loaders.manifest import MANIFEST_NAME, publish_bytes, read_manifest
@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 RECORD_NAME = "publishing.json"
 
 
-def record_changes(work: Path, new: Mapping[str, Path], old: Iterable[str]) -> None:
+def record_changes(work: Path, command: str, new: Mapping[str, Path], old: Iterable[str]) -> None:
     """Write down what is about to happen in a dataset's folder.
 
     Args:
         work: Where the record lies.
+        command: What tells the command from others.
         new: Staged file by the name that it will get; no file there has the name.
         old: Names of files that are deleted once the new manifest is there.
     """
     marks = {name: _mark(path) for name, path in new.items()}
-    publish_bytes(work / RECORD_NAME, json.dumps({"new": marks, "old": sorted(old)}).encode())
+    record = {"command": command, "new": marks, "old": sorted(old)}
+    publish_bytes(work / RECORD_NAME, json.dumps(record).encode())
 
 
 def leftovers(folder: Path, work: Path) -> frozenset[str]:
@@ -41,19 +43,21 @@ def leftovers(folder: Path, work: Path) -> frozenset[str]:
         folder: The dataset's folder.
         work: Where the record lies, if there is one.
     """
-    try:
-        record = json.loads((work / RECORD_NAME).read_bytes())
-        new = {name: mark for name, mark in record["new"].items() if _is_plain(name)}
-        old = [name for name in record["old"] if _is_plain(name)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    record = _read_record(work)
+    listed = _listed(folder)
+    if record is None or listed is None:
         return frozenset()
-    try:
-        listed = _listed(folder)
-    except ManifestError:  # which files belong to it is not known
-        return frozenset()
-    if listed & new.keys():
-        return frozenset(name for name in old if name not in listed and (folder / name).exists())
-    return frozenset(name for name, mark in new.items() if _mark(folder / name) == mark)
+    if listed & record.new.keys():
+        left = (name for name in record.old if name not in listed and (folder / name).exists())
+        return frozenset(left)
+    return frozenset(name for name, mark in record.new.items() if _mark(folder / name) == mark)
+
+
+def published_by(folder: Path, work: Path) -> str | None:
+    """Return the command that is on record if the dataset in the folder is what it made."""
+    record = _read_record(work)
+    listed = _listed(folder)
+    return record.command if record and listed and listed & record.new.keys() else None
 
 
 def remove_leftovers(folder: Path, work: Path) -> None:
@@ -63,10 +67,31 @@ def remove_leftovers(folder: Path, work: Path) -> None:
     (work / RECORD_NAME).unlink(missing_ok=True)
 
 
-def _listed(folder: Path) -> set[str]:
+class _Record(NamedTuple):
+    command: str
+    new: Mapping[str, Any]
+    old: list[str]
+
+
+def _read_record(work: Path) -> _Record | None:
+    """Return what was written down, as far as it can be followed."""
+    try:
+        record = json.loads((work / RECORD_NAME).read_bytes())
+        new = {name: mark for name, mark in record["new"].items() if _is_plain(name)}
+        old = [name for name in record["old"] if _is_plain(name)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return _Record(str(record.get("command")), new, old)
+
+
+def _listed(folder: Path) -> set[str] | None:
+    """Return the files of the dataset that is there; None if they are not known."""
     if not (folder / MANIFEST_NAME).exists():
         return set()
-    manifest = read_manifest(folder)
+    try:
+        manifest = read_manifest(folder)
+    except ManifestError:
+        return None
     return {*(shard.file for shard in manifest.shards), *manifest.schema.files}
 
 

@@ -19,10 +19,17 @@ from loaders.schema.tables import find_column
 from packdata.plan import check_outside
 from packdata.provenance import origin
 from packdata.reader import KEY_FIELD, PackedReader
-from packdata.rewrite import Staging, check_target, format_of, stage
+from packdata.rewrite import (
+    Staging,
+    check_target,
+    command_text,
+    finished_before,
+    format_of,
+    stage,
+)
 from packdata.rows import read_column
 from packdata.shards import DEFAULT_SHARD_BYTES, check_shard_options
-from packdata.target import REJECTED_NAME
+from packdata.target import REJECTED_NAME, find_datasets
 from packdata.tokens.split import has_tokens, num_documents, rows_of_documents
 
 if TYPE_CHECKING:
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
 
     from loaders.manifest import Manifest
     from packdata.recipe import Records
+    from packdata.rewrite import Note
     from packdata.shards import Format
 
 By = Literal["shuffle", "key-hash"]
@@ -52,9 +60,11 @@ def split(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     overwrite: bool = False,
     tick: Callable[[int], object] = int,
+    note: Note = str,
 ) -> dict[str, Manifest]:
     """Write each part of a dataset as a dataset, ``dst/<part>``: all parts, or none; records stay as they are.
 
+    If it is killed while it publishes, some parts may be there; run again, it makes the others.
     Of tokens it is documents that are divided, and laid into rows anew.
 
     Args:
@@ -71,6 +81,7 @@ def split(
         shard_bytes: A shard ends with the sample that reaches this size.
         overwrite: Replace datasets that are there.
         tick: Called with the number of samples written, one at a time.
+        note: Called with what is no error and deserves a look: a part was made before.
 
     Returns:
         The manifest of each part.
@@ -89,44 +100,57 @@ def split(
         indices = split_documents(reader, list(parts.values()), seed)
     else:
         indices = split_indices(reader, list(parts.values()), by=by, stratify=stratify, seed=seed)
-    for name, chosen in zip(parts, indices, strict=True):
-        if not _PART_NAME.fullmatch(name) or name in _FILES:
-            raise ValueError(f"a part is named by a plain folder name, got {name!r}")
-        if not len(chosen):
-            raise PackError(f"part {name!r} would be empty", reader.path, "Give it a larger share")
-        _check_part(Path(dst) / name, reader.path, overwrite=overwrite)
-    chosen_format = format or format_of(reader.manifest)
-    check_shard_options(chosen_format, shard_bytes)
-    options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
     rows = rows_of_documents if by_document else _samples
-    made: dict[str, Manifest] = {}
+    chosen = dict(zip(parts, indices, strict=True))
+    _check_parts(chosen, Path(dst), reader.path)
+    format = format or format_of(reader.manifest)
+    check_shard_options(format, shard_bytes)
+    options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
+    written: dict[str, Any] = {"format": format, "shard_bytes": shard_bytes}
+    command = command_text("split", dst, [reader], **options, **written)
+    made_from = {"command": "split", "source": origin(reader.path, reader.manifest)}
+    provenances = {name: made_from | {"options": options | {"part": name}} for name in parts}
+    made = _finished_parts(Path(dst), provenances, command, note)
+    missing = [name for name in parts if name not in made]
+    for name in missing:
+        check_target(Path(dst) / name, overwrite=overwrite)
     with ExitStack() as stack:  # all are staged before one is published, published before one goes
         ready: list[Staging] = []
-        for name, chosen in zip(parts, indices, strict=True):
-            staging = stack.enter_context(Staging(Path(dst) / name, overwrite=overwrite))
-            samples = rows(reader, chosen, tick)
-            staged = stage(
-                staging, reader.schema, samples, format=chosen_format, shard_bytes=shard_bytes
-            )
-            provenance = {
-                "command": "split",
-                "source": origin(reader.path, reader.manifest),
-                "options": options | {"part": name},
-            }
-            made[name] = staging.prepare(staged, reader.schema, provenance, reader.path)
+        for name in missing:
+            staging = stack.enter_context(Staging(Path(dst) / name, command, overwrite=overwrite))
+            staged = stage(staging, reader.schema, rows(reader, chosen[name], tick), **written)
+            made[name] = staging.prepare(staged, reader.schema, provenances[name], reader.path)
             ready.append(staging)
         for staging in ready:
             staging.publish()
+    return {name: made[name] for name in parts}
+
+
+def _check_parts(chosen: Mapping[str, npt.NDArray[np.int64]], dst: Path, source: Path) -> None:
+    """Raise ValueError for a name that no folder has; PackError for a part that is empty, or in the way."""
+    for name, indices in chosen.items():
+        if not _PART_NAME.fullmatch(name) or name in _FILES:
+            raise ValueError(f"a part is named by a plain folder name, got {name!r}")
+        if not len(indices):
+            raise PackError(f"part {name!r} would be empty", source, "Give it a larger share")
+        folder = dst / name
+        if folder.exists() and folder.samefile(source):
+            what = "this part would take the place of the dataset that is divided"
+            raise PackError(what, folder, "Choose another folder for the parts")
+        check_outside(folder, [source])
+
+
+def _finished_parts(
+    dst: Path, provenances: Mapping[str, Mapping[str, Any]], command: str, note: Note
+) -> dict[str, Manifest]:
+    """Return the parts that the same command had made before it was killed."""
+    found = {name: finished_before(dst / name, command, note) for name in provenances}
+    made = {name: manifest for name, manifest in found.items() if manifest is not None}
+    for name in provenances.keys() - made.keys() if made else ():
+        manifest = find_datasets(dst / name, [""]).get("")
+        if manifest is not None and manifest.provenance == provenances[name]:
+            made[name] = manifest  # it had even cleaned up there
     return made
-
-
-def _check_part(folder: Path, source: Path, *, overwrite: bool) -> None:
-    """Raise PackError if a part's folder is taken, is the dataset that is divided, or inside of it."""
-    if folder.exists() and folder.samefile(source):
-        what = "this part would take the place of the dataset that is divided"
-        raise PackError(what, folder, "Choose another folder for the parts")
-    check_outside(folder, [source])
-    check_target(folder, overwrite=overwrite)
 
 
 def _samples(

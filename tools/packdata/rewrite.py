@@ -2,11 +2,13 @@
 
 All that a command writes lies in ``DST/.packing`` until it is complete; then the shards get free
 names and the manifest is replaced. Whatever goes wrong before that leaves the target as it was; of
-a command that was killed, the next one removes what lies in the target already.
+a command that was killed, the next one removes what lies in the target already. If it was killed
+behind that, the same command finds itself finished (``finished_before``).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from contextlib import suppress
@@ -28,7 +30,7 @@ from loaders.manifest import (
     sync_folder,
 )
 from packdata.journal import JOURNAL_NAME, LOCK_NAME, TargetLock, read_journal
-from packdata.leftovers import record_changes, remove_leftovers
+from packdata.leftovers import RECORD_NAME, published_by, record_changes, remove_leftovers
 from packdata.settings import OVERWRITE
 from packdata.shards import (
     DEFAULT_SHARD_BYTES,
@@ -52,11 +54,14 @@ from packdata.target import (
 from packdata.verify import file_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from loaders.schema import Schema
+    from packdata.reader import PackedReader
     from packdata.recipe import Records
+
+    Note = Callable[[str], object]
 
 _STAGED_MANIFEST = "manifest.staged"
 
@@ -66,6 +71,7 @@ class Staging:
 
     Args:
         folder: The dataset's folder, made if need be.
+        command: What tells the command from others (``command_text``).
         overwrite: Replace a dataset that is there, or abandon an unfinished packing.
         extend: The folder must hold a dataset, which stays; its shards are kept.
 
@@ -74,10 +80,11 @@ class Staging:
     """
 
     def __init__(
-        self, folder: Path | str, *, overwrite: bool = False, extend: bool = False
+        self, folder: Path | str, command: str, *, overwrite: bool = False, extend: bool = False
     ) -> None:
         self.folder = Path(folder)
         self.path = self.folder / PACKING_NAME
+        self._command = command
         self._overwrite, self._extend = overwrite, extend
         self._made = missing_folders(self.folder)
         self._lock: TargetLock | None = None
@@ -116,10 +123,7 @@ class Staging:
         self._check_target()  # again: now nobody else can change what is there
         if not self._overwrite:
             self._check_journal()
-        remove_leftovers(self.folder, self.path)
-        for left in self.path.iterdir():
-            if left.name != LOCK_NAME:
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        _clear(self.folder, self.path)
 
     def _check_journal(self) -> None:
         """Raise PackError if something can still be made of an unfinished packing."""
@@ -141,7 +145,7 @@ class Staging:
     ) -> None:
         assert self._lock is not None
         try:
-            remove_leftovers(self.folder, self.path)  # of the old dataset, or of ours if it failed
+            _clear(self.folder, self.path)  # of the old dataset, or of ours if it failed
         except OSError as left:
             error = error or left
         finally:
@@ -183,7 +187,7 @@ class Staging:
             for name, file in self._moves.items()
             if not (self.folder / name).exists()  # a file that is damaged stays one of the old
         }
-        record_changes(self.path, came, {*replaced, *old_files})
+        record_changes(self.path, self._command, came, {*replaced, *old_files})
         return manifest
 
     def publish(self) -> None:
@@ -205,6 +209,55 @@ class Staging:
             publish_bytes(self.path / name, (source / name).read_bytes())
             copied[name] = name
         return copied
+
+
+def _clear(folder: Path, work: Path) -> None:
+    """Remove what a command has left but for the lock; the record goes last, it tells that all else did."""
+    for left in work.iterdir():
+        if left.name not in (LOCK_NAME, RECORD_NAME):
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+    remove_leftovers(folder, work)
+
+
+def command_text(
+    name: str, dst: Path | str, sources: Sequence[PackedReader], **options: Any
+) -> str:
+    """Return what tells a command from others: of a source that it replaces, that it does."""
+    target = os.path.realpath(dst)
+    prints = [
+        "" if os.path.realpath(reader.path) == target else reader.manifest.fingerprint
+        for reader in sources
+    ]
+    return json.dumps({"command": name, "sources": prints} | options, sort_keys=True)
+
+
+def finished_before(dst: Path | str, command: str, note: Note = str) -> Manifest | None:
+    """Remove what a command that was killed has left; return the dataset, if it had made it and was the same one.
+
+    Run again, it would find its own dataset in the way, or add its samples twice.
+
+    Raises:
+        PackError: Another process packs into the folder, or it cannot be written.
+    """
+    folder = Path(dst)
+    work = folder / PACKING_NAME
+    if not work.is_dir() or (work / JOURNAL_NAME).exists():  # that of a packing stays
+        return None
+    try:
+        lock = TargetLock(work / LOCK_NAME)
+        try:
+            was_same = published_by(folder, work) == command
+            _clear(folder, work)
+            (work / LOCK_NAME).unlink()
+            work.rmdir()
+        finally:
+            lock.release()
+    except OSError as error:
+        raise cannot_write(error, folder) from error
+    if not was_same:
+        return None
+    note(f"{folder}: this command was killed when it had made the dataset; it was finished")
+    return read_manifest(folder)
 
 
 def check_target(folder: Path, *, overwrite: bool = False) -> None:
@@ -239,6 +292,7 @@ def format_of(manifest: Manifest) -> Format:
 
 def write_dataset(
     dst: Path | str,
+    command: str,
     schema: Schema,
     samples: Iterable[Records],
     *,
@@ -252,6 +306,7 @@ def write_dataset(
 
     Args:
         dst: Its folder.
+        command: What tells the command from others.
         schema: The fields of every sample.
         samples: The records of each sample, in order.
         format: Format of the shards.
@@ -264,7 +319,7 @@ def write_dataset(
         PackError: The target is taken or cannot be written, or there are no samples.
     """
     check_shard_options(format, shard_bytes)
-    with Staging(dst, overwrite=overwrite) as staging:
+    with Staging(dst, command, overwrite=overwrite) as staging:
         staged = stage(staging, schema, samples, format=format, shard_bytes=shard_bytes)
         manifest = staging.prepare(staged, schema, provenance or {}, files_of)
         staging.publish()

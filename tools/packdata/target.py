@@ -175,8 +175,11 @@ class Packing:
         return False
 
     def _clear(self) -> None:
-        """Remove what an ended process has left in our folder, but for the lock that we hold."""
-        for path in self._work.iterdir():
+        """Remove what an ended process has left in our folder, but for the lock that we hold.
+
+        The journal goes last: until then, the command that is run again finishes.
+        """
+        for path in sorted(self._work.iterdir(), key=lambda path: path.name == JOURNAL_NAME):
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != LOCK_NAME:

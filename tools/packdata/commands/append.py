@@ -12,6 +12,7 @@ from packdata.commands.common import (
     new_parser,
     parse_path,
     show_combined,
+    show_notes,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     linked: list[Path] = []
-    made = append(args.dst, args.sources, link=not args.no_link, on_link=linked.append)
+    notes: list[str] = []
+    made = append(
+        args.dst, args.sources, link=not args.no_link, on_link=linked.append, note=notes.append
+    )
     show_combined(args, args.dst, made, len(linked))
+    show_notes(notes)
     return 0

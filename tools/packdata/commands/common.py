@@ -17,7 +17,7 @@ from packdata.describe import counted, describe_size
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from loaders.manifest import Manifest
 
@@ -187,6 +187,11 @@ def show_json(data: Any) -> None:
     except UnicodeEncodeError:
         text = json.dumps(data, indent=1)
     sys.stdout.write(f"{text}\n")
+
+
+def show_notes(notes: Sequence[str]) -> None:
+    """Print to standard error what deserves a look."""
+    sys.stderr.writelines(f"packdata: {text}\n" for text in notes)
 
 
 def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest) -> None:

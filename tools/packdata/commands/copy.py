@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import PICTURE_CODECS
@@ -15,6 +14,7 @@ from packdata.commands.common import (
     parse_path,
     parse_quality,
     show_made,
+    show_notes,
     usage_errors,
 )
 from packdata.edit import CopyOptions, copy_dataset
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
             note=notes.append,
         )
     show_made(args, args.dst, manifest)
-    sys.stderr.writelines(f"packdata: {text}\n" for text in notes)
+    show_notes(notes)
     return 0
 
 

@@ -13,6 +13,7 @@ from packdata.commands.common import (
     new_parser,
     parse_path,
     show_combined,
+    show_notes,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     linked: list[Path] = []
+    notes: list[str] = []
     options = {"link": not args.no_link, "overwrite": args.overwrite}
-    made = merge(args.dst, args.sources, **options, on_link=linked.append)
+    made = merge(args.dst, args.sources, **options, on_link=linked.append, note=notes.append)
     show_combined(args, args.dst, made, len(linked))
+    show_notes(notes)
     return 0

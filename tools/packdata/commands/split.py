@@ -12,6 +12,7 @@ from packdata.commands.common import (
     parse_path,
     show_json,
     show_made,
+    show_notes,
     usage_errors,
 )
 from packdata.describe import counted
@@ -70,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     reader = PackedReader(args.dataset)
     num = len(reader)
+    notes: list[str] = []
     with usage_errors(args, schema=False), progress_of("writing", num) as tick:
         manifests = split(
             args.dataset,
@@ -82,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
             shard_bytes=args.shard_size,
             overwrite=args.overwrite,
             tick=tick,
+            note=notes.append,
         )
+    show_notes(notes)
     if args.json:
         show_json({name: made(args.dst / name, part) for name, part in manifests.items()})
         return 0

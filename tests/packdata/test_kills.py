@@ -1,0 +1,149 @@
+"""Commands that change datasets, killed before each change of the file system: run again, each finishes.
+
+An audit hook sees every file that is opened for writing, moved, linked or deleted, also in what is
+not ours to patch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+
+from loaders.manifest import MANIFEST_NAME, read_manifest
+from loaders.schema import Label
+from packdata.cli import main
+from packdata.journal import LOCK_NAME
+from packdata.reader import PackedReader
+from packdata.target import PACKING_NAME
+from tests.packdata.packing import pack, pack_samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+Made = dict[str, tuple[list[str], list[bytes]]]
+
+SMALL = ["label", "key", "score"]
+PLACES = ("one", "two", "bare", "photos", "dst")
+CHANGES = ("os.remove", "os.rename", "os.link", "os.mkdir", "os.rmdir", "os.truncate")
+
+
+def killed_before(nth: int, place: Path, argv: list[str]) -> bool:
+    """Run a command in a fork that dies before its nth change below a place; False if it made fewer."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_before(nth, str(place))
+            os._exit(main(argv))
+        finally:
+            os._exit(99)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, -9)
+    return code == -9
+
+
+def die_before(nth: int, place: str) -> None:
+    seen = 0
+
+    def hook(event: str, args: Any) -> None:
+        nonlocal seen
+        if event not in CHANGES and not (event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR)):
+            return
+        if any(str(arg).startswith(place) for arg in args[:2]):
+            if seen == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+
+    sys.addaudithook(hook)
+
+
+COMMANDS: dict[str, tuple[str, list[str]]] = {  # what is there at the target, and the command
+    "copy": ("", ["copy", "one", "dst", "--where", "label != 0"]),
+    "copy over another": ("two", ["copy", "one", "dst", "--overwrite"]),
+    "copy in place": ("one", ["copy", "dst", "dst", "--where", "label != 0", "--overwrite"]),
+    "merge": ("", ["merge", "dst", "one", "two"]),
+    "merge into a source": ("one", ["merge", "dst", "dst", "two", "--overwrite"]),
+    "append": ("one", ["append", "dst", "two"]),
+    "append without keys": ("bare", ["append", "dst", "bare"]),
+    "images": ("", ["images", "photos", "dst", "--size", "16", "--workers", "1"]),
+    "split": ("", ["split", "one", "dst", "--parts", "a=0.5", "b=0.25", "c=0.25"]),
+}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    folder = tmp_path / "start"
+    pack_samples(folder / "one", 8, fields=SMALL)
+    pack_samples(folder / "two", 4, first=50, fields=SMALL)
+    for i in range(6):
+        (folder / "photos" / f"c{i % 2}").mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / "photos" / f"c{i % 2}" / f"{i}.png"), np.full((20, 20, 3), i))
+    bare = [{"label": np.int64(i)} for i in range(6)]
+    pack(folder / "bare", {"label": Label()}, bare)
+    return folder
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_before_any_change_the_same_command_finishes_and_does_it_once(
+    world: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, words = COMMANDS[name]
+    wanted: Made | None = None
+    for nth in range(1000):
+        place = tmp_path / f"at{nth}"
+        shutil.copytree(world, place)
+        if there:
+            shutil.copytree(place / there, place / "dst")
+        argv = [str(place / word) if word in PLACES else word for word in words]
+        if wanted is None:
+            assert main(argv) == 0
+            wanted = made_in(place / "dst")
+        elif not killed_before(nth - 1, place, argv):
+            assert made_in(place / "dst") == wanted
+            break
+        elif not (is_finished(place / "dst") and made_in(place / "dst") == wanted):
+            assert main(argv) == 0, (nth, capsys.readouterr().err)
+            assert made_in(place / "dst") == wanted, nth
+            assert is_tidy(place / "dst"), nth
+    assert nth > 10
+
+
+def datasets(dst: Path) -> list[Path]:
+    return (
+        [dst]
+        if (dst / MANIFEST_NAME).exists()
+        else [path.parent for path in dst.glob("*/" + MANIFEST_NAME)]
+    )
+
+
+def made_in(dst: Path) -> Made:
+    """Return the shards' hashes and the labels of each dataset."""
+    made: Made = {}
+    for folder in datasets(dst):
+        reader = PackedReader(folder)
+        hashes = [shard.xxh3_128 for shard in reader.manifest.shards]
+        made[folder.name] = (
+            hashes,
+            [reader.records(i)["label"].tobytes() for i in range(len(reader))],
+        )
+    return made
+
+
+def is_finished(dst: Path) -> bool:
+    """Tell whether nothing but a lock is left of a command that was killed: run again, it is another one."""
+    return all(path.name == LOCK_NAME for path in dst.rglob(f"{PACKING_NAME}/*"))
+
+
+def is_tidy(dst: Path) -> bool:
+    """Tell whether nothing lies there but datasets."""
+    there = {path for path in dst.rglob("*") if path.is_file()}
+    files = {f / s.file for f in datasets(dst) for s in read_manifest(f).shards}
+    return there == files | {folder / MANIFEST_NAME for folder in datasets(dst)}
