@@ -49,6 +49,8 @@ class ProcessBatches:
         self._pid = os.getpid()
         if self._workers:
             _with_workers.add(batches)
+        for worker in self._workers:  # torch calls it as the last resort
+            worker.terminate = partial(_end, worker._popen)
 
     def __iter__(self) -> ProcessBatches:
         return self
@@ -169,6 +171,13 @@ def are_usable(batches: Any) -> bool:
     return batches not in _interrupted
 
 
+def _end(popen: Any) -> None:
+    """End a worker: by SIGTERM, or else, as a stopped process takes no other, by SIGKILL."""
+    popen.terminate()
+    if popen.wait(_DEATH_TIMEOUT_S) is None:
+        popen.kill()
+
+
 def _leave_to_parent() -> None:
     """In a fork, let torch's iterators do nothing when they are dropped: they would end the parent's workers."""
     for batches in list(_with_workers):
@@ -189,5 +198,9 @@ def _end_before_exit() -> None:
             for queue in batches._index_queues:
                 queue.put(None)
     deadline = time.monotonic() + _EXIT_TIMEOUT_S
-    for worker in [worker for batches in ending for worker in batches._workers]:
+    workers = [worker for batches in ending for worker in batches._workers]
+    for worker in workers:
         worker.join(max(0.0, deadline - time.monotonic()))
+    for worker in workers:
+        if worker.is_alive():
+            worker.terminate()  # multiprocessing would wait for one that is stopped, for ever

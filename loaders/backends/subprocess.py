@@ -65,6 +65,7 @@ class Child:
     Attributes:
         pid: Of the process.
         is_up: Whether something came from it.
+        is_silent: True once it was asked what it is doing and did not say, until something comes.
         is_whole: False in the middle of a message or of its count: there Ctrl-C leaves it, and it is of no more use.
         num_passes: How many pools it worked for; each group is asked for, and comes, with the number of its pass.
     """
@@ -77,7 +78,8 @@ class Child:
             )
         if context is None or isinstance(context, str):
             context = multiprocessing.get_context(context or start_method())
-        self.is_up, self.num_passes, self.is_whole = False, 0, True
+        self.is_up, self.is_silent, self.is_whole = False, False, True
+        self.num_passes = 0
         # Of its own, with a byte once its handlers are set: a signal handler may look here while the socket is in use.
         self._begun, begun = context.Pipe(duplex=False)
         lock = partial(page_lock, what="a batch slot") if maker.locks_slots else None
@@ -112,7 +114,8 @@ class Child:
     def is_usable(self) -> bool:
         """Whether another pool can have it."""
         is_ours = os.getpid() == self._pid and self.end.alive
-        return is_ours and self.is_whole and self._process.is_alive()
+        can_talk = self.is_whole and not self.is_silent
+        return is_ours and can_talk and self._process.is_alive()
 
     @property
     def takes_signals(self) -> bool:
@@ -197,7 +200,7 @@ class Child:
             # No descriptor or no memory for a slot, say: what follows cannot be read.
             self.end()
             raise
-        self.is_up = True
+        self.is_up, self.is_silent = True, False
         if isinstance(loaded, str):
             return loaded
         number, group, given_up, status = loaded
@@ -339,6 +342,7 @@ class ChildPool:
         while (message := self._receive(_DESCRIBE_TIMEOUT_S)) is not None:
             if isinstance(message, str):
                 return message
+        self._child.is_silent = True
         return f"the loader's child process (pid {self._child.pid}) does not answer"
 
     def describe(self) -> str:

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,6 @@ from torch.utils.data import Dataset
 
 from loaders import DataLoader
 from tests.backends.test_subprocess import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM, LATE, BROKEN = 10, 2, 5
 
@@ -143,6 +141,38 @@ def test_an_error_of_fetching_from_a_worker_that_dies_says_so(error: Exception) 
         next(iterator)
 
     assert caught.value.__cause__ is error
+
+
+def test_a_worker_that_is_stopped_does_not_outlive_its_iterator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGTERM, which torch sends in the end, reaches it when it goes on."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    iterator: Any = iter(DataLoader(SometimesLate(), 2, num_workers=2, backend="process"))
+    worker = iterator._batches._workers[1]
+    os.kill(worker.pid, signal.SIGSTOP)
+
+    iterator.close()
+
+    assert not worker.is_alive()
+
+
+def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_the_program() -> None:
+    code = """
+import os, signal
+from loaders import DataLoader
+
+batches = iter(DataLoader([*range(8)], 2, num_workers=2, backend="process"))
+next(batches)
+pid = batches._batches._workers[1].pid
+os.kill(pid, signal.SIGSTOP)
+print(pid)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
 
 
 def test_an_error_of_fetching_from_workers_that_live_is_passed_on() -> None:
