@@ -397,6 +397,18 @@ def test_every_cut_of_the_manifest_is_found(tmp_path: Path) -> None:
         assert [fault.file for fault in report.faults] == [MANIFEST_NAME]
 
 
+@pytest.mark.parametrize("end", ["", " ", "\n\n"])
+def test_a_manifest_with_other_spaces_is_whole_and_noted(tmp_path: Path, end: str) -> None:
+    folder = pack_samples(tmp_path / "a", 2, fields=["label"])
+    path = folder / MANIFEST_NAME
+    path.write_text(path.read_text().removesuffix("\n") + end)
+
+    report = verify(folder)
+
+    assert report.ok
+    assert [note.partition(":")[0] for note in report.notes] == [MANIFEST_NAME]
+
+
 def signed(data: dict[str, Any]) -> dict[str, Any]:
     """Give an edited manifest the fingerprint and checksum that its edited contents have."""
     try:

@@ -23,7 +23,7 @@ from loaders.codecs import codec_for
 from loaders.errors import CodecError, ManifestError, ShardError
 from loaders.formats import hash_file, open_checksums, open_columns
 from loaders.limits import usable_cores
-from loaders.manifest import MANIFEST_NAME, Manifest, ShardInfo, read_manifest
+from loaders.manifest import MANIFEST_NAME, Manifest, ShardInfo, manifest_bytes, read_manifest
 from loaders.schema import Label, MultiLabel, Text, Tokens
 from packdata.readback import ReadBack
 from packdata.reader import KEY_FIELD
@@ -169,7 +169,7 @@ def verify(
     faults = [fault for found in findings for fault in found.faults]
     faults += _side_file_faults(folder, manifest)
     faults += _duplicate_keys(folder, manifest, [found.key_hashes for found in findings])
-    return Report(folder, tuple(faults), tuple(_foreign_files(folder, manifest)), manifest)
+    return Report(folder, tuple(faults), tuple(_notes(folder, manifest)), manifest)
 
 
 def _without_path(error: ManifestError) -> str:
@@ -389,7 +389,9 @@ def file_fault(path: Path, expected: str) -> str | None:
     return None if digest == expected else f"its xxh3-128 is {digest}, the schema says {expected}"
 
 
-def _foreign_files(folder: Path, manifest: Manifest) -> Iterator[str]:
+def _notes(folder: Path, manifest: Manifest) -> Iterator[str]:
+    if (folder / MANIFEST_NAME).read_bytes() != manifest_bytes(manifest):
+        yield f"{MANIFEST_NAME}: all that it says is right, but its spaces or line ends were changed"
     known = _OWN_FILES | {shard.file for shard in manifest.shards} | set(manifest.schema.files)
     for path in sorted(folder.iterdir()):
         if path.name in known:
