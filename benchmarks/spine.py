@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Self
 
 import cv2
@@ -169,6 +170,43 @@ def bare_gather(
     return run
 
 
+def handed_over(array: np.ndarray, labels: np.ndarray, batch: int, threads: int) -> Run:
+    """The least that a loader does besides: each thread has two buffers, another takes the batches in order."""
+    rows, targets = torch.from_numpy(array.reshape(len(array), -1)), torch.from_numpy(labels)
+    buffers = torch.zeros((threads, 2, batch, rows.shape[1]), dtype=torch.uint8)
+    pool = ThreadPoolExecutor(threads)
+
+    def make(
+        thread: int, order: torch.Tensor, free: SimpleQueue[Any], made: SimpleQueue[Any]
+    ) -> None:
+        torch.set_num_threads(1)
+        for start in range(thread * batch, len(order) - batch + 1, threads * batch):
+            chosen, buffer = order[start : start + batch], free.get()
+            torch.index_select(rows, 0, chosen, out=buffer)
+            made.put((buffer, torch.index_select(targets, 0, chosen)))
+
+    def take(order: torch.Tensor) -> None:
+        free, made = ([SimpleQueue[Any]() for _ in range(threads)] for _ in range(2))
+        for thread, its in enumerate(buffers):
+            list(map(free[thread].put, its))
+        jobs = [pool.submit(make, t, order, free[t], made[t]) for t in range(threads)]
+        held: list[Any] = []  # by the trainer, until it asks for the next
+        for number in range(len(order) // batch):
+            thread = number % threads
+            held.append((free[thread], made[thread].get()))
+            if len(held) > 1:
+                queue, (buffer, _) = held.pop(0)
+                queue.put(buffer)
+        for job in jobs:
+            job.result()
+
+    def run() -> float:
+        order = torch.cat([torch.randperm(len(rows)) for _ in range(PASSES)])
+        return timed(len(order) // batch * batch, lambda: take(order))
+
+    return run
+
+
 def on_threads(work: Callable[[bytes, np.ndarray], Any], records: list[bytes]) -> Run:
     """Call `work(record, scratch)` on every record, on two threads that share nothing."""
     pool = ThreadPoolExecutor(WORKERS)
@@ -272,6 +310,7 @@ def cases(data: Data) -> Iterator[Case]:
         yield Case(f"raw 224 x 224, {kind}, batch 128", "images/s", {
             "bare gather into a warm buffer, 2 threads": bare_gather(data.raw, labels, 128, 2),
             "the same into two buffers each, as a batch is in use": bare_gather(data.raw, labels, 128, 2, 2),
+            "the same, whole batches handed to another thread in order": handed_over(data.raw, labels, 128, 2),
             "loaders": functools.partial(loader_epoch, DataLoader(long, 128, shuffle=True, drop_last=True)),
         }, f"epochs of {PASSES} passes; budget: 0.85 of the bare gather")  # fmt: skip
     for kind in ("lmdb", "parquet"):

@@ -393,7 +393,7 @@ def test_an_error_of_the_system_is_1_without_a_traceback(
     monkeypatch.setattr(packdata.cli, "build_parser", Parser)
 
     assert main([]) == 1
-    assert "packdata: [Errno 13] Permission denied: 'secret.jpg'" in capsys.readouterr().err
+    assert "packdata: secret.jpg: Permission denied" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--masks", "--classes"])

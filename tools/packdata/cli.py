@@ -78,6 +78,13 @@ def _quiet_pillow() -> Iterator[None]:
         yield
 
 
+def _told(error: LoadersError | OSError) -> str:
+    """Return an error's line; of what the system says without the number, as other commands do."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -101,6 +108,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"packdata: {what}", file=sys.stderr)
         return _INTERRUPTED
     except (LoadersError, OSError) as error:
-        for line in (error, *getattr(error, "__notes__", ())):
+        for line in (_told(error), *getattr(error, "__notes__", ())):
             print(f"packdata: {line}", file=sys.stderr)
         return _BAD_DATA

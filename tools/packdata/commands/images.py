@@ -55,7 +55,8 @@ def _add_picture_options(group: Any) -> None:
         default=[],
         metavar="N|HxW",
         help="size in pixels, HxW only with --fit; repeated: each becomes a dataset DST/SIZE, of "
-        "splits DST/SPLIT/SIZE (default: as large as the files)",
+        "splits DST/SPLIT/SIZE; a JPEG is decoded once, for the largest, so that a smaller one "
+        "differs by a little from one packed alone (default: as large as the files)",
     )
     add(
         "--fit",
