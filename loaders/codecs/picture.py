@@ -41,10 +41,8 @@ class PictureCodec:
         self.dtype = np.dtype(field.dtype)
         dtypes = ("uint8", "uint16") if field.codec == "png" else ("uint8",)
         if self.dtype.name not in dtypes:
-            name = self.dtype.name
-            raise CodecError(
-                f"codec {field.codec!r} cannot store {name}: take 'raw' ('png': uint16)"
-            )
+            other = "'png' or 'raw'" if self.dtype == np.uint16 else "'raw'"
+            raise CodecError(f"codec {field.codec!r} cannot store {self.dtype.name}: take {other}")
         if self.channels not in (0, 1, 3, 4):
             raise CodecError(
                 f"encoded pictures have 1, 3 or 4 channels, got {self.channels}: take 'raw'"

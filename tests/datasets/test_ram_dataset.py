@@ -226,6 +226,13 @@ def test_files_that_are_not_pictures_are_named(files: list[Path], tmp_path: Path
         RAMDataset.from_files(files, [1], progress=False)
 
 
+@pytest.mark.parametrize("other", [float("nan"), 1, 2.5, True, None])
+def test_what_is_no_name_does_not_become_a_class(files: list[Path], other: object) -> None:
+    """Numpy makes a text of it: one class too many."""
+    with pytest.raises(TypeError, match=r"targets must be .* got"):
+        RAMDataset.from_files(files, ["cat", "dog", other], progress=False)  # type: ignore[arg-type]
+
+
 def test_a_file_that_only_decoding_finds_bad_is_named(files: list[Path]) -> None:
     data = bytearray(files[1].read_bytes())
     at = data.index(b"IDAT") + 8

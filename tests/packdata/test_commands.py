@@ -1002,6 +1002,8 @@ def test_conditions_that_are_none_are_refused(tmp_path: Path, where: str) -> Non
 @pytest.mark.parametrize(
     ("where", "what"),
     [
+        ("label < 'dog'", "names of classes, such as 'dog', have no order; compare them by =="),
+        ("'bird' >= label", "have no order"),
         ("label = 'cat'", "'==' to compare"),
         ("score >= 1 and label='cat'", "'==' to compare"),
         ("key == 'a=b' label", r"cannot be read \(invalid syntax\)$"),
@@ -1435,6 +1437,16 @@ def test_copy_encodes_pictures_anew(tmp_path: Path, codec: str) -> None:
         assert [s[kept] for s in samples_of(folder)] == [
             s[kept] for s in samples_of(tmp_path / "b1")
         ]
+
+
+def test_a_field_that_a_codec_cannot_hold_is_named(tmp_path: Path) -> None:
+    fields = {"image": Image(codec="png"), "deep": Image(codec="png", dtype="uint16")}
+    rows = [{name: np.zeros((8, 8, 3), field.dtype) for name, field in fields.items()}]
+    folder = pack(tmp_path / "a", fields, rows)
+
+    with pytest.raises(SchemaError, match=r"field 'deep': .*take 'png' or 'raw'.*--fields"):
+        copy_dataset(folder, tmp_path / "b", CopyOptions(codec="webp"))
+    copy_dataset(folder, tmp_path / "b", CopyOptions(codec="webp", fields=["image"]))
 
 
 def test_quality_encodes_what_has_the_codec_already(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from loaders.codecs import codec_for
 from loaders.errors import LoadersError, SchemaError, SourceError
 from loaders.manifest import Manifest, publish_manifest
 from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
+from packdata.cli import main
 from packdata.images.plan import plan_images
 from packdata.images.recipe import ImagesRecipe, image_recipes
 from tests.packdata.pngs import clear_png
@@ -450,6 +451,18 @@ class TestLabels:
         assert [int(s["label"]) for s in samples(train)] == [1, 2, 0]
         with pytest.raises(SourceError, match="class 2 is not known"):
             samples(plan(tmp_path / f"val.{suffix}", classes=["10", "a", "b"]))
+
+    def test_a_second_column_of_pictures_may_be_the_mask(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = cv2.imencode(".png", np.zeros((9, 9), np.uint8))[1].tobytes()
+        rows = [{"bytes": file, "path": "a.png"}]
+        pq.write_table(pa.table({"image": rows, "annotation": rows}), tmp_path / "a.parquet")
+        command = ["images", str(tmp_path / "a.parquet"), str(tmp_path / "p")]
+
+        assert main(command) == 1
+        assert "For a mask give --mask-column annotation" in capsys.readouterr().err
+        assert main([*command, "--mask-column", "annotation"]) == 0
 
     def test_a_label_that_is_nan_in_parquet_is_missing(self, tmp_path: Path) -> None:
         """Other columns keep it: there it may be a value."""

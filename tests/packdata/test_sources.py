@@ -15,7 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import SourceError
-from packdata.sources import Column, Item, MaskFolder, Source, find_splits, open_source
+from packdata.sources import (
+    Column,
+    Item,
+    MaskFolder,
+    Source,
+    files_beside,
+    find_splits,
+    open_source,
+)
 from packdata.sources.base import ARRAYS
 from tests.packdata.breaking import deny_looking
 
@@ -365,6 +373,18 @@ class TestSplits:
 
         with pytest.raises(SourceError, match=r"\(train, val\) and files of others \(test\.tar\)"):
             find_splits(tmp_path)
+
+    def test_pictures_beside_folders_of_splits_are_named(self, tmp_path: Path) -> None:
+        touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "lost.jpg", "list.csv")
+
+        with pytest.raises(SourceError, match=r"\(train, val\) and pictures beside them \(lost"):
+            find_splits(tmp_path)
+
+    def test_files_beside_folders_of_splits_are_counted(self, tmp_path: Path) -> None:
+        touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "train.tar", "list.csv", ".hidden")
+
+        assert files_beside(find_splits(tmp_path) or {}) == {".tar": 1, ".csv": 1}
+        assert files_beside({"train": [tmp_path / "train.tar"]}) == {}
 
     @pytest.mark.parametrize("picture", ["a.jpg", "cat/x/1.jpg"])
     def test_pictures_beside_files_of_splits_are_named(self, tmp_path: Path, picture: str) -> None:

@@ -673,7 +673,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         peaks.append(float(done.stdout))
 
     assert peaks[1] < 800
-    assert peaks[1] < peaks[0] + 200  # of 240 MB; two shards more or less, as threads happen to meet
+    assert (
+        peaks[1] < peaks[0] + 200
+    )  # of 240 MB; two shards more or less, as threads happen to meet
 
 
 def test_help_says_how_test_data_stay_out_of_the_statistics(

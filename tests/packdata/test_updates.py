@@ -127,5 +127,7 @@ def test_what_does_not_fit_is_an_error_and_nothing_is_written(
 def test_a_field_that_is_left_out_cannot_change(folder: Path) -> None:
     with pytest.raises(SchemaError, match="'label' is to change, and is not among those to keep"):
         updated(folder, "key,label\ncat/001,dog\n", fields=["key"])
+    with pytest.raises(SourceError, match="no column but 'key': nothing would change"):
+        updated(folder, "key\ncat/001\n")
     with pytest.raises(ValueError, match="--on goes with --add and --update"):
         CopyOptions(on="label")

@@ -50,11 +50,14 @@ def describe_field(field: Field) -> str:
     Example:
         >>> describe_field(Label(classes=("cat", "dog")))
         'label of 2 classes (cat, dog)'
+        >>> describe_field(Label(classes=("cat", "dog, big")))
+        "label of 2 classes (cat, 'dog, big')"
     """
     if isinstance(field, Label | MultiLabel):
         if field.classes is None:
             return f"{field.kind}, a number"
-        few = ", ".join(field.classes[:4]) + (", ..." if len(field.classes) > 4 else "")
+        names = (repr(name) if "," in name else name for name in field.classes[:4])
+        few = ", ".join(names) + (", ..." if len(field.classes) > 4 else "")
         return f"{field.kind} of {counted(len(field.classes), 'class')} ({few})"
     if isinstance(field, Features | Categories):
         return describe_rows(field)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
-from loaders.errors import SchemaError, SourceError
+from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.formats import hash_file
 from loaders.limits import usable_cores
 from loaders.schema import Field, Image, Schema
@@ -262,7 +262,11 @@ class _Plan:
         for name in self.kept:
             field = self.reader.schema.fields[name]
             if isinstance(field, Image):
-                yield name, Recode(field, self.options)
+                try:
+                    yield name, Recode(field, self.options)
+                except CodecError as error:
+                    hint = "choose another codec, or leave the field out (--fields)"
+                    raise SchemaError(f"field {name!r}: {error}; {hint}") from error
 
     def _keys(self) -> list[str]:
         """Return what each sample is called in the table."""

@@ -136,6 +136,9 @@ def read_updates(path: Path | str, on: str, schema: Schema) -> dict[str, dict[st
     path = Path(path)
     header, rows = _read(path)
     keys = _keys(header, rows, on, schema.fields.get(on), path)
+    if header == [on]:
+        hint = "Its columns are separated by commas, below a line of their names"
+        raise SourceError(f"it has no column but {on!r}: nothing would change", path, hint)
     found: dict[str, dict[str, bytes]] = {key: {} for key in keys}
     for name in header:
         if name == on:

@@ -228,6 +228,8 @@ class Where:
             self._check_kinds(one, other)
             self._check_kinds(other, one)
             self._check_several(one, op, other)
+            self._check_order(one, op, other)
+            self._check_order(other, op, one)
         parts = [self._compile(operand) for operand in operands]
         tests = [_COMPARE[type(op)] for op in ops]
 
@@ -319,6 +321,18 @@ class Where:
             raise SchemaError(
                 f"{what}: ask whether it has one, as in {classes[0]!r} in {ast.unparse(named)}"
             )
+
+    def _check_order(self, name: ast.expr, op: ast.cmpop, other: ast.expr) -> None:
+        """Refuse to ask which class comes first by its name."""
+        field = self._fields.get(name.id) if isinstance(name, ast.Name) else None
+        if (
+            isinstance(field, Label)
+            and isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+            and self._kind(other) == "text"
+        ):
+            what = f"names of classes, such as {ast.unparse(other)}, have no order"
+            hint = "compare them by ==, != and in, or the classes' numbers by < and >"
+            raise SchemaError(f"the condition {self.expression!r} does not fit: {what}; {hint}")
 
     def _is_several(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name) and isinstance(self._fields.get(node.id), MultiLabel)

@@ -339,7 +339,15 @@ def _decodes(data: bytes) -> bool:
 def _label_column(targets: Targets, num_samples: int) -> tuple[Field, Column]:
     plain: Any = targets.cpu() if isinstance(targets, torch.Tensor) else targets
     what = "one class number or name per path"
-    values = np.asarray(plain if hasattr(plain, "__array__") else as_list("targets", plain, what))
+    plain = plain if hasattr(plain, "__array__") else as_list("targets", plain, what)
+    values = np.asarray(plain)
+    if values.dtype.kind == "U" and isinstance(
+        plain, list
+    ):  # of numbers among names it makes names
+        for number, target in enumerate(plain):
+            if not isinstance(target, str):
+                got = f"{shown(target)} for path {number}"
+                raise TypeError(f"targets must be {what}, all of a kind, got {got}")
     if values.ndim != 1 or values.dtype.kind not in "biuU":
         got = f"{shown(targets)} ({values.dtype})"
         raise TypeError(f"targets must be {what}, got {got}; packdata.Writer takes other targets")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from packdata.sources import Column, Item, Source
 from packdata.sources.base import is_folder, is_missing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 LABEL = "label"
 _WHOLE = re.compile(r"[+-]?[0-9]+")
@@ -63,6 +64,8 @@ class LabelField:
         except CodecError as error:
             what = f"its {self.name} is {shown(value)}: {error}"
             hint = "Change the column, or leave it out of the source"
+            if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
+                hint = f"For a mask give --mask-column {self.name}; or leave the column out of the source"
             raise SourceError(what, item.where, hint) from error
 
     def _number(self, value: Any, where: str) -> int:

@@ -11,12 +11,19 @@ from loaders.errors import SourceError
 from loaders.schema import Label
 from packdata.describe import counted
 from packdata.files.labels import LABEL, LabelField, label_fields
-from packdata.sources import MaskFolder, Source, find_splits, joined_splits, open_source
+from packdata.sources import (
+    MaskFolder,
+    Source,
+    files_beside,
+    find_splits,
+    joined_splits,
+    open_source,
+)
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, is_folder
 from packdata.sources.idx import IdxSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _SHOWN = 5
 
@@ -57,12 +64,14 @@ class Split(NamedTuple):
         source: Lists its files.
         labels: The fields of the source's columns.
         masks: Where the masks are; None to take those of the source, if it has any.
+        beside: Files that lie beside the folders of the splits, by suffix.
     """
 
     name: str
     source: Source
     labels: tuple[LabelField, ...]
     masks: MaskFolder | None
+    beside: Mapping[str, int]
 
 
 def open_splits(
@@ -75,7 +84,8 @@ def open_splits(
             mask is that of files in two splits.
     """
     options = options or SourceOptions()
-    found = find_splits(src, kind) or {"": [Path(src)]}
+    splits_of = find_splits(src, kind)
+    found, beside = splits_of or {"": [Path(src)]}, files_beside(splits_of or {})
     sources = {
         name: open_source(
             paths,
@@ -88,7 +98,7 @@ def open_splits(
     }
     labels = label_fields(sources, options.classes)
     splits = [
-        Split(name, source, labels[name], _masks_of(options.masks, name, kind))
+        Split(name, source, labels[name], _masks_of(options.masks, name, kind), beside)
         for name, source in sources.items()
     ]
     if len(splits) > 1:
@@ -125,7 +135,7 @@ def _used_masks(split: Split) -> Iterator[tuple[Path, str]]:
 
 def source_notes(splits: Sequence[Split]) -> list[str]:
     """Say which files and classes are passed over, and where no column is the label."""
-    ignored: Counter[str] = Counter()
+    ignored: Counter[str] = Counter(splits[0].beside)
     unlabelled: dict[str, None] = {}
     for source in (split.source for split in splits):
         ignored.update(source.ignored)

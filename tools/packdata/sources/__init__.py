@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,6 +35,7 @@ __all__ = [
     "Item",
     "MaskFolder",
     "Source",
+    "files_beside",
     "find_splits",
     "joined_splits",
     "open_source",
@@ -132,7 +134,7 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
 
     Raises:
         SourceError: Two or more folders or files are splits and others are not, or folders and files
-            are, or pictures lie beside such files: no reading is safe.
+            are, or pictures lie beside them: no reading is safe.
     """
     path = Path(path)
     if not is_folder(path):
@@ -148,7 +150,15 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
     known = {name.lower() for name in splits}
     if lost := [f.name for f in archives if _named_split(f.name) not in (None, *known)]:
         raise _no_safe_reading(path, splits, f"files of others ({_few(lost)})")
+    if lost := [name for name in inside.files if suffix_of(name) in kind.suffixes]:
+        raise _no_safe_reading(path, splits, f"{kind.names} beside them ({_few(lost)})")
     return _in_order(splits)
+
+
+def files_beside(splits: Mapping[str, Sequence[Path]]) -> Counter[str]:
+    """Count the files that lie beside folders of splits, by suffix; none where splits are files."""
+    parents = {path.parent for paths in splits.values() for path in paths if path.is_dir()}
+    return Counter(suffix_of(name) for folder in parents for name in _look_into(folder).files)
 
 
 def _no_safe_reading(path: Path, splits: Mapping[str, object], others: str) -> SourceError:
