@@ -116,6 +116,34 @@ def test_killed_before_any_change_the_same_command_finishes_and_does_it_once(
     assert nth > 10
 
 
+def test_killed_between_its_parts_and_again_at_any_change_a_split_finishes(
+    world: Path, tmp_path: Path
+) -> None:
+    _, words = COMMANDS["split"]
+    wanted: Made | None = None
+    first = 0  # the change before which it is killed: some of its parts are there by then, not all
+    for nth in range(1000):
+        place = tmp_path / f"at{nth}"
+        shutil.copytree(world, place)
+        argv = [str(place / word) if word in PLACES else word for word in words]
+        if wanted is None:
+            assert main(argv) == 0
+            wanted = made_in(place / "dst")
+        elif not first:
+            assert killed_before(nth, place, argv)
+            first = nth if 0 < len(datasets(place / "dst")) < len(wanted) else 0
+        else:
+            assert killed_before(first, place, argv)
+            if not killed_before(nth - first - 1, place, argv):
+                assert made_in(place / "dst") == wanted
+                break
+            if not (is_finished(place / "dst") and made_in(place / "dst") == wanted):
+                assert main(argv) == 0, nth
+                assert is_tidy(place / "dst"), nth
+            assert made_in(place / "dst") == wanted, nth
+    assert nth > first + 10
+
+
 def datasets(dst: Path) -> list[Path]:
     return (
         [dst]

@@ -16,6 +16,7 @@ from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import PackError, SchemaError
 from loaders.manifest import MANIFEST_NAME
 from loaders.schema.tables import find_column
+from packdata.leftovers import published_by
 from packdata.plan import check_outside
 from packdata.provenance import origin
 from packdata.reader import KEY_FIELD, PackedReader
@@ -29,7 +30,7 @@ from packdata.rewrite import (
 )
 from packdata.rows import read_column
 from packdata.shards import DEFAULT_SHARD_BYTES, check_shard_options
-from packdata.target import REJECTED_NAME, find_datasets
+from packdata.target import PACKING_NAME, REJECTED_NAME, find_datasets
 from packdata.tokens.split import has_tokens, num_documents, rows_of_documents
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def split(
     command = command_text("split", dst, [reader], **options, **written)
     made_from = {"command": "split", "source": origin(reader.path, reader.manifest)}
     provenances = {name: made_from | {"options": options | {"part": name}} for name in parts}
-    made = _finished_parts(Path(dst), provenances, command, note)
+    made = _parts_made_before(Path(dst), provenances, command)
     missing = [name for name in parts if name not in made]
     for name in missing:
         check_target(Path(dst) / name, overwrite=overwrite)
@@ -123,6 +124,8 @@ def split(
             ready.append(staging)
         for staging in ready:
             staging.publish()
+    for name in parts:  # last: the command that is run again knows them by what was left there
+        finished_before(Path(dst) / name, command, note)
     return {name: made[name] for name in parts}
 
 
@@ -140,17 +143,19 @@ def _check_parts(chosen: Mapping[str, npt.NDArray[np.int64]], dst: Path, source:
         check_outside(folder, [source])
 
 
-def _finished_parts(
-    dst: Path, provenances: Mapping[str, Mapping[str, Any]], command: str, note: Note
+def _parts_made_before(
+    dst: Path, provenances: Mapping[str, Mapping[str, Any]], command: str
 ) -> dict[str, Manifest]:
-    """Return the parts that the same command had made before it was killed."""
-    found = {name: finished_before(dst / name, command, note) for name in provenances}
-    made = {name: manifest for name, manifest in found.items() if manifest is not None}
-    for name in provenances.keys() - made.keys() if made else ():
-        manifest = find_datasets(dst / name, [""]).get("")
-        if manifest is not None and manifest.provenance == provenances[name]:
-            made[name] = manifest  # it had even cleaned up there
-    return made
+    """Return the parts that the same command had published before it was killed."""
+    folders = [dst / name for name in provenances]
+    if all(published_by(folder, folder / PACKING_NAME) != command for folder in folders):
+        return {}
+    there = {name: find_datasets(dst / name, [""]).get("") for name in provenances}
+    return {
+        name: manifest
+        for name, manifest in there.items()
+        if manifest is not None and manifest.provenance == provenances[name]
+    }
 
 
 def _samples(
