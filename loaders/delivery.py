@@ -79,6 +79,7 @@ class Delivery:
         self._batches, self._pass, self._finish = batches, current, finish
         self._stats, self._length, self._name = stats, length, name
         self._num_failed = self._num_delivered = 0
+        self._is_told = False  # an error said why batches are missing, if any are
         self._broken: Exception | None = None  # by Ctrl-C, and nobody can say which batch was lost
         self._waiting_since: float | None = None
         self.pid = os.getpid()
@@ -119,8 +120,9 @@ class Delivery:
         except Interrupted:
             self._broken = StopIteration()
             raise
-        except Exception:
-            self._num_failed += 1
+        except Exception:  # a signal's handler, too, may raise one: that stands for no batch
+            self._num_failed += self._num_out - num_out
+            self._is_told = True
             raise
         except BaseException:
             self._lose(self._num_out - num_out)
@@ -155,8 +157,9 @@ class Delivery:
             return
         num_done, num = self._pass.num_steps, self._pass.plan.num_remaining_steps
         is_over = num_done + self._num_failed >= num
-        if not is_over and not (self._num_failed and self._batches.ends_once):
+        if not is_over and not (self._is_told and self._batches.ends_once):
             self._num_failed += 1
+            self._is_told = True
             why = (
                 "a worker raised StopIteration, in the dataset, its transform or collate_fn, or another "
                 "iteration took over the worker processes that persist"

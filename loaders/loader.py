@@ -26,9 +26,9 @@ from loaders.backends.maker import Maker, num_in_flight
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.process import (
     ProcessBatches,
+    WorkerBatches,
     are_usable,
     ending_if_unsendable,
-    unusable_after_ctrl_c,
 )
 from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
@@ -63,7 +63,6 @@ from loaders.profiling import profile_from_environment
 from loaders.sampling.context import ContextFetcher
 from loaders.sampling.foreign import NumberedBatches, Passes, kept, single
 from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, check_state, is_ours
-from loaders.signals import handlers_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -420,18 +419,20 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     def _start_torchs(self) -> ProcessBatches:
         """Let torch fetch batches: in worker processes, which are told the epoch with them, or here."""
-        iterator: Any = self._iterator
-        if iterator is not None and not are_usable(iterator):
-            iterator = self._iterator = None  # after Ctrl-C, say: others take their place
-        # Who begins anew waits for nobody; workers that are kept are waited for.
-        with (
-            ending_if_unsendable(self),
-            handlers_later() if iterator is None else unusable_after_ctrl_c(iterator),
-        ):
-            batches: Any = super().__iter__()
+        kept: Any = self._iterator
+        if kept is not None and not are_usable(kept):
+            self._iterator = kept = None  # after Ctrl-C of a terminal, say: others begin
+        with ending_if_unsendable(self):
+            batches: Any = super().__iter__() if kept is None else kept
+        if kept is not None:
+            kept.begin(self)
         if not self.num_workers:
             batches._dataset_fetcher = ContextFetcher(batches._dataset_fetcher)
         return ProcessBatches(batches)
+
+    def _get_iterator(self) -> Any:
+        """Return torch's iterator, of which Ctrl-C leaves no worker behind."""
+        return WorkerBatches(self) if self.num_workers else super()._get_iterator()
 
     def _start(self) -> OrderedBatches:
         if (self.generator is not None or self._steps is None) and not self._has_drawn:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import sys
 import threading
-from contextlib import ExitStack, contextmanager
+import time
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+_NUMBERS = [int(number) for number in signal.valid_signals()]
 
 
 @contextmanager
@@ -23,34 +29,64 @@ def no_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def handlers_later() -> Iterator[None]:
-    """Call the handlers of signals that come meanwhile at the end.
+def handlers_later(
+    insist_s: float = math.inf,
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Call the handlers of signals that come meanwhile at the end; within what is yielded, at once.
 
     What a handler raises while a process forks, Python prints and forgets; where it raises while a thread
     starts, the thread may wait for ever. A mask of this thread holds nothing back where there are others.
+
+    Args:
+        insist_s: A signal that comes again so long after it was held back is not: something hangs.
     """
     if threading.current_thread() is not threading.main_thread():  # handlers run in that one
-        yield
+        yield nullcontext
         return
-    came: list[tuple[int, Any]] = []
-    is_held = True
+    came: dict[
+        int, float
+    ] = {}  # when each came first; not its frame, which would keep its callers
+    patience_s = insist_s
 
     def later(number: int, frame: Any) -> None:
-        if is_held:
-            came.append((number, frame))
-        else:  # another signal raised while handlers were put back
+        now = time.monotonic()
+        if now - came.setdefault(number, now) >= patience_s:
+            del came[number]
             handlers[number](number, frame)
 
-    given = ((number, signal.getsignal(number)) for number in signal.valid_signals())
+    def handle() -> None:
+        numbers = [*came]
+        came.clear()
+        _call_all([partial(handlers[number], number, sys._getframe()) for number in numbers])
+
+    @contextmanager
+    def at_once() -> Iterator[None]:
+        nonlocal patience_s
+        patience_s = 0
+        try:
+            handle()
+            yield
+        finally:
+            patience_s = insist_s
+
+    given = ((number, signal.getsignal(number)) for number in _NUMBERS)
     handlers: dict[int, Any] = {number: handler for number, handler in given if callable(handler)}
     try:
         for number in handlers:
             signal.signal(number, later)
-        yield
+        yield at_once
     finally:
-        is_held = False
-        with ExitStack() as each:  # also if one of them raises
-            for number, frame in reversed(came):
-                each.callback(handlers[number], number, frame)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        patience_s = math.inf
+        try:
+            _call_all([partial(signal.signal, *each) for each in handlers.items()])
+        finally:
+            handle()
+
+
+def _call_all(calls: list[Callable[[], object]]) -> None:
+    """Call each of them, also if another raises; an ``ExitStack`` would be kept by what is raised, and its callers."""
+    if calls:
+        try:
+            calls.pop(0)()
+        finally:
+            _call_all(calls)

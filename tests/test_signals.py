@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import time
+import weakref
 from typing import Any
 
 import pytest
@@ -38,3 +41,63 @@ def test_of_signals_that_were_held_back_each_reaches_its_handler() -> None:
         signal.signal(signal.SIGUSR2, before[1])
 
     assert came == [signal.SIGALRM, signal.SIGUSR2, signal.SIGUSR2]
+
+
+def test_each_handler_is_put_back_though_one_raises_while_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def raises(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    put = signal.signal
+
+    def put_and_raise(number: int, handler: Any) -> Any:
+        before = put(number, handler)
+        if handler is raises:
+            signal.raise_signal(signal.SIGALRM)
+        return before
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGUSR2)}
+    put(signal.SIGALRM, raises)
+    put(signal.SIGUSR2, raises)
+    given = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        with pytest.raises(TimeoutError), handlers_later():
+            monkeypatch.setattr(signal, "signal", put_and_raise)
+        assert {number: signal.getsignal(number) for number in given} == given
+    finally:
+        for number, handler in before.items():
+            put(number, handler)
+
+
+def test_a_signal_that_comes_again_later_is_not_held_back() -> None:
+    def hang() -> None:
+        with handlers_later(insist_s=0.2):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.3)
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("it was held back")
+
+    with pytest.raises(KeyboardInterrupt):
+        hang()
+
+
+def test_of_what_is_raised_behind_the_hold_nothing_keeps_its_callers() -> None:
+    """Else worker processes of an iterator live until the garbage is collected."""
+
+    class Owner:
+        def hold(self) -> None:
+            with handlers_later() as self.at_once:
+                signal.raise_signal(signal.SIGINT)
+
+    owner = Owner()
+    is_gone = weakref.ref(owner)
+    with pytest.raises(KeyboardInterrupt):
+        owner.hold()
+    gc.disable()
+    try:
+        del owner
+        assert is_gone() is None
+    finally:
+        gc.enable()

@@ -11,22 +11,25 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.queues import Queue
+from queue import Queue as ThreadQueue
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from loaders.backends.ordered import TimedOut
+from loaders.backends.ordered import Interrupted, TimedOut
 from loaders.backends.subprocess import killed_by
 from loaders.live import write
+from loaders.signals import handlers_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _DEATH_TIMEOUT_S = 1.0  # from the end of a worker's connection to its own
 _EXIT_TIMEOUT_S = 2.0
+_INSIST_S = 2.0  # from one Ctrl-C to another that is not held back
+_LOOK_S = 5.0  # how often torch looks whether its workers are alive
 _GET_DATA = _MultiProcessingDataLoaderIter._get_data.__code__
 _with_workers: weakref.WeakSet[Any] = weakref.WeakSet()  # torch's iterators
-_interrupted: weakref.WeakSet[Any] = weakref.WeakSet()  # of these: Ctrl-C left them out of step
 
 
 class ProcessBatches:
@@ -47,10 +50,6 @@ class ProcessBatches:
         self._batches = batches
         self.num_taken = 0
         self._pid = os.getpid()
-        if self._workers:
-            _with_workers.add(batches)
-        for worker in self._workers:  # torch calls it as the last resort
-            worker.terminate = partial(_end, worker._popen)
 
     def __iter__(self) -> ProcessBatches:
         return self
@@ -60,17 +59,16 @@ class ProcessBatches:
             what = "these worker processes belong to the parent of this forked process"
             raise RuntimeError(what)
         try:
-            with unusable_after_ctrl_c(self._batches):
-                batch = next(self._batches)
-        except StopIteration:
+            batch = next(self._batches)
+        except (StopIteration, Interrupted):
             raise
         except Exception as error:
-            # Torch keeps the error in a frame of its traceback, and by that its iterator. Workers of one
-            # that the garbage collector finds end ten seconds later.
+            # Torch keeps the error in a frame of its traceback, and by that its iterator, until the
+            # garbage is collected.
             traceback.clear_frames(error.__traceback__)
             if str(error).startswith("DataLoader timed out"):
                 raise TimedOut(str(error)) from None
-            self.num_taken += 1
+            self.num_taken += not getattr(self._batches, "is_waiting", False)
             if death := self._death(error):
                 raise RuntimeError(death) from error
             raise
@@ -123,6 +121,99 @@ class ProcessBatches:
             self._batches._shutdown_workers()
 
 
+class WorkerBatches(_MultiProcessingDataLoaderIter):
+    """Torch's iterator over batches of worker processes, which Ctrl-C leaves whole: it comes in the waits alone.
+
+    Elsewhere it would leave a lock of a queue taken for ever, half of a message, or workers behind. Who insists,
+    where a worker was stopped in the middle of a message, ends the workers.
+
+    Attributes:
+        is_waiting: Whether what was raised last came in the wait for a batch, and so is not that batch's.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.is_waiting = self._is_lost = False
+        self._came: list[Any] = []
+        self._shutdown, self._pid = True, os.getpid()  # nothing to end yet
+        _with_workers.add(self)
+        with handlers_later() as self._at_once:
+            super().__init__(loader)
+            workers: list[Any] = self._workers
+            for worker in workers:  # torch calls it as the last resort
+                worker.terminate = partial(_end, worker._popen)
+            for queue in self._index_queues:
+                _close_by_hand(queue)
+
+    def __next__(self) -> Any:
+        if self._is_lost:
+            self._is_lost = False
+            raise Interrupted
+        self.is_waiting = False
+        if not self._came:  # else Ctrl-C came when there was a batch
+            with handlers_later(_INSIST_S) as self._at_once:
+                self._come()
+        return self._came.pop()
+
+    def _come(self) -> None:
+        try:
+            self._came.append(super().__next__())
+        except Exception:
+            raise
+        except BaseException:
+            self._is_lost = not self.is_waiting
+            if self._is_lost:
+                self._shutdown_workers()
+            raise
+
+    def begin(self, loader: Any) -> None:
+        """Begin another epoch; whoever is interrupted here ends the workers, which are out of step."""
+        self._is_lost = False
+        self._came.clear()
+        try:
+            with handlers_later(_INSIST_S) as self._at_once:
+                self._reset(loader)
+        except BaseException:
+            self._shutdown_workers()
+            raise
+
+    def _try_get_data(self, timeout: float = _LOOK_S) -> tuple[bool, Any]:
+        self.is_waiting = True
+        with self._at_once():
+            _wait(self._data_queue, timeout)
+        self.is_waiting = False
+        found: tuple[bool, Any] = super()._try_get_data(0)  # type: ignore[no-untyped-call]
+        return found
+
+    def _shutdown_workers(self) -> None:
+        if os.getpid() != self._pid:  # in a fork: they are the parent's
+            return
+        with handlers_later():  # torch tries it once
+            super()._shutdown_workers()
+
+    def __del__(self) -> None:
+        try:
+            self._shutdown_workers()
+        except BaseException:  # Ctrl-C, perhaps before it was held back; nobody else can try again
+            self._shutdown_workers()
+            raise
+
+
+def _wait(queue: Any, timeout_s: float) -> None:
+    """Wait until something is in a queue of processes, or of the thread that pins."""
+    if isinstance(queue, ThreadQueue):
+        with queue.not_empty:
+            queue.not_empty.wait_for(queue._qsize, timeout_s)
+    else:
+        connection.wait([queue._reader], timeout_s)
+
+
+def _close_by_hand(queue: Any) -> None:
+    """Leave it to torch to close a queue: the garbage collector would do so before torch says goodbye through it."""
+    if queue._close is not None:
+        queue._close.cancel()
+        queue._close = partial(Queue._finalize_close, queue._buffer, queue._notempty)  # type: ignore[attr-defined]
+
+
 @contextmanager
 def ending_if_unsendable(loader: Any) -> Iterator[None]:
     """Start workers that end where what they made does not pickle: torch waits for it for ever."""
@@ -146,29 +237,10 @@ def _end_unsendable(error: BaseException, item: Any) -> None:
     os._exit(1)
 
 
-@contextmanager
-def unusable_after_ctrl_c(batches: Any) -> Iterator[None]:
-    """Note of torch's iterator where it was interrupted: what was read of a message, it does not read again."""
-    try:
-        yield
-    except Exception:
-        raise
-    except BaseException:
-        _interrupted.add(batches)
-        raise
-
-
 def are_usable(batches: Any) -> bool:
-    """Tell whether the workers that an iterator of torch keeps are of this process, and can serve another epoch.
-
-    They are ended if Ctrl-C came in a wait for them.
-    """
+    """Tell whether the workers that an iterator of torch keeps are of this process, and run."""
     pid = os.getpid()
-    if not all(worker._parent_pid == pid and worker.is_alive() for worker in batches._workers):
-        return False
-    if batches in _interrupted:
-        batches._shutdown_workers()
-    return batches not in _interrupted
+    return all(worker._parent_pid == pid and worker.is_alive() for worker in batches._workers)
 
 
 def _end(popen: Any) -> None:
@@ -178,19 +250,15 @@ def _end(popen: Any) -> None:
         popen.kill()
 
 
-def _leave_to_parent() -> None:
-    """In a fork, let torch's iterators do nothing when they are dropped: they would end the parent's workers."""
-    for batches in list(_with_workers):
-        batches._shutdown = True
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
-
-
 @atexit.register
 def _end_before_exit() -> None:
     """Let workers end by themselves: who is killed by ``multiprocessing`` leaves $TMPDIR/pymp-* behind."""
-    ending = [batches for batches in list(_with_workers) if not batches._shutdown]
+    with handlers_later():
+        pid = os.getpid()
+        _end_all([each for each in list(_with_workers) if each._pid == pid and not each._shutdown])
+
+
+def _end_all(ending: list[Any]) -> None:
     for batches in ending:
         # One that died may hold the lock of the event.
         if all(worker.is_alive() for worker in batches._workers):
