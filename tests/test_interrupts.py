@@ -367,3 +367,36 @@ def test_ctrl_c_while_a_child_process_is_ended_comes_when_it_has(alarm: None, na
         iterator.close()
 
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_in_a_message_of_a_child_process_is_one_error_and_the_end(
+    alarm: None, again: bool
+) -> None:
+    """Also if Ctrl-C comes again, while the child is ended that is of no more use."""
+    loader = DataLoader([*range(64)], 2, num_workers=1, prefetch_factor=1, backend="subprocess")
+    iterator: Any = iter(loader)
+    next(iterator)
+    child = iterator._batches._pool._child
+    receive, join = child._channel.receive, child._process.join
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return receive(*args)
+
+    def interrupted_join(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return join(*args)
+
+    child._channel.receive = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        list(iterator)
+    if again:
+        child._process.join = interrupted_join
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+    with pytest.raises(RuntimeError, match="begin a new iteration"):
+        next(iterator)
+    assert next(iterator, None) is None
+    assert next(iterator, None) is None
+    assert [batch.tolist() for batch in loader] == [[k, k + 1] for k in range(0, 64, 2)]

@@ -32,6 +32,10 @@ class Interrupted(RuntimeError):
         )
 
 
+class Lost(Exception):
+    """The workers of a pool are gone, and an error of ``take`` has said so."""
+
+
 class Pool(Protocol):
     """Makes groups of batches, and hands them over in the order they were asked for."""
 
@@ -47,7 +51,7 @@ class Pool(Protocol):
         """Whether the oldest group could be taken without waiting."""
 
     def put(self, group: list[Any]) -> None:
-        """Begin a group of batches, given the indices of each."""
+        """Begin a group of batches, given the indices of each; ``Lost`` if the workers are, and that was told."""
 
     def take(self, timeout_s: float | None) -> Made:
         """Return the oldest group, or raise its error; ``Late`` if it is not done in time."""
@@ -192,6 +196,9 @@ class OrderedBatches:
                 return
             try:
                 self._pool.put(group)
+            except Lost:
+                self._indices = iter(())
+                return
             except Exception as error:  # its turn comes behind the batches that are ready
                 self._break(error)
                 return

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.backends import child
 from loaders.backends.channel import Channel, pair
+from loaders.backends.ordered import Lost
 from loaders.backends.wire import Mapped
 from loaders.device.pinned import page_lock
 from loaders.signals import handlers_later, no_interrupt
@@ -144,7 +145,7 @@ class Child:
 
     def _check_open(self) -> None:
         if not self.end.alive:
-            raise RuntimeError("the loader's child process was closed")
+            raise RuntimeError("the loader's child process was closed: begin a new iteration")
 
     def uninterrupted(self) -> _Uninterrupted:
         """Return what to do a part of a message in: who is interrupted there leaves the child not whole."""
@@ -260,6 +261,7 @@ class ChildPool:
         child.num_passes += 1
         self._pass = child.num_passes
         self._under_way = 0
+        self._is_lost = False  # the child ended, and what was raised said so
         self._came: deque[Any] = deque()  # while something else was waited for
 
     def __len__(self) -> int:
@@ -276,7 +278,7 @@ class ChildPool:
         return self._child.slot_bytes
 
     def put(self, group: list[Any]) -> None:
-        """Ask for a group of batches."""
+        """Ask for a group of batches; ``Lost`` once an error said that the child is gone."""
         self._check_open()
         with self._child.uninterrupted():
             self._child.send("make", self._pass, group)
@@ -331,7 +333,14 @@ class ChildPool:
             self._came.append(group)
 
     def _check_open(self) -> None:
-        self._child.check()
+        if self._is_lost:
+            raise Lost
+        try:
+            self._child.check()
+        except BaseException:
+            if not self._child.end.alive:
+                self._is_lost, self._under_way = True, 0
+            raise
         if not self._close.alive:
             raise RuntimeError("this pool was closed; its child process may work for another")
 
