@@ -432,7 +432,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     def _get_iterator(self) -> Any:
         """Return torch's iterator, of which Ctrl-C leaves no worker behind."""
-        return WorkerBatches(self) if self.num_workers else super()._get_iterator()
+        if not self.num_workers:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return WorkerBatches(self)
 
     def _start(self) -> OrderedBatches:
         if (self.generator is not None or self._steps is None) and not self._has_drawn:

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -43,9 +44,8 @@ def handlers_later(
     if threading.current_thread() is not threading.main_thread():  # handlers run in that one
         yield nullcontext
         return
-    came: dict[
-        int, float
-    ] = {}  # when each came first; not its frame, which would keep its callers
+    # When each came first; not its frame, which would keep its callers.
+    came: dict[int, float] = {}
     patience_s = insist_s
 
     def later(number: int, frame: Any) -> None:
@@ -81,6 +81,15 @@ def handlers_later(
             _call_all([partial(signal.signal, *each) for each in handlers.items()])
         finally:
             handle()
+
+
+def finalize(
+    owner: object, function: Callable[..., object], *args: Any
+) -> weakref.finalize[..., Any]:
+    """As ``weakref.finalize``, which is called once, and does nothing where Ctrl-C comes before its first line."""
+    end = weakref.finalize(owner, function, *args)
+    weakref.finalize(owner, end).atexit = False  # does nothing if that one has begun
+    return end
 
 
 def _call_all(calls: list[Callable[[], object]]) -> None:

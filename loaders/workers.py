@@ -33,7 +33,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from loaders.signals import handlers_later
+from loaders.signals import finalize, handlers_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -262,7 +262,7 @@ class Workers:
             for i in range(num_workers)
         ]
         queues = self._tasks, self._read_aheads
-        self._close = weakref.finalize(self, _close, opened, queues, self._threads, self._running)
+        self._close = finalize(self, _close, opened, queues, self._threads, self._running)
         try:
             with handlers_later():
                 for thread in self._threads:

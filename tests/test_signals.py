@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import time
 import weakref
 from typing import Any
 
 import pytest
 
-from loaders.signals import handlers_later
+from loaders.signals import finalize, handlers_later
 
 
 def test_of_signals_that_were_held_back_each_reaches_its_handler() -> None:
@@ -101,3 +102,31 @@ def test_of_what_is_raised_behind_the_hold_nothing_keeps_its_callers() -> None:
         assert is_gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_ctrl_c_keeps_from_being_finalized_is() -> None:
+    class Owner:
+        pass
+
+    owner = Owner()
+    ended: list[int] = []
+    end = finalize(owner, ended.append, 1)
+    finalize_code = weakref.finalize.__call__.__code__
+
+    def interrupt(frame: Any, event: str, arg: Any) -> None:
+        if frame.f_code is finalize_code and not seen:
+            seen.append(frame)
+            raise KeyboardInterrupt
+
+    seen: list[Any] = []
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        del owner
+    finally:
+        sys.settrace(before)
+
+    assert seen
+    assert ended == [1]
+    assert not end.alive

@@ -21,7 +21,6 @@ import pickle
 import signal
 import sys
 import time
-import weakref
 from collections import deque
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -32,7 +31,7 @@ from loaders.backends.channel import Channel, pair
 from loaders.backends.ordered import Lost
 from loaders.backends.wire import Mapped
 from loaders.device.pinned import page_lock
-from loaders.signals import handlers_later, no_interrupt
+from loaders.signals import finalize, handlers_later, no_interrupt
 from loaders.workers import Late
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class Child:
             theirs.close()
             begun.close()
         self.pid: int = self._process.pid
-        self.end = weakref.finalize(self, _end, self._process, self._channel, self._pid)
+        self.end = finalize(self, _end, self._process, self._channel, self._pid)
 
     @property
     def is_usable(self) -> bool:
@@ -256,7 +255,7 @@ class ChildPool:
         self.num_ready = 0
         self._child, self._count_replaced = child, maker.count_replaced
         self._pinned = maker.pinned if maker.pin else None
-        self._close = weakref.finalize(self, leave or _end_child, child)
+        self._close = finalize(self, leave or _end_child, child)
         self._close.atexit = False  # then the child ends itself
         child.num_passes += 1
         self._pass = child.num_passes

@@ -295,3 +295,12 @@ def test_what_cannot_be_sent_ends_the_wait_for_it(
 
     assert "cannot be sent to the trainer" in capfd.readouterr().err
     assert loader.worker_init_fn is None
+
+
+def test_more_workers_than_cores_are_warned_of_when_they_begin_as_by_torch() -> None:
+    num_workers = len(os.sched_getaffinity(0)) + 1
+    with pytest.warns(UserWarning, match="suggested max"):
+        loader = DataLoader([*range(8)], 2, num_workers=num_workers, backend="process")
+
+    with pytest.warns(UserWarning, match="suggested max"):
+        assert len([*loader]) == 4

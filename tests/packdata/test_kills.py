@@ -74,6 +74,10 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {  # what is there at the target, a
     "append": ("one", ["append", "dst", "two"]),
     "append without keys": ("bare", ["append", "dst", "bare"]),
     "images": ("", ["images", "photos", "dst", "--size", "16", "--workers", "1"]),
+    "split over others": (
+        "parts",
+        ["split", "one", "dst", "--parts", "a=0.5", "b=0.5", "--format", "lmdb", "--overwrite"],
+    ),
     "split": ("", ["split", "one", "dst", "--parts", "a=0.5", "b=0.25", "c=0.25"]),
 }
 
@@ -86,6 +90,8 @@ def world(tmp_path: Path) -> Path:
     for i in range(6):
         (folder / "photos" / f"c{i % 2}").mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(folder / "photos" / f"c{i % 2}" / f"{i}.png"), np.full((20, 20, 3), i))
+    parts = ["--parts", "a=0.5", "b=0.5", "--format", "parquet"]
+    assert main(["split", str(folder / "one"), str(folder / "parts"), *parts]) == 0
     bare = [{"label": np.int64(i)} for i in range(6)]
     pack(folder / "bare", {"label": Label()}, bare)
     return folder

@@ -16,7 +16,7 @@ from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import PackError, SchemaError
 from loaders.manifest import MANIFEST_NAME
 from loaders.schema.tables import find_column
-from packdata.leftovers import published_by
+from packdata.leftovers import RECORD_NAME, published_by
 from packdata.plan import check_outside
 from packdata.provenance import origin
 from packdata.reader import KEY_FIELD, PackedReader
@@ -147,15 +147,20 @@ def _parts_made_before(
     dst: Path, provenances: Mapping[str, Mapping[str, Any]], command: str
 ) -> dict[str, Manifest]:
     """Return the parts that the same command had published before it was killed."""
-    folders = [dst / name for name in provenances]
-    if all(published_by(folder, folder / PACKING_NAME) != command for folder in folders):
+    on_record = {name: published_by(dst / name, dst / name / PACKING_NAME) for name in provenances}
+    if command not in on_record.values():
         return {}
-    there = {name: find_datasets(dst / name, [""]).get("") for name in provenances}
-    return {
-        name: manifest
-        for name, manifest in there.items()
-        if manifest is not None and manifest.provenance == provenances[name]
-    }
+    made: dict[str, Manifest] = {}
+    for name, by in on_record.items():
+        manifest = find_datasets(dst / name, [""]).get("")
+        # Where no record is left, it had even cleaned up; where one is of what did not come, it had not begun.
+        has_record = (dst / name / PACKING_NAME / RECORD_NAME).exists()
+        is_made = (
+            by == command if has_record else manifest and manifest.provenance == provenances[name]
+        )
+        if manifest is not None and is_made:
+            made[name] = manifest
+    return made
 
 
 def _samples(

@@ -30,6 +30,7 @@ from loaders.datasets.memory.keeper import Keeper, Name, Peer, receive
 from loaders.datasets.memory.loading import Progress, check_fits, names_to_load, plan_columns
 from loaders.errors import LoadersError
 from loaders.schema import Field, field_from_json
+from loaders.signals import finalize
 
 if TYPE_CHECKING:
     import socket
@@ -122,7 +123,7 @@ class SharedColumns:
 
     def __init__(self, name: Name, sealed: SealedColumns, keeper: Keeper) -> None:
         self.name, self.sealed = name, sealed
-        self._end = weakref.finalize(self, keeper.close)
+        self._end = finalize(self, keeper.close)
 
     def close(self) -> None:
         """Offer it to others no more; the columns stay for as long as somebody refers to them."""
