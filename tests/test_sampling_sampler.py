@@ -26,6 +26,7 @@ from loaders.sampling import (
     Sequential,
     Shuffled,
     Weighted,
+    audit,
     check_state,
     resolve_rank,
 )
@@ -139,8 +140,8 @@ def test_an_epoch_that_was_taken_whole_begins_anew_when_it_is_chosen() -> None:
 
     sampler.set_epoch(0)
 
-    assert sampler.state_dict()["delivered"] == 0
     assert list(sampler) == first
+    assert sampler.epoch == 1
 
 
 def test_set_epoch_selects_the_order_as_in_torch() -> None:
@@ -578,4 +579,65 @@ def test_the_length_is_what_is_yielded_where_blocks_stay_together(pad: Pad, rank
     sampler = EpochSampler(order, rank=rank, world_size=3, pad=pad)
 
     assert len(list(sampler)) == len(sampler)
+    assert sampler.epoch == 1
+
+
+@pytest.mark.parametrize("num_samples", [12, 13])
+def test_counts_of_numpy_go_into_no_state(num_samples: int) -> None:
+    """A state is primitives: what computed ``num_samples`` may have been numpy."""
+    labels = np.arange(40) % 3
+    for order in (
+        Balanced(labels, np.int64(num_samples)),  # type: ignore[arg-type]
+        Weighted(np.ones(40), np.int64(num_samples)),  # type: ignore[arg-type]
+    ):
+        sampler = EpochSampler(order, rank=0, world_size=1)
+        take(iter(sampler.batches(5)), 3)
+
+        state = json.loads(json.dumps(sampler.state_dict()))
+
+        assert state["delivered"] == num_samples
+        sampler.load_state_dict(state)
+
+
+@pytest.mark.parametrize("pad", [True, False, "mark"])
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 6])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_no_step_is_larger_than_a_batch_where_batches_cut_blocks(
+    pad: Pad, batch_size: int, world_size: int
+) -> None:
+    """Blocks of a mixture stay together where batches are made of whole ones, and nowhere else."""
+    order = MixtureOrder([9, 7], [0.5, 0.5], stop=16, block_size=4)
+
+    for sampler in samplers_of(world_size, order, pad=pad):
+        sizes = [len(batch) for batch in sampler.batches(batch_size)]
+
+        assert max(sizes) <= batch_size
+        assert pad is not True or world_size > 1 or sum(sizes) == 16
+    assert audit(16, batch_size=batch_size, world_size=world_size, pad=pad, order=order).ok
+
+
+def test_ranks_that_leave_an_epoch_at_the_same_step_begin_the_same_one() -> None:
+    """One of them has no more steps, and cannot take that for the end: the others are not done."""
+    samplers = samplers_of(2, 5, pad=False)
+    for sampler in samplers:
+        current = sampler.begin(sampler.plan())
+        current.count(2)
+
+    for sampler in samplers:
+        sampler.go_on()
+
+    assert [sampler.epoch for sampler in samplers] == [0, 0]
+
+
+def test_the_current_epoch_keeps_its_position_behind_its_last_step_too() -> None:
+    """Chosen again in its loop, it ends as if it had not been; chosen behind it, it begins anew."""
+    sampler = EpochSampler(3, rank=0, world_size=1)
+    current = sampler.begin(sampler.plan())
+    current.count(3)
+    sampler.set_epoch(0)
+
+    assert sampler.state_dict()["delivered"] == 3
+    sampler.go_on()
+    assert sampler.epoch == 0
+    current.end()
     assert sampler.epoch == 1

@@ -11,7 +11,7 @@ from loaders.cached import cached_property
 from loaders.checks import whole_number
 from loaders.rng import hash64
 from loaders.sampling.derived import Derived, digest, frozen_copy
-from loaders.sampling.order import CLASSES, MEMBERS, PLACES, check_count, order_key
+from loaders.sampling.order import CLASSES, MEMBERS, PLACES, keep_count, order_key
 from loaders.sampling.permutation import permute
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Balanced(Derived):
         labels = frozen_copy(self.labels, "labels", "dataset.column('label')")
         if not labels.size:
             raise ValueError("labels must name the class of one sample at least, got none")
-        check_count("num_samples", self.num_samples)
+        keep_count(self, "num_samples")
         whole_number("seed", self.seed)
         object.__setattr__(self, "labels", labels)
 

@@ -10,7 +10,7 @@ import numpy as np
 from loaders.cached import cached_property
 from loaders.checks import whole_number
 from loaders.sampling.derived import Derived, as_floats, digest, frozen_copy
-from loaders.sampling.order import BLOCKS, PLACES, check_count, order_key
+from loaders.sampling.order import BLOCKS, PLACES, keep_count, order_key
 from loaders.sampling.permutation import check_positions, permute
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ class ByLength(Derived):
         lengths = as_floats(frozen_copy(self.lengths, "lengths", "[12, 7, ...]"), "lengths")
         if not np.isfinite(lengths).all() or lengths.min(initial=0) < 0:
             raise ValueError("lengths must be finite and not negative")
-        check_count("batch_size", self.batch_size, at_least=1)
+        keep_count(self, "batch_size", at_least=1)
         whole_number("seed", self.seed)
-        check_count("window", self.window, at_least=1)
+        keep_count(self, "window", at_least=1)
         object.__setattr__(self, "lengths", lengths)
 
     def __repr__(self) -> str:

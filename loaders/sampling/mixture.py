@@ -11,7 +11,7 @@ from loaders.cached import cached_property
 from loaders.checks import did_you_mean, whole_number
 from loaders.rng import key64, uniform
 from loaders.sampling.derived import Derived, as_floats, digest, frozen_copy
-from loaders.sampling.order import MIXTURE, PASSES, check_count, order_key
+from loaders.sampling.order import MIXTURE, PASSES, keep_count, order_key
 from loaders.sampling.permutation import check_positions, permute
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ class MixtureOrder(Derived):
             )
         if (empty := (sizes < 1) & (weights > 0)).any():
             raise ValueError(f"source {int(empty.argmax())} has no samples, but a weight above 0")
-        check_count("block_size", self.block_size, at_least=1, below=1 << 40)
+        keep_count(self, "block_size", at_least=1, below=1 << 40)
         whole_number("seed", self.seed)
         check_stop(self.stop)
         object.__setattr__(self, "sizes", sizes)
         object.__setattr__(self, "weights", weights)
-        check_count("the samples of an epoch", self.length, below=1 << 40)
+        whole_number("the samples of an epoch", self.length, at_least=0, below=1 << 40)
 
     def __repr__(self) -> str:
         what = f"sizes={_few(self.sizes)}, weights={_few(self.weights)}, stop={self.stop!r}"
@@ -210,7 +210,7 @@ def _groups(values: Int64s) -> Iterator[tuple[int, Int64s | slice]]:
 def check_stop(stop: Any) -> None:
     """Raise unless it says where an epoch can end: TypeError or ValueError."""
     if not isinstance(stop, str):
-        check_count("stop", stop, at_least=1, below=1 << 40)
+        whole_number("stop", stop, at_least=1, below=1 << 40)
     elif stop not in _STOPS:
         what = "stop must be 'first_exhausted', 'all_exhausted' or a number of samples"
         raise ValueError(f"{what}, got {stop!r}{did_you_mean(stop, _STOPS)}")

@@ -110,12 +110,7 @@ def order_key(seed: int, epoch: int, purpose: int) -> int:
     return key64(_ORDER, int(seed), int(epoch), purpose)
 
 
-def check_count(name: str, value: int, *, at_least: int = 0, below: int = 1 << 63) -> None:
-    """Refuse a count out of range."""
-    whole_number(name, value, at_least=at_least, below=below)
-
-
-def keep_count(order: Order, name: str, *, at_least: int = 0) -> None:
+def keep_count(order: Order, name: str, *, at_least: int = 0, below: int = 1 << 63) -> None:
     """Keep a count of a frozen order as an int, of which arithmetic and states are made; refuse one out of range."""
-    count = whole_number(name, getattr(order, name), at_least=at_least, below=1 << 63)
+    count = whole_number(name, getattr(order, name), at_least=at_least, below=below)
     object.__setattr__(order, name, count)

@@ -41,7 +41,7 @@ class Plan:
         drop_last: Leave out the tail; ``pad`` then has no effect.
         pad: What to do about ranks that have less of the tail (table above).
         start: Positions already delivered, on all ranks together; steps count from there.
-        unit: Positions that belong together: the tail is divided by whole units.
+        unit: Positions that belong together: the tail is divided by whole units, if batches are.
 
     Raises:
         ValueError: An argument is out of range.
@@ -69,6 +69,10 @@ class Plan:
         whole_number("start", self.start, at_least=0, below=self.length + 1)
         if self.pad not in (True, False, "mark"):
             raise ValueError(f'pad must be True, False or "mark", got {self.pad!r}')
+        if (
+            self.batch_size % self.unit
+        ):  # full steps cut units: those of the tail would be too large
+            object.__setattr__(self, "unit", 1)
 
     @property
     def global_batch_size(self) -> int:
@@ -86,6 +90,11 @@ class Plan:
         return self.num_full_steps + (self._tail[1] > 0)
 
     @property
+    def num_steps_of_all(self) -> int:
+        """Remaining steps of the rank that has most of them, which is the first."""
+        return replace(self, rank=0).num_remaining_steps
+
+    @property
     def num_full_steps(self) -> int:
         """Remaining steps that have ``batch_size`` rows on every rank, none of them padding."""
         return (self.length - self.start) // self.global_batch_size
@@ -98,7 +107,7 @@ class Plan:
 
     def delivered(self, num_steps: int) -> int:
         """Return how many positions are done after these steps: the next plan's ``start``."""
-        return min(self.start + num_steps * self.global_batch_size, self.length)
+        return int(min(self.start + num_steps * self.global_batch_size, self.length))
 
     def positions(self, step: int) -> tuple[Int64s, npt.NDArray[np.bool_] | None]:
         """Return the positions of one step, and which are real (None unless ``pad="mark"``).

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
@@ -94,7 +93,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
     def __iter__(self) -> Iterator[SampleIndex]:
         self._resolve()
-        return chain.from_iterable(self._follow(self.plan, partial(_samples, seed=self.seed)))
+        return self._follow(self.plan, partial(_samples, seed=self.seed))
 
     def __len__(self) -> int:
         return self.plan().num_samples
@@ -125,7 +124,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
     def go_on(self) -> None:
         """Go to the next epoch, if all of this one was taken and nobody asked whether there is more: ``zip``, say."""
-        if self._pass is not None and self._pass.is_done:
+        if self._pass is not None and self._pass.is_over and not self._pass.is_chosen:
             self._pass.end()
 
     def begin(self, plan: Plan) -> Pass:
@@ -143,9 +142,10 @@ class EpochSampler(DistributedSampler[SampleIndex]):
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the current one keeps its position."""
         epoch = whole_number("epoch", epoch, at_least=0)
-        is_done = self._pass is not None and self._pass.is_done
-        if epoch != self.epoch or is_done:
+        if epoch != self.epoch:
             self._go_to(epoch, 0)
+        elif self._pass is not None:
+            self._pass.is_chosen = self._pass.is_over
 
     def state_dict(self) -> dict[str, int | str]:
         """Return where the epoch stands, in primitives, the same on every rank.
@@ -250,6 +250,7 @@ class Pass:
         plan: The steps, from where the pass began.
         num_steps: How many of them are done.
         is_overtaken: Whether another began before this one ended.
+        is_chosen: Whether its epoch was chosen when all of it was taken: the next ``iter`` begins it anew.
     """
 
     sampler: EpochSampler
@@ -257,6 +258,7 @@ class Pass:
     plan: Plan
     num_steps: int = 0
     is_overtaken: bool = False
+    is_chosen: bool = False
 
     @property
     def delivered(self) -> int:
@@ -267,6 +269,11 @@ class Pass:
     def is_done(self) -> bool:
         """Whether there were steps, and all are done."""
         return 0 < self.num_steps >= self.plan.num_remaining_steps
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank is done that has taken as many steps: one that has less of the tail cannot tell before."""
+        return 0 < self.num_steps >= self.plan.num_steps_of_all
 
     def count(self, num_steps: int = 1) -> None:
         """Note that steps are done: what was resumed is used up, the next ``iter`` begins at the start."""
@@ -421,10 +428,9 @@ def _as_order(order: Order | SupportsIndex, shuffle: bool | None, seed: int | No
     return Sequential(n) if shuffle is False else Shuffled(n, 0 if seed is None else seed)
 
 
-def _samples(order: Order, plan: Plan, epoch: int, seed: int) -> Iterator[list[SampleIndex]]:
-    """Yield the samples of each step: one, or a few of the tail where an order keeps units together."""
+def _samples(order: Order, plan: Plan, epoch: int, seed: int) -> Iterator[SampleIndex]:
+    """Yield the sample of each step of a plan of single ones."""
     for indices, draws, _ in evaluate(order, plan, epoch):
         draws_of = np.zeros_like(indices) if draws is None else draws
-        for places, draws_there in zip(indices.tolist(), draws_of.tolist(), strict=True):
-            numbers = zip(places, draws_there, strict=True)
-            yield [SampleIndex(place, epoch, draw, seed) for place, draw in numbers]
+        for place, draw in zip(indices[:, 0].tolist(), draws_of[:, 0].tolist(), strict=True):
+            yield SampleIndex(place, epoch, draw, seed)

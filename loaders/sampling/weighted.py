@@ -11,7 +11,7 @@ from loaders.cached import cached_property
 from loaders.checks import whole_number
 from loaders.rng import uniform
 from loaders.sampling.derived import Derived, as_floats, digest, frozen_copy
-from loaders.sampling.order import CHOICE, PLACES, STRATA, check_count, order_key
+from loaders.sampling.order import CHOICE, PLACES, STRATA, keep_count, order_key
 from loaders.sampling.permutation import permute
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Weighted(Derived):
         weights = as_floats(frozen_copy(self.weights, "weights", "[0.5, 2.0, ...]"), "weights")
         _check_weights(weights)
         whole_number("seed", self.seed)
-        check_count("num_samples", self.num_samples, below=1 << 53)  # counted in float64
+        keep_count(self, "num_samples", below=1 << 53)  # counted in float64
         if not self.replacement and self.num_samples > (num := np.count_nonzero(weights)):
             raise ValueError(
                 f"num_samples must be at most {num} without replacement (the weights above 0), "
