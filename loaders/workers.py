@@ -377,12 +377,18 @@ def _close(
             while True:
                 queue.get_nowait()
     opened.clear()  # ends the threads, and an owner's wait
+    # Garbage may be collected on one of them, in the middle of a job: the others may wait for a lock that it holds.
+    if threading.current_thread() not in threads:
+        _join(threads, running)
+    _ended.extend(threads)
+    threads.clear()
+
+
+def _join(threads: list[threading.Thread], running: _Running) -> None:
     deadline = time.monotonic() + _JOIN_TIMEOUT_S
     for thread in threads:
-        if thread is not threading.current_thread() and thread.ident is not None:
+        if thread.ident is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
     stuck = [thread.name for thread in threads if thread.is_alive() and thread.ident in running]
     if stuck and time.monotonic() >= deadline:
         logger.warning("%s did not end within %.0f s", ", ".join(stuck), _JOIN_TIMEOUT_S)
-    _ended.extend(threads)
-    threads.clear()

@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import pytest
 
 import loaders
 from loaders import DataLoader, RAMDataset, ShardDataset, live
-from loaders.errors import SampleError
+from loaders.errors import LoadersError, SampleError
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
@@ -654,3 +655,32 @@ def test_a_batch_that_the_device_half_failed_on_is_not_counted(folder: Path) -> 
     assert loader.state_dict()["sampler"]["delivered"] == 2
     next(iterator)
     assert loader.state_dict()["sampler"]["delivered"] == 6
+
+
+@pytest.mark.parametrize("what", ["a record", "records in a group", "a shard", "an index"])
+def test_no_thread_waits_for_the_garbage_collector_after_an_error(
+    damaged: Path, tmp_path: Path, what: str
+) -> None:
+    """A traceback that could reach its own error again would keep the loader, and its workers, until then."""
+    settings: dict[str, Any] = {"batch_size": 4}
+    dataset = ShardDataset(damaged)
+    if what == "records in a group":  # small rows, of which each is bad
+        folder = pack_samples(tmp_path / "a", NUM, format="parquet")
+        dataset = ShardDataset(folder, fields=["label"], check="always")
+        shutil.copy(next(damaged.glob("shard-*")), next(folder.glob("shard-*")))
+    elif what == "a shard":
+        folder = pack_samples(tmp_path / "a", NUM)
+        dataset = ShardDataset(folder)
+        next(folder.glob("shard-*")).unlink()
+    elif what == "an index":
+        settings = {"batch_sampler": [[0], [NUM]]}
+    gc.collect()
+    gc.disable()
+    try:
+        before = threading.active_count()
+        with pytest.raises((LoadersError, IndexError)) as caught:
+            list(DataLoader(dataset, num_workers=2, backend="thread", **settings))
+        del caught
+        wait_until(lambda: threading.active_count() == before, 5)
+    finally:
+        gc.enable()

@@ -1041,3 +1041,43 @@ def test_closing_drops_what_has_not_asked() -> None:
     assert not closing.is_alive()
     assert noted == []
     assert not any(thread.is_alive() for thread in pool._threads)
+
+
+class _Holds:
+    """A job whose second part waits for what the first one holds, while that one lets the pool go."""
+
+    num_parts = 2
+
+    def __init__(self, pools: list[Workers]) -> None:
+        self._pools, self._lock = pools, threading.Lock()
+        self._is_held = threading.Event()
+
+    def run(self, part: int) -> None:
+        if part:
+            assert self._is_held.wait(10)
+            with self._lock:
+                return
+        with self._lock:
+            self._is_held.set()
+            time.sleep(0.2)  # the other part is at the lock
+            self._pools.clear()  # as a collection of garbage would, which may begin anywhere
+
+    def finish(self) -> None:
+        pass
+
+    def describe(self, part: int) -> str:
+        return f"part {part}"
+
+
+def test_a_pool_that_ends_on_one_of_its_own_threads_waits_for_no_other() -> None:
+    """Garbage may be collected in the middle of a job, by a thread that holds what the others wait for."""
+    pools = [Workers(2)]
+    threads = [*pools[0]._threads]
+    pools[0].put(_Holds(pools))
+
+    began = time.monotonic()
+    for thread in threads:
+        thread.join(20)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert time.monotonic() - began < 10

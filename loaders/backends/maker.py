@@ -191,8 +191,9 @@ class Group:
             return Raised(error)
 
     def finish(self) -> Made:
-        """Return them in order."""
-        return self._made
+        """Return them in order, and keep none: the traceback of an error among them holds this group."""
+        made, self._made = self._made, []
+        return made
 
     def describe(self, part: int) -> str:
         """Say what is being made."""
@@ -207,11 +208,11 @@ class Failed:
     num_parts = 1
 
     def __init__(self, error: Exception) -> None:
-        self._error = error
+        self._errors = [error]
 
     def run(self, part: int) -> None:
-        """Raise it."""
-        raise self._error
+        """Raise it, and keep it no more: its traceback holds this job."""
+        raise self._errors.pop()
 
     def finish(self) -> None:
         """Never called."""

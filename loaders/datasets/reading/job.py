@@ -100,10 +100,10 @@ class BatchJob:
                 return self._read(position, position + 1)
             except LoadersError as cause:
                 index = int(self.request.indices[position])
-                error = self.dataset.sample_error(index, cause)
+                # No name for the error: its traceback holds this frame, and the two would keep the loader alive.
                 if self.dataset.on_error == "raise":
-                    raise error from cause
-                self.dataset.count_replaced(error)
+                    raise self.dataset.sample_error(index, cause) from cause
+                self.dataset.count_replaced(self.dataset.sample_error(index, cause))
             with self._lock:  # other threads replace samples of the same request
                 self._replace(position, attempt)
         raise self.dataset.sample_error(index, "it was to replace another, and is bad too")
