@@ -191,11 +191,14 @@ def _work(
     closed: _Closed,
     finished: SimpleQueue[None],
     running: _Running,
+    clocks: list[int],
     prepare: Callable[[], None],
     on_done: Callable[[], None],
 ) -> None:
     _ended.clear()
     _here.running = running
+    if hasattr(time, "pthread_getcpuclockid"):
+        clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
     prepare_once = _Once(prepare)
     with suppress(BaseException):  # it is tried again, and its error raised, with the first part
         prepare_once()
@@ -251,12 +254,14 @@ class Workers:
         self._read_aheads: _ReadAheads = SimpleQueue()
         self._finished: SimpleQueue[_Closed | None] = SimpleQueue()
         self._running: _Running = {}
+        self._clocks: list[int] = []  # of the processor time of each thread
         opened = [_Open()]  # held here and by what closes it, and nowhere else
         put = self._tasks.put, self._read_aheads.put, self._finished.put
         self._closed, self._closed_ahead, self._closed_finished = (
             weakref.ref(opened[0], each) for each in put
         )
-        args = (self._tasks, self._closed, self._finished, self._running, prepare, on_done)
+        queues_of_all = self._tasks, self._closed, self._finished
+        args = (*queues_of_all, self._running, self._clocks, prepare, on_done)
         self._threads = [
             threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
             for i in range(num_workers)
@@ -287,6 +292,13 @@ class Workers:
             return self._tickets[0].done
         except IndexError:  # there is none
             return False
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of processor that the threads took; 0 where the system does not say, or no more."""
+        with suppress(OSError):  # a thread ended meanwhile
+            return sum(map(time.clock_gettime, tuple(self._clocks)))
+        return 0.0
 
     def put(self, job: Job) -> None:
         """Begin a job."""

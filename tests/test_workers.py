@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
 import os
 import queue
@@ -1081,3 +1082,16 @@ def test_a_pool_that_ends_on_one_of_its_own_threads_waits_for_no_other() -> None
 
     assert not any(thread.is_alive() for thread in threads)
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="the system does not say")
+def test_what_the_threads_took_of_the_processor_is_told() -> None:
+    pool = Workers(1)
+    hashlib.sha256(bytes(64 << 20))  # of this thread
+    before = pool.cpu_s
+    pool.put(Call(lambda _: hashlib.sha256(bytes(64 << 20)).digest()))
+    pool.take()
+    after = pool.cpu_s
+    pool.close()
+
+    assert before < 0.01 < after

@@ -2,8 +2,8 @@
 
 A loop of small operations drops the interpreter's lock at each of them, and beside busy threads waits
 to get it back: hundreds of short waits a second, which a step of long operations (or one that waits for
-a GPU) does not have. The kernel counts them per thread, as voluntary context switches. Whoever waits while no other
-thread works waits for something else.
+a GPU) does not have. The kernel counts them per thread, as voluntary context switches. If the workers were idle
+while the trainer waited, it did not wait for the interpreter; nor if other threads worked, such as those of a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from loaders.backends.maker import Made, Maker
     from loaders.backends.ordered import Pool
 
-    Usage = tuple[float, ...]  # so far: time, the thread's, that of other threads, and its waits
+    Usage = tuple[float, ...]  # so far: time, the thread's, that of the workers, and its waits
 
 logger = logging.getLogger(__name__)
 _WINDOW_S = 1.0  # of steps, before anything is decided
@@ -62,16 +62,16 @@ class StepWatch:
         """An epoch begins: what came since the last one was no step."""
         self._left = None
 
-    def leave(self, num_steps: int = 0) -> None:
-        """The trainer goes back to its steps, so many of them."""
-        self._left = _usage()
+    def leave(self, pool: Pool, num_steps: int = 0) -> None:
+        """The trainer goes back to its steps, so many of them, beside the threads of a pool."""
+        self._left = _usage(pool)
         self._num_steps += num_steps
 
-    def enter(self) -> None:
+    def enter(self, pool: Pool) -> None:
         """The step is over; decide, if a second of steps was seen."""
         if self._left is None or self._is_over:
             return
-        times = zip(self._seen, _usage(), self._left, strict=True)
+        times = zip(self._seen, _usage(pool), self._left, strict=True)
         self._seen, self._left = tuple(seen + now - left for seen, now, left in times), None
         wall_s, *_ = self._seen
         if wall_s > _WINDOW_S:
@@ -86,7 +86,7 @@ def waits_for_interpreter(wall_s: float, cpu_s: float, others_s: float, num_wait
     Args:
         wall_s: How long it was.
         cpu_s: Seconds of processor that the trainer's thread took.
-        others_s: And the other threads of the process.
+        others_s: And the workers.
         num_waits: How often the trainer's thread waited.
     """
     lost_s = wall_s - cpu_s
@@ -94,10 +94,10 @@ def waits_for_interpreter(wall_s: float, cpu_s: float, others_s: float, num_wait
     return is_often and lost_s > _LOST_SHARE * wall_s and others_s > _BUSY_SHARE * lost_s
 
 
-def _usage() -> Usage:
+def _usage(pool: Pool) -> Usage:
     usage = resource.getrusage(resource.RUSAGE_THREAD)
     cpu_s = usage.ru_utime + usage.ru_stime
-    return time.perf_counter(), cpu_s, time.process_time() - cpu_s, usage.ru_nvcsw
+    return time.perf_counter(), cpu_s, getattr(pool, "cpu_s", 0.0), usage.ru_nvcsw
 
 
 class AutoPool:
@@ -138,14 +138,14 @@ class AutoPool:
 
     def put(self, group: list[Any]) -> None:
         """Begin a group of batches; if it is time, change over first, as soon as the threads are done."""
-        self._watch.enter()
+        self._watch.enter(self._pool)
         is_time = self._watch.is_waiting and isinstance(self._pool, ThreadPool)
         if is_time or self._waiting:
             self._waiting.append(group)
             self._change_over()
         else:
             self._pool.put(group)
-        self._watch.leave()
+        self._watch.leave(self._pool)
 
     def _change_over(self) -> None:
         """Fork, once no thread has work: a lock that one holds would stay locked in the child."""
@@ -167,7 +167,7 @@ class AutoPool:
 
     def take(self, timeout_s: float | None = None) -> Made:
         """Return the oldest group, or raise its error."""
-        self._watch.enter()
+        self._watch.enter(self._pool)
         made: Made = []
         try:
             made = self._pool.take(timeout_s)
@@ -175,7 +175,7 @@ class AutoPool:
         finally:
             if self._waiting:
                 self._change_over()
-            self._watch.leave(len(made))
+            self._watch.leave(self._pool, len(made))
 
     def describe(self) -> str:
         """Say what each worker is doing, also while the pool is in use."""

@@ -92,6 +92,11 @@ class ThreadPool:
         """Whether the oldest group could be taken without waiting."""
         return self._workers.is_ready
 
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of processor that the threads took."""
+        return self._workers.cpu_s
+
     def put(self, group: list[Any]) -> None:
         """Begin a group of batches."""
         try:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
     from loaders.backends.ordered import Pool
 
+POOL: Any = None  # where what it would be asked for is set
+
 
 @pytest.mark.parametrize(
     ("what", "cpu_s", "others_s", "num_waits", "verdict"),
@@ -45,31 +49,31 @@ def test_many_short_waits_beside_busy_threads_are_the_interpreters(
 def test_the_watch_counts_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What happens between ``enter`` and ``leave`` is the loader's own."""
     now = [0.0, 0.0, 0.0, 0]
-    monkeypatch.setattr(auto, "_usage", lambda: tuple(now))
+    monkeypatch.setattr(auto, "_usage", lambda _: tuple(now))
     watch = StepWatch()
 
     for _ in range(11):
-        watch.leave()
+        watch.leave(POOL)
         now = [
             now[0] + 0.1,
             now[1] + 0.05,
             now[2] + 0.05,
             now[3] + 5,
         ]  # the step: 50 waits a second
-        watch.enter()
+        watch.enter(POOL)
         now = [now[0] + 9, now[1], now[2] + 9, now[3] + 10_000]  # the loader
     assert not watch.is_waiting
 
     for _ in range(11):
-        watch.leave()
+        watch.leave(POOL)
         now = [now[0] + 0.1, now[1] + 0.05, now[2] + 0.05, now[3] + 50]
-        watch.enter()
+        watch.enter(POOL)
     assert watch.is_waiting
 
     for _ in range(11):
-        watch.leave()
+        watch.leave(POOL)
         now = [now[0] + 0.1, now[1] + 0.05, now[2] + 0.05, now[3]]
-        watch.enter()
+        watch.enter(POOL)
     assert not watch.is_waiting  # each second of steps is judged by itself
 
 
@@ -78,13 +82,13 @@ def test_steps_that_are_shorter_than_handing_over_is_worth_stay_beside_threads(
     monkeypatch: pytest.MonkeyPatch, step_s: float, verdict: bool
 ) -> None:
     now = [0.0, 0.0, 0.0, 0]
-    monkeypatch.setattr(auto, "_usage", lambda: tuple(now))
+    monkeypatch.setattr(auto, "_usage", lambda _: tuple(now))
     watch = StepWatch()
 
     for _ in range(60):
-        watch.leave(64)  # a group of them
+        watch.leave(POOL, 64)  # a group of them
         now = [now[0] + 64 * step_s, now[1] + 32 * step_s, now[2] + 32 * step_s, now[3] + 64]
-        watch.enter()
+        watch.enter(POOL)
 
     assert watch.is_waiting is verdict
 
@@ -180,7 +184,7 @@ def test_epochs_that_are_shorter_than_it_takes_to_decide_are_judged_together(
 ) -> None:
     """What the trainer does between two of them, such as an evaluation, is not counted."""
     now = [0.0, 0.0, 0.0, 0]
-    monkeypatch.setattr(auto, "_usage", lambda: tuple(now))
+    monkeypatch.setattr(auto, "_usage", lambda _: tuple(now))
     data = RAMDataset.from_arrays(x=torch.zeros(48, 4))
     loader = DataLoader(data, 16, num_workers=1, collate_fn=len)
 
@@ -281,3 +285,18 @@ def test_while_it_changes_over_the_trainer_still_waits_no_longer_than_it_said() 
             served.append(next(batches).item())
     assert served == [2, 3, 4, 5, 6, 7]
     batches.close()
+
+
+def test_a_step_that_waits_for_threads_of_its_own_stays_beside_threads() -> None:
+    """Autograd's thread of a GPU, say, works while the trainer's waits for it, and needs no interpreter."""
+    loader = DataLoader(RAMDataset.from_arrays(x=torch.zeros(4096, 4096)), 512, num_workers=1)
+    data = bytes(1 << 20)
+
+    with ThreadPoolExecutor(1) as others:
+        ends = time.monotonic() + 1.5
+        while time.monotonic() < ends:
+            for _ in loader:
+                for _ in range(4):
+                    others.submit(hashlib.sha256, data).result()
+
+    assert loader.backend == "thread"
