@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -251,12 +253,14 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 def _with_marks(batch: Any, valid: torch.Tensor) -> Any:
     """Tell real rows from padding: ``batch.valid``, or ``batch["valid"]`` in a mapping."""
-    if isinstance(batch, dict):
+    if isinstance(batch, MutableMapping):
         if "valid" in batch:
             raise BatchError(
                 "pad='mark' puts its marks at 'valid', and collate_fn returned that itself: give it another name"
             )
-        return batch | {"valid": valid}
+        marked = copy.copy(batch)
+        marked["valid"] = valid
+        return marked
     try:
         batch.valid = valid
     except AttributeError as error:

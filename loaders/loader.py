@@ -108,8 +108,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             changes in the dataset meanwhile does not reach them.
         pin_memory: Hand batches over in torch's page-locked memory, for copies of one's own. ``device`` needs none:
             what it copies lies in page-locked slots at once, and is held until the copy is done.
-        prefetch_factor: Batches in flight: with threads, of all of them together (default 2, or of small
-            batches, which are made in groups, a group for each thread and two more); with processes, of each.
+        prefetch_factor: How many batches are made ahead: by all threads together (default 2); or by each process.
+            Threads make small batches in groups, of up to 64 or 4 MiB: of these, it is groups (default: one for each
+            thread and two more).
         backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, for a
             training step of many small operations, which would wait for the interpreter;
             ``"process"``: torch's own workers; ``"auto"``: threads for our datasets, and a child
@@ -117,7 +118,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         device: Where batches are handed over, e.g. ``"cuda"``: copied from page-locked slots on a
             stream of their own, for use on the current stream; None leaves them in host memory.
         device_prefetch: How many batches may be copied ahead of being asked for; ``stats()`` has
-            their bytes.
+            their bytes. (Those of torch's processes are copied when asked for: it does not tell what is there.)
         augment_on: Where crops, resizes and flips are carried out; they are drawn alike. ``"auto"``: on the
             device for codecs that are finished there (``dct``, ``yuv420``), else on the host;
             ``"device"``: there also for pixels (``raw``) of one size, within one step of uint8.
@@ -481,12 +482,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             self._served,
             self._collate,
             self.batch_size,
-            self.batch_sampler is not None,
-            self.num_workers,
-            self._pins,
-            pins(self.device),
-            self._slots,
-            self._count_replaced,
+            has_batches=self.batch_sampler is not None,
+            num_workers=self.num_workers,
+            pin=self._pins,
+            locks_slots=pins(self.device),
+            slots=self._slots,
+            count_replaced=self._count_replaced,
         )
 
     def _count_replaced(self, num: int) -> None:

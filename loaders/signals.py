@@ -39,7 +39,8 @@ def handlers_later(
     starts, the thread may wait for ever. A mask of this thread holds nothing back where there are others.
 
     Args:
-        insist_s: A signal that comes again so long after it was held back is not: something hangs.
+        insist_s: The handler is called at once for a signal that comes again so many seconds after it was held back:
+            something hangs.
     """
     if threading.current_thread() is not threading.main_thread():  # handlers run in that one
         yield nullcontext

@@ -17,8 +17,9 @@ Contract:
    jobs do so in the order they came. No worker waits for it, nor for what storage reads: what did not come
    is waited for by the part that needs it, and what failed is its error.
 
-Workers hold no reference to their pool, only to its queues; that is why dropping the pool can end them. What ends
-them is the death of an object, noted by C code: Ctrl-C in the middle of ``close`` leaves no thread waiting.
+Workers hold no reference to their pool, only to its queues; that is why dropping the pool can end them. A pool is
+closed by dropping the last reference to its ``_Open``, whose weak references call the queues' own ``put``: every thread
+is woken by C code, and Ctrl-C in the middle of ``close`` leaves none waiting.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import OrderedDict, UserDict
 from itertools import chain
 from typing import Any
 
@@ -456,3 +457,17 @@ def test_marks_of_padding_stay_with_a_batch_that_is_changed_or_moved() -> None:
 
     assert changed.valid.tolist() == batch.valid.tolist() == [True, True]
     assert moved["valid"].tolist() == [True, True]
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, OrderedDict])
+def test_marks_stand_in_a_mapping_of_any_kind(kind: Any) -> None:
+    """A tokenizer's batch is none of ``dict``: frameworks move what it holds, and not what stands beside it."""
+    loader = DataLoader(
+        range(3), 2, pad="mark", rank=1, world_size=2,
+        collate_fn=lambda items: kind(x=torch.tensor(items)),
+    )  # fmt: skip
+
+    (batch,) = loader
+
+    assert isinstance(batch, kind)
+    assert (batch["x"].tolist(), batch["valid"].tolist()) == ([2, 0], [True, False])

@@ -28,7 +28,7 @@ class SampleIndex(int):
     Args:
         index: Position in the dataset.
         epoch: The epoch it is drawn in.
-        draw: How many times the epoch has it under a smaller draw: 0 unless it repeats.
+        draw: Tells it from other times that the epoch has the same index: 0 unless it repeats.
         seed: Of the run: augmentation depends on it, too; None: the dataset's own.
 
     Example:

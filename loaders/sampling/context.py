@@ -26,7 +26,7 @@ class Context(NamedTuple):
 
     Attributes:
         epoch: It is drawn in.
-        draw: How many times the epoch has it before.
+        draw: Tells it from other times that the epoch has the same sample.
         seed: Of the run; None: the dataset's own.
         draws: Of the whole batch, where all its numbers were asked for before the first was read.
     """
