@@ -216,17 +216,33 @@ def refuse(sample: Any) -> Any:
 
 
 def test_after_kept_worker_processes_ended_others_take_their_place(folder: Path) -> None:
-    """Ctrl-C of a terminal ends them, too, and a notebook goes on with the same loader."""
+    """A notebook goes on with the same loader."""
     loader: Any = DataLoader(
         ShardDataset(folder, fields=["sample_id"]),
         4, num_workers=2, backend="process", persistent_workers=True,
     )  # fmt: skip
     num = len(list(loader))
     for worker in loader._iterator._workers:
-        os.kill(worker.pid, signal.SIGINT)
+        worker.terminate()
         worker.join(20)
 
     assert [len(list(loader)) for _ in range(2)] == [num, num]
+
+
+def test_kept_worker_processes_go_on_after_ctrl_c_of_a_terminal(folder: Path) -> None:
+    """It reaches them, too, and is for the trainer alone."""
+    loader: Any = DataLoader(
+        ShardDataset(folder, fields=["sample_id"]),
+        4, num_workers=2, backend="process", persistent_workers=True,
+    )  # fmt: skip
+    num = len(list(loader))
+    workers = loader._iterator._workers
+
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGINT)
+
+    assert len(list(loader)) == num
+    assert [worker.is_alive() for worker in workers] == [True, True]
 
 
 class Slow:
