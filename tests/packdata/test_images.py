@@ -478,16 +478,72 @@ class TestLabels:
         with pytest.raises(SourceError, match=r"a\.parquet, row 1: its label is missing"):
             recipe.encode(second)
 
-    @pytest.mark.parametrize("column", ["label", "age"])
-    def test_a_missing_label_names_the_line(self, tmp_path: Path, column: str) -> None:
+    def test_a_missing_label_names_the_line_and_the_remedy(self, tmp_path: Path) -> None:
         for name in "ab":
             save(tmp_path / f"{name}.png", photo())
-        (tmp_path / "l.csv").write_text(f"path,{column}\na.png,1\nb.png,\n")
+        (tmp_path / "l.csv").write_text("path,label\na.png,1\nb.png,\n")
 
         with pytest.raises(
-            SourceError, match=rf"l\.csv, line 3 \(b\.png\): its {column} is missing"
+            SourceError,
+            match=r"l\.csv, line 3 \(b\.png\): its label is missing\. Fill it in, or leave the sample",
         ):
             encode(plan(tmp_path / "l.csv"))
+
+    @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+    def test_missing_numbers_are_stored_as_nan(self, tmp_path: Path, kind: str) -> None:
+        """Whole numbers then as float64, which holds those as they are."""
+        path = tmp_path / f"l.{kind}"
+        images = [save(tmp_path / f"{name}.png", photo()) for name in "ab"]
+        known = {"label": 1, "age": 31, "day": 2**53, "score": 0.5}
+        if kind == "csv":
+            path.write_text(f"path,label,age,day,score\na.png,1,31,{2**53},0.5\nb.png,0,,nan,\n")
+        elif kind == "jsonl":
+            rows = [{"path": "a.png"} | known, {"path": "b.png", "label": 0, "age": None}]
+            path.write_text("\n".join(map(json.dumps, rows)))
+        else:
+            columns = {name: [value, None] for name, value in known.items()} | {"label": [1, 0]}
+            pq.write_table(pa.table({"image": images, **columns}), path)
+
+        made = plan_images(path)
+        first, second = samples(made.recipes[0])
+
+        told = "age (1 of 2, float64), day (1 of 2, float64), score (1 of 2, float32)"
+        assert f"missing numbers, stored as NaN: {told}" in made.notes()
+        assert {name: first[name] for name in known} == known
+        assert (second["label"], first["age"].dtype) == (0, np.float64)
+        assert all(np.isnan(second[name]) for name in ("age", "day", "score"))
+
+    def test_splits_store_numbers_alike_where_some_miss_them(self, tmp_path: Path) -> None:
+        image = save(tmp_path / "x.png", photo())
+        ages = {"train": [7, None], "val": [8, 9]}
+        for split, numbers in ages.items():
+            table = pa.table({"image": [image] * 2, "age": pa.array(numbers).dictionary_encode()})
+            pq.write_table(table, tmp_path / f"{split}.parquet")
+        (tmp_path / "x.png").unlink()
+
+        made = plan_images(tmp_path)
+
+        assert [r.targets[0].schema.fields["age"].dtype for r in made.recipes] == ["float64"] * 2
+        assert samples(made.recipes[1])[0]["age"] == 8
+        assert "missing numbers, stored as NaN: age (1 of 4, float64)" in made.notes()
+
+    @pytest.mark.parametrize("kind", ["csv", "parquet"])
+    def test_whole_numbers_that_float64_rounds_may_not_be_missing(
+        self, tmp_path: Path, kind: str
+    ) -> None:
+        images = [save(tmp_path / f"{name}.png", photo()) for name in "ab"]
+        (tmp_path / "l.csv").write_text(f"path,id\na.png,{2**53 + 1}\nb.png,\n")
+        pq.write_table(
+            pa.table({"image": images, "id": [2**53 + 1, None]}), tmp_path / "l.parquet"
+        )
+
+        recipe = plan(tmp_path / f"l.{kind}")
+        first, second = recipe.items()
+
+        assert decode(recipe, dict(recipe.encode(first)[0]))["id"] == 2**53 + 1
+        told = "its id is missing. NaN cannot stand for it: float64 may round others of the column"
+        with pytest.raises(SourceError, match=told):
+            recipe.encode(second)
 
     def test_a_value_that_does_not_fit_names_its_column(self, tmp_path: Path) -> None:
         images = [save(tmp_path / "x.png", photo())]

@@ -524,8 +524,8 @@ class TestLists:
         source = open_source(tmp_path / "l.csv")
 
         assert source.labels == {
-            "score": Column("float"),
-            "age": Column("int"),
+            "score": Column("float", num_missing=1),
+            "age": Column("int", num_missing=2),
             "note": Column("text"),
         }
         assert labels(source, "score") == [0.5, None, 0.5]
@@ -861,7 +861,7 @@ class TestParquet:
         assert source.labels == {
             "label": Column("class", ("zebra", "ant"), numbered=True),
             "caption": Column("text"),
-            "score": Column("float", is_double=True),
+            "score": Column("float", is_double=True, num_missing=1),
             "tags": Column("json"),
         }
         assert first.labels == {"label": 1, "caption": "x", "score": 1.5, "tags": [1]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class LabelField:
         value = item.labels.get(self.name)
         value = None if self.name == LABEL and is_missing(value) else value
         if value is None and self.column.kind != "json":
-            raise SourceError(f"its {self.name} is missing", item.where)
+            value = self._stand_in(item.where)
         if isinstance(self.field, Label):
             value = self._number(value, item.where)
         try:
@@ -67,6 +68,17 @@ class LabelField:
             if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
                 hint = f"For a mask give --mask-column {self.name}; or leave the column out of the source"
             raise SourceError(what, item.where, hint) from error
+
+    def _stand_in(self, where: str) -> float:
+        """Return NaN, where that can stand for what is missing."""
+        if self.name != LABEL and self.field.dtype in ("float32", "float64"):
+            return math.nan
+        hint = "Fill it in, or leave the column out of the source"
+        if self.name == LABEL:
+            hint = "Fill it in, or leave the sample out of the source"
+        elif self.column.kind == "int":
+            hint = f"NaN cannot stand for it: float64 may round others of the column. {hint}"
+        raise SourceError(f"its {self.name} is missing", where, hint)
 
     def _number(self, value: Any, where: str) -> int:
         if isinstance(value, int) and self.column.kind == "class":
@@ -95,7 +107,8 @@ def label_fields(
     """Return the label fields of each source.
 
     Whole numbers in the column ``label`` become ``Label``, elsewhere ``Array`` of int64; other
-    numbers ``Array`` of float32; strings in ``label`` become ``Label`` with the sorted names,
+    numbers ``Array`` of float32, as float64 are whole numbers of which some are missing: NaN stands
+    for those; strings in ``label`` become ``Label`` with the sorted names,
     elsewhere ``Text``; lists and objects ``Json``. Sources that name classes share the list:
     theirs if all have the same, else all names together, sorted. A whole number is a class's number,
     but where classes are named by such numbers it is a name: in a list, nobody can tell the two apart.
@@ -114,9 +127,15 @@ def label_fields(
     if fixed is not None:
         _check_fixed(sources, fixed, classes)
         lists[LABEL] = fixed
+    gaps = {
+        name
+        for source in sources.values()
+        for name, column in source.labels.items()
+        if column.num_missing
+    }
     return {
         split: tuple(
-            LabelField(name, column, _field(name, column, lists.get(name)))
+            LabelField(name, column, _field(name, column, lists.get(name), name in gaps))
             for name, column in source.labels.items()
         )
         for split, source in sources.items()
@@ -140,11 +159,12 @@ def _shared_classes(name: str, sources: Mapping[str, Source]) -> tuple[str, ...]
     return tuple(sorted({each for column in named for each in column.classes}))
 
 
-def _field(name: str, column: Column, classes: tuple[str, ...] | None) -> Field:
+def _field(name: str, column: Column, classes: tuple[str, ...] | None, has_gaps: bool) -> Field:
     if column.kind == "class" or (name == LABEL and column.kind == "int"):
         return Label(classes=classes)
     if column.kind in ("int", "float"):
-        return Array(dtype="int64" if column.kind == "int" else "float32")
+        whole = "float64" if has_gaps else "int64"
+        return Array(dtype=whole if column.kind == "int" else "float32")
     return {"text": Text(), "json": Json(), "bytes": Bytes()}[column.kind]
 
 

@@ -154,6 +154,8 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         notes.append(f"{what}, which their keys keep: {_some(suffixed)}")
     if doubles := sorted({f.name for split in splits for f in split.labels if f.column.is_double}):
         notes.append(f"stored as float32, of 24 bits: {_some(doubles)}")
+    if gaps := _gaps(splits):
+        notes.append(f"missing numbers, stored as NaN: {_some(gaps)}")
     notes += [
         note for split in splits for note in joined_splits(getattr(split.source, "paths", []))
     ]
@@ -165,6 +167,23 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
             f"--label-column NAME takes another ({_some([*unlabelled])})"
         )
     return notes
+
+
+def _gaps(splits: Sequence[Split]) -> list[str]:
+    """Say of each column of numbers how many are missing."""
+    counts: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
+    dtypes: dict[str, str] = {}
+    for split in splits:
+        for label in split.labels:
+            counts[label.name] += label.column.num_missing
+            totals[label.name] += len(split.source)
+            dtypes.setdefault(label.name, label.field.dtype)
+    return [
+        f"{name} ({count:,} of {totals[name]:,}, {dtypes[name]})"
+        for name, count in counts.items()
+        if count
+    ]
 
 
 def _empty_classes(splits: Sequence[Split]) -> list[str]:

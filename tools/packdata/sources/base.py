@@ -39,7 +39,7 @@ _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 OWN_KEYS = "Give each row a key of its own, in a column 'key', or remove one"
 _RENAME = "Keys are names, mostly without suffix: rename or remove one"
 HEAD_NBYTES = 26  # of a PNG: up to its depth and color type
-_FLOAT32_WHOLE = 1 << 24  # up to here it holds every whole number
+_FLOAT32_WHOLE, FLOAT64_WHOLE = 1 << 24, 1 << 53  # up to here they hold every whole number
 
 ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
 
@@ -54,12 +54,15 @@ class Column:
         classes: The names by number, for ``class``.
         numbered: True if the source itself fixes the order of the classes.
         is_double: True of a ``float`` whose numbers may need more than the 24 bits of float32.
+        num_missing: How many of its numbers are missing, if NaN can stand for them: not in the field
+            ``label``, nor beside whole numbers that float64 may round.
     """
 
     kind: ColumnKind
     classes: tuple[str, ...] = ()
     numbered: bool = False
     is_double: bool = False
+    num_missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,16 +349,17 @@ def is_missing(value: Any) -> bool:
 
 
 def column_of(field: str, values: Iterable[Any]) -> Column:
-    """Say what a column of plain Python values holds; None counts for nothing.
+    """Say what a column of plain Python values holds; None is a value that is missing.
 
     Whole numbers are ``int``, numbers ``float``, strings ``text``, anything else ``json``. In the
     field ``label``, strings (also among numbers) are the names of classes, sorted.
     """
     kinds: Counter[str] = Counter()
     names: set[str] = set()
-    largest = 0.0
+    largest, num_missing = 0.0, 0
     for value in values:
         if value is None:
+            num_missing += field != "label"
             continue
         kind = _kind_of(value)
         kinds[kind] += 1
@@ -366,7 +370,9 @@ def column_of(field: str, values: Iterable[Any]) -> Column:
     if field == "label" and "text" in kinds and "json" not in kinds:
         return Column("class", tuple(sorted(names)))
     if kinds and set(kinds) <= {"int", "float"} and "float" in kinds:
-        return Column("float", is_double=largest > _FLOAT32_WHOLE)
+        return Column("float", is_double=largest > _FLOAT32_WHOLE, num_missing=num_missing)
+    if set(kinds) == {"int"}:
+        return Column("int", num_missing=num_missing if largest <= FLOAT64_WHOLE else 0)
     return Column(next(iter(kinds)) if len(kinds) == 1 else "json" if kinds else "text")  # type: ignore[arg-type]
 
 

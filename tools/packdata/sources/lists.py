@@ -1,8 +1,8 @@
 """Lists: a CSV or JSONL file with a path and labels in each row.
 
 Paths are relative to the list's folder. A cell that is empty, a name that a JSON line lacks, and
-``nan`` for a label or a number are missing values: nothing for text, an error for labels and
-numbers when the row is packed. Blanks around paths, keys and labels in a table do not count.
+``nan`` for a label or a number are missing values: nothing for text, NaN for numbers, an error for
+labels when the row is packed. Blanks around paths, keys and labels in a table do not count.
 """
 
 from __future__ import annotations

@@ -8,15 +8,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
 from packdata.sources.base import (
+    FLOAT64_WHOLE,
     OWN_KEYS,
     Column,
     Item,
@@ -166,7 +169,22 @@ class ParquetSource:
                 labels[field] = column_of(field, self._distinct(name))
             else:
                 labels[field] = _column(kind)
+            if field != "label" and labels[field].kind in ("int", "float"):
+                labels[field] = replace(labels[field], num_missing=self._num_missing(name))
         return labels
+
+    def _num_missing(self, name: str) -> int:
+        """Count the numbers that are missing in a column; 0 if float64, with its NaN, may round others."""
+        total, largest = 0, 0
+        for path in self.paths:
+            column = _read_column(path, name)
+            total += column.null_count
+            if pa.types.is_dictionary(column.type):
+                column = column.cast(column.type.value_type)
+            if pa.types.is_integer(column.type):
+                ends = pc.min_max(column).as_py()
+                largest = max(largest, abs(ends["min"] or 0), abs(ends["max"] or 0))
+        return total if largest <= FLOAT64_WHOLE else 0
 
     def _distinct(self, name: str) -> list[str | None]:
         values: set[str | None] = set()
