@@ -200,7 +200,10 @@ def picture_head(record: Any) -> PictureHead:
             head = PictureHead(height, width)
         else:
             head = PictureHead(*_webp_size(bytes(start[:32])))
-    except (ValueError, struct.error, IndexError) as error:
+    except struct.error as error:  # it ends before its size does
+        kind = "PNG" if start[0] == 0x89 else "WebP"
+        raise CodecError(f"the {kind} is cut: it has {len(start)} bytes") from error
+    except (ValueError, IndexError) as error:
         what = f"the header of the picture cannot be read ({error})"
         raise CodecError(what if len(start) else "the picture is empty") from error
     if not 0 < head.height * head.width <= MAX_PIXELS:
@@ -293,7 +296,7 @@ def _webp_size(head: bytes) -> tuple[int, int]:
     """Source: RFC 9649, sections 2.5 to 2.7."""
     if head[:4] != b"RIFF" or head[8:12] != b"WEBP":
         raise ValueError(f"starts with {head[:12]!r}: not JPEG, PNG or WebP")
-    kind = head[12:16]
+    (kind,) = struct.unpack_from("4s", head, 12)
     if kind == b"VP8 ":
         width, height = struct.unpack_from("<HH", head, 26)
         return height & 0x3FFF, width & 0x3FFF
@@ -301,5 +304,6 @@ def _webp_size(head: bytes) -> tuple[int, int]:
         bits = struct.unpack_from("<I", head, 21)[0]
         return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
     if kind == b"VP8X":
-        return 1 + int.from_bytes(head[27:30], "little"), 1 + int.from_bytes(head[24:27], "little")
+        width, width_high, height, height_high = struct.unpack_from("<HBHB", head, 24)
+        return 1 + (height_high << 16 | height), 1 + (width_high << 16 | width)
     raise ValueError(f"WebP chunk {kind!r} is unknown")

@@ -141,3 +141,16 @@ def test_the_headers_of_a_kind_are_read_at_once(monkeypatch: pytest.MonkeyPatch)
 
     picture_heads([FILES[-1]] * 20)
     assert read["alone"] == 20
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+@pytest.mark.parametrize("options", [{}, {"lossless": True}, {"exif": b"Exif\0\0"}])
+def test_a_stub_is_cut(kind: str, options: dict[str, Any]) -> None:
+    """In words, not in those of ``struct``, and whatever the size lies behind."""
+    file = pil_file(photo(40, 300), kind, **options)
+
+    told = {str(len(stub)): errors_of([stub]) for stub in (file[:n] for n in range(12, 24))}
+
+    name = {"PNG": "PNG", "WEBP": "WebP"}[kind]
+    assert told == {num: {f"the {name} is cut: it has {num} bytes"} for num in told}
+    assert picture_head(file[:30])[:2] == (40, 300)
