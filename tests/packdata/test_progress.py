@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 import threading
 
 import pytest
@@ -56,6 +58,22 @@ def test_a_terminal_gets_a_bar_and_no_thread_stays() -> None:
     assert "10/10" in stream.getvalue()
     assert "2 rejected" in stream.getvalue()
     assert threading.active_count() == before
+
+
+def test_a_terminal_that_reports_no_size_gets_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of ``docker run -t`` without a window, or of ``script`` in a job."""
+    shown, terminal = os.openpty()  # 0 rows of 0 columns
+    with open(shown, "rb", buffering=0) as screen, open(terminal, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+
+        bar = progress_on()
+        bar.start(10, 0)
+        bar.advance(0, 10)
+        bar.close()
+        text = screen.read(4096).decode()
+
+    assert "10/10" in text
+    assert {len(line) for line in text.split("\r") if "/10" in line} == {79}
 
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -167,7 +168,16 @@ def _new_bar(stream: TextIO, **options: Any) -> Any:
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # no thread of its own
-    return tqdm(file=stream, **options)
+    return tqdm(file=stream, **_size_of(stream), **options)
+
+
+def _size_of(stream: TextIO) -> dict[str, int]:
+    """Return the size of a terminal that reports none, where tqdm would show nothing; else leave it to tqdm."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):  # no terminal
+        return {}
+    return {} if all(size) else {"ncols": (size.columns or 80) - 1, "nrows": size.lines or 24}
 
 
 def duration(seconds: float) -> str:
