@@ -389,6 +389,30 @@ def test_a_sheet_of_another_kind_than_png_is_wrong_usage(
     assert entries(tmp_path) == ["p"]
 
 
+def test_preview_says_which_texts_its_font_cannot_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else Äpfel and Apfel would look the same, and nobody knew."""
+    fields = {"image": Image(), "label": Label(classes=("Apfel", "Äpfel", "猫")), "key": Text()}
+    picture = np.zeros((8, 8, 3), np.uint8)
+    labels = [1, 1, 0, 2]
+    rows = [{"image": picture, "label": each, "key": f"{i}"} for i, each in enumerate(labels)]
+    folder = pack(tmp_path / "a", fields, rows)
+
+    assert run("preview", folder, "--out", tmp_path / "sheet.png") == 0
+    told = (
+        "2 texts are written in ASCII on the sheet, whose font lacks letters: --text prints them"
+    )
+    assert capsys.readouterr().err == f"packdata: {told} as they are\n"
+
+    assert run("preview", folder, "--text") == 0
+    text = capsys.readouterr()
+    assert ("label: Äpfel" in text.out, text.err) == (True, "")
+    plain = pack(tmp_path / "b", fields, rows[2:3])
+    assert run("preview", plain, "--out", tmp_path / "sheet.png") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_preview_shows_what_cannot_be_decoded(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"image": b"no picture at all", "label": 7}, sample(1)]
     fields = {"image": Image(codec="png"), "label": Label(classes=CLASSES)}

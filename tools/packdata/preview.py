@@ -93,7 +93,11 @@ def has_pictures(reader: PackedReader) -> bool:
 
 
 def contact_sheet(
-    reader: PackedReader, indices: Sequence[int], *, columns: int | None = None
+    reader: PackedReader,
+    indices: Sequence[int],
+    *,
+    columns: int | None = None,
+    notes: list[str] | None = None,
 ) -> Pictures.Image:
     """Draw the samples with the given indices.
 
@@ -101,6 +105,7 @@ def contact_sheet(
         reader: The dataset.
         indices: Which samples, in which order.
         columns: Tiles side by side; by default the sheet is a little wider than high.
+        notes: Takes what the sheet does not show as it is.
 
     Returns:
         An RGB picture.
@@ -135,6 +140,12 @@ def contact_sheet(
         x = _MARGIN + n % columns * (width + _GAP)
         y = top + n // columns * (height + _GAP)
         _draw_tile(sheet, draw, pen, tile, (x, y), width)
+    if notes is not None and pen.spelled:
+        num = len(pen.spelled)
+        what = (
+            f"{counted(num, 'text')} {'is' if num == 1 else 'are'} written in ASCII on the sheet"
+        )
+        notes.append(f"{what}, whose font lacks letters: --text prints them as they are")
     return sheet
 
 
@@ -154,6 +165,7 @@ class _Pen:
     def __init__(self) -> None:
         self.head, self.title, self.line = (ImageFont.load_default(size) for size in (22, 15, 13))
         self.head_height, self.title_height, self.line_height = 32, 20, 17
+        self.spelled: set[str] = set()  # texts that are written in other letters
         self._unknown = self._shape(self.line, "\ue000")
 
     @staticmethod
@@ -163,8 +175,11 @@ class _Pen:
 
     def _readable(self, text: str) -> str:
         """Write letters that the font lacks in others, or they would all be the same box."""
-        letters = (c if c.isprintable() else " " for c in text)
-        return "".join(c if self._knows(c) else self._instead(c) for c in letters)
+        letters = [c if c.isprintable() else " " for c in text]
+        written = [c if self._knows(c) else self._instead(c) for c in letters]
+        if written != letters:
+            self.spelled.add(text)
+        return "".join(written)
 
     def _knows(self, letter: str) -> bool:
         return letter.isascii() or self._shape(self.line, letter) != self._unknown

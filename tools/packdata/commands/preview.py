@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loaders.errors import SchemaError
-from packdata.commands.common import new_parser, parse_count, parse_path, show
+from packdata.commands.common import new_parser, parse_count, parse_path, show, show_notes
 from packdata.describe import counted
 from packdata.preview import as_text, choose, contact_sheet, has_pictures, save_sheet
 from packdata.reader import PackedReader
@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
             show(as_text(reader, i))
         return 0
     out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
-    save_sheet(contact_sheet(reader, indices, columns=args.columns), out)
+    notes: list[str] = []
+    save_sheet(contact_sheet(reader, indices, columns=args.columns, notes=notes), out)
+    show_notes(notes)
     show(f"{out}: {len(indices)} of {counted(len(reader), 'sample')}")
     return 0
