@@ -186,3 +186,14 @@ def test_a_table_is_matched_by_a_field_with_one_value_alone(
 
     assert "field 'image' has no single value to match a column with" in capsys.readouterr().err
     assert PackedReader("packed").keys()[0] == "bird/000"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="nobody else may try")
+@pytest.mark.parametrize("line", ["images photos {dst}", "copy packed {dst}"])
+def test_a_target_that_cannot_be_made_is_not_tried_again(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line, Path("/proc/packed/a")) == 1
+
+    told = "/proc/packed/a: no folder can be made there (No such file or directory)"
+    assert capsys.readouterr().err == f"packdata: {told}. Check the path, or choose another.\n"

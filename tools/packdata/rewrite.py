@@ -46,6 +46,7 @@ from packdata.target import (
     check_unclaimed,
     find_datasets,
     free_number,
+    make_folder,
     missing_folders,
     remedy_of,
     sync_made,
@@ -93,7 +94,7 @@ class Staging:
     def __enter__(self) -> Self:
         self._check_target()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path, self.folder)
             sync_made(self._made)
             self._lock = TargetLock(self.path / LOCK_NAME)
             self._take_over()

@@ -98,7 +98,7 @@ class Packing:
             if not self._work.exists():
                 self._existing(overwrite)  # refuses before anything is created
             self._created = missing_folders(self._place)
-            self._place.mkdir(parents=True, exist_ok=True)
+            make_folder(self._place, dst)
             try:
                 sync_made(self._created)
                 self._lock = TargetLock(dst / PACKING_NAME / LOCK_NAME)
@@ -408,6 +408,15 @@ def check_unclaimed(folder: Path) -> None:
 def missing_folders(folder: Path) -> list[Path]:
     """Return the folders that would have to be made for one, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def make_folder(folder: Path, target: Path) -> None:
+    """Make a folder in, or for, a target; PackError where the system takes none, as in ``/proc``."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # though what is above is there
+        what = f"no folder can be made there ({error.strerror})"
+        raise PackError(what, target, "Check the path, or choose another") from error
 
 
 def sync_made(folders: Sequence[Path]) -> None:
