@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, Any]
 _Part = Callable[[Values], Any]
-_MAX_CHARS = 10_000
+_MAX_CHARS, _MAX_DEPTH = 10_000, 100
 _SEVERAL = (ast.Tuple, ast.List, ast.Set)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -46,19 +46,27 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 def parse_condition(expression: str) -> ast.expr:
-    """Return the syntax of an expression, whatever it names.
+    """Return the syntax of a condition, whatever it names.
 
     Raises:
-        SchemaError: It is too long, or no expression.
+        SchemaError: It is too long, or no condition on any fields.
     """
     if len(expression) > _MAX_CHARS:
         raise SchemaError(
             f"the condition has {len(expression)} characters, up to {_MAX_CHARS} are read"
         )
     try:
-        return ast.parse(expression.strip(), mode="eval").body
+        tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise SchemaError(f"the condition {expression!r} {_why_not(expression, error)}") from error
+    level: list[ast.AST] = [tree]
+    for _ in range(_MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        raise SchemaError(f"the condition {expression!r} is nested too deeply")
+    for node in ast.walk(tree):
+        _check_syntax(node, expression)
+    return tree
 
 
 class ClassNumber(int):
@@ -177,11 +185,7 @@ class Where:
     def __init__(self, expression: str, fields: Mapping[str, Field]) -> None:
         self.expression, self._fields = expression, fields
         self.names: set[str] = set()
-        tree = parse_condition(expression)
-        try:
-            self._test = self._compile(tree)
-        except RecursionError as error:
-            raise SchemaError(f"the condition {expression!r} is nested too deeply") from error
+        self._test = self._compile(parse_condition(expression))
 
     def __call__(self, values: Values) -> bool:
         """Return whether a sample with these values (of ``names``) fulfils the condition."""
@@ -212,16 +216,9 @@ class Where:
             case ast.Name(id=name):
                 self._check_name(name)
                 return lambda values: values[name]
-        what = ast.unparse(node)
-        raise SchemaError(
-            f"the condition may not contain {what!r}: it takes comparisons, and, or, not, in, "
-            "names and literals"
-        )
+        raise AssertionError(f"{ast.dump(node)} has passed parse_condition")
 
     def _compare(self, operands: list[ast.expr], ops: list[ast.cmpop]) -> _Part:
-        for op in ops:
-            if type(op) not in _COMPARE:
-                raise SchemaError(f"the condition {self.expression!r} uses 'is': take '=='")
         for (one, other), op in zip(itertools.pairwise(operands), ops, strict=True):
             self._check_class_names(one, other)
             self._check_class_names(other, one)
@@ -343,6 +340,54 @@ def _why_not(expression: str, error: Exception) -> str:
     if _LONE_EQUALS.search(_QUOTED.sub("", expression)):
         return "has a single '=': write '==' to compare"
     return f"cannot be read ({error.msg if isinstance(error, SyntaxError) else error})"
+
+
+def _check_syntax(node: ast.AST, expression: str) -> None:
+    """Refuse what is wrong whatever fields there are."""
+    if isinstance(node, ast.Compare):
+        operands = [node.left, *node.comparators]
+        for one, op, other in zip(operands, node.ops, node.comparators, strict=False):
+            if type(op) not in _COMPARE:
+                raise SchemaError(f"the condition {expression!r} uses 'is': take '=='")
+            if _never_fits(one, op, other):
+                what = ast.unparse(ast.Compare(one, [op], [other]))
+                raise SchemaError(
+                    f"the condition may not contain {what!r}: these two cannot be compared"
+                )
+    if isinstance(node, ast.expr) and not _is_known(node):
+        raise SchemaError(
+            f"the condition may not contain {ast.unparse(node)!r}: it takes comparisons, and, or, "
+            "not, in, names and literals"
+        )
+
+
+def _is_known(node: ast.expr) -> bool:
+    match node:
+        case ast.BoolOp() | ast.Compare() | ast.Name() | ast.UnaryOp(op=ast.Not()):
+            return True
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
+            return True
+        case ast.Constant(value=bool() | int() | float() | str()):
+            return True
+    return isinstance(node, _SEVERAL)
+
+
+def _never_fits(one: ast.expr, op: ast.cmpop, other: ast.expr) -> bool:
+    """Tell whether two literals, or a literal behind ``in``, fail with a TypeError."""
+    kinds = _literal_kind(one), _literal_kind(other)
+    if isinstance(op, ast.In | ast.NotIn):
+        return kinds[1] == "number" or (kinds[1] == "text" and kinds[0] in ("number", "several"))
+    is_order = isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+    return is_order and None not in kinds and kinds[0] != kinds[1]
+
+
+def _literal_kind(node: ast.expr) -> Literal["number", "text", "several"] | None:
+    match node:
+        case ast.Constant(value=str()):
+            return "text"
+        case ast.Constant(value=int() | float()) | ast.UnaryOp(op=ast.USub()):
+            return "number"
+    return "several" if isinstance(node, _SEVERAL) else None
 
 
 def _check_word(what: str, value: Any, known: Sequence[str]) -> None:
