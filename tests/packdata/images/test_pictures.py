@@ -817,6 +817,34 @@ class TestMasks:
         with pytest.raises(CodecError, match="the mask has colors"):
             decode_mask(save(photo(), "BMP"))
 
+    @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+    @pytest.mark.parametrize("orientation", [1, 6])
+    def test_lossless_webp_is_exact(self, mode: str, orientation: int) -> None:
+        values = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
+        exif = PIL.Image.Exif()
+        exif[0x0112] = orientation
+        options = {"exif": exif} if orientation > 1 else {}  # which makes it an extended file
+        image = PIL.Image.fromarray(values).convert(mode)
+
+        mask = decode_mask(save(image, "WEBP", lossless=True, **options))
+
+        assert np.array_equal(mask, upright(values, orientation))
+
+    def test_other_webp_is_no_mask(self) -> None:
+        first, second = (PIL.Image.fromarray(photo(seed=seed)[:, :, 0]) for seed in (0, 1))
+        both = {"lossless": True, "save_all": True, "append_images": [second]}
+
+        for data in (save(first, "WEBP"), save(first, "WEBP", **both)):
+            with pytest.raises(CodecError, match="a mask as lossy or animated webp is not exact"):
+                decode_mask(data)
+        clear = PIL.Image.new("RGBA", (4, 4), (1, 1, 1, 0))
+        with pytest.raises(CodecError, match="the mask has colors"):
+            decode_mask(save(clear, "WEBP", lossless=True))
+        whole = save(first, "WEBP", lossless=True)
+        for size in (20, len(whole) // 2, len(whole) - 3):
+            with pytest.raises(CodecError, match="the mask cannot be read: the WebP is cut"):
+                decode_mask(whole[:size])
+
     def test_lossy_empty_and_damaged_masks_are_refused(self) -> None:
         data = save(photo()[:, :, 0], "PNG")
 

@@ -157,6 +157,11 @@ def _webp_header(data: bytes) -> Header:
     return Header("webp", size, alpha=alpha, animated=animated, orientation=orientation)
 
 
+def is_lossless_webp(data: bytes) -> bool:
+    """Tell whether a file is one WebP picture that was stored without loss."""
+    return data[:4] == b"RIFF" and bool(_webp_chunk(data, b"VP8L"))
+
+
 def _webp_chunk(data: bytes, wanted: bytes) -> bytes:
     at = 12
     while at + 8 <= len(data):

@@ -33,7 +33,7 @@ import PIL.ImageOps
 from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError
 from packdata.images.fit import MIN_REDUCED
-from packdata.images.headers import PNG_START, Header, read_header
+from packdata.images.headers import PNG_START, Header, is_lossless_webp, read_header
 from packdata.images.jpegs import decode_strictly
 
 if TYPE_CHECKING:
@@ -398,8 +398,9 @@ def decode_mask(data: bytes) -> Array:
         raise CodecError("the mask is empty")
     with _naming_the_mask():
         header = read_header(data)
-    if header is not None and header.format != "png":
-        raise CodecError(f"a mask as {header.format} is not exact; save it as PNG")
+    if header is not None and header.format != "png" and not is_lossless_webp(data):
+        name = "lossy or animated webp" if header.format == "webp" else header.format
+        raise CodecError(f"a mask as {name} is not exact; save it as PNG")
     try:
         with _naming_the_mask():
             values = _mask_values(data, header)
@@ -421,7 +422,7 @@ def _mask_values(data: bytes, header: Header | None) -> Array:
     if header is None or header.color == "palette" or header.depth == 1 or header.animated:
         return _decode_indices(data)
     _check_size(header.size)
-    values = _decode_cv2(data, "png")
+    values = _decode_cv2(data, header.format)
     if header.depth in (2, 4) and header.color == "gray":
         values = values // (255 // (2**header.depth - 1))  # decoders stretch them to 8 bits
     return turned(values, header.orientation)
