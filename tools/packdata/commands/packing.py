@@ -114,7 +114,8 @@ def add_source_options(group: Any, *, files: str) -> None:
     add(
         "--label-column",
         metavar="NAME",
-        help="column of labels (default: the first that is called label, class or target)",
+        help="column of labels (default: the first that is called label, class or target), where none "
+        "may be missing; of other columns a missing number is stored as NaN",
     )
 
 

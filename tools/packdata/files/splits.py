@@ -38,7 +38,7 @@ class SourceOptions:
         classes: What fixes the class numbers: names, a file with one a line, or a packed dataset.
         column: The column of paths or pictures, where the source has columns.
         mask_column: The column of masks there.
-        label_column: The column there that becomes the field ``label``.
+        label_column: The column there that becomes the field ``label``, where no value may be missing.
     """
 
     masks: Path | str | None = None
