@@ -190,7 +190,9 @@ class Packing:
         existing = find_datasets(self.dst, self.folders)
         if existing and not overwrite:
             hint = f"{OVERWRITE} replaces it; 'packdata append' adds to it"
-            raise PackError("a packed dataset is there", self.dst / next(iter(existing)), hint)
+            raise PackError(
+                "a packed dataset is there, and is complete", self.dst / next(iter(existing)), hint
+            )
         return existing
 
     def _has_shard(self, folder: str, info: ShardInfo) -> bool:
