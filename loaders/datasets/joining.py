@@ -59,7 +59,7 @@ def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
         Store(shards, max((d.store.check for d in datasets), key=_CHECKS.index)),
         _common_schema(datasets),
         fingerprint=xxhash.xxh3_128_hexdigest(fingerprints.encode()),
-        **{name: getattr(first, name) for name in SETTINGS},
+        **{name: getattr(first, name) for name in (*SETTINGS, "leader")},
     )
     joined._view = _joined_view(datasets)
     return joined

@@ -25,7 +25,12 @@ from loaders.datasets.base import BatchDataset, from_start, index_array, is_one,
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
 from loaders.datasets.reading.fixed import FixedReader
 from loaders.datasets.reading.job import BatchJob
-from loaders.datasets.reading.readers import SampleIdReader, forms_of, make_readers
+from loaders.datasets.reading.readers import (
+    SampleIdReader,
+    first_picture,
+    forms_of,
+    make_readers,
+)
 from loaders.datasets.reading.request import Memory, Reader, Request
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.datasets.reading.transforming import Transforming
@@ -76,6 +81,7 @@ class PackedDataset(BatchDataset):
 
     Attributes:
         part_ends: The sample behind the last one of each part, where bad samples are replaced by those of their own.
+        leader: The picture that boxes follow: of the schema as it was packed, whatever part of it is here.
     """
 
     has_own_samples = False
@@ -93,8 +99,10 @@ class PackedDataset(BatchDataset):
         batching: Mapping[str, str] | None = None,
         on_error: OnError = "raise",
         scale: float = 1,
+        leader: str | None = None,
     ) -> None:
         self.store, self.schema = store, schema
+        self.leader = leader or first_picture(schema.fields)
         self.fields = as_fields(fields, schema)
         self.augment = as_augment(augment)
         self.transform = as_transform(transform)
@@ -115,16 +123,19 @@ class PackedDataset(BatchDataset):
         self.schema.check_names(self.fields)
         fields = self._shown_fields
         check_scale(fields, self.scale)
+        boxed: Any = {"stored": self.schema.fields, "leader": self.leader}
         is_half = self._whole is not None
         self.readers: tuple[Reader, ...] = make_readers(
-            self.store, fields, self.augment, self.batching, self.scale, half=is_half
+            self.store, fields, self.augment, self.batching, self.scale, half=is_half, **boxed
         )
         self.forms = forms_of(self.readers, self.batching)
         self.transforming = None if self.transform is None else Transforming(self.transform)
         if self.transform is not None:
             # It sees samples: the readers above say only how its results are joined, and these read for it.
             plain = dict.fromkeys(self.batching, "list")
-            self.readers = make_readers(self.store, fields, self.augment, plain, self.scale)
+            self.readers = make_readers(
+                self.store, fields, self.augment, plain, self.scale, **boxed
+            )
         self.names = tuple(name for reader in self.readers for name in reader.names)
         named = [reader.read_ahead_field for reader in self.readers]
         self._read_ahead_fields = [name for name in named if name is not None]

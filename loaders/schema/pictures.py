@@ -134,8 +134,9 @@ class Mask(Field):
 class Boxes(Field):
     """Boxes in pixels of the stored image, served as float32 ``(n, 4)`` of x1, y1, x2, y2.
 
-    Stored images are upright. Boxes that were drawn on the pixels of a file as they lie in it, below
-    an orientation of Exif, have to be turned before they are packed.
+    Of several images that is the first one of the schema, in whatever order samples show them; without an
+    image the first mask. Stored images are upright. Boxes that were drawn on the pixels of a file as they
+    lie in it, below an orientation of Exif, have to be turned before they are packed.
 
     Crops, flips and resizes of the image move them, and cut them at its edges. A box that is cropped
     away stays, without area, so that box ``i`` is still the one that row ``i`` of another field is

@@ -621,6 +621,46 @@ def test_boxes_without_their_picture_are_not_cropped_in_silence(tmp_path: Path) 
     assert ShardDataset(tmp_path / "a", fields=["boxes"])[0].boxes.shape == (1, 4)
 
 
+@pytest.mark.parametrize(
+    "names", [["image", "thumb", "boxes"], ["thumb", "image", "boxes"], ["thumb", "boxes"]]
+)
+def test_boxes_follow_the_first_image_of_the_schema(tmp_path: Path, names: list[str]) -> None:
+    """Whichever is listed first, and if another one is served alone; in memory, and joined, as well."""
+    image, thumb = Image(codec="raw", size=(100, 100)), Image(codec="raw", size=(20, 20))
+    value = {"image": np.zeros((100, 100, 3), np.uint8), "thumb": np.zeros((20, 20, 3), np.uint8)}
+    fields = {"image": image, "thumb": thumb, "boxes": Boxes()}
+    folder = pack(tmp_path / "a", fields, [value | {"boxes": np.array([[40, 40, 60, 60]])}])
+    resize, expected = [augment.Resize((50, 50))], [[20, 20, 30, 30]]
+
+    dataset = ShardDataset(folder, fields=names, augment=resize)
+    kept = RAMDataset(dataset.replace(augment=[]), progress=False)
+
+    assert dataset[0].boxes.tolist() == expected
+    assert (dataset + dataset)[1].boxes.tolist() == expected
+    if "image" in names:
+        assert kept.replace(augment=resize)[0].boxes.tolist() == expected
+    else:
+        with pytest.raises(SchemaError, match="'image', which was left out of the memory"):
+            kept.replace(augment=resize)
+
+
+def test_boxes_outside_of_the_picture_that_they_would_follow_are_refused(tmp_path: Path) -> None:
+    """They were drawn on another image of the sample: moved in silence they would be wrong labels."""
+    fields = {
+        "thumb": Image(codec="raw", size=(20, 20)),
+        "image": Image(codec="png"),
+        "boxes": Boxes(),
+    }
+    value = {"thumb": np.zeros((20, 20, 3), np.uint8), "image": np.zeros((100, 100, 3), np.uint8)}
+    folder = pack(
+        tmp_path / "a", fields, [value | {"boxes": np.array([[1, 1, 9, 9], [40, 40, 60, 60]])}]
+    )
+    dataset = ShardDataset(folder, augment=[augment.Resize((50, 50))])
+
+    with pytest.raises(SampleError, match=r"box \[40.0, .* outside of 'thumb', which is 20 x 20"):
+        dataset[0]
+
+
 def test_a_view_that_is_called_as_a_field_is_refused(tmp_path: Path) -> None:
     fields = {"image": Image(codec="png"), "image_a": Label()}
     row = {"image": np.zeros((8, 8, 3), np.uint8), "image_a": 1}

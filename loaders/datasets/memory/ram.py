@@ -132,7 +132,7 @@ class RAMDataset(ResidentDataset):
         shown = tuple(name for name in fields if name != "key")
         if like is not None:
             shown = like.fields
-            names = ("augment", "transform", "batching", "on_error")
+            names = ("augment", "transform", "batching", "on_error", "leader")
             settings = {name: getattr(like, name) for name in names}
             if any(has_halves(field) for field in fields.values()):  # else they are pixels by now
                 settings["scale"] = like.scale

@@ -22,7 +22,7 @@ from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import in_form
 from loaders.device.decode import Yuv420Finish
-from loaders.errors import SchemaError
+from loaders.errors import CodecError, SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Mask
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class ObjectReader:
     codec: Any
     batching: str = "list"
     picture: PictureReader | None = None  # whose crops boxes follow
+    is_guess: bool = False  # it is the first of several images
     min_rows: int = 256
 
     @property
@@ -85,9 +86,11 @@ class ObjectReader:
     ) -> None:
         wanted, start = picture.wanted(request, first, first + len(records))
         for i, record in enumerate(records):
+            boxes = self.codec.decode(record)
+            if self.is_guess:
+                _check_inside(boxes, picture.name, wanted.sizes[start + i])
             for moved, move in zip(values, wanted.moves(start + i), strict=True):
-                value = augment.move_boxes(self.codec.decode(record), *move)
-                moved[first + i] = torch.from_numpy(value)
+                moved[first + i] = torch.from_numpy(augment.move_boxes(boxes, *move))
 
     def finish(self, values: list[Any]) -> list[Any]:
         return [in_form(tensors, self.batching) for tensors in values]
@@ -119,21 +122,24 @@ def make_readers(
     batching: dict[str, str],
     scale: float = 1,
     *,
+    stored: Mapping[str, Field],
+    leader: str | None,
     half: bool = False,
 ) -> tuple[Reader, ...]:
     """Return the reader of each field (None: the sample's position) under a list of augmentations.
 
     At a ``scale`` other than 1, ``dct`` images are smaller. With ``half``, fields that a device can
-    finish are read as their host half, and ``ops`` are drawn for it, not done.
+    finish are read as their host half, and ``ops`` are drawn for it, not done. Boxes follow the
+    picture ``leader``, which is one of the ``stored`` fields, served or not.
     """
     _check_batching(fields, batching)
     views = _views(ops)
-    pictures = [
-        _picture_reader(store, name, field, views, scale)
+    by_name = {
+        name: _picture_reader(store, name, field, views, scale)
         for name, field in fields.items()
         if isinstance(field, Image | Mask)
-    ]
-    by_name = {reader.name: reader for reader in pictures}
+    }
+    is_guess = sum(isinstance(field, Image) for field in stored.values()) > 1
     crops = crop_readers(store, fields, views, batching)
     readers: list[Reader] = []
     for name, field in fields.items():
@@ -149,11 +155,12 @@ def make_readers(
         elif field.record_nbytes is not None:
             readers.append(_fixed_reader(store, name, field, field.record_nbytes))
         else:
-            follows = _leader_of(name, pictures) if isinstance(field, Boxes) and ops else None
-            codec = codec_for(field)
-            readers.append(
-                ObjectReader(store, name, field, codec, batching.get(name, "list"), follows)
-            )
+            follows = None
+            if isinstance(field, Boxes) and ops:
+                picture = _followed(name, fields, stored, leader)
+                follows = _picture_reader(store, *picture, views, scale)
+            codec, form = codec_for(field), batching.get(name, "list")
+            readers.append(ObjectReader(store, name, field, codec, form, follows, is_guess))
     return tuple(readers)
 
 
@@ -170,12 +177,35 @@ def forms_of(readers: Sequence[Reader], batching: Mapping[str, str]) -> dict[str
     return forms
 
 
-def _leader_of(boxes: str, pictures: list[PictureReader]) -> PictureReader:
-    """Return the picture whose crops boxes follow."""
-    if not pictures:
+def first_picture(fields: Mapping[str, Field]) -> str | None:
+    """Return whose pixels boxes are in: the first image of a schema, without one the first mask."""
+    kinds = (Image, Mask)
+    named = (name for kind in kinds for name, field in fields.items() if isinstance(field, kind))
+    return next(named, None)
+
+
+def _followed(
+    boxes: str, fields: Mapping[str, Field | None], stored: Mapping[str, Field], leader: str | None
+) -> tuple[str, Image | Mask]:
+    """Return the picture whose crops boxes follow, also if samples have others only."""
+    if not any(isinstance(field, Image | Mask) for field in fields.values()):
         what = f"boxes {boxes!r} follow the crops of an image or a mask, and samples have none"
         raise SchemaError(f"{what}: add one to fields, or leave out augment")
-    return pictures[0]
+    field = stored.get(leader or "")
+    if leader is None or not isinstance(field, Image | Mask):
+        what = f"boxes {boxes!r} follow the crops of {leader!r}, which was left out of the memory"
+        raise SchemaError(f"{what}: add it to fields there, or leave out augment")
+    return leader, field
+
+
+def _check_inside(boxes: npt.NDArray[Any], picture: str, size: Sequence[int]) -> None:
+    """Raise CodecError if one begins beyond the picture: it was drawn on another one of the sample."""
+    height, width = size
+    outside = (boxes[:, 0] > width) | (boxes[:, 1] > height)
+    if outside.any():
+        box, where = boxes[outside.argmax()].tolist(), f"{picture!r}, which is {height} x {width}"
+        what = f"box {box} lies outside of {where}. Boxes are in pixels of the first image of the schema"
+        raise CodecError(f"{what}: list that one first when packing")
 
 
 def _fixed_reader(store: Store, name: str, field: Field, nbytes: int) -> FixedReader:
