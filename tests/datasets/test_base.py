@@ -13,6 +13,7 @@ from loaders import DataLoader, Mixture, RAMDataset, augment, concat
 from loaders.datasets.base import BatchDataset, SamplesOf
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.moving import MovingHalf
+from loaders.errors import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,3 +168,14 @@ def test_a_batch_may_be_a_tensor_of_indices(kind: str) -> None:
     for batch in (torch.tensor([3, 1]), np.array([3, 1])):
         found = samples.__getitems__(batch).batch.label  # type: ignore[arg-type]
         assert found.tolist() == samples.__getitems__([3, 1]).batch.label.tolist()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_of_no_samples_has_nothing_to_transform(num_workers: int) -> None:
+    """What a transform makes of samples is not known then: an error, not a batch of another form."""
+    dataset = RAMDataset.from_arrays(x=np.arange(4.0))
+    loader: dict[str, Any] = {"batch_sampler": [[0], [], [1]], "num_workers": num_workers}
+
+    assert [len(batch.x) for batch in DataLoader(dataset, **loader)] == [1, 0, 1]
+    with pytest.raises(BatchError, match=r"a batch is made of a list of samples, got \[\]"):
+        list(DataLoader(dataset.replace(transform=lambda sample: sample), **loader))

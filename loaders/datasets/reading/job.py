@@ -136,7 +136,7 @@ class BatchJob:
                     )
                 )
                 raise
-        del self._at[part]
+        self._at.pop(part, None)  # a part of no samples has none
         begin_step()
 
     def _batch(self) -> Any:

@@ -189,10 +189,9 @@ def collate(samples: Any) -> Any:
     """
     if isinstance(samples, SampleBatch):
         return samples.batch
-    if isinstance(samples, TransformedSamples) and isinstance(samples[0], _Record):
-        return _collate_transformed(samples)
-    if isinstance(samples, TransformedSamples):
-        return _stacked("the batch", samples)
+    if isinstance(samples, TransformedSamples) and samples:
+        is_ours = isinstance(samples[0], _Record)
+        return _collate_transformed(samples) if is_ours else _stacked("the batch", samples)
     if not hasattr(samples, "__len__") or not len(samples):
         raise BatchError(f"a batch is made of a list of samples, got {shown(samples)}")
     batch = torch.utils.data.default_collate(samples)
