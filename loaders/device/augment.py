@@ -305,7 +305,7 @@ def _nearest(
 ) -> torch.Tensor:
     """Take the pixel nearest to each centre, or ``fill`` outside; exact, for any dtype."""
     kind = values.dtype
-    around = torch.full((), fill, dtype=kind).view(_SIGNED.get(kind, kind)).item()
+    around = torch.full((), fill, dtype=kind, device="cpu").view(_SIGNED.get(kind, kind)).item()
     lines = values.movedim(1, -1) if has_channels else values.unsqueeze(-1)
     lines = lines.view(_SIGNED.get(kind, kind))
     for axis, size in enumerate(moves.size):

@@ -28,7 +28,7 @@ def pinned_buffer(nbytes: int) -> UInt8Array:
         RuntimeError: There is no accelerator, or it gets no such memory.
     """
     try:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
     except RuntimeError as error:
         error.add_note(
             f"a batch slot of {nbytes / 1e6:.3g} MB needs page-locked memory: take a smaller batch, "

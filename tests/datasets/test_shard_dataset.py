@@ -207,6 +207,18 @@ def test_a_view_keeps_its_samples_whatever_becomes_of_the_indices(dataset: Shard
     assert keys(view) == keys(subset) == [key(3), key(1)]
 
 
+@pytest.mark.parametrize("form", ["pad", "offsets"])
+def test_batches_are_made_on_the_host_whatever_the_default_device(folder: Path, form: str) -> None:
+    fields = ["image", "label", "boxes", "sample_id"]
+    dataset = ShardDataset(folder, fields=fields, batching={"boxes": form})
+
+    with torch.device("meta"):
+        (batch,) = DataLoader(dataset, NUM, num_workers=0)
+
+    tensors = [*batch.image, batch.label, *batch.boxes, batch.sample_id]
+    assert {tensor.device.type for tensor in tensors} == {"cpu"}
+
+
 def test_an_empty_view_is_a_dataset(folder: Path) -> None:
     view = ShardDataset(folder, fields=["image", "label", "boxes", "key"]).select([])
 

@@ -78,7 +78,7 @@ class WideReader(FixedReader):
     stored: np.dtype[Any]
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        served = torch.empty((), dtype=self.layout.dtype).numpy().dtype
+        served = torch.empty((), dtype=self.layout.dtype, device="cpu").numpy().dtype
         width = self.nbytes // self.stored.itemsize
         flat = memory.take(self.name, num_samples * width * served.itemsize)
         return [flat, flat.view(served).reshape(num_samples, width)]

@@ -106,7 +106,7 @@ class SampleIdReader:
     nbytes: int = 8  # of each
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        return [torch.empty(num_samples, dtype=torch.int64)]
+        return [torch.empty(num_samples, dtype=torch.int64, device="cpu")]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         values[0][first:last] = torch.from_numpy(request.indices[first:last])

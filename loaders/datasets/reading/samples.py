@@ -161,10 +161,10 @@ def in_form(tensors: list[Any], form: str) -> Any:
     """Return arrays of different lengths as ``batching`` asks for them: "list", "pad" or "offsets"."""
     if form == "list":
         return tensors
-    lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64)
+    lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64, device="cpu")
     if form == "pad":
         return Padded(torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), lengths)
-    offsets = torch.zeros(len(tensors) + 1, dtype=torch.int64)
+    offsets = torch.zeros(len(tensors) + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(lengths, 0, out=offsets[1:])
     return Ragged(torch.cat(tensors), offsets)
 
