@@ -62,7 +62,8 @@ class JpegOnDevice(OnDevice):
 
     Args:
         dataset: Its images are of codec ``jpeg``; masks and boxes, which the host moves, are for
-            datasets without augmentation.
+            datasets without augmentation. Its ``on_error`` is ``"raise"``: the device finds what does not decode
+            when the host has left the batch behind.
         decode: Decodes there; default: torchvision's decoder on CUDA, which has to be installed. What it
             refuses, the CPU decodes.
 
@@ -195,6 +196,8 @@ def _check(dataset: PackedDataset) -> None:
             raise SchemaError(f"field {name!r} holds {what}, not JPEG{hint}")
     if dataset.transform is not None or any(isinstance(op, Views) for op in dataset.augment):
         raise SchemaError(f"transforms and augment.Views work on the host{hint}")
+    if dataset.on_error == "replace":
+        raise SchemaError(f"on_error='replace' needs the host, which decodes no file{hint}")
     fields = dataset.stored_fields
     moved = [name for name, field in fields.items() if isinstance(field, Mask | Boxes)]
     if dataset.augment and (moved or spatial_axes(fields.values())):
