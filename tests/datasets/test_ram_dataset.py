@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
+from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat, limits
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.memory import loading
 from loaders.errors import LoadersError, SampleError, SchemaError, SourceError
@@ -101,6 +102,31 @@ def test_pictures_of_one_size_become_a_tensor_when_decoded(tmp_path: Path) -> No
     assert loaded.column("image").shape == (5, 3, 8, 9)
     (batch,) = DataLoader(loaded, 5)
     assert batch.image[:, 0, 0, 0].tolist() == list(range(5))
+
+
+@pytest.mark.parametrize(("shared", "share"), [(False, 0.5), (True, 1)])
+def test_pictures_are_decoded_on_the_cores_of_this_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, share: float
+) -> None:
+    """Beside another rank on half of them; where that one waits for the copy to be shared, on all."""
+    image = np.zeros((8, 9, 3), np.uint8)
+    folder = pack(tmp_path / "a", {"image": Image(codec="png")}, [{"image": image}])
+    monkeypatch.setattr(limits, "_affinity_cores", lambda: 6)
+    monkeypatch.setattr(limits, "cpu_quota", lambda *_: None)
+    monkeypatch.setattr(limits, "has_own_cores", lambda: False)
+    monkeypatch.setitem(os.environ, "LOCAL_WORLD_SIZE", "2")
+    asked: list[int] = []
+    on_threads = loading.on_threads
+
+    def noted(fill: Any, slices: Any, num_threads: int, report: Any) -> None:
+        asked.append(num_threads)
+        on_threads(fill, slices, num_threads, report)
+
+    monkeypatch.setattr(loading, "on_threads", noted)
+
+    RAMDataset(folder, decode=True, progress=False, shared=shared)
+
+    assert asked == [6 * share]
 
 
 @pytest.mark.parametrize("on_error", ["raise", "replace"])

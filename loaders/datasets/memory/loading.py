@@ -7,7 +7,6 @@ the memory (this process, or an arena that processes share) allocates it by the 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from loaders.codecs.heads import picture_size
 from loaders.columns import Column, FixedColumn, VarColumn, ends
 from loaders.datasets.reading.coefficients import WholeImages, has_halves
 from loaders.errors import CodecError, LoadersError
-from loaders.limits import available_memory
+from loaders.limits import available_memory, cores_of_rank
 from loaders.schema import Field, Image, Mask
 
 if TYPE_CHECKING:
@@ -90,7 +89,9 @@ class ColumnPlan:
         return VarColumn(arrays[0], starts, lengths)
 
 
-def plan_columns(dataset: PackedDataset, *, decode: bool, progress: bool) -> dict[str, ColumnPlan]:
+def plan_columns(
+    dataset: PackedDataset, *, decode: bool, progress: bool, num_threads: int | None = None
+) -> dict[str, ColumnPlan]:
     """Plan to load the fields of a dataset's samples, and their keys.
 
     Args:
@@ -98,6 +99,7 @@ def plan_columns(dataset: PackedDataset, *, decode: bool, progress: bool) -> dic
         decode: Whether pictures become pixels. Their sizes are then read, and so all of them are
             verified, unless the schema has the size.
         progress: Show a bar where that takes long.
+        num_threads: That decode; default: as many as this rank has cores.
     """
     rows = dataset.rows_of(np.arange(len(dataset)))
     plans = {}
@@ -106,7 +108,9 @@ def plan_columns(dataset: PackedDataset, *, decode: bool, progress: bool) -> dic
         if decode and isinstance(field, Image | Mask) and field.codec != "raw":
             records = _records_of(dataset.store, name, rows)
             blame, scale = dataset.sample_error, dataset.scale
-            plans[name] = plan_pixels(field, len(rows), records, blame, progress, scale)
+            plans[name] = plan_pixels(
+                field, len(rows), records, blame, progress, scale, num_threads
+            )
         else:
             plans[name] = _plan_copy(dataset.store, name, field, rows)
     return plans
@@ -167,6 +171,7 @@ def plan_pixels(
     blame: Blame,
     progress: bool,
     scale: float = 1,
+    num_threads: int | None = None,
 ) -> ColumnPlan:
     """Plan to turn encoded pictures into pixels; the field's size becomes known if they share one.
 
@@ -177,6 +182,7 @@ def plan_pixels(
         blame: Makes an error of a picture that cannot be decoded.
         progress: Show a bar where reading their sizes takes long.
         scale: Of the pixels, where the codec is ``dct``.
+        num_threads: That decode; default: as many as this rank has cores.
     """
     codec: Any = codec_for(field)
     if isinstance(field, Image) and has_halves(field):
@@ -204,7 +210,7 @@ def plan_pixels(
                 column.row(i)[:] = pixels
             return int(lengths[part].sum())
 
-        on_threads(fill_part, parts(num_rows, _PICTURES), os.cpu_count() or 1, report)
+        on_threads(fill_part, parts(num_rows, _PICTURES), num_threads or cores_of_rank(), report)
 
     return ColumnPlan(raw, lengths, fill)
 

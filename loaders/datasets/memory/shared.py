@@ -29,6 +29,7 @@ from loaders.datasets.memory.arena import Arena, SealedColumns, open_sealed
 from loaders.datasets.memory.keeper import Keeper, Name, Peer, receive
 from loaders.datasets.memory.loading import Progress, check_fits, names_to_load, plan_columns
 from loaders.errors import LoadersError
+from loaders.limits import usable_cores
 from loaders.schema import Field, field_from_json
 from loaders.signals import finalize
 
@@ -66,7 +67,8 @@ def share_columns(
     _check_platform()
 
     def plan() -> dict[str, ColumnPlan]:
-        plans = plan_columns(dataset, decode=decode, progress=progress)
+        cores = usable_cores()  # also those of other ranks, which wait for this one
+        plans = plan_columns(dataset, decode=decode, progress=progress, num_threads=cores)
         nbytes = sum(plan.nbytes for plan in plans.values())
         check_fits(nbytes, progress, f" in one copy for this machine's {_processes()}")
         return plans
