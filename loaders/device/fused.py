@@ -34,10 +34,10 @@ def why_not(device: torch.device) -> str | None:
 
     Triton builds its launcher with a C compiler and Python's headers, which many images lack.
     """
-    if kernels() is None:
-        return "Triton is not installed"
-    row = torch.zeros((1, 1), dtype=torch.int64, device=device)
     try:
+        if kernels() is None:
+            return "Triton is not installed"
+        row = torch.zeros((1, 1), dtype=torch.int64, device=device)
         gathered(row, row[0], torch.empty_like(row))
     except Exception as error:  # whatever it is, plain operations give the same values
         what = "Triton is installed but starts no kernel here; plain operations take its place"

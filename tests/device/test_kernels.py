@@ -194,6 +194,23 @@ def test_where_triton_starts_no_kernel_it_is_said_once(caplog: pytest.LogCapture
     assert "plain operations take its place" in caplog.text
 
 
+def test_a_triton_that_cannot_be_imported_is_as_good_as_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kernels() -> None:
+        raise ImportError("libtriton.so: cannot open shared object file")
+
+    fused.why_not.cache_clear()
+    monkeypatch.setattr(fused, "kernels", kernels)
+
+    why = fused.why_not(torch.device("cpu"))
+
+    fused.why_not.cache_clear()
+    assert why is not None
+    assert "libtriton.so" in why
+    assert "plain operations take its place" in caplog.text
+
+
 gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or fused.kernels() is None, reason="needs CUDA and Triton"
 )
