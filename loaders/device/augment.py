@@ -218,7 +218,7 @@ def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
     """Return images ``(N, C, *spatial)`` moved; ``moves`` is on their device."""
     if moves.is_copy:
         return _nearest(images, moves, True)
-    lines = images.movedim(1, -1)
+    lines = images.movedim(1, -1).contiguous()  # once: each tap gathers whole rows
     if images.dtype in _SIGNED:  # gathering knows no unsigned 16 bits
         lines = lines.view(_SIGNED[images.dtype])
     top = _PIXELS[images.dtype]

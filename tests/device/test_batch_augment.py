@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from loaders import BatchAugment, Normalize, augment
 from loaders.errors import BatchError
@@ -59,6 +60,29 @@ def test_images_are_those_of_the_host_within_a_step(name: str, channels: int, dt
     )  # OpenCV's weights have 11 bits: 2**-11 of 65,535 and a little
     difference = found.permute(0, 2, 3, 1).numpy().astype(np.int64) - want.astype(np.int64)
     assert np.abs(difference).max() <= step
+
+
+class Clones(TorchDispatchMode):
+    """Counts the copies of whole tensors."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += func is torch.ops.aten.clone.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("order", "num"), [("contiguous_format", 1), ("channels_last", 0)])
+def test_a_batch_is_brought_into_order_once_whatever_the_number_of_taps(
+    order: str, num: int
+) -> None:
+    images = torch.from_numpy(pictures(3, np.uint8)).permute(0, 3, 1, 2)
+    images = images.contiguous(memory_format=getattr(torch, order))
+
+    with Clones() as clones:  # type: ignore[no-untyped-call]
+        BatchAugment([augment.Resize(7)])(images, indices=range(12))
+
+    assert clones.num == num
 
 
 @pytest.mark.parametrize("name", ["cifar", "nothing"])
