@@ -404,11 +404,11 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     @cached_property
     def _accelerator(self) -> Accelerator | None:
-        device = (
-            self.device
-            if self.device is not None or self.finisher is None
-            else self._served.device
-        )
+        device = self.device
+        if (
+            self.finisher is not None
+        ):  # "cuda" may be another one by now than where the samples lie
+            device = self._served.device or device
         if device is None:
             return None
         accelerator = accelerator_for(device)

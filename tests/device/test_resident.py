@@ -8,8 +8,10 @@ import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment
 from loaders.buffers import FreshMemory
+from loaders.datasets.memory import resident as resident_module
 from loaders.datasets.memory.resident import Resident, _check_room
 from loaders.device import fused
+from loaders.device.accelerator import PlainCopies
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import page_lock
 from loaders.errors import LoadersError, SchemaError
@@ -154,6 +156,53 @@ def test_records_that_differ_in_size_are_refused(tmp_path: Path) -> None:
 def test_another_device_is_refused() -> None:
     with pytest.raises(ValueError, match="the samples lie on cpu: leave out device='meta'"):
         DataLoader(RAMDataset(arrays(), device="cpu"), device="meta")
+
+
+def on_second_gpu(monkeypatch: pytest.MonkeyPatch) -> RAMDataset:
+    """Return samples that a second GPU would read, with what they ask CUDA for replaced."""
+    monkeypatch.setattr(fused, "why_not", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(resident_module, "_wait_for", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    return arrays()._settle(torch.device("cuda:1"), is_pinned=True)
+
+
+def test_the_current_gpu_is_refused_if_the_samples_lie_on_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their kernels would be started there."""
+    dataset = on_second_gpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert dataset.finisher("cuda") is not None
+    assert dataset.finisher("cuda:1") is not None
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    with pytest.raises(ValueError, match="the samples lie on cuda:1: leave out device='cuda'"):
+        DataLoader(dataset, device="cuda")
+
+
+def test_batches_go_to_where_the_samples_lie_whatever_gpu_is_current_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dataset = on_second_gpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    loader = DataLoader(dataset, device="cuda")
+    monkeypatch.setattr("loaders.loader.accelerator_for", PlainCopies)
+
+    accelerator = loader._accelerator
+
+    assert accelerator is not None
+    assert accelerator.device == torch.device("cuda:1")
+
+
+def test_columns_on_a_device_are_never_read_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host memory that is page-locked may be; torch refuses the rest."""
+    resident = Resident(arrays(), torch.device("meta"), is_pinned=False)
+    monkeypatch.setattr(fused, "gathered", lambda *_: pytest.fail("started a kernel"))
+
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        resident.gather("label", torch.zeros(2, dtype=torch.int64)).tolist()
 
 
 class Runtime:

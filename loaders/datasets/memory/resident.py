@@ -95,7 +95,7 @@ class Resident:
     def gather(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Return the records of some rows, ``(N, nbytes)`` uint8, on the device."""
         column = _wide(self.columns[name])
-        if column.device == rows.device:
+        if not self.is_pinned or rows.device.type == "cpu":
             return column.index_select(0, rows).view(torch.uint8)
         out = torch.empty((len(rows), column.shape[1]), dtype=column.dtype, device=rows.device)
         return fused.gathered(column, rows, out).view(torch.uint8)
@@ -189,10 +189,9 @@ class ResidentDataset(PackedDataset):
         """Return what gathers batches; ValueError if they are asked for on another device."""
         if self._resident is None:
             return super().finisher(torch.device(device))
-        home = self._resident.device
-        asked = torch.device(device)
+        home, asked = self._resident.device, _indexed(torch.device(device))
         if asked.type != home.type or asked.index not in (None, home.index):
-            raise ValueError(f"the samples lie on {home}: leave out device={str(asked)!r}")
+            raise ValueError(f"the samples lie on {home}: leave out device={str(device)!r}")
         return RowHalf(self, self._resident).finish
 
     def host_half(self) -> Any:
