@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import mmap
 import os
 import pickle
@@ -34,10 +35,12 @@ import torch
 
 from loaders.backends.channel import NO_DESCRIPTOR
 from loaders.buffers import Leases, SlotPool, Slots
+from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+logger = logging.getLogger(__name__)
 UInt8Array = npt.NDArray[np.uint8]
 _INLINE_BYTES = 32 << 10  # a smaller tensor travels in the message: a lease would cost more
 _MAX_SLOTS = 1 << 24  # that a child ever has: sizes grow by a quarter at least, forks keep some
@@ -231,7 +234,7 @@ class Mapped:
 
     Args:
         next_fd: Returns the descriptor of the next slot.
-        lock: Page-locks a slot for as long as the array lives.
+        lock: Page-locks a slot for as long as the array lives; if it cannot, slots stay as they are from then on.
 
     Attributes:
         nbytes: Bytes of all slots.
@@ -242,6 +245,7 @@ class Mapped:
     ) -> None:
         self.nbytes = 0
         self._next_fd, self._lock = next_fd, lock
+        self._can_lock = lock is not None
         self._leases: Leases[int] = Leases()
         self._num_mapped = 0
         self._buffers: dict[int, UInt8Array] = {}
@@ -261,11 +265,20 @@ class Mapped:
         if not len(self._ledger):  # its descriptor comes first
             self._ledger = self._map_next()
         buffer = self._map_next()
-        if self._lock is not None:
-            self._lock(buffer)
+        if self._can_lock:
+            self._page_lock(buffer)
         self._buffers[self._num_mapped] = buffer
         self._num_mapped += 1
         self.nbytes += len(buffer)
+
+    def _page_lock(self, buffer: UInt8Array) -> None:
+        assert self._lock is not None
+        try:
+            self._lock(buffer)
+        except LoadersError as error:  # who copies locks what is not: at the cost of one more copy
+            self._can_lock = False
+            what = str(error)  # a log that kept the error would keep its frames, and the slot
+            logger.warning("batches come through memory that is not page-locked: %s", what)
 
     def forget(self, numbers: Sequence[int]) -> None:
         """Unmap slots that the child gave up, now or with the last tensor over them."""

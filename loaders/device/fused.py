@@ -133,4 +133,9 @@ def strides(images: torch.Tensor) -> tuple[int, int, int] | None:
 
 def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     """Make a tensor's GPU the current one: kernels are started there."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    return on_device(tensor.device)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU the current one; other devices need no such thing."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

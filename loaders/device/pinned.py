@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,6 +65,7 @@ def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
     flags = 0 if array.flags.writeable else _READ_ONLY
     code = int(runtime.cudaHostRegister(address, array.nbytes, flags))
     if code:
+        _take_error()
         hint = (
             ""
             if array.flags.writeable
@@ -75,6 +77,12 @@ def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
         )
     _locked[address] = weakref.ref(array)
     weakref.finalize(array, _unlock, runtime, address)
+
+
+def _take_error() -> None:
+    """Launch a kernel: torch looks for errors behind each, and would raise this one behind the trainer's next."""
+    with suppress(AssertionError, RuntimeError):  # the error; or a build without CUDA
+        torch.ones(1, device="cuda")
 
 
 def _unlock(runtime: Any, address: int) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from loaders.backends.wire import Mapped, SharedSlots, dump
 from loaders.datasets.reading.samples import Padded, batch_type
+from loaders.errors import LoadersError
 
 LARGE = 40_000
 
@@ -252,6 +253,30 @@ def test_slots_are_page_locked_once_and_unlocked_with_their_last_tensor() -> Non
     assert locked[0]() is not None
     del tensor
     assert locked[0]() is None
+
+
+def test_slots_that_cannot_be_page_locked_serve_as_they_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is said once, and not tried again: with each slot less memory can be locked."""
+    slots, asked = SharedSlots(), list[int]()
+
+    def lock(array: Any) -> None:
+        asked.append(len(array))
+        if len(asked) > 1:
+            raise LoadersError("a batch slot: 0.1 GB could not be page-locked (CUDA error 801)")
+
+    mapped = Mapped(slots.fds.popleft, lock)
+    tensors = [in_slot(slots, nbytes) for nbytes in (50_000, 100_000, 200_000)]
+
+    arrived = mapped.load(dump(tensors, slots).data)
+
+    assert all(torch.equal(a, b) for a, b in zip(arrived, tensors, strict=True))
+    assert len(asked) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "batches come through memory that is not page-locked: a batch slot: 0.1 GB could not be page-locked "
+        "(CUDA error 801)"
+    ]
 
 
 def test_a_slot_that_is_given_up_leaves_no_trace() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,6 +165,7 @@ def on_second_gpu(monkeypatch: pytest.MonkeyPatch) -> RAMDataset:
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
     monkeypatch.setattr(resident_module, "_wait_for", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     return arrays()._settle(torch.device("cuda:1"), is_pinned=True)
 
 
@@ -243,6 +245,33 @@ def test_a_refused_page_lock_says_what_and_how_much() -> None:
         page_lock(np.zeros(2000, np.uint8), "column 'x'", Runtime(2))
 
 
+def test_a_refused_page_lock_takes_its_error_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime keeps it: torch would raise it behind the next kernel, which may be anyone's."""
+    kept = ["invalid argument"]
+
+    def ones(*_: Any, device: str) -> None:
+        raise RuntimeError(f"CUDA error: {kept.pop()}, on {device}")
+
+    monkeypatch.setattr(torch, "ones", ones)
+
+    with pytest.raises(LoadersError, match="could not be page-locked"):
+        page_lock(np.zeros(2000, np.uint8), "column 'x'", Runtime(1))
+
+    assert not kept
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_works_on_after_a_refused_page_lock() -> None:
+    array = np.zeros(1 << 20, np.uint8)
+    page_lock(array, "a slot")
+
+    with pytest.raises(LoadersError, match="CUDA error 712"):  # it is locked already
+        page_lock(array[:], "the same memory")
+
+    assert torch.full((4,), 2.0, device="cuda").sum().item() == 8
+
+
 def test_a_page_locked_arena_serves_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pinned path, with the one CUDA call it makes replaced: the CPU reads the arena itself."""
     runtime = Runtime()
@@ -284,18 +313,24 @@ def test_a_shared_copy_is_page_locked_once_and_for_reading(
 def test_what_a_gpu_may_still_read_is_unlocked_after_its_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the dropped dataset's columns; with the three calls replaced."""
+    """Of the dropped dataset's columns, which were locked for that GPU; with the calls replaced."""
     runtime, log = Runtime(), list[tuple[str, int]]()
     monkeypatch.setattr(fused, "why_not", lambda device: None)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(
         torch.cuda, "synchronize", lambda device: log.append((str(device), len(runtime.locked)))
     )
+
+    def on(device: torch.device) -> nullcontext[None]:
+        log.append((f"on {device}", 0))
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "device", on)
     resident = Resident(arrays(), torch.device("cuda:1"), is_pinned=True)
 
     del resident
 
-    assert log == [("cuda:1", 5)]
+    assert log == [("on cuda:1", 0), ("cuda:1", 5)]
     assert runtime.locked == {}
 
 

@@ -76,7 +76,8 @@ class Resident:
         self.nbytes = sum(len(dataset) * (f.record_nbytes or 0) for f in self.fields.values())
         if is_pinned:
             _check_pins(device)
-            self.columns = {name: self._pinned(dataset, name) for name in self.fields}
+            with fused.on_device(device):  # locking would open a context on the current GPU
+                self.columns = {name: self._pinned(dataset, name) for name in self.fields}
             if device.type == "cuda":  # a dropped dataset may still be read by what is queued
                 weakref.finalize(self, _wait_for, device)
         else:
