@@ -334,7 +334,6 @@ def augment(run: Run) -> None:
 
 def gather(run: Run) -> None:
     """Random rows out of GPU memory, and out of page-locked host memory, against what each bus gives."""
-    from loaders import Normalize
     from loaders.device import fused
 
     num, batch, side = run.size(16384, 8), run.size(256, 4), run.size(224, 8)
@@ -368,22 +367,6 @@ def gather(run: Run) -> None:
     speed = batch * nbytes / took
     run.add(
         "gather", name, batch / took, "images/s", gb_per_s=speed / 1e9, of_bus_copy=speed / bus
-    )
-    images = locked.view(num, side, side, 3).permute(0, 3, 1, 2)
-    module = Normalize.imagenet(torch.bfloat16).to(run.device)
-    want_normal = module(images[order].to(run.device)).double().cpu()
-    found = module._fused(images, rows)
-    assert found is not None, "no kernel took page-locked images"
-    check(found, want_normal, 0, "gather and normalize")
-    took = seconds(run, lambda: module._fused(images, rows))
-    speed = batch * nbytes / took
-    run.add(
-        "gather",
-        f"{name}, normalized",
-        batch / took,
-        "images/s",
-        gb_per_s=speed / 1e9,
-        of_bus_copy=speed / bus,
     )
 
 

@@ -54,20 +54,15 @@ def can_fuse(tensor: torch.Tensor) -> bool:
 
 
 def normalized(
-    images: torch.Tensor,
-    mean: torch.Tensor,
-    std: torch.Tensor,
-    out: torch.Tensor,
-    rows: torch.Tensor | None = None,
+    images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor | None:
     """Write ``(images - mean) / std``, float32 and rounded once, to ``out``.
 
     Args:
-        images: ``(N, C, ...)`` of integers; on the device, or page-locked host memory.
+        images: ``(N, C, ...)`` of integers, on the device.
         mean: ``(C,)`` float32, on the device.
         std: The same.
-        out: ``(M, C, ...)`` floats, on the device.
-        rows: ``(M,)`` int64, on the device: which images; all of them by default.
+        out: ``(N, C, ...)`` floats, on the device.
 
     Returns:
         ``out``; None if no kernel takes these dtypes or layouts.
@@ -81,16 +76,14 @@ def normalized(
         return None  # a slice of something larger: its steps go further than its values
     if not out.numel():
         return out
-    numbers, has_rows = (images, False) if rows is None else (rows, True)
-    options = {"CHANNELS": channels, "HAS_ROWS": has_rows, "BLOCK": module.BLOCK}
-    options |= LAUNCH
+    options = {"CHANNELS": channels, "BLOCK": module.BLOCK} | LAUNCH
     is_interleaved = source[1:] == target[1:] == (1, channels)
     num_items = pixels * channels if is_interleaved else pixels
     num_blocks = -(-num_items // module.BLOCK)
     grid = (len(out) * num_blocks,)
     sizes = (num_items, num_blocks)
     with on_device_of(out):
-        operands = (images, out, numbers, mean, std, *sizes)
+        operands = (images, out, mean, std, *sizes)
         if is_interleaved:
             module.normalize_interleaved[grid](*operands, source[0], target[0], **options)
         else:

@@ -21,7 +21,6 @@ def span(num_items: tl.tensor, num_blocks: tl.tensor, BLOCK: tl.constexpr) -> tl
 def normalize_planes(
     x: tl.tensor,
     out: tl.tensor,
-    rows: tl.tensor,
     mean: tl.tensor,
     std: tl.tensor,
     num_pixels: tl.tensor,
@@ -33,20 +32,15 @@ def normalize_planes(
     out_channel: tl.tensor,
     out_pixel: tl.tensor,
     CHANNELS: tl.constexpr,
-    HAS_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Normalize a run of pixels of one image, channel by channel, from any layout to any.
 
     A channels-last source is read in steps of C bytes; its lines stay in the first cache until all
-    channels are done. All strides are in elements. With ``HAS_ROWS``, image ``i`` comes from row
-    ``rows[i]``.
+    channels are done. All strides are in elements.
     """
     image, pixels, inside = span(num_pixels, num_blocks, BLOCK)
-    source = image
-    if HAS_ROWS:
-        source = tl.load(rows + image)
-    first = x + source * x_image
+    first = x + image * x_image
     target = out + image * out_image
     for c in range(CHANNELS):
         values = tl.load(first + c * x_channel + pixels * x_pixel, mask=inside, other=0)
@@ -59,7 +53,6 @@ def normalize_planes(
 def normalize_interleaved(
     x: tl.tensor,
     out: tl.tensor,
-    rows: tl.tensor,
     mean: tl.tensor,
     std: tl.tensor,
     num_values: tl.tensor,
@@ -67,16 +60,12 @@ def normalize_interleaved(
     x_image: tl.tensor,
     out_image: tl.tensor,
     CHANNELS: tl.constexpr,
-    HAS_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Normalize a run of values of one image whose channels alternate, in the same order."""
     image, values, inside = span(num_values, num_blocks, BLOCK)
-    source = image
-    if HAS_ROWS:
-        source = tl.load(rows + image)
     channel = values % CHANNELS
-    pixels = tl.load(x + source * x_image + values, mask=inside, other=0).to(tl.float32)
+    pixels = tl.load(x + image * x_image + values, mask=inside, other=0).to(tl.float32)
     scaled = tl.div_rn(pixels - tl.load(mean + channel), tl.load(std + channel))
     tl.store(out + image * out_image + values, scaled.to(out.dtype.element_ty), mask=inside)
 

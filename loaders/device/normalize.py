@@ -134,34 +134,16 @@ class Normalize(nn.Module):
         result = images.to(torch.float32).sub_(self.mean.view(shape)).div_(self.std.view(shape))
         return self._ordered(result.to(self.dtype))
 
-    def _fused(
-        self, images: torch.Tensor, rows: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
-        """Do it in one pass, to the same values; None where no kernel can.
-
-        ``rows`` chooses among the images, which may then be in page-locked host memory.
-        """
+    def _fused(self, images: torch.Tensor) -> torch.Tensor | None:
+        """Do it in one pass, to the same values; None where no kernel can."""
         if images.dim() == 3:
-            result = self._fused(images.unsqueeze(0), rows)
+            result = self._fused(images.unsqueeze(0))
             return None if result is None else result.squeeze(0)
-        settings: dict[str, Any] = {"dtype": self.dtype, "device": self.mean.device}
-        if (
-            rows is None and self.memory_format is None
-        ):  # of slices, too, as plain operations keep it
-            out = torch.empty_like(images, **settings)
-        else:
-            shape = images.shape if rows is None else (len(rows), *images.shape[1:])
-            out = torch.empty(shape, memory_format=self._order_of(images), **settings)
-        return fused.normalized(images, self.mean, self.std, out, rows)
-
-    def _order_of(self, images: torch.Tensor) -> torch.memory_format:
-        """Return the memory order of the result for 4-D or 5-D images."""
-        last = torch.channels_last if images.dim() == 4 else torch.channels_last_3d
-        order = self.memory_format
-        if order is None:
-            is_last = not images.is_contiguous() and images.is_contiguous(memory_format=last)
-            return last if is_last else torch.contiguous_format
-        return last if order == torch.channels_last else order
+        order = self.memory_format or torch.preserve_format  # of slices, too
+        if order == torch.channels_last and images.dim() == 5:
+            order = torch.channels_last_3d
+        out = torch.empty_like(images, dtype=self.dtype, memory_format=order)
+        return fused.normalized(images, self.mean, self.std, out)
 
     def _ordered(self, images: torch.Tensor) -> torch.Tensor:
         order = self.memory_format
