@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loaders.codecs.yuv import Size
-    from loaders.device.normalize import Normalize
     from loaders.schema import Image
 
     Matrix = tuple[torch.Tensor, ...]  # parts that add up to it
@@ -51,15 +50,14 @@ class Yuv420Finish(nn.Module):
 
     Args:
         size: (height, width) of the images.
-        normalize: Applied to the same pixels, without storing them in between.
 
     Attributes:
         unit: Pixels a side of the smallest part that can be made.
 
     Shape:
-        uint8 ``(N, H * W + 2 * ceil(H / 2) * ceil(W / 2))`` in, uint8 (or the dtype of
-        ``normalize``) ``(N, 3, H, W)`` out; with a ``Cut``, H and W are those of its windows. What
-        lies in a window beyond the image's edge has any values.
+        uint8 ``(N, H * W + 2 * ceil(H / 2) * ceil(W / 2))`` in, uint8 ``(N, 3, H, W)`` out; with a
+        ``Cut``, H and W are those of its windows. What lies in a window beyond the image's edge has any
+        values.
 
     Raises:
         BatchError: At call, the input is something else.
@@ -71,9 +69,9 @@ class Yuv420Finish(nn.Module):
 
     unit = 2
 
-    def __init__(self, size: Size, *, normalize: Normalize | None = None) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.size, self.normalize = size, normalize
+        self.size = size
 
     @torch.no_grad()
     def forward(self, planes: torch.Tensor, cut: Cut | None = None) -> torch.Tensor:
@@ -82,7 +80,7 @@ class Yuv420Finish(nn.Module):
         luma, chroma = height * width, half(height) * half(width)
         _check(planes, luma + 2 * chroma)
         size = self.size if cut is None else (cut.size[0] * self.unit, cut.size[1] * self.unit)
-        out = Pixels(planes, 3, size, self.normalize)
+        out = Pixels(planes, 3, size)
         for part in _parts(planes):
             if cut is None:
                 made = self._whole(planes[part], luma, chroma)
@@ -130,12 +128,10 @@ class DctFinish(nn.Module):
         grid: Where the blocks of the images lie.
         quality: Of their quantization.
         scale: 1, 1/2, 1/4 or 1/8: sides are rounded up. The coefficients are those of this scale.
-        normalize: Applied to the same pixels, without storing them in between.
 
     Shape:
-        ``Coefficients`` of N images in, uint8 (or the dtype of ``normalize``) ``(N, C, H, W)`` out;
-        with a ``Cut`` of ``unit`` pixels, H and W are those of its windows. What lies in a window
-        beyond the image's edge has any values.
+        ``Coefficients`` of N images in, uint8 ``(N, C, H, W)`` out; with a ``Cut`` of ``unit`` pixels,
+        H and W are those of its windows. What lies in a window beyond the image's edge has any values.
 
     Raises:
         BatchError: At call, the input is something else.
@@ -149,23 +145,19 @@ class DctFinish(nn.Module):
         [148]
     """
 
-    def __init__(
-        self, grid: Grid, quality: int, scale: float = 1, *, normalize: Normalize | None = None
-    ) -> None:
+    def __init__(self, grid: Grid, quality: int, scale: float = 1) -> None:
         super().__init__()
-        self.grid, self.quality, self.scale, self.normalize = grid, quality, scale, normalize
+        self.grid, self.quality, self.scale = grid, quality, scale
         self.side = side_of(scale)
         self._weights: dict[torch.device, list[Matrix]] = {}
 
     @classmethod
-    def of(
-        cls, field: Image, scale: float = 1, *, normalize: Normalize | None = None
-    ) -> DctFinish:
+    def of(cls, field: Image, scale: float = 1) -> DctFinish:
         """Return the module for the images of a field."""
         assert field.size is not None
         assert field.quality is not None
         grid = Grid(field.size, field.channels, field.subsampling or "420")
-        return cls(grid, field.quality, scale, normalize=normalize)
+        return cls(grid, field.quality, scale)
 
     @property
     def size(self) -> Size:
@@ -185,7 +177,7 @@ class DctFinish(nn.Module):
         _check(planes, nbytes)
         weights = self._weights_on(planes.device)
         size = self.size if cut is None else (cut.size[0] * self.unit, cut.size[1] * self.unit)
-        out = Pixels(planes, self.grid.channels, size, self.normalize)
+        out = Pixels(planes, self.grid.channels, size)
         # Under autocast the products would have 8 bits, and the images stripes.
         with torch.autocast(planes.device.type, enabled=False):
             parts = _parts(planes)

@@ -1,4 +1,4 @@
-"""Planes on their way to pixels: chroma doubled, colours, uint8 or normalized."""
+"""Planes on their way to pixels: chroma doubled, colours, uint8."""
 
 from __future__ import annotations
 
@@ -12,31 +12,18 @@ from loaders.device.blocks import take_rows
 if TYPE_CHECKING:
     from loaders.codecs.yuv import Size
     from loaders.device.blocks import Patch
-    from loaders.device.normalize import Normalize
 
 
 class Pixels:
     """Where images go, channel by channel."""
 
-    def __init__(
-        self, planes: torch.Tensor, channels: int, size: Size, normalize: Normalize | None
-    ) -> None:
-        dtype = torch.uint8 if normalize is None else normalize.dtype
-        order = None if normalize is None else normalize.memory_format
-        self._normalize = normalize
-        self.images = torch.empty(
-            (len(planes), channels, *size),
-            dtype=dtype,
-            device=planes.device,
-            memory_format=order or torch.contiguous_format,
-        )
+    def __init__(self, planes: torch.Tensor, channels: int, size: Size) -> None:
+        shape = (len(planes), channels, *size)
+        self.images = torch.empty(shape, dtype=torch.uint8, device=planes.device)
 
     def put(self, part: slice, channel: int, values: torch.Tensor) -> None:
         """Round float32 values to 0 to 255, and write them for some images; they are overwritten."""
-        values.round_().clamp_(0, 255)
-        if self._normalize is not None:
-            values.sub_(self._normalize.mean[channel]).div_(self._normalize.std[channel])
-        self.images[part, channel].copy_(values)
+        self.images[part, channel].copy_(values.round_().clamp_(0, 255))
 
     def put_planes(self, part: slice, luma: torch.Tensor, *chroma: torch.Tensor) -> None:
         """Write what Y of 0 to 255, and Cb and Cr around 0, make: rounded as the codec rounds."""

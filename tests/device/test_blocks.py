@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders import BatchAugment, DataLoader, Normalize, ShardDataset, augment
+from loaders import BatchAugment, DataLoader, ShardDataset, augment
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.datasets.reading.coefficients import Moved
@@ -126,16 +126,6 @@ def test_only_blocks_that_a_crop_touches_count() -> None:
 
     assert torch.equal(finish(noisy, cut), finish(half, cut))
     assert not torch.equal(finish(noisy), finish(half))
-
-
-def test_windows_can_be_normalized_on_the_way() -> None:
-    field = Image(size=(64, 64), codec="dct")
-    half, normalize = coefficients(field, 3, 8), Normalize.imagenet(torch.bfloat16)
-    cut = Cut(torch.tensor([[0, 0], [2, 1], [1, 2]]), (2, 2))
-
-    found = DctFinish.of(field, normalize=normalize)(half, cut)
-
-    assert torch.equal(found, normalize(DctFinish.of(field)(half, cut)))
 
 
 def test_windows_in_float32_are_within_one_step() -> None:

@@ -17,7 +17,6 @@ from loaders.codecs.dct import DctCodec
 from loaders.device import decode
 from loaders.device.blocks import Cut
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, _in_two
-from loaders.device.normalize import Normalize
 from loaders.errors import BatchError
 from loaders.schema import Image
 from tests.codecs import reference
@@ -210,30 +209,6 @@ def test_cuda_is_within_one_step_of_the_cpu(scale: float) -> None:
     there = finish.to("cuda")(Coefficients(*(part.cuda() for part in half))).cpu()
 
     assert (there.int() - finish(half).int()).abs().max() <= 1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("order", [None, torch.channels_last])
-def test_normalizing_on_the_way_gives_the_same(dtype: torch.dtype, order: Any) -> None:
-    """To the bit what ``Normalize`` makes of the uint8 images, in its memory order."""
-    field = Image(size=(20, 28), codec="dct")
-    codec = DctCodec(field)
-    half = host_half(codec, [codec.encode(image) for image in pictures(5, (20, 28))], 8)
-    yuv: Any = codec_for(Image(size=(20, 28), codec="yuv420"))
-    rows = np.stack([np.frombuffer(yuv.encode(i), np.uint8) for i in pictures(5, (20, 28))])
-    normalize = Normalize.imagenet(dtype, order)
-
-    for plain, straight, value in (
-        (DctFinish.of(field), DctFinish.of(field, normalize=normalize), half),
-        (
-            Yuv420Finish((20, 28)),
-            Yuv420Finish((20, 28), normalize=normalize),
-            torch.from_numpy(rows),
-        ),
-    ):
-        wanted, served = normalize(plain(value)), straight(value)
-        assert torch.equal(served, wanted)
-        assert served.stride() == wanted.stride()
 
 
 def test_autocast_does_not_reach_the_transform() -> None:
