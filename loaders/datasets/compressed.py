@@ -51,8 +51,7 @@ class InflateOnDevice(OnDevice):
         hint = "; hand the dataset itself to the loader"
         if not any(f.codec == "dct" for f in images_of(dataset).values()):
             raise SchemaError(f"there is no image of codec 'dct' among {dataset.fields}{hint}")
-        if dataset.finisher(torch.device("cpu")) is None:
-            raise SchemaError(f"transforms and augment.Views work on the host{hint}")
+        dataset.check_splits(hint)
         if dataset.store.check == "never":
             raise SchemaError(f"check='never' would hand damaged records to the device{hint}")
 

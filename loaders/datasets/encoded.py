@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from loaders.augment import Views
 from loaders.codecs.heads import picture_size
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.on_device import OnDevice, images_of
@@ -194,8 +193,7 @@ def _check(dataset: PackedDataset) -> None:
         if field.codec != "jpeg" or field.channels not in (1, 3):
             what = f"{field.channels} channels of codec {field.codec!r}"
             raise SchemaError(f"field {name!r} holds {what}, not JPEG{hint}")
-    if dataset.transform is not None or any(isinstance(op, Views) for op in dataset.augment):
-        raise SchemaError(f"transforms and augment.Views work on the host{hint}")
+    dataset.check_splits(hint)
     if dataset.on_error == "replace":
         raise SchemaError(f"on_error='replace' needs the host, which decodes no file{hint}")
     fields = dataset.stored_fields

@@ -184,6 +184,11 @@ class PackedDataset(BatchDataset):
         views = any(isinstance(op, Views) for op in self.augment)
         return self.transform is None and not views
 
+    def check_splits(self, hint: str) -> None:
+        """Raise SchemaError if both halves run on the host."""
+        if not self._splits:
+            raise SchemaError(f"transforms and augment.Views work on the host{hint}")
+
     def host_half(self) -> Self:
         """Return the same samples, whose batches hold what ``finisher`` makes images of."""
         if not self._splits:

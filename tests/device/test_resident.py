@@ -136,8 +136,11 @@ def test_files_are_loaded_part_by_part_and_stay_for_lookups(
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"transform": lambda sample: sample}, "a transform runs on the host"),
-        ({"augment": [augment.Views(a=OPS)]}, "augment.Views is made on the host"),
+        (
+            {"transform": lambda sample: sample},
+            "transforms and augment.Views work on the host; take RAMDataset without",
+        ),
+        ({"augment": [augment.Views(a=OPS)]}, "transforms and augment.Views work on the host"),
     ],
 )
 def test_what_the_host_must_do_is_refused(settings: Any, what: str) -> None:

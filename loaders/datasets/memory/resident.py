@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from loaders.augment import Views
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.crops import spatial_axes
@@ -240,10 +239,7 @@ def check_resident(dataset: PackedDataset) -> None:
         SchemaError: They are not; the message says which, and what to do.
     """
     hint = "; take RAMDataset without device and pin, or other fields=[...]"
-    if dataset.transform is not None:
-        raise SchemaError(f"a transform runs on the host{hint}")
-    if any(isinstance(op, Views) for op in dataset.augment):
-        raise SchemaError(f"augment.Views is made on the host{hint}")
+    dataset.check_splits(hint)
     fields = dataset.stored_fields
     for name, field in fields.items():
         is_picture = isinstance(field, Image | Mask)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaders.augment import Views
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.job import HalfJob
@@ -75,8 +74,7 @@ def check_movable(dataset: PackedDataset) -> None:
         SchemaError: It cannot; the message says why.
     """
     hint = "; leave augment_on='auto'"
-    if dataset.transform is not None or any(isinstance(op, Views) for op in dataset.augment):
-        raise SchemaError(f"transforms and augment.Views work on the host{hint}")
+    dataset.check_splits(hint)
     fields = dataset.stored_fields
     for name, field in fields.items():
         if isinstance(field, Image | Mask) and (field.codec != "raw" or field.size is None):
