@@ -86,24 +86,25 @@ class SlotPool:
     """Reusable buffers of at least one size.
 
     Args:
-        nbytes: Size of the first buffers; a larger request raises it.
+        slot_bytes: Size of the first buffers; a larger request raises it.
         allocate: Returns a new buffer: 1-D uint8, of any memory.
         is_usable: Tells whether a buffer that came back may be used again.
 
     Attributes:
+        slot_bytes: Size of the next buffer.
         num_slots: Buffers there are, free or leased.
-        size_bytes: Their bytes together.
+        nbytes: Their bytes together.
     """
 
     def __init__(
         self,
-        nbytes: int = 0,
+        slot_bytes: int = 0,
         allocate: Allocate | None = None,
         is_usable: Callable[[npt.NDArray[np.uint8]], bool] = lambda _: True,
     ) -> None:
-        self.nbytes = nbytes
+        self.slot_bytes = slot_bytes
         self._allocate, self._is_usable = allocate or aligned, is_usable
-        self.num_slots = self.size_bytes = 0
+        self.num_slots = self.nbytes = 0
         self._lock = ForkLock()  # to page-lock a buffer takes long, and a fork may come meanwhile
         self._leases: Leases[npt.NDArray[np.uint8]] = Leases()
 
@@ -124,14 +125,13 @@ class SlotPool:
             if len(buffer) >= nbytes and self._is_usable(buffer):
                 return buffer
             self.num_slots -= 1  # too small since a larger request came, say: let it go
-            self.size_bytes -= len(buffer)
-        if (
-            nbytes > self.nbytes
-        ):  # with some room: sizes that grow a little would not use any buffer again
-            self.nbytes = max(nbytes, int(self.nbytes * _GROWTH))
-        buffer = self._allocate(self.nbytes)
+            self.nbytes -= len(buffer)
+        # With some room: sizes that grow a little would not use any buffer again.
+        if nbytes > self.slot_bytes:
+            self.slot_bytes = max(nbytes, int(self.slot_bytes * _GROWTH))
+        buffer = self._allocate(self.slot_bytes)
         self.num_slots += 1
-        self.size_bytes += len(buffer)
+        self.nbytes += len(buffer)
         return buffer
 
 
@@ -161,7 +161,7 @@ class Slots:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers in the pools, free or leased."""
-        return sum(pool.size_bytes for pool in list(self._pools.values()))
+        return sum(pool.nbytes for pool in list(self._pools.values()))
 
 
 class FreshMemory:

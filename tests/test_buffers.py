@@ -180,7 +180,7 @@ def test_a_steady_loop_needs_as_many_slots_as_are_out_at_once() -> None:
         window = [*window[-2:], a_batch(pool)]
 
     assert pool.num_slots == 4  # three in the window, and the one that replaces the oldest
-    assert pool.size_bytes == 4 * NBYTES
+    assert pool.nbytes == 4 * NBYTES
 
 
 def test_the_slot_used_last_is_used_first() -> None:
@@ -226,12 +226,12 @@ def test_sizes_that_grow_a_little_do_not_need_a_new_slot_each() -> None:
 def test_a_larger_request_replaces_slots_that_are_too_small() -> None:
     pool = SlotPool(100)
     small = a_batch(pool, 50)
-    assert (pool.nbytes, pool.num_slots, pool.size_bytes) == (100, 1, 100)
+    assert (pool.slot_bytes, pool.num_slots, pool.nbytes) == (100, 1, 100)
 
     del small
     large = a_batch(pool, 1000)
     assert len(large) == 1000
-    assert (pool.nbytes, pool.num_slots, pool.size_bytes) == (1000, 1, 1000)
+    assert (pool.slot_bytes, pool.num_slots, pool.nbytes) == (1000, 1, 1000)
 
     del large
     assert len(a_batch(pool, 50)) == 50
@@ -242,12 +242,12 @@ def test_a_small_slot_that_is_out_is_counted_until_it_is_let_go() -> None:
     pool = SlotPool()
     small = a_batch(pool, 100)
     large = a_batch(pool, 1000)
-    assert (pool.num_slots, pool.size_bytes) == (2, 1100)
+    assert (pool.num_slots, pool.nbytes) == (2, 1100)
 
     del small, large
     leases = [pool.take(1000), pool.take(1000)]
 
-    assert (pool.num_slots, pool.size_bytes) == (2, 2000)
+    assert (pool.num_slots, pool.nbytes) == (2, 2000)
     assert len(leases) == 2
 
 
@@ -255,7 +255,7 @@ def test_nothing_may_be_asked_for() -> None:
     pool = SlotPool()
 
     assert [len(a_batch(pool, 0)) for _ in range(3)] == [0, 0, 0]
-    assert pool.size_bytes == 0
+    assert pool.nbytes == 0
 
 
 def test_a_batch_outlives_its_pool() -> None:
