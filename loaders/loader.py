@@ -54,9 +54,8 @@ from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.datasets.views import as_ours, fingerprint_of, holds_ours, ours_in
 from loaders.delivery import Delivery, LoaderStats
-from loaders.device.accelerator import accelerator_for, as_device, pins
+from loaders.device.accelerator import accelerator_for, as_device, pins, shared_device
 from loaders.device.pinned import pinned_buffer
-from loaders.device.ranks import shared_device
 from loaders.errors import StateError
 from loaders.live import register
 from loaders.profiling import profile_from_environment

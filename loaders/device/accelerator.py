@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from loaders.checks import shown
 from loaders.errors import LoadersError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _WITH_STREAMS = ("cuda", "xpu")  # cuda is ROCm's name, too
 
@@ -184,3 +187,33 @@ def accelerator_for(device: torch.device) -> Accelerator:
 def pins(device: torch.device | None) -> bool:
     """Tell whether batches for a device should lie in page-locked memory."""
     return device is not None and device.type in _WITH_STREAMS
+
+
+def shared_device(
+    device: torch.device, num_devices: int, environ: Mapping[str, str]
+) -> str | None:
+    """Say so if this rank puts its batches on a device that is another local rank's, by all signs.
+
+    Args:
+        device: With its index.
+        num_devices: How many this process sees.
+        environ: Of the process, as ``torchrun`` sets it.
+
+    Example:
+        >>> environ = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+        >>> print(shared_device(torch.device("cuda:1"), 2, environ))
+        None
+        >>> print(shared_device(torch.device("cuda:0"), 2, environ))  # doctest: +ELLIPSIS
+        local rank 1 of 2 puts batches on cuda:0, local rank 0's: ...
+    """
+    rank, world = (environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    if not (rank.isdecimal() and world.isdecimal()) or int(world) < 2:
+        return None
+    if device.type != "cuda" or device.index != 0 or int(rank) == 0:
+        return None
+    if num_devices == 1 and environ.get("CUDA_VISIBLE_DEVICES"):  # one was given to each, no doubt
+        return None
+    where = f"local rank {rank} of {world} puts batches on {device}, local rank 0's"
+    if num_devices <= int(rank):
+        return f"{where}: this machine shows only {num_devices} for {world} ranks"
+    return f"{where}: call torch.cuda.set_device({rank}) first, or pass device='cuda:{rank}'"

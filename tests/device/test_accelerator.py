@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset
-from loaders.device.ranks import shared_device
+from loaders.device.accelerator import shared_device
 from tests.device.copies import ManualCopies
 
 
