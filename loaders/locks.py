@@ -8,9 +8,9 @@ import weakref
 
 
 class ForkLock:
-    """A lock whose holder does not exist in a forked child: there it is new.
+    """A lock whose holder does not exist in a forked child: there it is new, and open.
 
-    For what is filled in once and may be filled in again: a child may find it half done.
+    So what it guards may be half written there: let it guard only caches that can be filled again, and counts.
 
     Attributes:
         plain: What to hold, ``with lock.plain:``. An ``__enter__`` of our own would have an instruction

@@ -1,4 +1,7 @@
-"""What copying ahead needs of a device: copies in the background, and events that say when they are done."""
+"""Devices: which one is meant, and what copying ahead needs of it.
+
+That is copies in the background, and events that say when they are done.
+"""
 
 from __future__ import annotations
 

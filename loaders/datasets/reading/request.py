@@ -43,7 +43,8 @@ class Request:
         indices: int64 sample numbers as the user counts them.
         rows: The same in the store, where a view has other numbers.
         epoch: The epoch, for augmentation.
-        draws: How often each index came before in the epoch, or None for never.
+        draws: Of each sample a number that tells repeats of an index within the epoch apart, or None for none; not a
+            count, and not ascending with position.
         seed: For augmentation.
         num_workers: How many threads share the work.
         known: What was made once for all parts, by a name; None where one of the samples was in the way.
