@@ -404,9 +404,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     @cached_property
     def _accelerator(self) -> Accelerator | None:
         device = self.device
-        if (
-            self.finisher is not None
-        ):  # "cuda" may be another one by now than where the samples lie
+        if self.finisher is not None:  # where its samples lie: "cuda" may be another one by now
             device = self._served.device or device
         if device is None:
             return None
