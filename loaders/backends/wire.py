@@ -354,7 +354,7 @@ class _Unpickler(pickle.Unpickler):
             if flat is None:
                 flat = self._leases[number] = self._mapped.lease(number)
         elif not data:
-            return torch.empty_strided(shape, stride, dtype=dtype)
+            return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
         else:
             flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if dtype is not torch.uint8:
