@@ -157,7 +157,7 @@ def test_batches_that_come_at_once_do_not_hide_that_the_step_waits() -> None:
     assert found is not None
     rate, waited = found
     assert waited > 0.4
-    assert rate < 4 * 16 / 0.064
+    assert rate < 2 * 4 * 16 / 0.064  # steps alone: twice that; workers may be out of step
 
 
 @pytest.mark.parametrize(
