@@ -10,11 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from loaders.errors import PackError
+from loaders.errors import PackError, SchemaError
 from loaders.manifest import read_manifest
-from loaders.schema import Bytes
+from loaders.schema import Boxes, Bytes, Image
 from packdata import rewrite
 from packdata.combine import append, merge
 from packdata.edit import CopyOptions, copy_dataset
@@ -478,3 +479,19 @@ def test_a_provenance_of_any_form_may_be_copied(tmp_path: Path) -> None:
     copy_dataset(folder, tmp_path / "b")
 
     assert read_manifest(tmp_path / "b").provenance["source"]["provenance"] == odd
+
+
+@pytest.mark.parametrize("fields", [["thumb", "image", "boxes"], ["thumb", "boxes"]])
+def test_a_copy_gives_boxes_no_other_image_to_follow(tmp_path: Path, fields: list[str]) -> None:
+    """They are in pixels of the first image of the schema, and only in order would stay so."""
+    kinds = {"image": Image(codec="png"), "thumb": Image(codec="png"), "boxes": Boxes()}
+    with Writer(tmp_path / "a", kinds) as writer:
+        images = {name: np.zeros((n, n, 3), np.uint8) for name, n in (("image", 9), ("thumb", 3))}
+        writer.add(**images, boxes=[[1, 1, 2, 2]])
+
+    with pytest.raises(SchemaError, match="boxes 'boxes' are in pixels of 'image'"):
+        copy_dataset(tmp_path / "a", tmp_path / "b", CopyOptions(fields=fields))
+
+    assert not (tmp_path / "b").exists()
+    copy_dataset(tmp_path / "a", tmp_path / "c", CopyOptions(fields=["boxes", "image", "thumb"]))
+    copy_dataset(tmp_path / "a", tmp_path / "d", CopyOptions(fields=["thumb", "image"]))

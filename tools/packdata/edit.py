@@ -17,7 +17,7 @@ from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.formats import hash_file
 from loaders.limits import usable_cores
-from loaders.schema import Field, Image, Schema
+from loaders.schema import Boxes, Field, Image, Schema
 from loaders.schema.tables import find_column
 from packdata.describe import counted
 from packdata.joined_columns import KINDS, JoinedColumns, read_columns, read_updates
@@ -254,7 +254,18 @@ class _Plan:
         fields: dict[str, Field] = {name: old.fields[name] for name in self.kept} | self.added
         fields |= {name: recode.field for name, recode in self.recoders.items()}
         served = [*(name for name in old.defaults if name in fields), *self.added]
+        self._check_boxes(old.fields, fields)
         return Schema(fields, tuple(dict.fromkeys(served)))
+
+    def _check_boxes(self, old: Mapping[str, Field], new: Mapping[str, Field]) -> None:
+        """Raise SchemaError if boxes would be taken for those of another image than they were drawn on."""
+        before, after = (
+            [n for n, f in each.items() if isinstance(f, Image)] for each in (old, new)
+        )
+        boxes = [name for name, field in new.items() if isinstance(field, Boxes)]
+        if boxes and after and after[0] != before[0]:
+            what = f"boxes {boxes[0]!r} are in pixels of {before[0]!r}, the first image"
+            raise SchemaError(f"{what}: keep it, before {after[0]!r}, or leave out the boxes")
 
     def _recoders(self) -> Iterator[tuple[str, Recode]]:
         if self.options.codec is None:
