@@ -195,6 +195,7 @@ def _work(
     clocks: list[int],
     prepare: Callable[[], None],
     on_done: Callable[[], None],
+    on_idle: Callable[[], None],
 ) -> None:
     _ended.clear()
     _here.running = running
@@ -212,6 +213,8 @@ def _work(
         if last:
             finished.put(None)
             on_done()
+        if tasks.empty():
+            on_idle()
     tasks.put(closed)  # for the next one
 
 
@@ -235,6 +238,8 @@ class Workers:
         prepare: Called once on each thread before its first part.
         on_done: Called after each job by the thread that did its last part; may take what is ready, if it
             sees to it that one thread at a time does. It must not raise.
+        on_idle: Called by a thread that finds nothing more to do, before it waits; may put jobs in, if it sees to it
+            that one thread at a time does. It must not raise.
         name: Prefix of the threads' names.
     """
 
@@ -244,6 +249,7 @@ class Workers:
         *,
         prepare: Callable[[], None] = lambda: None,
         on_done: Callable[[], None] = lambda: None,
+        on_idle: Callable[[], None] = lambda: None,
         name: str = "loaders",
     ) -> None:
         if num_workers < 1:
@@ -262,7 +268,7 @@ class Workers:
             weakref.ref(opened[0], each) for each in put
         )
         queues_of_all = self._tasks, self._closed, self._finished
-        args = (*queues_of_all, self._running, self._clocks, prepare, on_done)
+        args = (*queues_of_all, self._running, self._clocks, prepare, on_done, on_idle)
         self._threads = [
             threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
             for i in range(num_workers)
@@ -293,6 +299,12 @@ class Workers:
             return self._tickets[0].done
         except IndexError:  # there is none
             return False
+
+    @property
+    def num_idle(self) -> int:
+        """Threads that have nothing to do, and that nothing waits for."""
+        num_busy = sum(part is not None for _, part, _ in list(self._running.values()))
+        return max(0, self.num_workers - num_busy - self._tasks.qsize())
 
     @property
     def cpu_s(self) -> float:

@@ -139,6 +139,43 @@ def test_the_thread_that_completes_a_job_may_take_it() -> None:
     assert {name for _, name in taken} <= {"maker-0", "maker-1", "maker-2"}
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_thread_without_work_may_look_for_more(num_workers: int) -> None:
+    found: list[str] = []
+
+    def look() -> None:
+        with lock:
+            if len(found) < 20:
+                found.append(threading.current_thread().name)
+                pool.put(Call(lambda _: None))
+
+    lock = threading.Lock()
+    pool = Workers(num_workers, on_idle=look, name="maker")
+    pool.put(Call(lambda _: None))
+    for _ in range(21):
+        pool.take(timeout_s=TIMEOUT_S)
+    pool.close()
+
+    assert len(found) == 20
+    assert set(found) <= {f"maker-{i}" for i in range(num_workers)}
+
+
+def test_threads_are_idle_that_nothing_waits_for(pool: Workers) -> None:
+    gate = Gate()
+    assert pool.num_idle == 3
+
+    pool.put(Call(gate, 2))
+    gate.wait_until_entered(2)
+    assert pool.num_idle == 1
+    pool.put(Call(gate, 9))
+    assert pool.num_idle == 0
+    gate.opened.set()
+    for _ in range(2):
+        pool.take(timeout_s=TIMEOUT_S)
+
+    wait_until(lambda: pool.num_idle == 3)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_order_does_not_depend_on_which_part_ends_when(seed: int) -> None:
     """Every part waits for its own event; the events come in random order."""
@@ -985,6 +1022,16 @@ def test_reading_ahead_that_hangs_holds_nothing_back_and_is_in_the_report() -> N
     gate.opened.set()
     pool.close()
     assert not gate.entered.acquire(blocking=False)
+
+
+def test_reading_ahead_makes_no_worker_busy() -> None:
+    pool, asked = Workers(1), Gate()
+    pool.put(ReadsAhead(partial(asked, 0)))
+    asked.wait_until_entered()
+    pool.take(timeout_s=TIMEOUT_S)
+    wait_until(lambda: pool.num_idle == 1)
+    asked.opened.set()
+    pool.close()
 
 
 def test_threads_that_ended_are_let_go_by_the_next_ones() -> None:

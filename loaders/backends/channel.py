@@ -63,7 +63,7 @@ class Channel:
 
     def __init__(self, end: socket.socket, patience_s: float = 0) -> None:
         self.socket = end
-        self._flags = socket.MSG_CMSG_CLOEXEC | (0 if patience_s else socket.MSG_DONTWAIT)
+        self._is_patient = patience_s > 0
         self._parts: list[memoryview] = []  # of a message that has begun to come
         self.unsent: deque[Parts] = deque()
         end.settimeout(None)  # whatever ``socket.setdefaulttimeout`` was told
@@ -108,27 +108,32 @@ class Channel:
         limit = None if timeout_s is None else math.ceil(1000 * min(timeout_s, _LONG_S))
         return bool(self._poll.poll(limit))
 
-    def receive(self) -> memoryview | None:
+    def receive(self, *, now: bool = False) -> memoryview | None:
         """Return the next message, or None if the rest of it does not come in time; it is kept for the next call.
+
+        With ``now`` only what is here is read, whatever the patience.
 
         Raises:
             EOFError: The other end was closed.
             OSError: The connection broke, or no descriptor is free for one that came.
         """
+        flags = socket.MSG_CMSG_CLOEXEC
+        if now or not self._is_patient:
+            flags |= socket.MSG_DONTWAIT
         is_last = False
         while not is_last:
             try:
-                is_last, data = self._receive()
+                is_last, data = self._receive(flags)
             except BlockingIOError:
                 return None
             self._parts.append(data)
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
-    def _receive(self) -> tuple[bool, memoryview]:
+    def _receive(self, flags: int) -> tuple[bool, memoryview]:
         # Not recv_fds, which leaves them to be inherited.
         size = _HEADER.size + _PACKET_BYTES
-        packet, beside, _, _ = self.socket.recvmsg(size, _FDS_ROOM, self._flags)
+        packet, beside, _, _ = self.socket.recvmsg(size, _FDS_ROOM, flags)
         if not packet:
             raise EOFError
         is_last, num_fds = _HEADER.unpack_from(packet)

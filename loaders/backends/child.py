@@ -1,8 +1,8 @@
 """What runs in the child process of ``backend="subprocess"``: the same threads, and a socket.
 
-The worker that completes a batch sends it, and those behind it that are done: a thread that wakes up only for that
-would have to fetch its code and data into a cache that the copying of the batch has filled. The main thread listens
-to the parent:
+The worker that completes a batch sends it, and those behind it that are done, and looks what to do next: a thread that
+wakes up only for that would have to fetch its code and data into a cache that the copying of the batch has filled, and
+whoever wakes it waits. The main thread listens in the place of workers that found nothing. The parent says:
 
 - ``("make", pass, indices of each batch of a group)``: begin a group; it is sent with the number of its pass.
 - ``("epoch", number)``: set the epoch of the dataset.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from loaders.backends.maker import Made, Maker
 
 _PARENT_POLL_S = 2.0
+_BUSY_POLL_S = 0.1  # how often the main thread looks for messages while all workers are busy
 
 
 def main(
@@ -79,28 +81,69 @@ class _Child:
     def __init__(self, maker: Maker, channel: Channel) -> None:
         self._maker, self._channel = maker, channel
         self._slots: SharedSlots = maker.slots  # type: ignore[assignment]
-        self._sending = threading.Lock()
+        self._sending, self._listening = threading.Lock(), threading.Lock()
+        self._is_over = False
+        # Written to by a worker that found nothing to do.
+        self._idle = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._busy = select.poll()  # ends with that, or with the parent's end of the socket
+        self._busy.register(self._idle, select.POLLIN)
+        self._busy.register(channel.socket, 0)
         self._passes: deque[int] = deque()  # of the groups that are not sent yet
         self._num_told = maker.num_replaced  # of replaced samples
-        self._pool = ThreadPool(maker, on_done=self._send_ready)
+        self._pool = ThreadPool(maker, on_done=self._send_ready, on_idle=self._look)
         dump_in_child(self._pool.describe)
 
     def listen(self) -> None:
         """Do what the parent asks for, until it asks for no more."""
         parent = os.getppid()
-        while True:
-            while (message := self._channel.receive()) is None:
-                if os.getppid() != parent:
-                    return
-            kind, *values = pickle.loads(message)  # noqa: S301  # of our own parent
-            if kind == "close":
-                return
-            if kind == "describe":
-                self._describe()
-            elif kind == "epoch":
-                self._set_epoch(*values)
+        while not self._is_over and os.getppid() == parent:
+            if self._pool.num_idle:
+                self._hear()
             else:
-                self._make(*values)
+                self._wait_for_idle()
+                self._hear(now=True)
+
+    def _wait_for_idle(self) -> None:
+        self._busy.poll(1000 * _BUSY_POLL_S)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._idle)
+
+    def _look(self) -> None:
+        """Do what the parent asked for; if that is nothing, let the main thread listen."""
+        try:
+            if self._hear(now=True):
+                while self._hear(now=True):
+                    pass
+            else:
+                os.eventfd_write(self._idle, 1)
+        except BaseException:  # or the parent would wait for us
+            traceback.print_exc()
+            os._exit(1)
+
+    def _hear(self, *, now: bool = False) -> bool:
+        """Wait for a message and do what it asks for; False if none came, or another thread is about it."""
+        if not self._listening.acquire(blocking=not now):
+            return False
+        try:
+            message = self._channel.receive(now=now)
+            if message is not None:
+                self._do(*pickle.loads(message))  # noqa: S301  # of our own parent
+            return message is not None
+        except (EOFError, ConnectionError):
+            self._is_over = True  # the parent is gone
+            return False
+        finally:
+            self._listening.release()
+
+    def _do(self, kind: str, *values: Any) -> None:
+        if kind == "close":
+            self._is_over = True
+        elif kind == "describe":
+            self._describe()
+        elif kind == "epoch":
+            self._set_epoch(*values)
+        else:
+            self._make(*values)
 
     def _make(self, number: int, group: list[Any]) -> None:
         self._passes.append(number)

@@ -72,12 +72,12 @@ class ThreadPool:
 
     Args:
         maker: Makes them.
-        on_done: As for ``Workers``.
+        **calls: ``on_done`` and ``on_idle``, as for ``Workers``.
     """
 
-    def __init__(self, maker: Maker, on_done: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, maker: Maker, **calls: Callable[[], None]) -> None:
         self._maker = maker
-        self._workers = start_workers(max(1, maker.num_workers), on_done)
+        self._workers = start_workers(max(1, maker.num_workers), **calls)
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -91,6 +91,11 @@ class ThreadPool:
     def is_ready(self) -> bool:
         """Whether the oldest group could be taken without waiting."""
         return self._workers.is_ready
+
+    @property
+    def num_idle(self) -> int:
+        """Threads that have nothing to do."""
+        return self._workers.num_idle
 
     @property
     def cpu_s(self) -> float:
@@ -119,7 +124,7 @@ class ThreadPool:
         self._workers.close()
 
 
-def start_workers(num_workers: int, on_done: Callable[[], None] = lambda: None) -> Workers:
+def start_workers(num_workers: int, **calls: Any) -> Workers:
     """Start threads that each use one core, and leave the caller's own setting as it was."""
     opencv.use_one_thread()
     num_threads = torch.get_num_threads()
@@ -131,7 +136,7 @@ def start_workers(num_workers: int, on_done: Callable[[], None] = lambda: None) 
         prepared.put(None)
 
     try:
-        workers = Workers(num_workers, prepare=prepare, on_done=on_done)
+        workers = Workers(num_workers, prepare=prepare, **calls)
         for _ in range(num_workers):
             prepared.get(timeout=_START_TIMEOUT_S)
     finally:

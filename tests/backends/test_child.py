@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,6 +75,7 @@ class Side:
         self.child._pool.close()
         self.parent.close()
         self.held.close()
+        os.close(self.child._idle)
 
 
 @pytest.fixture
@@ -127,6 +130,59 @@ def test_a_worker_that_comes_too_late_sends_nothing(side: Side) -> None:
 
     assert side.received() == [[3]]
     assert not side.parent.is_ready(0.3)
+
+
+def test_a_worker_that_is_done_looks_for_itself_what_is_next(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that listens is woken only where none is."""
+    monkeypatch.setattr(module, "_BUSY_POLL_S", 2 * TIMEOUT_S)
+    may_end, heard = threading.Event(), []
+    make = side.child._make
+
+    def note(number: int, group: list[Any]) -> None:
+        heard.append((group, threading.current_thread()))
+        make(number, group)
+
+    monkeypatch.setattr(side.child, "_make", note)
+    monkeypatch.setattr(
+        Watched, "__getitem__", lambda _, i: i if i > 1 else may_end.wait(TIMEOUT_S)
+    )
+    side.held.may_go.set()
+    side.ask("make", 1, [[1]])
+    side.ask("make", 1, [[1]])
+    deadline = time.monotonic() + TIMEOUT_S
+    while side.child._pool.num_idle:
+        assert time.monotonic() < deadline
+    time.sleep(0.1)
+    side.ask("make", 1, [[2]])
+    time.sleep(0.1)
+    assert len(heard) == 2
+    may_end.set()
+
+    assert [side.received() for _ in range(3)] == [[[True]], [[True]], [[2]]]
+    while side.child._pool.num_idle < 2:
+        assert time.monotonic() < deadline
+    time.sleep(0.1)
+    side.ask("make", 1, [[4]])
+
+    assert side.received() == [[4]]
+    assert [thread is side.listener for _, thread in heard] == [True, True, False, True]
+
+
+def test_a_child_whose_workers_are_busy_listens_all_the_same(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(Watched, "__getitem__", lambda *_: may_end.wait(TIMEOUT_S))
+    side.held.may_go.set()
+    for _ in range(2):
+        side.ask("make", 1, [[1]])
+    side.ask("describe")
+
+    assert side.received().count("fetching 1 samples") == 2
+    may_end.set()
+    assert [side.received() for _ in range(2)] == [[[True]]] * 2
 
 
 # -- errors on their way -----------------------------------------------------------------------------------
