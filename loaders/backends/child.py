@@ -24,9 +24,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from loaders.backends.channel import Channel
+from loaders.backends.forms import MessageWriter
 from loaders.backends.maker import Raised
 from loaders.backends.threads import ThreadPool
-from loaders.backends.wire import SharedSlots, dump, let_go_of_inherited
+from loaders.backends.wire import SharedSlots, let_go_of_inherited
 from loaders.live import dump_in_child
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from loaders.backends.maker import Made, Maker
+    from loaders.backends.wire import Message
 
 _PARENT_POLL_S = 2.0
 _BUSY_POLL_S = 0.1  # how often the main thread looks for messages while all workers are busy
@@ -81,6 +83,7 @@ class _Child:
     def __init__(self, maker: Maker, channel: Channel) -> None:
         self._maker, self._channel = maker, channel
         self._slots: SharedSlots = maker.slots  # type: ignore[assignment]
+        self._messages = MessageWriter(self._slots)
         self._sending, self._listening = threading.Lock(), threading.Lock()
         self._is_over = False
         # Written to by a worker that found nothing to do.
@@ -155,7 +158,7 @@ class _Child:
 
     def _describe(self) -> None:
         with self._sending:
-            self._channel.send(pickle.dumps(self._pool.describe()))
+            self._post(self._messages.write(self._pool.describe()))
         self._send_ready()  # what was done meanwhile
 
     def _send_ready(self) -> None:
@@ -181,15 +184,17 @@ class _Child:
     def _send(self, group: Made) -> None:
         if isinstance(group, list):
             group = [Raised(_portable(b.error)) if isinstance(b, Raised) else b for b in group]
-        given_up = [self._slots.given_up.popleft() for _ in range(len(self._slots.given_up))]
         num_replaced = self._maker.num_replaced
         status = num_replaced - self._num_told, self._pool.num_ready
         self._num_told, number = num_replaced, self._passes.popleft()
         try:
-            message = dump((number, group, given_up, status), self._slots)
+            message = self._messages.write(group, number, status)
         except Exception as error:  # something in a batch does not pickle
             group = [Raised(_portable(error))] * len(group)
-            message = dump((number, group, given_up, status), self._slots)
+            message = self._messages.write(group, number, status)
+        self._post(message)
+
+    def _post(self, message: Message) -> None:
         self._slots.hold(message.leases)
         fds = [self._slots.fds.popleft() for _ in range(len(self._slots.fds))]
         self._channel.send(message.data, fds)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.backends import child
 from loaders.backends.channel import Channel, pair
+from loaders.backends.forms import MessageReader
 from loaders.backends.ordered import Lost
 from loaders.backends.wire import Mapped
 from loaders.device.pinned import page_lock
@@ -86,6 +87,7 @@ class Child:
         ours, theirs = pair()
         self._channel = Channel(ours)
         self._mapped = Mapped(self._channel.fds.popleft, lock)
+        self._messages = MessageReader(self._mapped)
         method = context.get_start_method()
         self._is_started_anew = method != "fork"
         self._process = context.Process(
@@ -192,7 +194,7 @@ class Child:
             message = self._channel.receive()
             if message is None:
                 return None
-            loaded = self._mapped.load(message)
+            number, value, status = self._messages.read(message)
         except (EOFError, ConnectionError):
             raise self._death() from None
         except Exception:
@@ -201,11 +203,7 @@ class Child:
             self.end()
             raise
         self.is_up, self.is_silent = True, False
-        if isinstance(loaded, str):
-            return loaded
-        number, group, given_up, status = loaded
-        self._mapped.forget(given_up)
-        return number, group, *status
+        return value if isinstance(value, str) else (number, value, *status)
 
     def _death(self) -> RuntimeError:
         self._process.join(_END_TIMEOUT_S)

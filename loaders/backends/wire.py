@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 UInt8Array = npt.NDArray[np.uint8]
-_INLINE_BYTES = 32 << 10  # a smaller tensor travels in the message: a lease would cost more
+INLINE_BYTES = 32 << 10  # a smaller tensor travels in the message: a lease would cost more
 _MAX_SLOTS = 1 << 24  # that a child ever has: sizes grow by a quarter at least, forks keep some
 _HELD, _FREE, _LEFT = 0, 1, 2  # in the ledger; what is left to a fork is not used again
 
@@ -118,9 +118,9 @@ class SharedSlots(Slots):
         self._left.discard(number)
         self.given_up.append(number)
 
-    def number_of(self, tensor: torch.Tensor) -> int | None:
-        """Return the slot that a tensor lies in, or None; a slot can be in one message only at a time."""
-        number = self._numbers.get(tensor.untyped_storage().data_ptr())
+    def number_of(self, storage: torch.UntypedStorage) -> int | None:
+        """Return the slot that a tensor's storage is, or None; a slot can be in one message only at a time."""
+        number = self._numbers.get(storage.data_ptr())
         return None if number in self._held else number
 
 
@@ -175,12 +175,13 @@ class _Pickler(pickle.Pickler):
         self.leases: dict[int, Any] = {}
 
     def persistent_id(self, value: Any) -> Place | None:
-        if type(value) is not torch.Tensor or not _is_plain(value):
+        if type(value) is not torch.Tensor or not is_plain(value):
             return None
-        number = self._slots.number_of(value)
+        storage = value.untyped_storage()
+        number = self._slots.number_of(storage)
         if number is None:
             return self._outside(value)
-        self.leases.setdefault(number, value.untyped_storage())
+        self.leases.setdefault(number, storage)
         return _place(value, number, None, value.stride(), int(value.storage_offset()))
 
     def _outside(self, value: torch.Tensor) -> Place:
@@ -193,14 +194,14 @@ class _Pickler(pickle.Pickler):
         if not extent:
             return _place(value, -1, b"", stride)
         flat = value.as_strided((extent,), (1,), value.storage_offset()).view(torch.uint8).numpy()
-        if flat.nbytes < _INLINE_BYTES:
+        if flat.nbytes < INLINE_BYTES:
             return _place(value, -1, flat.tobytes(), stride)
         lease = self._slots.take("outside", flat.nbytes)
         lease[:] = flat
-        storage = torch.from_numpy(lease)
+        storage = torch.from_numpy(lease).untyped_storage()
         number = self._slots.number_of(storage)
         assert number is not None
-        self.leases[number] = storage.untyped_storage()
+        self.leases[number] = storage
         return _place(value, number, None, stride)
 
 
@@ -210,7 +211,7 @@ def _place(
     return slot, data, _NUMBERS[value.dtype], tuple(value.shape), stride, offset
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is bytes and strides; any other pickles as torch does it."""
     return (
         tensor.layout is torch.strided
@@ -294,12 +295,22 @@ class Mapped:
         """Make what ``dump`` described, over the slots."""
         return _Unpickler(io.BytesIO(data), self).load()
 
-    def lease(self, number: int) -> torch.Tensor:
-        """Return a slot's bytes; ``set_free`` tells the child when no tensor shares them any more."""
+    def lease(
+        self,
+        number: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: npt.DTypeLike = np.uint8,
+        offset: int = 0,
+        strides: tuple[int, ...] | None = None,
+    ) -> npt.NDArray[Any]:
+        """Return a slot's bytes, or an array in them; ``set_free`` tells the child when no tensor shares them."""
         self._reach(number)
-        lease = self._buffers[number][:]
+        buffer = self._buffers[number]
+        lease: npt.NDArray[Any] = np.ndarray(
+            buffer.shape if shape is None else shape, dtype, buffer, offset, strides
+        )
         self._leases.watch(lease, number)
-        return torch.from_numpy(lease)
+        return lease
 
     def set_free(self) -> None:
         """Tell the child which slots nobody sees any more; not to be called in a fork: its tensors are copies."""
@@ -352,7 +363,7 @@ class _Unpickler(pickle.Unpickler):
         if data is None:
             flat = self._leases.get(number)
             if flat is None:
-                flat = self._leases[number] = self._mapped.lease(number)
+                flat = self._leases[number] = torch.from_numpy(self._mapped.lease(number))
         elif not data:
             return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
         else:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from loaders.backends import child as module
 from loaders.backends.channel import Channel, pair
+from loaders.backends.forms import MessageReader
 from loaders.backends.maker import Maker
 from loaders.backends.wire import Mapped, SharedSlots
 
@@ -57,7 +58,7 @@ class Side:
         self.child = module._Child(maker, self.held)
         self.listener = threading.Thread(target=self.child.listen)
         self.listener.start()
-        self._mapped = Mapped(self.parent.fds.popleft)
+        self._messages = MessageReader(Mapped(self.parent.fds.popleft))
 
     def ask(self, *message: Any) -> None:
         self.parent.send(pickle.dumps(message))
@@ -65,8 +66,7 @@ class Side:
     def received(self) -> Any:
         data = self.parent.receive()
         assert data is not None
-        message = self._mapped.load(data)
-        return message if isinstance(message, str) else message[1]
+        return self._messages.read(data)[1]
 
     def close(self) -> None:
         self.held.may_go.set()

@@ -109,7 +109,7 @@ def test_a_slot_that_was_seen_at_a_fork_is_given_up() -> None:
     mapped.set_free()
     taken = [in_slot(slots) for _ in range(3)]
 
-    assert [slots.number_of(tensor) for tensor in taken] == [1, 2, 3]
+    assert [slots.number_of(tensor.untyped_storage()) for tensor in taken] == [1, 2, 3]
     assert list(slots.given_up) == [0]
 
 

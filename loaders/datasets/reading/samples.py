@@ -120,31 +120,36 @@ class SampleBatch(Sequence[Any]):
         return (self[i] for i in range(len(self)))
 
 
+def is_batch(value: Any) -> bool:
+    """Tell whether something is a batch of a ``batch_type``."""
+    return getattr(type(value), "_kind", None) is batch_type
+
+
 class SplitBatches:
     """Several batches that share the memory of their fields: these pickle once, and are cut where the batches are used.
 
-    Args:
+    Attributes:
         names: Of the fields.
         tensors: The fields, of all batches.
         sizes: Samples of each batch.
     """
 
-    __slots__ = ("_names", "_sizes", "_tensors")
+    __slots__ = ("names", "sizes", "tensors")
 
     def __init__(
         self, names: tuple[str, ...], tensors: Sequence[torch.Tensor], sizes: list[int]
     ) -> None:
-        self._names, self._tensors, self._sizes = names, tensors, sizes
+        self.names, self.tensors, self.sizes = names, tensors, sizes
 
     def __reduce__(self) -> Any:
-        return SplitBatches, (self._names, self._tensors, self._sizes)
+        return SplitBatches, (self.names, self.tensors, self.sizes)
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self.sizes)
 
     def __iter__(self) -> Iterator[Any]:
-        parts = zip(*(tensor.split(self._sizes) for tensor in self._tensors), strict=True)
-        return map(batch_type(self._names)._make, parts)
+        parts = zip(*(tensor.split(self.sizes) for tensor in self.tensors), strict=True)
+        return map(batch_type(self.names)._make, parts)
 
 
 def item(values: Any, i: int) -> Any:
