@@ -1,8 +1,10 @@
 """What runs in the child process of ``backend="subprocess"``: the same threads, and a socket.
 
-The worker that completes a batch sends it, and those behind it that are done, and looks what to do next: a thread that
-wakes up only for that would have to fetch its code and data into a cache that the copying of the batch has filled, and
-whoever wakes it waits. The main thread listens in the place of workers that found nothing. The parent says:
+The worker that completes a batch sends it, and those behind it that are done: a thread that wakes up only for that
+would have to fetch its code and data into a cache that the copying of the batch has filled. The main thread listens
+to the parent. Where workers fill all cores, whoever is woken takes one away from them, and from the trainer that wakes
+him: there a worker that has nothing to do looks for itself, and the main thread listens only while that found nothing.
+The parent says:
 
 - ``("make", pass, indices of each batch of a group)``: begin a group; it is sent with the number of its pass.
 - ``("epoch", number)``: set the epoch of the dataset.
@@ -42,9 +44,22 @@ _BUSY_POLL_S = 0.1  # how often the main thread looks for messages while all wor
 
 
 def main(
-    maker: Maker, end: socket.socket, parents_end: socket.socket | None, begun: Connection
+    maker: Maker,
+    end: socket.socket,
+    parents_end: socket.socket | None,
+    begun: Connection,
+    *,
+    is_full: bool,
 ) -> None:
-    """Serve batches until the parent closes its end; a byte in ``begun`` says that SIGUSR1 may come."""
+    """Serve batches until the parent closes its end.
+
+    Args:
+        maker: Makes them.
+        end: Of the socket.
+        parents_end: The other one, which a fork inherits.
+        begun: A byte in it says that SIGUSR1 may come.
+        is_full: Whether the workers fill all cores.
+    """
     _leave_signals_to_parent()
     let_go_of_inherited()
     if parents_end is not None:  # inherited by a fork: or the socket would not end with the parent
@@ -52,7 +67,7 @@ def main(
     maker.slots = SharedSlots()
     code = 0
     try:
-        serving = _Child(maker, Channel(end, _PARENT_POLL_S))
+        serving = _Child(maker, Channel(end, _PARENT_POLL_S), is_full=is_full)
         begun.send_bytes(b"1")
         begun.close()
         serving.listen()
@@ -80,7 +95,7 @@ def _leave_signals_to_parent() -> None:
 
 
 class _Child:
-    def __init__(self, maker: Maker, channel: Channel) -> None:
+    def __init__(self, maker: Maker, channel: Channel, *, is_full: bool) -> None:
         self._maker, self._channel = maker, channel
         self._slots: SharedSlots = maker.slots  # type: ignore[assignment]
         self._messages = MessageWriter(self._slots)
@@ -93,14 +108,16 @@ class _Child:
         self._busy.register(channel.socket, 0)
         self._passes: deque[int] = deque()  # of the groups that are not sent yet
         self._num_told = maker.num_replaced  # of replaced samples
-        self._pool = ThreadPool(maker, on_done=self._send_ready, on_idle=self._look)
+        self._is_full = is_full
+        looks = {"on_idle": self._look} if is_full else {}
+        self._pool = ThreadPool(maker, on_done=self._send_ready, **looks)
         dump_in_child(self._pool.describe)
 
     def listen(self) -> None:
         """Do what the parent asks for, until it asks for no more."""
         parent = os.getppid()
         while not self._is_over and os.getppid() == parent:
-            if self._pool.num_idle:
+            if not self._is_full or self._pool.num_idle:
                 self._hear()
             else:
                 self._wait_for_idle()

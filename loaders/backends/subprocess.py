@@ -32,6 +32,7 @@ from loaders.backends.forms import MessageReader
 from loaders.backends.ordered import Lost
 from loaders.backends.wire import Mapped
 from loaders.device.pinned import page_lock
+from loaders.limits import cores_of_rank
 from loaders.signals import finalize, handlers_later, no_interrupt
 from loaders.workers import Late
 
@@ -93,6 +94,7 @@ class Child:
         self._process = context.Process(
             target=child.main,
             args=(maker.for_child(), theirs, ours if method == "fork" else None, begun),
+            kwargs={"is_full": maker.num_workers >= cores_of_rank()},
             name="loaders-child",
             daemon=True,
         )

@@ -51,11 +51,11 @@ class Held(Channel):
 class Side:
     """A child and its parent's end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_full: bool = True) -> None:
         ours, theirs = pair()
         self.parent, self.held, self.data = Channel(ours, TIMEOUT_S), Held(theirs), Watched()
         maker = Maker(self.data, list, 1, True, 2, slots=SharedSlots())
-        self.child = module._Child(maker, self.held)
+        self.child = module._Child(maker, self.held, is_full=is_full)
         self.listener = threading.Thread(target=self.child.listen)
         self.listener.start()
         self._messages = MessageReader(Mapped(self.parent.fds.popleft))
@@ -79,9 +79,9 @@ class Side:
 
 
 @pytest.fixture
-def side(monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
+def side(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Side]:
     monkeypatch.setattr(module, "dump_in_child", lambda _: None)  # a handler of this process
-    side = Side()
+    side = Side(is_full=getattr(request, "param", True))
     yield side
     side.close()
 
@@ -168,6 +168,24 @@ def test_a_worker_that_is_done_looks_for_itself_what_is_next(
 
     assert side.received() == [[4]]
     assert [thread is side.listener for _, thread in heard] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("side", [False], indirect=True)
+def test_where_a_core_is_left_the_listener_does_not_wait_for_workers(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BUSY_POLL_S", 2 * TIMEOUT_S)
+    may_end = threading.Event()
+    monkeypatch.setattr(Watched, "__getitem__", lambda *_: may_end.wait(TIMEOUT_S))
+    side.held.may_go.set()
+    for _ in range(5):
+        side.ask("make", 1, [[1]])
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(side.child._pool) < 5:
+        assert time.monotonic() < deadline
+    may_end.set()
+
+    assert [side.received() for _ in range(5)] == [[[True]]] * 5
 
 
 def test_a_child_whose_workers_are_busy_listens_all_the_same(

@@ -48,9 +48,9 @@ def test_a_child_gets_no_signal_before_it_can_take_it(monkeypatch: pytest.Monkey
     ours, theirs = os.pipe()
     main = in_child.main
 
-    def late(*args: Any) -> None:
+    def late(*args: Any, **settings: Any) -> None:
         os.read(ours, 1)
-        main(*args)
+        main(*args, **settings)
 
     monkeypatch.setattr(in_child, "main", late)
     pool = pool_of(Maker(Squares(), list, 2, True, 1))
