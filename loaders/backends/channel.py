@@ -19,12 +19,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     Parts = list[bytes | memoryview]
 
 NO_DESCRIPTOR = "no file descriptor is free for a batch slot: raise the limit (ulimit -n)"
 _HEADER = struct.Struct("<?B")
+_ONLY = _HEADER.pack(True, 0)  # of a message that is one packet, without descriptors
 _PACKET_BYTES = 64 << 10
 _SEND_BYTES = 4 * _PACKET_BYTES
 _MAX_FDS = 250  # that one call may send
@@ -40,8 +41,14 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
-def _packets(data: bytes, fds: Sequence[int]) -> Iterator[tuple[Parts, Sequence[int]]]:
+def _packets(data: bytes, fds: Sequence[int]) -> Iterable[tuple[Parts, Sequence[int]]]:
     """Cut a message into packets: header and bytes, and the descriptors that come with them."""
+    if len(data) <= _PACKET_BYTES and not fds:
+        return (([_ONLY, data], fds),)
+    return _cut(data, fds)
+
+
+def _cut(data: bytes, fds: Sequence[int]) -> Iterator[tuple[Parts, Sequence[int]]]:
     left = memoryview(data)
     while len(left) > _PACKET_BYTES or len(fds) > _MAX_FDS:
         yield [_HEADER.pack(False, len(fds[:_MAX_FDS])), left[:_PACKET_BYTES]], fds[:_MAX_FDS]
@@ -64,14 +71,16 @@ class Channel:
     def __init__(self, end: socket.socket, patience_s: float = 0) -> None:
         self.socket = end
         self._is_patient = patience_s > 0
-        self._parts: list[memoryview] = []  # of a message that has begun to come
+        self._room = memoryview(bytearray(_HEADER.size + _PACKET_BYTES))
+        self._parts: list[bytes] = []  # of a message that has begun to come
         self.unsent: deque[Parts] = deque()
         end.settimeout(None)  # whatever ``socket.setdefaulttimeout`` was told
         # By the kernel: what Python does for a time limit is another call.
         limit = struct.pack("ll", int(patience_s), int(patience_s % 1 * 1e6))
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._poll = select.poll()
-        self._poll.register(end, select.POLLIN)
+        self._events = select.POLLIN
+        self._poll.register(end, self._events)
         self.fds: deque[int] = deque()
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
@@ -103,12 +112,14 @@ class Channel:
 
         With ``or_has_room`` it is enough that there is room for what is unsent.
         """
-        wants_room = or_has_room and bool(self.unsent)
-        self._poll.modify(self.socket, select.POLLIN | (select.POLLOUT if wants_room else 0))
+        events = select.POLLIN | (select.POLLOUT if or_has_room and self.unsent else 0)
+        if events != self._events:
+            self._poll.modify(self.socket, events)
+            self._events = events
         limit = None if timeout_s is None else math.ceil(1000 * min(timeout_s, _LONG_S))
         return bool(self._poll.poll(limit))
 
-    def receive(self, *, now: bool = False) -> memoryview | None:
+    def receive(self, *, now: bool = False) -> bytes | None:
         """Return the next message, or None if the rest of it does not come in time; it is kept for the next call.
 
         With ``now`` only what is here is read, whatever the patience.
@@ -128,18 +139,17 @@ class Channel:
                 return None
             self._parts.append(data)
         parts, self._parts = self._parts, []
-        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _receive(self, flags: int) -> tuple[bool, memoryview]:
-        # Not recv_fds, which leaves them to be inherited.
-        size = _HEADER.size + _PACKET_BYTES
-        packet, beside, _, _ = self.socket.recvmsg(size, _FDS_ROOM, flags)
-        if not packet:
+    def _receive(self, flags: int) -> tuple[bool, bytes]:
+        # Not recv_fds, which leaves them to be inherited; nor into new memory, whose pages would be new, too.
+        nbytes, beside, _, _ = self.socket.recvmsg_into((self._room,), _FDS_ROOM, flags)
+        if not nbytes:
             raise EOFError
-        is_last, num_fds = _HEADER.unpack_from(packet)
+        is_last, num_fds = _HEADER.unpack_from(self._room)
         if num_fds:
             self._keep(array("i", b"".join(value for _, _, value in beside)), num_fds)
-        return is_last, memoryview(packet)[_HEADER.size :]
+        return is_last, bytes(self._room[_HEADER.size : nbytes])
 
     def _keep(self, fds: array[int], count: int) -> None:
         self.fds.extend(fds)

@@ -4,18 +4,12 @@ The worker that completes a batch sends it, and those behind it that are done: a
 would have to fetch its code and data into a cache that the copying of the batch has filled. The main thread listens
 to the parent. Where workers fill all cores, whoever is woken takes one away from them, and from the trainer that wakes
 him: there a worker that has nothing to do looks for itself, and the main thread listens only while that found nothing.
-The parent says:
-
-- ``("make", pass, indices of each batch of a group)``: begin a group; it is sent with the number of its pass.
-- ``("epoch", number)``: set the epoch of the dataset.
-- ``("describe",)``: say what each worker is doing.
-- ``("close",)``, the other end is closed, or the parent is gone: exit at once.
+It ends when the parent says so, closes its end or is gone.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import select
 import signal
 import sys
@@ -25,9 +19,11 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from loaders.backends.asking import asked
 from loaders.backends.channel import Channel
 from loaders.backends.forms import MessageWriter
 from loaders.backends.maker import Raised
+from loaders.backends.portable import portable
 from loaders.backends.threads import ThreadPool
 from loaders.backends.wire import SharedSlots, let_go_of_inherited
 from loaders.live import dump_in_child
@@ -131,10 +127,7 @@ class _Child:
     def _look(self) -> None:
         """Do what the parent asked for; if that is nothing, let the main thread listen."""
         try:
-            if self._hear(now=True):
-                while self._hear(now=True):
-                    pass
-            else:
+            if not self._hear(now=True):
                 os.eventfd_write(self._idle, 1)
         except BaseException:  # or the parent would wait for us
             traceback.print_exc()
@@ -147,7 +140,7 @@ class _Child:
         try:
             message = self._channel.receive(now=now)
             if message is not None:
-                self._do(*pickle.loads(message))  # noqa: S301  # of our own parent
+                self._do(*asked(message))
             return message is not None
         except (EOFError, ConnectionError):
             self._is_over = True  # the parent is gone
@@ -200,14 +193,14 @@ class _Child:
 
     def _send(self, group: Made) -> None:
         if isinstance(group, list):
-            group = [Raised(_portable(b.error)) if isinstance(b, Raised) else b for b in group]
+            group = [Raised(portable(b.error)) if isinstance(b, Raised) else b for b in group]
         num_replaced = self._maker.num_replaced
         status = num_replaced - self._num_told, self._pool.num_ready
         self._num_told, number = num_replaced, self._passes.popleft()
         try:
             message = self._messages.write(group, number, status)
         except Exception as error:  # something in a batch does not pickle
-            group = [Raised(_portable(error))] * len(group)
+            group = [Raised(portable(error))] * len(group)
             message = self._messages.write(group, number, status)
         self._post(message)
 
@@ -217,76 +210,3 @@ class _Child:
         self._channel.send(message.data, fds)
         for fd in fds:
             os.close(fd)
-
-
-def _portable(error: BaseException) -> BaseException:
-    """Return what arrives as the error: with its traceback as text, and of a plain type if need be."""
-    trace = "".join(traceback.format_exception(error))
-    notes = [f"In the loader's child process:\n{trace}"]
-    with suppress(Exception):  # an error may have anything for its notes
-        notes = [*error.__notes__, *notes]
-    for form in (_as_pickled, _by_attributes):
-        with suppress(Exception):
-            return form(error, notes)
-    plain = RuntimeError(f"{type(error).__name__}: {_text(error)}")
-    plain.__notes__ = notes
-    return plain
-
-
-def _as_pickled(error: BaseException, notes: list[str]) -> BaseException:
-    copy = _sent(error)
-    if type(copy) is not type(error):
-        raise TypeError
-    copy.__notes__ = notes
-    return copy
-
-
-def _by_attributes(error: BaseException, notes: list[str]) -> BaseException:
-    """For a class whose ``__init__`` takes other arguments than its errors keep, or that hold what does not pickle."""
-    beside = {name: getattr(error, name, None) for name in ("errno", "strerror", "filename")}
-    found = {name: value for name, value in beside.items() if value is not None} | vars(error)
-    values = {name: value for name, value in found.items() if _pickles(value)}
-    args = error.args if _pickles(error.args) else (_text(error),)
-    parts: Any = _Parts(type(error), args, values | {"__notes__": notes})
-    if _text(_sent(parts)) != _text(error):
-        raise ValueError  # its text needs what was left out
-    return parts  # type: ignore[no-any-return]
-
-
-class _Parts:
-    """Becomes an error when it is unpickled."""
-
-    def __init__(self, *parts: Any) -> None:
-        self._parts = parts
-
-    def __reduce__(self) -> Any:
-        return _put_together, self._parts
-
-
-def _put_together(
-    kind: type[BaseException], args: tuple[Any, ...], values: dict[str, Any]
-) -> BaseException:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    for name, value in values.items():
-        setattr(error, name, value)
-    return error
-
-
-def _sent(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(value))  # noqa: S301  # what we made ourselves
-
-
-def _pickles(value: Any) -> bool:
-    try:
-        _sent(value)
-    except Exception:
-        return False
-    return True
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as failure:
-        return f"(its text cannot be had: {type(failure).__name__})"

@@ -163,10 +163,10 @@ class MessageReader:
         self._mapped = mapped
         self._layouts: list[_Layout] = []
 
-    def read(self, message: memoryview) -> tuple[int, Any, Status]:
+    def read(self, message: bytes) -> tuple[int, Any, Status]:
         """Return the number, what was described, and the status."""
         number, form, first, second = _HEAD.unpack_from(message)
-        rest = message[_HEAD.size :]
+        rest = memoryview(message)[_HEAD.size :]
         if form != _NO_FORM:
             return number, self._layouts[form].group(rest, self._mapped), (first, second)
         value, new, given_up = self._mapped.load(rest)

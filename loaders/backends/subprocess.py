@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import time
@@ -27,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.backends import child
+from loaders.backends.asking import ask, ask_for
 from loaders.backends.channel import Channel, pair
 from loaders.backends.forms import MessageReader
 from loaders.backends.ordered import Lost
@@ -154,12 +154,12 @@ class Child:
         """Return what to do a part of a message in: who is interrupted there leaves the child not whole."""
         return _Uninterrupted(self)
 
-    def send(self, *message: Any) -> None:
+    def send(self, message: bytes) -> None:
         """Ask it for something; RuntimeError if it died."""
         with self.uninterrupted():
             self._mapped.set_free()
             try:
-                self._channel.post(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+                self._channel.post(message)
             except OSError:
                 raise self._death() from None
 
@@ -280,7 +280,7 @@ class ChildPool:
         """Ask for a group of batches; ``Lost`` once an error said that the child is gone."""
         self._check_open()
         with self._child.uninterrupted():
-            self._child.send("make", self._pass, group)
+            self._child.send(ask_for(self._pass, group))
             self._under_way += 1
 
     def take(self, timeout_s: float | None = None) -> Made:
@@ -346,7 +346,7 @@ class ChildPool:
     def _ask_child(self) -> str:
         """Return what each worker is doing and for how long."""
         self._check_open()
-        self._child.send("describe")
+        self._child.send(ask("describe"))
         while (message := self._receive(_DESCRIBE_TIMEOUT_S)) is not None:
             if isinstance(message, str):
                 return message
@@ -402,7 +402,7 @@ class KeptChildren:
             child.end()
             return None
         if epoch is not None:
-            child.send("epoch", epoch)
+            child.send(ask("epoch", epoch))
         return child
 
     def _leave(self, child: Child) -> None:
@@ -430,7 +430,7 @@ def _end(process: Any, channel: Channel, pid: int) -> None:
     with handlers_later():  # called once: who is interrupted here would leave the process behind
         with suppress(OSError):  # a process that was forked since may hold the socket open
             if not channel.unsent:  # or it would be taken for the rest of another message
-                channel.post(pickle.dumps(("close",)))
+                channel.post(ask("close"))
         channel.close()
         for end in (lambda: None, process.terminate, process.kill):
             end()

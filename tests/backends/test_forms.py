@@ -33,16 +33,16 @@ class Ends:
         flat.copy_(torch.randint(0, 2, (nbytes,)))
         return flat
 
-    def message(self, value: Any, *numbers: Any) -> memoryview:
+    def message(self, value: Any, *numbers: Any) -> bytes:
         message = self.writer.write(value, *numbers)
         self.slots.hold(message.leases)
-        return memoryview(message.data)
+        return message.data
 
     def sent(self, value: Any) -> Any:
         return self.reader.read(self.message(value))[1]
 
 
-def form_of(message: memoryview) -> int:
+def form_of(message: bytes) -> int:
     form: int = forms._HEAD.unpack_from(message)[1]
     return form
 

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment
 from loaders.backends import subprocess as backend
+from loaders.backends.asking import ask
 from loaders.backends.maker import Maker
 from loaders.errors import SampleError
 from tests.packdata.packing import pack_samples
@@ -422,7 +423,7 @@ def test_a_child_that_cannot_understand_ends_with_an_error(
     """Or its parent would wait for it."""
     pool = pool_of(Maker(Squares(), list, 2, True, 1))
     pool.put([[1, 2]])
-    pool._child.send("make")
+    pool._child.send(ask("make"))
     pool.put([[3, 4]])
 
     with pytest.raises(RuntimeError, match=r"ended \(1\)"):

@@ -1,0 +1,66 @@
+"""What the parent asks of its child process: the kind, and values.
+
+- ``"make"``: the number of a pass, and the indices of each batch of a group.
+- ``"epoch"``: its number, for the dataset.
+- ``"describe"``: what each worker is doing.
+- ``"close"``: to end.
+
+Indices of ours travel as their bytes. Pickling them takes two microseconds in a loop, and twenty times as long between
+two batches, as copying these leaves none of its code in the caches.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+import numpy as np
+
+from loaders.sampling.batch import IndexBatch
+
+_INT64 = np.dtype(np.int64)
+_PASS, _BATCH = struct.Struct("<cq"), struct.Struct("<qqq")  # count, epoch, seed
+_PLAIN = b"\0"  # a pickle begins with another byte
+
+
+def ask(kind: str, *values: Any) -> bytes:
+    """Return a message that asks for something."""
+    return pickle.dumps((kind, *values), pickle.HIGHEST_PROTOCOL)
+
+
+def ask_for(number: int, group: list[Any]) -> bytes:
+    """Return a message that asks for a group of batches, by the number of the pass and the indices of each."""
+    parts: list[Any] = [_PASS.pack(_PLAIN, number)]
+    try:
+        for batch in group:
+            if not _is_plain(batch):
+                return ask("make", number, group)
+            parts += _BATCH.pack(len(batch.indices), batch.epoch, batch.seed), batch.indices
+    except struct.error:  # a seed of more than 63 bits
+        return ask("make", number, group)
+    return b"".join(parts)
+
+
+def _is_plain(batch: Any) -> bool:
+    """Tell whether a batch is indices, an epoch and a seed, and nothing else."""
+    if type(batch) is not IndexBatch or batch.draws is not None or batch.valid is not None:
+        return False
+    indices = batch.indices
+    return indices.dtype == _INT64 and indices.flags.c_contiguous
+
+
+def asked(message: bytes) -> tuple[Any, ...]:
+    """Return the kind and the values of a message of our own parent."""
+    if message[:1] != _PLAIN:
+        kind_and_values: tuple[Any, ...] = pickle.loads(message)  # noqa: S301
+        return kind_and_values
+    _, number = _PASS.unpack_from(message)
+    group, at = [], _PASS.size
+    while at < len(message):
+        count, epoch, seed = _BATCH.unpack_from(message, at)
+        at += _BATCH.size
+        indices = np.frombuffer(message, _INT64, count, at).copy()
+        at += indices.nbytes
+        group.append(IndexBatch(indices, epoch, seed=seed))
+    return "make", number, group
