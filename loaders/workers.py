@@ -353,8 +353,11 @@ class Workers:
             self._wait(deadline)
             self._check_open()
         self._tickets.popleft()
-        with suppress(Empty):  # each job leaves one word that it is done: let them not pile up
-            self._finished.get_nowait()
+        if (
+            not self._finished.empty()
+        ):  # each job leaves one word that it is done: let them not pile up
+            with suppress(Empty):
+                self._finished.get_nowait()
         return ticket.outcome()
 
     def _check_open(self) -> None:

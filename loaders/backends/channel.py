@@ -15,7 +15,6 @@ import socket
 import struct
 from array import array
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 NO_DESCRIPTOR = "no file descriptor is free for a batch slot: raise the limit (ulimit -n)"
 _HEADER = struct.Struct("<?B")
 _ONLY = _HEADER.pack(True, 0)  # of a message that is one packet, without descriptors
+_WAITING = int(socket.MSG_CMSG_CLOEXEC)  # computing with flags is Python code
+_AT_ONCE = _WAITING | int(socket.MSG_DONTWAIT)
 _PACKET_BYTES = 64 << 10
 _SEND_BYTES = 4 * _PACKET_BYTES
 _MAX_FDS = 250  # that one call may send
@@ -102,10 +103,12 @@ class Channel:
 
     def flush(self) -> None:
         """Send what there is room for of what was posted. OSError as ``send``."""
-        with suppress(BlockingIOError):
-            while self.unsent:
+        while self.unsent:
+            try:
                 self.socket.sendmsg(self.unsent[0], (), socket.MSG_DONTWAIT)
-                self.unsent.popleft()
+            except BlockingIOError:
+                return
+            self.unsent.popleft()
 
     def is_ready(self, timeout_s: float | None = 0, *, or_has_room: bool = False) -> bool:
         """Wait until something came, or the other end was closed; None waits for ever.
@@ -128,9 +131,7 @@ class Channel:
             EOFError: The other end was closed.
             OSError: The connection broke, or no descriptor is free for one that came.
         """
-        flags = socket.MSG_CMSG_CLOEXEC
-        if now or not self._is_patient:
-            flags |= socket.MSG_DONTWAIT
+        flags = _AT_ONCE if now or not self._is_patient else _WAITING
         is_last = False
         while not is_last:
             try:

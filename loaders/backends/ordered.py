@@ -182,7 +182,7 @@ class OrderedBatches:
 
     def _fill(self, num_groups: int) -> None:
         """Keep so many groups in flight."""
-        while len(self._pool) < num_groups:
+        for _ in range(num_groups - len(self._pool)):
             group: list[Any] = []
             try:
                 # By next(), not by a loop: some iterators begin anew whenever iter() is called on them.
@@ -209,7 +209,7 @@ class OrderedBatches:
         began, num_before = time.monotonic(), len(self._pool)
         while True:
             try:
-                return self._take_first(patience)
+                return self._take_first(patience, num_before)
             except Late as error:
                 if len(self._pool) < num_before:  # a job raised it
                     raise
@@ -221,8 +221,7 @@ class OrderedBatches:
                 # Its text, not the error: a handler that keeps records would keep this iterator.
                 logger.warning("no batch for %.0f s: %s", waited_s, str(error))
 
-    def _take_first(self, patience: float | None) -> Made:
-        num_before = len(self._pool)
+    def _take_first(self, patience: float | None, num_before: int) -> Made:
         self._is_whole = True
         try:
             made = self._pool.take(patience)

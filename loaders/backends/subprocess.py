@@ -163,17 +163,16 @@ class Child:
             except OSError:
                 raise self._death() from None
 
-    def wait(self, timeout_s: float | None) -> bool:
-        """Wait until something of a message is here, or can be sent; False if nothing was in time.
+    def wait(self, deadline: float) -> bool:
+        """Wait until something of a message is here, or can be sent; False if nothing was until then (``monotonic``).
 
         Raises:
             RuntimeError: It died, and another process that was forked meanwhile holds its end of the socket open.
         """
         with self.uninterrupted():
             self._mapped.set_free()  # before the child begins with what it is asked for already
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        left: float = _LOOK_S if timeout_s is None else timeout_s
-        while not self._channel.is_ready(min(left, _LOOK_S), or_has_room=True):
+        left = deadline - time.monotonic()
+        while not self._channel.is_ready(max(0, min(left, _LOOK_S)), or_has_room=True):
             if not self._process.is_alive() and not self._channel.is_ready():
                 raise self._death()
             left = deadline - time.monotonic()
@@ -291,26 +290,22 @@ class ChildPool:
             RuntimeError: The child died.
         """
         self._check_open()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self._came:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if self._receive(left) is None:
+            if self._receive(deadline) is None:
                 raise Late(self._ask_child())
         with self._child.uninterrupted():
             group = self._came.popleft()
             self._under_way -= 1
         return group if self._pinned is None else list(map(self._pinned, group))
 
-    def _receive(self, timeout_s: float | None) -> Any:
+    def _receive(self, deadline: float) -> Any:
         """Return the next message, or None if none came in time; keep it if it is a group of this pass."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._child.wait(left):
-                return None
+        while self._child.wait(deadline):
             message = self._read()
-            if message is not None or left == 0:
+            if message is not None:
                 return message
+        return None
 
     def _read(self) -> Any:
         """Return a message if all of it is here."""
@@ -327,7 +322,8 @@ class ChildPool:
 
     def _keep(self, number: int, group: Made, num_replaced: int, num_ready: int) -> None:
         self.num_ready = num_ready
-        self._count_replaced(num_replaced)
+        if num_replaced:
+            self._count_replaced(num_replaced)
         if number == self._pass:
             self._came.append(group)
 
@@ -347,7 +343,7 @@ class ChildPool:
         """Return what each worker is doing and for how long."""
         self._check_open()
         self._child.send(ask("describe"))
-        while (message := self._receive(_DESCRIBE_TIMEOUT_S)) is not None:
+        while (message := self._receive(time.monotonic() + _DESCRIBE_TIMEOUT_S)) is not None:
             if isinstance(message, str):
                 return message
         self._child.is_silent = True
