@@ -20,8 +20,8 @@ import numpy as np
 from loaders.sampling.batch import IndexBatch
 
 _INT64 = np.dtype(np.int64)
-_PASS, _BATCH = struct.Struct("<cq"), struct.Struct("<qqq")  # count, epoch, seed
-_PLAIN = b"\0"  # a pickle begins with another byte
+_PASS, _BATCH = struct.Struct("<8sq"), struct.Struct("<qqq")  # count, epoch, seed
+_PLAIN = bytes(8)  # a pickle begins with another byte
 
 
 def ask(kind: str, *values: Any) -> bytes:
@@ -50,9 +50,9 @@ def _is_plain(batch: Any) -> bool:
     return indices.dtype == _INT64 and indices.flags.c_contiguous
 
 
-def asked(message: bytes) -> tuple[Any, ...]:
-    """Return the kind and the values of a message of our own parent."""
-    if message[:1] != _PLAIN:
+def asked(message: bytearray) -> tuple[Any, ...]:
+    """Return the kind and the values of a message of our own parent; indices are the message's own bytes."""
+    if message[0] != _PLAIN[0]:
         kind_and_values: tuple[Any, ...] = pickle.loads(message)  # noqa: S301
         return kind_and_values
     _, number = _PASS.unpack_from(message)
@@ -60,7 +60,6 @@ def asked(message: bytes) -> tuple[Any, ...]:
     while at < len(message):
         count, epoch, seed = _BATCH.unpack_from(message, at)
         at += _BATCH.size
-        indices = np.frombuffer(message, _INT64, count, at).copy()
-        at += indices.nbytes
-        group.append(IndexBatch(indices, epoch, seed=seed))
+        group.append(IndexBatch(np.ndarray(count, _INT64, message, at), epoch, seed=seed))
+        at += count * _INT64.itemsize
     return "make", number, group

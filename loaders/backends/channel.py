@@ -73,7 +73,7 @@ class Channel:
         self.socket = end
         self._is_patient = patience_s > 0
         self._room = memoryview(bytearray(_HEADER.size + _PACKET_BYTES))
-        self._parts: list[bytes] = []  # of a message that has begun to come
+        self._parts: list[bytearray] = []  # of a message that has begun to come
         self.unsent: deque[Parts] = deque()
         end.settimeout(None)  # whatever ``socket.setdefaulttimeout`` was told
         # By the kernel: what Python does for a time limit is another call.
@@ -122,7 +122,7 @@ class Channel:
         limit = None if timeout_s is None else math.ceil(1000 * min(timeout_s, _LONG_S))
         return bool(self._poll.poll(limit))
 
-    def receive(self, *, now: bool = False) -> bytes | None:
+    def receive(self, *, now: bool = False) -> bytearray | None:
         """Return the next message, or None if the rest of it does not come in time; it is kept for the next call.
 
         With ``now`` only what is here is read, whatever the patience.
@@ -140,9 +140,9 @@ class Channel:
                 return None
             self._parts.append(data)
         parts, self._parts = self._parts, []
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return parts[0] if len(parts) == 1 else bytearray().join(parts)
 
-    def _receive(self, flags: int) -> tuple[bool, bytes]:
+    def _receive(self, flags: int) -> tuple[bool, bytearray]:
         # Not recv_fds, which leaves them to be inherited; nor into new memory, whose pages would be new, too.
         nbytes, beside, _, _ = self.socket.recvmsg_into((self._room,), _FDS_ROOM, flags)
         if not nbytes:
@@ -150,7 +150,7 @@ class Channel:
         is_last, num_fds = _HEADER.unpack_from(self._room)
         if num_fds:
             self._keep(array("i", b"".join(value for _, _, value in beside)), num_fds)
-        return is_last, bytes(self._room[_HEADER.size : nbytes])
+        return is_last, bytearray(self._room[_HEADER.size : nbytes])
 
     def _keep(self, fds: array[int], count: int) -> None:
         self.fds.extend(fds)

@@ -163,7 +163,7 @@ class MessageReader:
         self._mapped = mapped
         self._layouts: list[_Layout] = []
 
-    def read(self, message: bytes) -> tuple[int, Any, Status]:
+    def read(self, message: bytes | bytearray) -> tuple[int, Any, Status]:
         """Return the number, what was described, and the status."""
         number, form, first, second = _HEAD.unpack_from(message)
         rest = memoryview(message)[_HEAD.size :]

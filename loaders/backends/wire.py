@@ -63,7 +63,8 @@ class SharedSlots(Slots):
 
     def __init__(self) -> None:
         super().__init__(self._share)
-        fd, self._ledger = _anonymous("loaders-ledger", _MAX_SLOTS)
+        fd, ledger = _anonymous("loaders-ledger", _MAX_SLOTS)
+        self._ledger = memoryview(ledger)  # type: ignore[arg-type]  # numpy says so from 2.5 on
         self.fds: deque[int] = deque([fd])
         self.given_up: deque[int] = deque()
         self._lock = threading.Lock()
@@ -87,7 +88,8 @@ class SharedSlots(Slots):
     def hold(self, leases: dict[int, Any]) -> None:
         """Keep the slots of a message that is about to be sent, until the other process has done with them."""
         with self._held_lock:
-            self._ledger[list(leases)] = _HELD
+            for number in leases:
+                self._ledger[number] = _HELD
             self._held |= leases
 
     def collect(self) -> None:
@@ -251,7 +253,7 @@ class Mapped:
         self._num_mapped = 0
         self._buffers: dict[int, UInt8Array] = {}
         self._left: set[int] = set()
-        self._ledger = np.empty(0, np.uint8)
+        self._ledger = memoryview(b"")
         _mapped[id(self)] = self
 
     def _map_next(self) -> UInt8Array:
@@ -264,7 +266,7 @@ class Mapped:
 
     def _add(self) -> None:
         if not len(self._ledger):  # its descriptor comes first
-            self._ledger = self._map_next()
+            self._ledger = memoryview(self._map_next())  # type: ignore[arg-type]
         buffer = self._map_next()
         if self._can_lock:
             self._page_lock(buffer)

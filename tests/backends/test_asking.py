@@ -11,8 +11,8 @@ from loaders.sampling.batch import IndexBatch
 
 
 def test_what_is_asked_for_arrives() -> None:
-    assert asked(ask("describe")) == ("describe",)
-    assert asked(ask("epoch", 7)) == ("epoch", 7)
+    assert asked(bytearray(ask("describe"))) == ("describe",)
+    assert asked(bytearray(ask("epoch", 7))) == ("epoch", 7)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_is_asked_for_arrives() -> None:
 def test_indices_arrive_as_they_do_when_they_are_pickled(group: list[Any], is_plain: bool) -> None:
     message = ask_for(3, group)
 
-    kind, number, arrived = asked(message)
+    kind, number, arrived = asked(bytearray(message))
     plain = pickle.loads(pickle.dumps(group))
 
     assert (kind, number) == ("make", 3)
