@@ -188,7 +188,7 @@ def begin_step() -> None:
 
 
 def _work(
-    tasks: SimpleQueue[_Task | _Closed],
+    tasks: SimpleQueue[_Task | _Closed | None],
     closed: _Closed,
     finished: SimpleQueue[None],
     running: _Running,
@@ -205,7 +205,14 @@ def _work(
     with suppress(BaseException):  # it is tried again, and its error raised, with the first part
         prepare_once()
     me = threading.get_ident()
-    while not isinstance(task := tasks.get(), weakref.ref) and closed() is not None:
+    while closed() is not None:
+        if tasks.empty():
+            on_idle()
+        task = tasks.get()
+        if isinstance(task, weakref.ref):
+            break
+        if task is None:
+            continue
         ticket, part = task
         running[me] = (ticket, part, time.monotonic())
         last = ticket.run(part, prepare_once)
@@ -213,8 +220,6 @@ def _work(
         if last:
             finished.put(None)
             on_done()
-        if tasks.empty():
-            on_idle()
     tasks.put(closed)  # for the next one
 
 
@@ -238,8 +243,8 @@ class Workers:
         prepare: Called once on each thread before its first part.
         on_done: Called after each job by the thread that did its last part; may take what is ready, if it
             sees to it that one thread at a time does. It must not raise.
-        on_idle: Called by a thread that finds nothing more to do, before it waits; may put jobs in, if it sees to it
-            that one thread at a time does. It must not raise.
+        on_idle: Called by a thread that finds nothing to do, before it waits for jobs; may put some in, if it sees to
+            it that one thread at a time does, and wait for them itself, if it ends with the pool. It must not raise.
         name: Prefix of the threads' names.
     """
 
@@ -257,7 +262,7 @@ class Workers:
         self.num_workers, self._name = num_workers, name
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
-        self._tasks: SimpleQueue[_Task | _Closed] = SimpleQueue()
+        self._tasks: SimpleQueue[_Task | _Closed | None] = SimpleQueue()
         self._read_aheads: _ReadAheads = SimpleQueue()
         self._finished: SimpleQueue[_Closed | None] = SimpleQueue()
         self._running: _Running = {}
@@ -304,7 +309,12 @@ class Workers:
     def num_idle(self) -> int:
         """Threads that have nothing to do, and that nothing waits for."""
         num_busy = sum(part is not None for _, part, _ in list(self._running.values()))
-        return max(0, self.num_workers - num_busy - self._tasks.qsize())
+        return max(0, self.num_workers - num_busy - self.num_queued)
+
+    @property
+    def num_queued(self) -> int:
+        """Parts that no thread has taken yet."""
+        return self._tasks.qsize()
 
     @property
     def cpu_s(self) -> float:
@@ -322,6 +332,10 @@ class Workers:
             self._put_read_ahead(ticket)
         for part in range(ticket.remaining):
             self._tasks.put((ticket, part))
+
+    def wake_one(self) -> None:
+        """Let a thread that waits for jobs call ``on_idle`` again."""
+        self._tasks.put(None)
 
     def _put_read_ahead(self, ticket: _Ticket) -> None:
         if len(self._threads) == self.num_workers:  # many datasets have nothing to
@@ -396,7 +410,7 @@ def _described(job: Job, part: int | None) -> str:
 
 def _close(
     opened: list[_Open],
-    queues: tuple[SimpleQueue[_Task | _Closed], _ReadAheads],
+    queues: tuple[SimpleQueue[_Task | _Closed | None], _ReadAheads],
     threads: list[threading.Thread],
     running: _Running,
 ) -> None:

@@ -145,19 +145,32 @@ def test_a_thread_without_work_may_look_for_more(num_workers: int) -> None:
 
     def look() -> None:
         with lock:
-            if len(found) < 20:
+            if is_begun.wait(TIMEOUT_S) and len(found) < 20:
                 found.append(threading.current_thread().name)
                 pool.put(Call(lambda _: None))
 
-    lock = threading.Lock()
+    lock, is_begun = threading.Lock(), threading.Event()
     pool = Workers(num_workers, on_idle=look, name="maker")
-    pool.put(Call(lambda _: None))
-    for _ in range(21):
+    is_begun.set()
+    wait_until(lambda: len(pool) == 20)
+    for _ in range(20):
         pool.take(timeout_s=TIMEOUT_S)
     pool.close()
 
-    assert len(found) == 20
     assert set(found) <= {f"maker-{i}" for i in range(num_workers)}
+
+
+def test_a_thread_that_waits_may_be_told_to_look_again() -> None:
+    looks = threading.Semaphore(0)
+    pool = Workers(1, on_idle=looks.release)
+
+    for _ in range(3):
+        assert looks.acquire(timeout=TIMEOUT_S)
+        pool.wake_one()
+    pool.put(Call(lambda _: None))
+
+    assert pool.take(timeout_s=TIMEOUT_S) == [None]
+    pool.close()
 
 
 def test_threads_are_idle_that_nothing_waits_for(pool: Workers) -> None:

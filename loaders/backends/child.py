@@ -3,7 +3,7 @@
 The worker that completes a batch sends it, and those behind it that are done: a thread that wakes up only for that
 would have to fetch its code and data into a cache that the copying of the batch has filled. The main thread listens
 to the parent. Where workers fill all cores, whoever is woken takes one away from them, and from the trainer that wakes
-him: there a worker that has nothing to do looks for itself, and the main thread listens only while that found nothing.
+him: there one worker that has nothing else to do listens, and the main thread only while all are busy.
 It ends when the parent says so, closes its end or is gone.
 """
 
@@ -97,56 +97,54 @@ class _Child:
         self._messages = MessageWriter(self._slots)
         self._sending, self._listening = threading.Lock(), threading.Lock()
         self._is_over = False
-        # Written to by a worker that found nothing to do.
-        self._idle = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._busy = select.poll()  # ends with that, or with the parent's end of the socket
-        self._busy.register(self._idle, select.POLLIN)
-        self._busy.register(channel.socket, 0)
+        self._gone = select.poll()  # ends with the parent's end of the socket
+        self._gone.register(channel.socket, 0)
         self._passes: deque[int] = deque()  # of the groups that are not sent yet
         self._num_told = maker.num_replaced  # of replaced samples
         self._is_full = is_full
-        looks = {"on_idle": self._look} if is_full else {}
-        self._pool = ThreadPool(maker, on_done=self._send_ready, **looks)
+        calls = {"on_done": self._send_ready, **({"on_idle": self._look} if is_full else {})}
+        with self._listening:  # nobody else before the pool is there
+            self._pool = ThreadPool(maker, **calls)
         dump_in_child(self._pool.describe)
 
     def listen(self) -> None:
-        """Do what the parent asks for, until it asks for no more."""
+        """Do what the parent asks for, until it asks for no more; of full cores, only while all workers are busy."""
         parent = os.getppid()
+        if self._is_full:
+            self._pool.wake_one()
         while not self._is_over and os.getppid() == parent:
-            if not self._is_full or self._pool.num_idle:
-                self._hear()
-            else:
-                self._wait_for_idle()
-                self._hear(now=True)
-
-    def _wait_for_idle(self) -> None:
-        self._busy.poll(1000 * _BUSY_POLL_S)
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._idle)
+            if self._is_full:
+                self._gone.poll(1000 * _BUSY_POLL_S)
+            if self._listening.acquire(blocking=not self._is_full):
+                try:
+                    self._hear(now=self._is_full)
+                finally:
+                    self._listening.release()
 
     def _look(self) -> None:
-        """Do what the parent asked for; if that is nothing, let the main thread listen."""
+        """Do what the parent asks for, on a worker that has nothing to do, until something is; one at a time."""
+        if not self._listening.acquire(blocking=False):
+            return
         try:
-            if not self._hear(now=True):
-                os.eventfd_write(self._idle, 1)
+            while not self._is_over and not self._pool.num_queued:
+                self._hear()
         except BaseException:  # or the parent would wait for us
             traceback.print_exc()
             os._exit(1)
-
-    def _hear(self, *, now: bool = False) -> bool:
-        """Wait for a message and do what it asks for; False if none came, or another thread is about it."""
-        if not self._listening.acquire(blocking=not now):
-            return False
-        try:
-            message = self._channel.receive(now=now)
-            if message is not None:
-                self._do(*asked(message))
-            return message is not None
-        except (EOFError, ConnectionError):
-            self._is_over = True  # the parent is gone
-            return False
         finally:
             self._listening.release()
+        if self._pool.num_idle:  # beside the one that takes what was asked for
+            self._pool.wake_one()
+
+    def _hear(self, *, now: bool = False) -> None:
+        """Wait for a message, and do what it asks for."""
+        try:
+            message = self._channel.receive(now=now)
+        except (EOFError, ConnectionError):
+            self._is_over = True  # the parent is gone
+        else:
+            if message is not None:
+                self._do(*asked(message))
 
     def _do(self, kind: str, *values: Any) -> None:
         if kind == "close":

@@ -102,6 +102,15 @@ class ThreadPool:
         """Seconds of processor that the threads took."""
         return self._workers.cpu_s
 
+    @property
+    def num_queued(self) -> int:
+        """Parts of work that no thread has taken yet."""
+        return self._workers.num_queued
+
+    def wake_one(self) -> None:
+        """Let a thread that waits for work call ``on_idle`` again."""
+        self._workers.wake_one()
+
     def put(self, group: list[Any]) -> None:
         """Begin a group of batches."""
         try:

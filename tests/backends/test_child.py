@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ class Held(Channel):
     """Whose messages wait until they may go."""
 
     def __init__(self, end: socket.socket) -> None:
-        super().__init__(end)
+        super().__init__(end, 0.05)
         self.began, self.may_go = threading.Event(), threading.Event()
 
     def send(self, data: bytes, fds: Any = ()) -> None:
@@ -71,17 +70,19 @@ class Side:
     def close(self) -> None:
         self.held.may_go.set()
         self.ask("close")
-        self.listener.join(TIMEOUT_S)
-        self.child._pool.close()
         self.parent.close()
+        self.listener.join(TIMEOUT_S)
+        assert not self.listener.is_alive()
+        self.child._pool.close()
         self.held.close()
-        os.close(self.child._idle)
 
 
 @pytest.fixture
 def side(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Side]:
     monkeypatch.setattr(module, "dump_in_child", lambda _: None)  # a handler of this process
-    side = Side(is_full=getattr(request, "param", True))
+    settings = getattr(request, "param", {})
+    monkeypatch.setattr(module, "_BUSY_POLL_S", settings.get("poll_s", 0.1))
+    side = Side(is_full=settings.get("is_full", True))
     yield side
     side.close()
 
@@ -132,16 +133,16 @@ def test_a_worker_that_comes_too_late_sends_nothing(side: Side) -> None:
     assert not side.parent.is_ready(0.3)
 
 
-def test_a_worker_that_is_done_looks_for_itself_what_is_next(
+@pytest.mark.parametrize("side", [{"poll_s": 2 * TIMEOUT_S}], indirect=True)
+def test_where_workers_fill_all_cores_one_that_has_nothing_to_do_listens(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that listens is woken only where none is."""
-    monkeypatch.setattr(module, "_BUSY_POLL_S", 2 * TIMEOUT_S)
+    """No other thread is woken; also when it listened in vain before."""
     may_end, heard = threading.Event(), []
     make = side.child._make
 
     def note(number: int, group: list[Any]) -> None:
-        heard.append((group, threading.current_thread()))
+        heard.append(threading.current_thread())
         make(number, group)
 
     monkeypatch.setattr(side.child, "_make", note)
@@ -154,27 +155,23 @@ def test_a_worker_that_is_done_looks_for_itself_what_is_next(
     deadline = time.monotonic() + TIMEOUT_S
     while side.child._pool.num_idle:
         assert time.monotonic() < deadline
-    time.sleep(0.1)
     side.ask("make", 1, [[2]])
-    time.sleep(0.1)
+    time.sleep(0.2)
     assert len(heard) == 2
     may_end.set()
 
     assert [side.received() for _ in range(3)] == [[[True]], [[True]], [[2]]]
-    while side.child._pool.num_idle < 2:
-        assert time.monotonic() < deadline
-    time.sleep(0.1)
-    side.ask("make", 1, [[4]])
-
-    assert side.received() == [[4]]
-    assert [thread is side.listener for _, thread in heard] == [True, True, False, True]
+    for i in range(3, 20):
+        time.sleep(0.02 * (i % 3))
+        side.ask("make", 1, [[i]])
+        assert side.received() == [[i]]
+    assert side.listener not in heard
 
 
-@pytest.mark.parametrize("side", [False], indirect=True)
+@pytest.mark.parametrize("side", [{"is_full": False, "poll_s": 2 * TIMEOUT_S}], indirect=True)
 def test_where_a_core_is_left_the_listener_does_not_wait_for_workers(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_BUSY_POLL_S", 2 * TIMEOUT_S)
     may_end = threading.Event()
     monkeypatch.setattr(Watched, "__getitem__", lambda *_: may_end.wait(TIMEOUT_S))
     side.held.may_go.set()
