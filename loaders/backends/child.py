@@ -110,16 +110,14 @@ class _Child:
     def listen(self) -> None:
         """Do what the parent asks for, until it asks for no more; of full cores, only while all workers are busy."""
         parent = os.getppid()
-        if self._is_full:
-            self._pool.wake_one()
         while not self._is_over and os.getppid() == parent:
-            if self._is_full:
-                self._gone.poll(1000 * _BUSY_POLL_S)
             if self._listening.acquire(blocking=not self._is_full):
                 try:
                     self._hear(now=self._is_full)
                 finally:
-                    self._listening.release()
+                    self._leave_listening()
+            if self._is_full:
+                self._gone.poll(1000 * _BUSY_POLL_S)
 
     def _look(self) -> None:
         """Do what the parent asks for, on a worker that has nothing to do, until something is; one at a time."""
@@ -132,8 +130,12 @@ class _Child:
             traceback.print_exc()
             os._exit(1)
         finally:
-            self._listening.release()
-        if self._pool.num_idle:  # beside the one that takes what was asked for
+            self._leave_listening()
+
+    def _leave_listening(self) -> None:
+        """Let a worker listen that has nothing to do, and perhaps tried to just now."""
+        self._listening.release()
+        if self._is_full and self._pool.num_idle:
             self._pool.wake_one()
 
     def _hear(self, *, now: bool = False) -> None:

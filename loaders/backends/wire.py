@@ -1,4 +1,6 @@
-"""Batches between two processes: their bytes lie in slots that both have mapped, their form in a short message.
+"""Slots that two processes have mapped, and messages about anything whose bytes lie in them.
+
+Batches of one form after another take shorter ones: ``loaders.backends.forms``.
 
 1. The child takes slots from ``SharedSlots``: anonymous memory (memfd), numbered from 0. It sends their
    descriptors, in this order, before the first message that names them; before them all that of the ledger, which

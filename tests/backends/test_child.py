@@ -168,6 +168,25 @@ def test_where_workers_fill_all_cores_one_that_has_nothing_to_do_listens(
     assert side.listener not in heard
 
 
+@pytest.mark.parametrize("side", [{"poll_s": 2 * TIMEOUT_S}], indirect=True)
+def test_a_worker_listens_that_found_another_thread_about_to_leave_off(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(Watched, "__getitem__", lambda *_: may_end.wait(TIMEOUT_S))
+    side.held.may_go.set()
+    for _ in range(2):
+        side.ask("make", 1, [[1]])
+    assert side.child._listening.acquire(timeout=TIMEOUT_S)  # once both are busy
+    may_end.set()
+    assert [side.received() for _ in range(2)] == [[[True]]] * 2
+    time.sleep(0.1)
+    side.child._leave_listening()
+    side.ask("make", 1, [[1]])
+
+    assert side.received() == [[True]]
+
+
 @pytest.mark.parametrize("side", [{"is_full": False, "poll_s": 2 * TIMEOUT_S}], indirect=True)
 def test_where_a_core_is_left_the_listener_does_not_wait_for_workers(
     side: Side, monkeypatch: pytest.MonkeyPatch
