@@ -1043,6 +1043,8 @@ def test_reading_ahead_makes_no_worker_busy() -> None:
     asked.wait_until_entered()
     pool.take(timeout_s=TIMEOUT_S)
     wait_until(lambda: pool.num_idle == 1)
+
+    assert "reading ahead" in pool.describe()  # it still does
     asked.opened.set()
     pool.close()
 

@@ -18,7 +18,9 @@ from loaders.backends.wire import Mapped, SharedSlots
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from loaders.backends.threads import ThreadPool
 
 TIMEOUT_S = 20.0
 
@@ -66,6 +68,13 @@ class Side:
         data = self.parent.receive()
         assert data is not None
         return self._messages.read(data)[1]
+
+    def wait_until(self, condition: Callable[[ThreadPool], bool]) -> None:
+        """Wait for something of its workers."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition(self.child._pool):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
     def close(self) -> None:
         self.held.may_go.set()
@@ -133,12 +142,22 @@ def test_a_worker_that_comes_too_late_sends_nothing(side: Side) -> None:
     assert not side.parent.is_ready(0.3)
 
 
+def slow(side: Side, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let sample 1 wait for an event, and messages for nothing."""
+    may_end = threading.Event()
+    monkeypatch.setattr(
+        Watched, "__getitem__", lambda _, i: i if i > 1 else may_end.wait(TIMEOUT_S)
+    )
+    side.held.may_go.set()
+    return may_end
+
+
 @pytest.mark.parametrize("side", [{"poll_s": 2 * TIMEOUT_S}], indirect=True)
 def test_where_workers_fill_all_cores_one_that_has_nothing_to_do_listens(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No other thread is woken; also when it listened in vain before."""
-    may_end, heard = threading.Event(), []
+    may_end, heard = slow(side, monkeypatch), []
     make = side.child._make
 
     def note(number: int, group: list[Any]) -> None:
@@ -146,15 +165,9 @@ def test_where_workers_fill_all_cores_one_that_has_nothing_to_do_listens(
         make(number, group)
 
     monkeypatch.setattr(side.child, "_make", note)
-    monkeypatch.setattr(
-        Watched, "__getitem__", lambda _, i: i if i > 1 else may_end.wait(TIMEOUT_S)
-    )
-    side.held.may_go.set()
     side.ask("make", 1, [[1]])
     side.ask("make", 1, [[1]])
-    deadline = time.monotonic() + TIMEOUT_S
-    while side.child._pool.num_idle:
-        assert time.monotonic() < deadline
+    side.wait_until(lambda pool: len(pool) == 2 and not pool.num_idle)
     side.ask("make", 1, [[2]])
     time.sleep(0.2)
     assert len(heard) == 2
@@ -172,14 +185,10 @@ def test_where_workers_fill_all_cores_one_that_has_nothing_to_do_listens(
 def test_a_worker_listens_that_found_another_thread_about_to_leave_off(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_end = threading.Event()
-    monkeypatch.setattr(Watched, "__getitem__", lambda *_: may_end.wait(TIMEOUT_S))
-    side.held.may_go.set()
+    may_end = slow(side, monkeypatch)
     for _ in range(2):
         side.ask("make", 1, [[1]])
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(side.child._pool) < 2 or side.child._pool.num_idle:
-        assert time.monotonic() < deadline
+    side.wait_until(lambda pool: len(pool) == 2 and not pool.num_idle)
     assert side.child._listening.acquire(timeout=TIMEOUT_S)
     may_end.set()
     assert [side.received() for _ in range(2)] == [[[True]]] * 2
@@ -194,14 +203,10 @@ def test_a_worker_listens_that_found_another_thread_about_to_leave_off(
 def test_where_a_core_is_left_the_listener_does_not_wait_for_workers(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_end = threading.Event()
-    monkeypatch.setattr(Watched, "__getitem__", lambda *_: may_end.wait(TIMEOUT_S))
-    side.held.may_go.set()
+    may_end = slow(side, monkeypatch)
     for _ in range(5):
         side.ask("make", 1, [[1]])
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(side.child._pool) < 5:
-        assert time.monotonic() < deadline
+    side.wait_until(lambda pool: len(pool) == 5)
     may_end.set()
 
     assert [side.received() for _ in range(5)] == [[[True]]] * 5
@@ -210,9 +215,7 @@ def test_where_a_core_is_left_the_listener_does_not_wait_for_workers(
 def test_a_child_whose_workers_are_busy_listens_all_the_same(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_end = threading.Event()
-    monkeypatch.setattr(Watched, "__getitem__", lambda *_: may_end.wait(TIMEOUT_S))
-    side.held.may_go.set()
+    may_end = slow(side, monkeypatch)
     for _ in range(2):
         side.ask("make", 1, [[1]])
     side.ask("describe")

@@ -144,14 +144,14 @@ class TestFolders:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
     ) -> None:
         """What lies there is no part of the source; what lies beside it is, once it is linked."""
-        root = touch(tmp_path, "in/stray/9.jpg", "in/root/a/1.jpg", "beside/2.jpg") / "in/root"
+        root = touch(tmp_path, "in/stray/9.jpg", "in/top/a/1.jpg", "beside/2.jpg") / "in/top"
         (root / "a/loop").symlink_to("../..")
         (root / "a/far").symlink_to(tmp_path)
         (root / "b").symlink_to("..")
         (root / "a/beside").symlink_to(tmp_path / "beside")
         (tmp_path / "link").symlink_to(root)
         monkeypatch.chdir(tmp_path / "in")
-        path = {"whole path": root, "relative": Path("root"), "link": tmp_path / "link"}[given]
+        path = {"whole path": root, "relative": Path("top"), "link": tmp_path / "link"}[given]
 
         source = open_source(path)
 
