@@ -7,34 +7,28 @@ described here; a child process of a loader writes its own lines.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import signal
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any
+
+from loaders.signals import Living
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
 logger = logging.getLogger(__name__)
-# A plain dict: copying it is safe in any thread and in a signal handler.
-_live: dict[int, weakref.ref[Any]] = {}
-_numbers = itertools.count()
+_live: Living[Any] = Living()
 _installed: set[int] = set()
 
 
 def dump() -> str:
     """Say what every worker of every live loader of this process is doing, and for how long."""
     pid = os.getpid()
-    lines = []
-    for reference in list(_live.values()):
-        live = reference()
-        if live is not None and live.pid == pid:
-            lines.append(f"  {_described(live)}\n")
+    lines = [f"  {_described(live)}\n" for live in _live.all() if live.pid == pid]
     return f"loaders: {len(lines)} being iterated in process {pid}\n{''.join(lines)}"
 
 
@@ -75,11 +69,7 @@ def write(text: str) -> None:
 def register(live: Any) -> None:
     """Count an iteration as live until it is dropped: ``pid`` says whose it is, ``describe()`` what it does."""
     _install_from_environment()
-    # Here, not by a callback: Ctrl-C is lost in those.
-    for number, reference in list(_live.items()):
-        if reference() is None:
-            _live.pop(number, None)
-    _live[next(_numbers)] = weakref.ref(live)
+    _live.add(live)
 
 
 def _install_from_environment() -> None:

@@ -1,7 +1,11 @@
-"""Holding back what signals raise while something begins that must not be left half begun."""
+"""Ctrl-C at any moment: held back while something begins that must not be left half begun, and lost nowhere.
+
+Python prints and forgets what is raised in callbacks of weak references: what can be done without them is.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 import sys
@@ -10,11 +14,12 @@ import time
 import weakref
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+T = TypeVar("T")
 _NUMBERS = [int(number) for number in signal.valid_signals()]
 
 
@@ -87,10 +92,42 @@ def handlers_later(
 def finalize(
     owner: object, function: Callable[..., object], *args: Any
 ) -> weakref.finalize[..., Any]:
-    """As ``weakref.finalize``, which is called once, and does nothing where Ctrl-C comes before its first line."""
-    end = weakref.finalize(owner, function, *args)
-    weakref.finalize(owner, end).atexit = False  # does nothing if that one has begun
+    """As ``weakref.finalize``, which is called once, and does nothing where Ctrl-C comes before its first line.
+
+    Where it was called before, the end of the owner runs no code: Ctrl-C that came into it would be lost.
+    """
+    again: list[weakref.finalize[..., Any]] = []  # empty if Ctrl-C comes here
+
+    def once() -> None:
+        function(*args)
+        for each in again:
+            each.detach()
+
+    end = weakref.finalize(owner, once)
+    again.append(weakref.finalize(owner, end))  # does nothing if that one has begun
+    again[0].atexit = False
     return end
+
+
+class Living(Generic[T]):
+    """Those of a kind that exist: who is gone is forgotten when another is added. In a signal handler, too."""
+
+    def __init__(self) -> None:
+        # A plain dict: copying it is safe in any thread.
+        self._references: dict[int, weakref.ref[T]] = {}
+        self._numbers = itertools.count()
+
+    def add(self, one: T) -> None:
+        """Count it as long as it lives."""
+        for number, reference in list(self._references.items()):
+            if reference() is None:
+                self._references.pop(number, None)
+        self._references[next(self._numbers)] = weakref.ref(one)
+
+    def all(self) -> list[T]:
+        """Return those that live, the oldest first."""
+        references = list(self._references.values())
+        return [one for reference in references if (one := reference()) is not None]
 
 
 def _call_all(calls: list[Callable[[], object]]) -> None:

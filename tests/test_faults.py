@@ -342,7 +342,7 @@ def test_iterations_that_ended_are_forgotten(folder: Path) -> None:
 
     list(loader)
 
-    assert sum(reference() is None for reference in live._live.values()) <= 1
+    assert sum(reference() is None for reference in live._live._references.values()) <= 1
 
 
 def test_a_report_of_a_stalled_disk_does_not_stall(

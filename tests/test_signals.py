@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loaders.signals import finalize, handlers_later
+from loaders.signals import Living, finalize, handlers_later
 
 
 def test_of_signals_that_were_held_back_each_reaches_its_handler() -> None:
@@ -130,3 +130,40 @@ def test_what_ctrl_c_keeps_from_being_finalized_is() -> None:
     assert seen
     assert ended == [1]
     assert not end.alive
+
+
+def test_the_end_of_what_was_finalized_by_hand_runs_no_code() -> None:
+    """Of Python: Ctrl-C that comes into a callback is printed and lost."""
+
+    class Owner:
+        pass
+
+    owner = Owner()
+    finalize(owner, list)()
+    called: list[Any] = []
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, arg: called.append(frame.f_code.co_name))
+    try:
+        del owner
+    finally:
+        sys.settrace(before)
+
+    assert called == []
+
+
+def test_who_is_gone_is_forgotten_without_a_callback() -> None:
+    class One:
+        pass
+
+    living: Living[One] = Living()
+    kept = [One(), One(), One()]
+    for one in kept:
+        living.add(one)
+
+    del kept[1], one
+    last = One()
+    living.add(last)
+
+    assert living.all() == [*kept, last]
+    assert len(living._references) == 3
+    assert all(reference.__callback__ is None for reference in living._references.values())

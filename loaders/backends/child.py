@@ -30,7 +30,6 @@ from loaders.live import dump_in_child
 
 if TYPE_CHECKING:
     import socket
-    from multiprocessing.connection import Connection
 
     from loaders.backends.maker import Made, Maker
     from loaders.backends.wire import Message
@@ -43,7 +42,7 @@ def main(
     maker: Maker,
     end: socket.socket,
     parents_end: socket.socket | None,
-    begun: Connection,
+    begun: socket.socket,
     *,
     is_full: bool,
 ) -> None:
@@ -64,7 +63,7 @@ def main(
     code = 0
     try:
         serving = _Child(maker, Channel(end, _PARENT_POLL_S), is_full=is_full)
-        begun.send_bytes(b"1")
+        begun.send(b"1")
         begun.close()
         serving.listen()
     except (EOFError, ConnectionError):

@@ -6,7 +6,6 @@ import atexit
 import os
 import time
 import traceback
-import weakref
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import connection
@@ -19,17 +18,17 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from loaders.backends.ordered import Interrupted, TimedOut
 from loaders.backends.subprocess import killed_by
 from loaders.live import write
-from loaders.signals import handlers_later
+from loaders.signals import Living, handlers_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _DEATH_TIMEOUT_S = 1.0  # from the end of a worker's connection to its own
-_EXIT_TIMEOUT_S = 2.0
+_EXIT_TIMEOUT_S = 5.0  # as long as torch waits for each
 _INSIST_S = 2.0  # from one Ctrl-C to another that is not held back
 _LOOK_S = 5.0  # how often torch looks whether its workers are alive
 _GET_DATA = _MultiProcessingDataLoaderIter._get_data.__code__
-_with_workers: weakref.WeakSet[Any] = weakref.WeakSet()  # torch's iterators
+_with_workers: Living[Any] = Living()  # torch's iterators
 
 
 class ProcessBatches:
@@ -255,7 +254,7 @@ def _end_before_exit() -> None:
     """Let workers end by themselves: who is killed by ``multiprocessing`` leaves $TMPDIR/pymp-* behind."""
     with handlers_later():
         pid = os.getpid()
-        _end_all([each for each in list(_with_workers) if each._pid == pid and not each._shutdown])
+        _end_all([each for each in _with_workers.all() if each._pid == pid and not each._shutdown])
 
 
 def _end_all(ending: list[Any]) -> None:

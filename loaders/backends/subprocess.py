@@ -18,6 +18,7 @@ import math
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections import deque
@@ -83,7 +84,7 @@ class Child:
         self.is_up, self.is_silent, self.is_whole = False, False, True
         self.num_passes = 0
         # Of its own, with a byte once its handlers are set: a signal handler may look here while the socket is in use.
-        self._begun, begun = context.Pipe(duplex=False)
+        self._begun, begun = socket.socketpair()
         lock = partial(page_lock, what="a batch slot") if maker.locks_slots else None
         ours, theirs = pair()
         self._channel = Channel(ours)
@@ -105,14 +106,15 @@ class Child:
         except BaseException:  # Ctrl-C, say, which came while it was forked
             if self._process.pid is None:
                 self._channel.close()
+                self._begun.close()
             else:
-                _end(self._process, self._channel, self._pid)
+                _end(self._process, self._channel, self._begun, self._pid)
             raise
         finally:
             theirs.close()
             begun.close()
         self.pid: int = self._process.pid
-        self.end = finalize(self, _end, self._process, self._channel, self._pid)
+        self.end = finalize(self, _end, self._process, self._channel, self._begun, self._pid)
 
     @property
     def is_usable(self) -> bool:
@@ -124,7 +126,7 @@ class Child:
     @property
     def takes_signals(self) -> bool:
         """Whether SIGUSR1 makes it say what it is doing: not before its handlers are set, nor after its end."""
-        return self.end.alive and (self.is_up or bool(self._begun.poll()))
+        return self.end.alive and (self.is_up or _has_byte(self._begun))
 
     @property
     def has_message(self) -> bool:
@@ -420,7 +422,13 @@ def killed_by(number: int) -> str:
     return name
 
 
-def _end(process: Any, channel: Channel, pid: int) -> None:
+def _has_byte(end: socket.socket) -> bool:
+    with suppress(BlockingIOError):
+        return bool(end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    return False
+
+
+def _end(process: Any, channel: Channel, begun: socket.socket, pid: int) -> None:
     if os.getpid() != pid:  # in a fork: neither the child nor the socket is ours to end
         return
     with handlers_later():  # called once: who is interrupted here would leave the process behind
@@ -428,6 +436,7 @@ def _end(process: Any, channel: Channel, pid: int) -> None:
             if not channel.unsent:  # or it would be taken for the rest of another message
                 channel.post(ask("close"))
         channel.close()
+        begun.close()
         for end in (lambda: None, process.terminate, process.kill):
             end()
             process.join(_END_TIMEOUT_S)

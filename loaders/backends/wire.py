@@ -38,6 +38,7 @@ import torch
 from loaders.backends.channel import NO_DESCRIPTOR
 from loaders.buffers import Leases, SlotPool, Slots
 from loaders.errors import LoadersError
+from loaders.signals import Living
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -256,7 +257,7 @@ class Mapped:
         self._buffers: dict[int, UInt8Array] = {}
         self._left: set[int] = set()
         self._ledger = memoryview(b"")
-        _mapped[id(self)] = self
+        _mapped.add(self)
 
     def _map_next(self) -> UInt8Array:
         fd = self._next_fd()
@@ -332,21 +333,17 @@ class Mapped:
             self._buffers.clear()
 
 
-_mapped: weakref.WeakValueDictionary[int, Mapped] = weakref.WeakValueDictionary()
-
-
-def _all_mapped() -> list[Mapped]:
-    return [mapped for each in _mapped.valuerefs() if (mapped := each()) is not None]
+_mapped: Living[Mapped] = Living()
 
 
 def _leave_to_fork() -> None:
-    for mapped in _all_mapped():
+    for mapped in _mapped.all():
         mapped.leave()
 
 
 def let_go_of_inherited() -> None:
     """In a fork that is a child of ours: let go of the slots of others."""
-    for mapped in _all_mapped():
+    for mapped in _mapped.all():
         mapped.let_go()
 
 
