@@ -6,6 +6,7 @@ What ``import torch`` left is no garbage: to look it through took 0.1 s of each 
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch  # noqa: F401  # before what follows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,15 +22,25 @@ gc.freeze()
 
 
 @pytest.fixture
-def alarm() -> Iterator[None]:
-    """A hang is an error."""
+def uncovered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start processes that may not write what is measured of their lines."""
+    for name in [name for name in os.environ if name.startswith("COVERAGE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[], None]]:
+    """A hang is an error; what is yielded begins the time anew."""
 
     def late(*_: Any) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise TimeoutError("it hangs")
 
+    def anew() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 100, 3)  # again and again: it may be held back
+
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, 100, 3)  # again and again: it may be held back
-    yield
+    anew()
+    yield anew
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)

@@ -13,7 +13,7 @@ from collections import Counter
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -22,6 +22,9 @@ from torch.utils.data import Dataset
 import loaders
 from loaders import DataLoader, RAMDataset
 from tests.test_loader_others import Raises
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NUM = 12
 
@@ -164,10 +167,11 @@ class Interrupted:
     "step", [9, pytest.param(1, marks=pytest.mark.slow)], ids=["some moments", "every moment"]
 )
 def test_after_ctrl_c_an_epoch_is_whole_or_one_error_says_where_it_ended(
-    alarm: None, step: int, num_workers: int, device: str | None
+    alarm: Callable[[], None], step: int, num_workers: int, device: str | None
 ) -> None:
     seen = Counter[str]()
     for moment in itertools.count(1, step):
+        alarm()
         loader = DataLoader(ROWS, 16, num_workers=num_workers, backend="thread", device=device)
         run = Interrupted(loader, moment)
         if not run.where:

@@ -81,9 +81,12 @@ def interrupted(work: Callable[[], Any], number: int) -> bool:
 @pytest.mark.parametrize(
     "step", [9, pytest.param(1, marks=pytest.mark.slow)], ids=["some lines", "every line"]
 )
-def test_after_ctrl_c_at_any_line_the_next_epochs_are_right(alarm: None, step: int) -> None:
+def test_after_ctrl_c_at_any_line_the_next_epochs_are_right(
+    alarm: Callable[[], None], step: int
+) -> None:
     num = 0
     for number in itertools.count(1, step):
+        alarm()
         loader = kept_loader(Numbers(), 2, num_workers=1)
         assert [batch.tolist() for batch in loader] == WHOLE
         loader.set_epoch(0)
