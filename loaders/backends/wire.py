@@ -21,13 +21,11 @@ from __future__ import annotations
 import errno
 import io
 import logging
-import mmap
 import os
 import pickle
 import threading
 import weakref
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +36,11 @@ import torch
 from loaders.backends.channel import NO_DESCRIPTOR
 from loaders.buffers import Leases, SlotPool, Slots
 from loaders.errors import LoadersError
+from loaders.hugepages import collapse, map_shared
 from loaders.signals import Living
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 UInt8Array = npt.NDArray[np.uint8]
@@ -108,6 +107,7 @@ class SharedSlots(Slots):
 
     def _share(self, nbytes: int) -> UInt8Array:
         fd, buffer = _anonymous("loaders-slot", nbytes)
+        collapse(buffer)
         with self._lock:  # pools of several fields may grow at the same time
             address, number = buffer.ctypes.data, self._num_shared
             self._num_shared += 1
@@ -131,25 +131,18 @@ class SharedSlots(Slots):
 
 def _anonymous(name: str, nbytes: int) -> tuple[int, UInt8Array]:
     """Return zeroed memory, and the descriptor by which another process can map it; the name is for ``/proc`` only."""
-    with needs_descriptor():
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, nbytes)
-            return fd, np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
-        except BaseException:
-            os.close(fd)
-            raise
-
-
-@contextmanager
-def needs_descriptor() -> Iterator[None]:
-    """Say what to do where no file descriptor is free: a map of anonymous memory has one, too."""
     try:
-        yield
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         raise OSError(error.errno, NO_DESCRIPTOR) from error
+    try:
+        os.ftruncate(fd, nbytes)
+        return fd, map_shared(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +255,7 @@ class Mapped:
     def _map_next(self) -> UInt8Array:
         fd = self._next_fd()
         try:
-            with needs_descriptor():
-                return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)
+            return map_shared(fd, os.fstat(fd).st_size)
         finally:
             os.close(fd)
 

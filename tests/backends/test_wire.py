@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from loaders.backends.wire import Mapped, SharedSlots, dump
 from loaders.datasets.reading.samples import Padded, batch_type
 from loaders.errors import LoadersError
+from loaders.hugepages import HUGE
+from tests.test_hugepages import gives_huge_pages, in_huge_pages
 
 LARGE = 40_000
 
@@ -55,6 +57,20 @@ def test_a_tensor_in_a_slot_is_the_same_memory_at_the_other_end() -> None:
     assert arrived.stride() == image.stride()
     image[2, 0, 5, 5] = 77
     assert arrived[2, 0, 5, 5] == 77
+
+
+def test_a_large_slot_lies_in_huge_pages_at_both_ends_and_the_ledger_takes_no_memory() -> None:
+    if not gives_huge_pages():
+        pytest.skip("this kernel gives none, or has none left")
+    slots, mapped = pair()
+    ledger = os.dup(slots.fds[0])
+    image = in_slot(slots, 3 * HUGE)
+    arrived = mapped.load(dump(image, slots).data)
+
+    assert torch.equal(arrived, image)
+    assert in_huge_pages(image.data_ptr()) == in_huge_pages(arrived.data_ptr()) == 3 * HUGE
+    assert os.fstat(ledger).st_blocks < 100
+    os.close(ledger)
 
 
 def test_several_tensors_may_share_a_slot() -> None:
@@ -303,7 +319,7 @@ def test_a_slot_that_cannot_be_mapped_leaves_no_descriptor(
         raise OSError(errno.ENOMEM, "no memory")
 
     slots = SharedSlots()
-    monkeypatch.setattr("loaders.backends.wire.mmap.mmap", fails)
+    monkeypatch.setattr("loaders.backends.wire.map_shared", fails)
     before = len(os.listdir("/proc/self/fd"))
 
     for _ in range(3):

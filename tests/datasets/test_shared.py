@@ -286,7 +286,7 @@ def _half_sealed(arena: Arena) -> int:
 
 
 def _damaged(arena: Arena) -> int:
-    arena._map[40] ^= 1
+    arena._bytes(40, 1)[:] ^= 1
     return arena.seal()
 
 
@@ -694,3 +694,30 @@ def test_a_keeper_that_cannot_begin_lets_go_of_what_it_was_given(
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
     theirs.close()
+
+
+def test_huge_pages_are_asked_for_a_little_ahead_of_what_is_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at once they would take long, without a word; behind what is filled they would have to be copied."""
+    monkeypatch.setattr(arenas, "_PIECE_BYTES", 4 << 20)
+    monkeypatch.setattr(arenas, "_AHEAD_BYTES", 2 << 20)
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        arenas, "collapse", lambda array: seen.append((int(array.ctypes.data), len(array)))
+    )
+    plan = ColumnPlan(Label(), np.full(2 << 20, 8), lambda column, report: None)
+    arena = Arena("0" * 32, {"label": plan}, {})
+    data = arena.columns["label"].data  # type: ignore[union-attr]
+    first, nbytes = int(data.ctypes.data) - 4096, data.nbytes + 4096
+    asked = []
+
+    del data
+    for _ in range(4):
+        asked.append(sum(size for _, size in seen))
+        arena.filled(4 << 20)
+
+    assert asked == [4 << 20, 8 << 20, 12 << 20, 16 << 20]
+    assert sum(size for _, size in seen) == nbytes
+    assert [at for at, _ in seen] == [first + piece * (4 << 20) for piece in range(5)]
+    os.close(arena.seal())

@@ -26,6 +26,7 @@ import xxhash
 
 from loaders.columns import Column, FixedColumn, VarColumn
 from loaders.errors import LoadersError
+from loaders.hugepages import collapse, lay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +39,10 @@ _PREAMBLE = struct.Struct("<8sQ16s")
 _PAGE = 4096
 _MAX_LAYOUT_BYTES = 64 << 20
 _ROWS_AT_ONCE = 1 << 20
+_PIECE_BYTES, _AHEAD_BYTES = (
+    64 << 20,
+    32 << 20,
+)  # of huge pages, and how far they are ahead of what is filled
 _SEALS = (
     sum(getattr(fcntl, f"F_SEAL_{what}") for what in ("SHRINK", "GROW", "WRITE"))
     if hasattr(fcntl, "F_SEAL_WRITE")
@@ -72,18 +77,32 @@ class Arena:
         self.fd = os.memfd_create("loaders", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.truncate(self.fd, begin + nbytes)
-            self._map = mmap.mmap(self.fd, begin + nbytes)
+            self._map, self._start = lay(self.fd, begin + nbytes)
             self._map.madvise(mmap.MADV_DONTFORK)  # a child could still write: see seal
         except BaseException:
             os.close(self.fd)
             raise
-        self._map.write(_PREAMBLE.pack(_MAGIC, len(layout), xxhash.xxh3_128_digest(layout)))
-        self._map.write(layout)
-        data = np.frombuffer(self._map, np.uint8)[begin:]
+        self._nbytes, self._num_filled, self._num_huge = begin + nbytes, begin, 0
+        self.filled(0)
+        data = self._bytes(0, self._nbytes)
+        head = _PREAMBLE.pack(_MAGIC, len(layout), xxhash.xxh3_128_digest(layout)) + layout
+        data[: len(head)] = np.frombuffer(head, np.uint8)
+        data = data[begin:]
         self.columns = {}
         for name, plan in plans.items():
             arrays = [data[first : first + size] for size, first in places[name]["arrays"]]
             self.columns[name] = plan.column(arrays)
+
+    def _bytes(self, first: int, nbytes: int) -> UInt8Array:
+        return np.frombuffer(self._map, np.uint8, nbytes, self._start + first)
+
+    def filled(self, nbytes: int) -> None:
+        """Say that so many bytes more were filled in, from first to last: what follows gets huge pages in time."""
+        self._num_filled += nbytes
+        while self._num_huge < min(self._num_filled + _AHEAD_BYTES, self._nbytes):
+            piece = min(_PIECE_BYTES, self._nbytes - self._num_huge)
+            collapse(self._bytes(self._num_huge, piece))
+            self._num_huge += piece
 
     def seal(self) -> int:
         """Make what was written final; return the descriptor, which now is the caller's."""
@@ -130,9 +149,8 @@ def open_sealed(fd: int, identity: str) -> SealedColumns:
         raise LoadersError("the shared copy that was offered is not a sealed memory file")
     if status.st_size < _PREAMBLE.size:
         raise LoadersError(f"the shared copy has {status.st_size} bytes, less than its header")
-    # Privately: so a kernel before 6.7 maps it too. No page is ever copied, as nobody can write.
-    map_ = mmap.mmap(fd, status.st_size, mmap.MAP_PRIVATE, mmap.PROT_READ)
-    data = np.frombuffer(map_, np.uint8)
+    map_, start = lay(fd, status.st_size, is_writable=False)
+    data = np.frombuffer(map_, np.uint8, status.st_size, start)
     layout, begin = _read_layout(data)
     if layout["identity"] != identity:
         raise LoadersError(f"the shared copy is of {layout['identity']}, not of {identity}")

@@ -192,6 +192,7 @@ def _load_arena(
         with Progress(total, progress, "loading one copy for all") as bar:
 
             def report(nbytes: int) -> None:
+                arena.filled(nbytes)
                 bar.update(nbytes)
                 keeper.report(bar.done, total)
 
