@@ -20,8 +20,10 @@ import numpy as np
 from loaders.sampling.batch import IndexBatch
 
 _INT64 = np.dtype(np.int64)
-_PASS, _BATCH = struct.Struct("<8sq"), struct.Struct("<qqq")  # count, epoch, seed
-_PLAIN = bytes(8)  # a pickle begins with another byte
+_NUM_FIRST, _NUM_EACH = (
+    3,
+    3,
+)  # words: 0, the pass, how many batches; of each how many indices, its epoch and seed
 
 
 def ask(kind: str, *values: Any) -> bytes:
@@ -31,15 +33,16 @@ def ask(kind: str, *values: Any) -> bytes:
 
 def ask_for(number: int, group: list[Any]) -> bytes:
     """Return a message that asks for a group of batches, by the number of the pass and the indices of each."""
-    parts: list[Any] = [_PASS.pack(_PLAIN, number)]
+    words = [0, number, len(group)]  # a pickle begins with another byte
+    for batch in group:
+        if not _is_plain(batch):
+            return ask("make", number, group)
+        words += len(batch.indices), batch.epoch, batch.seed
     try:
-        for batch in group:
-            if not _is_plain(batch):
-                return ask("make", number, group)
-            parts += _BATCH.pack(len(batch.indices), batch.epoch, batch.seed), batch.indices
+        head = struct.pack(f"<{len(words)}q", *words)
     except struct.error:  # a seed of more than 63 bits
         return ask("make", number, group)
-    return b"".join(parts)
+    return b"".join([head, *[batch.indices for batch in group]])
 
 
 def _is_plain(batch: Any) -> bool:
@@ -52,14 +55,14 @@ def _is_plain(batch: Any) -> bool:
 
 def asked(message: bytearray) -> tuple[Any, ...]:
     """Return the kind and the values of a message of our own parent; indices are the message's own bytes."""
-    if message[0] != _PLAIN[0]:
+    if message[0]:
         kind_and_values: tuple[Any, ...] = pickle.loads(message)  # noqa: S301
         return kind_and_values
-    _, number = _PASS.unpack_from(message)
-    group, at = [], _PASS.size
-    while at < len(message):
-        count, epoch, seed = _BATCH.unpack_from(message, at)
-        at += _BATCH.size
-        group.append(IndexBatch(np.ndarray(count, _INT64, message, at), epoch, seed=seed))
-        at += count * _INT64.itemsize
+    words = np.frombuffer(message, _INT64)
+    _, number, num_batches = words[:_NUM_FIRST].tolist()
+    at = _NUM_FIRST + _NUM_EACH * num_batches
+    group = []
+    for count, epoch, seed in words[_NUM_FIRST:at].reshape(num_batches, _NUM_EACH).tolist():
+        group.append(IndexBatch(words[at : at + count], epoch, seed=seed))
+        at += count
     return "make", number, group
