@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loaders import DataLoader, RAMDataset, ShardDataset
+from loaders import DataLoader, RAMDataset, ShardDataset, concat
 from loaders.errors import ChecksumError, LoadersError, SampleError
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.packdata.packing import pack, pack_samples
@@ -87,6 +87,19 @@ def test_small_records_that_nobody_reads_are_told_by_their_rows(
     assert dataset[8].label == 8
     with pytest.raises(SampleError, match=r"field text: its checksum .*\(one of rows 0 to 3\)"):
         dataset[4]
+
+
+def test_a_file_that_is_there_twice_is_refused_in_both_places(tmp_path: Path, format: str) -> None:
+    """It is opened once."""
+    folder = damaged(tmp_path / "a", format, sample(5)["depth"].tobytes()[:30])
+    dataset = ShardDataset(folder, fields=["label"], check="always")
+    twice = concat([dataset, dataset])
+
+    assert twice[NUM + 4].label == 4
+    for index in (NUM + 5, 5):
+        with pytest.raises(SampleError, match="field depth: its checksum does not") as caught:
+            twice[index]
+        assert (caught.value.index, caught.value.row) == (index, 1)
 
 
 def test_columns_and_copies_are_refused_too(tmp_path: Path, format: str) -> None:

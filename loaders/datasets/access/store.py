@@ -52,6 +52,8 @@ class Store:
         self.starts = self.ends - np.array([shard.num_samples for shard in self.shards], np.int64)
         self._num_samples = int(self.ends[-1]) if len(self.ends) else 0
         self._find = ShardFinder(self.ends)
+        numbers: dict[int, int] = {}
+        self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]
         self._reset()
 
     def _reset(self) -> None:
@@ -73,10 +75,14 @@ class Store:
         return self._open[number] or self._open_shard(number)
 
     def _open_shard(self, number: int) -> OpenShard:
+        first = self._first[number]
+        same = (
+            None if first == number else self.shard(first)
+        )  # mapped once, however often it is here
         with self._lock.plain:
             shard = self._open[number]
             if shard is None:
-                shard = self.shards[number].open(self.check)
+                shard = same or self.shards[number].open(self.check)
                 if shard.damage:
                     self._damaged.append(number)
                 self._open[number] = shard  # last: who sees it takes the rest for granted
