@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 UInt8Array = npt.NDArray[np.uint8]
-HUGE = (
-    2 << 20
-)  # of x86-64, and of arm64 with pages of 4 KB; elsewhere the kernel refuses, and nothing is lost
+# Of x86-64, and of arm64 with pages of 4 KB; elsewhere the kernel refuses, and nothing is lost.
+HUGE = 2 << 20
 _MAP_FIXED, _MADV_COLLAPSE = 0x10, 25  # on all processors that have such pages
 
 

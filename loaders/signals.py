@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: held back while something begins that must not be left half begun, and lost nowhere.
+"""Ctrl-C at any moment: held back while something begins that must not be left half begun, and seldom lost.
 
 Python prints and forgets what is raised in callbacks of weak references: what can be done without them is.
 """

@@ -99,7 +99,7 @@ def test_huge_pages_are_seen_by_every_map_and_hold_what_was_written(
     for at in written:
         ours[at] = expected[at] = 9
 
-    is_huge = collapse(ours)
+    is_huge = any(collapse(ours) for _ in range(5))  # it may find no room at once
 
     assert np.array_equal(ours, expected)
     assert np.array_equal(theirs, expected)

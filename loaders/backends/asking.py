@@ -20,10 +20,8 @@ import numpy as np
 from loaders.sampling.batch import IndexBatch
 
 _INT64 = np.dtype(np.int64)
-_NUM_FIRST, _NUM_EACH = (
-    3,
-    3,
-)  # words: 0, the pass, how many batches; of each how many indices, its epoch and seed
+# Words: 0, the pass, how many batches; of each of them how many indices, its epoch and seed.
+_NUM_FIRST, _NUM_EACH = 3, 3
 
 
 def ask(kind: str, *values: Any) -> bytes:

@@ -75,10 +75,8 @@ class Store:
         return self._open[number] or self._open_shard(number)
 
     def _open_shard(self, number: int) -> OpenShard:
-        first = self._first[number]
-        same = (
-            None if first == number else self.shard(first)
-        )  # mapped once, however often it is here
+        first = self._first[number]  # mapped once, however often it is here
+        same = None if first == number else self.shard(first)
         with self._lock.plain:
             shard = self._open[number]
             if shard is None:

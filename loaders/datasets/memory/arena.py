@@ -39,10 +39,8 @@ _PREAMBLE = struct.Struct("<8sQ16s")
 _PAGE = 4096
 _MAX_LAYOUT_BYTES = 64 << 20
 _ROWS_AT_ONCE = 1 << 20
-_PIECE_BYTES, _AHEAD_BYTES = (
-    64 << 20,
-    32 << 20,
-)  # of huge pages, and how far they are ahead of what is filled
+# Huge pages are asked for so much at a time, and so far ahead of what is filled.
+_PIECE_BYTES, _AHEAD_BYTES = 64 << 20, 32 << 20
 _SEALS = (
     sum(getattr(fcntl, f"F_SEAL_{what}") for what in ("SHRINK", "GROW", "WRITE"))
     if hasattr(fcntl, "F_SEAL_WRITE")
