@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
-from loaders.backends.maker import Maker, num_in_flight
+from loaders.backends.maker import Maker, group_bytes, num_in_flight
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.process import (
     ProcessBatches,
@@ -108,8 +108,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         pin_memory: Hand batches over in torch's page-locked memory, for copies of one's own. ``device`` needs none:
             what it copies lies in page-locked slots at once, and is held until the copy is done.
         prefetch_factor: How many batches are made ahead: by all threads together (default 2); or by each process.
-            Threads make small batches in groups, of up to 64 or 4 MiB: of these, it is groups (default: one for each
-            thread and two more).
+            Threads make small batches in groups, of up to 64 or 8 MiB (16 in a child process): of these, it is
+            groups (default: one for each thread and two more).
         backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, for a
             training step of many small operations, which would wait for the interpreter;
             ``"process"``: torch's own workers; ``"auto"``: threads for our datasets, and a child
@@ -485,6 +485,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             locks_slots=pins(self.device),
             slots=self._slots,
             count_replaced=self._count_replaced,
+            group_bytes=group_bytes(self.backend),
         )
 
     def _count_replaced(self, num: int) -> None:

@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 
     Made = list[Any] | SplitBatches  # the batches of a group
 
-_GROUP_BYTES = 4 << 20  # hand smaller batches over several at a time
+_GROUP_BYTES = 8 << 20  # hand smaller batches over several at a time
+_GROUP_BYTES_BETWEEN_PROCESSES = 16 << 20  # where handing over costs several times as much
 _MAX_GROUP = 64
+
+
+def group_bytes(backend: str) -> int:
+    """Return how many bytes of small batches a backend hands over at once."""
+    return _GROUP_BYTES_BETWEEN_PROCESSES if backend == "subprocess" else _GROUP_BYTES
 
 
 def _count_nothing(num: int) -> None:
@@ -44,7 +50,8 @@ class Maker:
         locks_slots: Page-lock slots: for a loader that copies to a device, and holds each batch meanwhile.
         slots: Where batches go.
         count_replaced: Told how many samples another process's copy of the dataset replaced.
-        group_size: How many batches to hand over at once: handing over costs tens of microseconds, whatever the size.
+        group_bytes: Of small batches, to hand over at once.
+        group_size: How many batches that is: handing over costs tens of microseconds or hundreds, whatever the size.
     """
 
     dataset: Any
@@ -56,6 +63,7 @@ class Maker:
     locks_slots: bool = False
     slots: Slots = field(default_factory=Slots)
     count_replaced: Callable[[int], None] = _count_nothing
+    group_bytes: int = _GROUP_BYTES
     group_size: int = field(init=False)
 
     def for_child(self) -> Maker:
@@ -109,7 +117,7 @@ class Maker:
         nbytes = self.dataset.sample_nbytes
         if nbytes is None or self.collate is not collate:
             return 1
-        return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(1, nbytes * self.batch_size)))
+        return max(1, min(_MAX_GROUP, self.group_bytes // max(1, nbytes * self.batch_size)))
 
 
 def num_in_flight(num_workers: int, group_size: int) -> int:

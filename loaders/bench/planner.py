@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaders.backends.maker import Maker, num_in_flight
+from loaders.backends.maker import Maker, group_bytes, num_in_flight
 from loaders.bench.measure import batch_nbytes
 from loaders.bench.processes import memory
 from loaders.bench.report import in_bytes
@@ -141,7 +141,8 @@ def group_size_of(dataset: Any, config: Config) -> int:
     """Return how many batches the loader hands over at once."""
     if config.backend == "process" or not isinstance(dataset, BatchDataset):
         return 1
-    return Maker(dataset, collate, config.batch_size, True, config.num_workers).group_size
+    nbytes = group_bytes(config.backend)
+    return Maker(dataset, collate, config.batch_size, True, 1, group_bytes=nbytes).group_size
 
 
 def sample_bytes_of(dataset: Any, *, as_float: bool = False, count: int = 8) -> float:

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from loaders.backends.maker import Maker
 from loaders.bench import pagecache
 from loaders.bench.measure import Config, Result, Run, end, interleave, iter_of, time_loader
+from loaders.bench.planner import group_size_of
 from loaders.bench.stages import one_thread, time_alone
 from loaders.bench.targets import Endless, Target, is_map_style
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.reading.samples import collate
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.limits import usable_cores
 from loaders.loader import DataLoader
@@ -168,7 +167,7 @@ def round_size(dataset: Any, config: Config) -> int:
         return max(1, config.num_workers)
     if not config.num_workers:
         return 1
-    return Maker(dataset, collate, config.batch_size, True, config.num_workers).group_size
+    return group_size_of(dataset, config)
 
 
 def run_sweep(

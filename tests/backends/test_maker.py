@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import RAMDataset
+from loaders import DataLoader, RAMDataset
 from loaders.backends.maker import Group, Maker, Raised
 from loaders.datasets.reading.samples import collate
 
@@ -48,6 +48,19 @@ def test_small_batches_that_nothing_of_the_users_touches_are_handed_over_in_grou
     assert maker(list(range(9))).group_size == 1
     assert maker(batch_size=None).group_size == 1
     assert maker(large).group_size == 1
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, 5 << 20])
+def test_groups_between_processes_are_larger(nbytes: int) -> None:
+    """There handing over costs several times as much."""
+    data = RAMDataset.from_arrays(x=np.zeros((2, nbytes), np.uint8))
+
+    sizes = [
+        DataLoader(data, 1, num_workers=1, backend=backend)._maker().group_size
+        for backend in ("thread", "auto", "subprocess")
+    ]
+
+    assert sizes == [max(1, (8 << 20) // nbytes)] * 2 + [(16 << 20) // nbytes]
 
 
 def test_a_batch_is_made_of_all_its_parts() -> None:

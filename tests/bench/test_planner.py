@@ -13,6 +13,7 @@ import pytest
 from loaders import RAMDataset
 from loaders.bench.measure import Config
 from loaders.bench.planner import (
+    group_size_of,
     in_flight,
     plan,
     ram_bytes_of,
@@ -20,6 +21,7 @@ from loaders.bench.planner import (
     sample_bytes_of,
     table,
 )
+from loaders.bench.sweep import make_loader
 from loaders.bench.targets import load
 from loaders.errors import LoadersError
 from loaders.schema import Image
@@ -90,6 +92,16 @@ def test_groups_of_small_batches_exist_and_are_pinned_whole() -> None:
 
     assert grouped.batches == 4 * 4 + 2
     assert grouped.pinned_bytes == (4 + 1) * 4 * 800
+
+
+@pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
+def test_groups_are_those_of_the_loader(backend: str) -> None:
+    dataset = RAMDataset.from_arrays(x=np.zeros((2, 1 << 20), np.uint8))
+    config = Config(1, 1, backend)
+
+    of_loader = make_loader(dataset, config)._maker().group_size if backend != "process" else 1
+
+    assert group_size_of(dataset, config) == of_loader
 
 
 def test_no_more_batches_exist_than_an_epoch_of_the_rank_has() -> None:
