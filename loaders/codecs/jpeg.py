@@ -69,9 +69,31 @@ class PicturePart(NamedTuple):
     ends_early: bool = False
 
 
-def part_of(
-    record: UInt8Array, head: PictureHead, box: Sequence[int], num_threads: int = 1
-) -> PicturePart:
+class Block(NamedTuple):
+    """Some of the segments of a JPEG, side by side and below each other.
+
+    Attributes:
+        first_row: Of segments.
+        last_row: The one behind it.
+        first_column: Of segments.
+        last_column: The one behind it.
+        height: Of all of them, in pixels.
+        width: The same.
+        top: Where they begin in the whole picture.
+        left: The same.
+    """
+
+    first_row: int
+    last_row: int
+    first_column: int
+    last_column: int
+    height: int
+    width: int
+    top: int
+    left: int
+
+
+def part_of(record: UInt8Array, head: PictureHead, end: int, block: Block | None) -> PicturePart:
     """Make a picture of what a crop needs: its pixels are those of the whole, at any reduction.
 
     Other formats, progressive and cut files, and what is not worth it, stay as they are. Damage in what is left
@@ -80,25 +102,61 @@ def part_of(
     Args:
         record: The file.
         head: Its header.
-        box: y, x, height, width in pixels; it may reach outside.
-        num_threads: How many share the interpreter: the more they are, the more must be saved.
+        end: How many rows are enough, as ``ends_of`` says.
+        block: Which segments are, as ``blocks_of`` says.
     """
-    jpeg = head.jpeg
-    part = jpeg and jpeg.segments and _segments_of(record, head, jpeg, box, num_threads)
-    if jpeg and not part:
-        part = _rows_of(record, head, jpeg, box[0] + box[2])
-    return part or PicturePart(record, head.height, head.width)
+    height, width, jpeg = head
+    part = _block_of(record, jpeg, block) if jpeg and block else None
+    if jpeg and end and part is None:
+        rows = first_rows(record, jpeg, end, width)
+        part = None if rows is None else PicturePart(rows, end, width, ends_early=True)
+    return part or PicturePart(record, height, width)
 
 
-def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> list[int]:
-    """Return how many rows ``part_of`` keeps of each JPEG that is not divided; 0: all rows. Of others it says nothing.
+def blocks_of(
+    sizes: npt.NDArray[np.int64],
+    jpegs: Sequence[JpegLayout | None],
+    boxes: npt.NDArray[np.int64],
+    num_threads: int = 1,
+) -> list[Block | None]:
+    """Return which segments are enough of each picture; None: it has none, or too few pixels are saved.
 
     Args:
         sizes: ``(N, 2)``: height and width in pixels.
-        boxes: ``(N, 4)``: y, x, height, width in pixels.
+        jpegs: How each is laid out that is a JPEG.
+        boxes: ``(N, 4)``: y, x, height, width in pixels; they may reach outside.
+        num_threads: How many share the interpreter: the more they are, the more must be saved.
+    """
+    blocks: list[Block | None] = [None] * len(jpegs)
+    grids = {i: jpeg.segments for i, jpeg in enumerate(jpegs) if jpeg and jpeg.segments}
+    if not grids:
+        return blocks
+    numbers = np.array(list(grids))
+    counts, sides = np.hsplit(np.array(list(grids.values())), 2)
+    sizes, starts, extents = sizes[numbers], boxes[numbers, :2], boxes[numbers, 2:]
+    firsts = np.minimum((starts - _MARGIN).clip(0) // sides, counts - 1)
+    lasts = np.minimum(-(-(starts + extents + _MARGIN) // sides), counts)
+    lasts = np.maximum(lasts, firsts + 1)
+    corners = firsts * sides
+    parts = np.minimum(lasts * sides, sizes) - corners
+    saved = sizes.prod(axis=1) - parts.prod(axis=1)
+    is_worth = (saved >= _PIXELS_PER_THREAD * num_threads) & (parts[:, 1] > _NARROW)
+    rows, columns = np.stack([firsts, lasts], axis=2).transpose(1, 0, 2)
+    found = np.hstack([rows, columns, parts, corners])[is_worth]
+    for i, block in zip(numbers[is_worth].tolist(), found.tolist(), strict=True):
+        blocks[i] = Block._make(block)
+    return blocks
+
+
+def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> list[int]:
+    """Return how many rows are enough of each JPEG of which no block is; 0: all rows. Of others it says nothing.
+
+    Args:
+        sizes: ``(N, 2)``: height and width in pixels.
+        boxes: ``(N, 4)``: y, x, height, width in pixels; they may reach outside.
     """
     rows = (boxes[:, 0] + boxes[:, 2]).clip(0) + _MARGIN
-    rows[~_is_less(rows, sizes[:, 0])] = 0
+    rows[rows * 16 > sizes[:, 0] * 15] = 0  # saves too little to be worth a copy of the file
     ends: list[int] = rows.tolist()
     return ends
 
@@ -117,11 +175,6 @@ def first_rows(record: UInt8Array, jpeg: JpegLayout, rows: int, width: int) -> U
 
 def _has_end(record: UInt8Array) -> bool:
     return record.item(-1) == _EOI and record.item(-2) == 0xFF
-
-
-def _is_less(rows: Any, height: Any) -> Any:
-    """Tell whether so few rows are worth a copy of the file."""
-    return rows * 16 <= height * 15
 
 
 @lru_cache  # most pictures of a dataset have few sizes
@@ -162,47 +215,22 @@ def with_index(record: UInt8Array) -> UInt8Array:
     return np.frombuffer(b"".join([tables.data, index, scan.data]), np.uint8)
 
 
-def _rows_of(
-    record: UInt8Array, head: PictureHead, jpeg: JpegLayout, rows: int
-) -> PicturePart | None:
-    """Let the picture end below its first rows; None if that is not worth it."""
-    rows = max(0, rows) + _MARGIN
-    part = first_rows(record, jpeg, rows, head.width) if _is_less(rows, head.height) else None
-    return None if part is None else PicturePart(part, rows, head.width, ends_early=True)
-
-
-def _segments_of(
-    record: UInt8Array, head: PictureHead, jpeg: JpegLayout, box: Sequence[int], num_threads: int
-) -> PicturePart | None:
-    """Put the segments below a box together; None if they are not all there, or too few pixels are saved."""
+def _block_of(record: UInt8Array, jpeg: JpegLayout, block: Block) -> PicturePart | None:
+    """Put segments together; None if they are not all there."""
     grid = jpeg.segments
-    assert grid is not None
-    top, bottom = _span(box[0], box[2], grid.height, grid.rows)
-    left, right = _span(box[1], box[3], grid.width, grid.columns)
-    height = min(bottom * grid.height, head.height) - top * grid.height
-    width = min(right * grid.width, head.width) - left * grid.width
-    saved = head.height * head.width - height * width
-    if width <= _NARROW or saved < _PIXELS_PER_THREAD * num_threads or not _has_end(record):
-        return None
-    found = _bounds(record, jpeg, grid.rows * grid.columns)
-    if found is None:
+    found = _bounds(record, jpeg, grid.rows * grid.columns) if grid and _has_end(record) else None
+    if grid is None or found is None:
         return None
     start, bounds = found
-    begins = bounds[:-1].reshape(-1, grid.columns)[top:bottom, left:right]
-    ends = bounds[1:].reshape(-1, grid.columns)[top:bottom, left:right]
+    first_row, last_row, first_column, last_column, height, width, top, left = block
+    place = slice(first_row, last_row), slice(first_column, last_column)
+    begins = bounds[:-1].reshape(-1, grid.columns)[place]
+    ends = bounds[1:].reshape(-1, grid.columns)[place]
     part = _joined(record.data, start, begins, ends)
     if part is None:
         return None
     SIDES.pack_into(part, jpeg.height_at, height, width)
-    whole = np.frombuffer(part, np.uint8)
-    return PicturePart(whole, height, width, top * grid.height, left * grid.width)
-
-
-def _span(start: int, extent: int, step: int, count: int) -> tuple[int, int]:
-    """Return the first of ``count`` segments that hold a span of pixels and its margin, and the one behind the last."""
-    first = min(max(start - _MARGIN, 0) // step, count - 1)
-    last = min(-(-(start + extent + _MARGIN) // step), count)
-    return first, max(last, first + 1)
+    return PicturePart(np.frombuffer(part, np.uint8), height, width, top, left)
 
 
 def _joined(file: memoryview, start: int, begins: Bounds, ends: Bounds) -> bytearray | None:

@@ -15,7 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders.codecs.heads import PictureHead, picture_head, picture_heads
-from loaders.codecs.jpeg import PicturePart, ends_of, part_of, restart_interval, with_index
+from loaders.codecs.jpeg import (
+    PicturePart,
+    blocks_of,
+    ends_of,
+    part_of,
+    restart_interval,
+    with_index,
+)
 from loaders.codecs.picture import PictureCodec, encode_jpeg
 from loaders.errors import CodecError
 from loaders.schema import Image
@@ -25,8 +32,17 @@ UInt8Array = npt.NDArray[np.uint8]
 REDUCTIONS = [1, 2, 4, 8]
 
 
-def part(data: UInt8Array, *box: int, num_threads: int = 1) -> PicturePart:
-    return part_of(data, picture_head(data), box, num_threads)
+def part(
+    data: UInt8Array, *box: int, num_threads: int = 1, head: PictureHead | None = None
+) -> PicturePart:
+    """Return of one picture what readers take, of a box."""
+    head = head or picture_head(data)
+    sizes, covers = np.array([head[:2]]), np.array([box])
+    (end,), (block,) = (
+        ends_of(sizes, covers),
+        blocks_of(sizes, [head.jpeg], covers, num_threads),
+    )
+    return part_of(data, head, end, block)
 
 
 def decode(found: PicturePart, codec: PictureCodec, reduction: int = 1) -> Pixels:
@@ -185,7 +201,7 @@ def test_fill_bytes_between_segments_leave_a_file_untouched() -> None:
 def test_a_header_of_another_kind_leaves_a_file_untouched() -> None:
     for start in (b"", b"\xff\xd8", b"\xff\xd8\xff\xda", b"\xff\xd8\xff\xe0\0\0" * 3):
         data = record(start + b"\xff\xd9")
-        assert part_of(data, PictureHead(100, 100), (0, 0, 10, 10)).record is data
+        assert part(data, 0, 0, 10, 10, head=PictureHead(100, 100)).record is data
 
 
 def test_what_stands_before_the_frame_is_passed_over() -> None:
@@ -500,6 +516,27 @@ def test_the_more_threads_share_the_interpreter_the_more_must_be_saved() -> None
     assert large == [True, True, False]
 
 
+def test_blocks_of_many_pictures_are_those_of_each() -> None:
+    files = [
+        make(photo(60 + 7 * seed, 300 - 6 * seed, seed=seed))
+        for make in (indexed, unindexed, jpeg)
+        for seed in range(12)
+    ]
+    files.insert(5, pil_file(photo(90, 90), "PNG"))
+    heads = picture_heads(files)
+    covers = np.array([boxes(height, width, 1, seed=height)[0] for height, width in heads.sizes])
+
+    blocks = blocks_of(heads.sizes, heads.jpegs, covers)
+
+    alone = [
+        blocks_of(heads.sizes[i : i + 1], heads.jpegs[i : i + 1], covers[i : i + 1])[0]
+        for i in range(len(files))
+    ]
+    assert blocks == alone
+    assert 5 < sum(block is not None for block in blocks[:25]) < 25
+    assert blocks[25:] == [None] * 12
+
+
 def test_pictures_with_markers_missing_are_left_to_the_decoder() -> None:
     """It knows which pixels are lost; a part would be made of wrong ones."""
     data = unindexed(photo(256, 256)).tobytes()
@@ -522,7 +559,7 @@ def test_damaged_headers_are_pictures_or_codec_errors(data: st.DataObject) -> No
     with suppress(CodecError):
         head = picture_head(file)
         if head.height * head.width <= 1 << 22:
-            found = part_of(file, head, (100, 100, 30, 30))
+            found = part(file, 100, 100, 30, 30)
             pixels = decode(found, PictureCodec(Image()))
             assert pixels.shape == (found.height, found.width, 3)
             assert (found.height, found.width) <= head[:2]

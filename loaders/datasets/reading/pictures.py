@@ -15,7 +15,7 @@ from loaders import augment
 from loaders.buffers import scratch
 from loaders.cached import cached_property
 from loaders.codecs.heads import PictureHead, PictureHeads, picture_heads
-from loaders.codecs.jpeg import PicturePart, ends_of, first_rows, part_of
+from loaders.codecs.jpeg import Block, PicturePart, blocks_of, ends_of, first_rows, part_of
 from loaders.datasets.reading.fixed import Layout
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
@@ -45,9 +45,9 @@ class Wanted:
         heads: Their headers.
         sizes: Height and width of each.
         plans: Boxes, sizes and flips of each view.
-        covers: ``(N, 4)``: the box that covers those of all views.
         reductions: By how much each may be reduced.
-        ends: How many rows are enough, of those that are ready and not divided; 0: all.
+        blocks: Which segments of each are enough; None: as many rows.
+        ends: How many that is; 0: all.
         steps: What happens to each in each view, of those that are ready.
         are_ready: Whether it is a JPEG whose boxes are all inside, with results of the batch's size: others are
             looked at one by one.
@@ -57,15 +57,15 @@ class Wanted:
     heads: PictureHeads
     sizes: list[list[int]]
     plans: list[augment.Geometry]
-    covers: npt.NDArray[np.int64]
     reductions: list[int]
-    ends: list[int] = dataclass_field(init=False)
+    blocks: list[Block | None]
+    ends: list[int]
     steps: list[tuple[Step, ...]] = dataclass_field(init=False)
     are_ready: list[bool] = dataclass_field(init=False)
 
     def __post_init__(self) -> None:
         num = len(self.records)
-        self.ends, self.steps, self.are_ready = [0] * num, [()] * num, [False] * num
+        self.steps, self.are_ready = [()] * num, [False] * num
 
     def moves(self, i: int) -> list[Move]:
         """Return what happens to a picture in each view."""
@@ -81,17 +81,18 @@ class Wanted:
             self.records,
             self.heads.jpegs,
             self.sizes,
+            self.blocks,
             self.ends,
             self.reductions,
             self.steps,
         )
         return tuple(column[first:last] for column in columns)
 
-    def part(self, i: int, num_threads: int) -> PicturePart:
+    def part(self, i: int) -> PicturePart:
         """Return what of a picture is needed."""
         height, width = self.sizes[i]
         head = PictureHead(height, width, self.heads.jpegs[i])
-        return part_of(self.records[i], head, self.covers[i].tolist(), num_threads)
+        return part_of(self.records[i], head, self.ends[i], self.blocks[i])
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,6 @@ class PictureReader:
                 self._read_plain(values, i, record)
             return
         wanted, start = self.wanted(request, first, last)
-        num_threads = request.num_workers
         buffer = scratch(int(wanted.heads.sizes.prod(axis=1).max(initial=0)) * self._channels)
         decode: Any = getattr(self.codec, "decode_jpeg", None)  # those that are ready have one
         end_at = start + last - first
@@ -151,13 +151,13 @@ class PictureReader:
         places = self._places(values, first, last)
         pictures = zip(*numbers, *wanted.columns(start, end_at), *places, strict=True)
         # Flat: a thread fetches what runs between two decoders into a cold cache, with the interpreter's lock.
-        for i, row, is_ready, record, jpeg, size, end, reduction, steps, *outs in pictures:
+        for i, row, is_ready, record, jpeg, size, block, end, reduction, steps, *outs in pictures:
             if not is_ready:
-                self._read_any(wanted, i, outs, num_threads, values, row)
+                self._read_any(wanted, i, outs, values, row)
                 continue
             (height, width), ends_early = size, False
-            if jpeg.segments is not None:
-                record, height, width, top, left, ends_early = wanted.part(i, num_threads)
+            if block is not None:
+                record, height, width, top, left, ends_early = wanted.part(i)
                 steps = augment.moved_steps(steps, top // reduction, left // reduction)
             elif end and (cut := first_rows(record, jpeg, end, width)) is not None:
                 record, height, ends_early = cut, end, True
@@ -169,12 +169,11 @@ class PictureReader:
         wanted: Wanted,
         i: int,
         outs: Sequence[Any],
-        num_threads: int,
         values: list[Any],
         row: int,
     ) -> None:
         """Read a picture of any format and dtype."""
-        part = wanted.part(i, num_threads)
+        part = wanted.part(i)
         image, source_size = self._decode(part, wanted.reductions[i])
         for view, (out, (box, size, flip)) in enumerate(zip(outs, wanted.moves(i), strict=True)):
             done = augment.apply(
@@ -199,7 +198,11 @@ class PictureReader:
             for view, (_, ops) in enumerate(self.views)
         ]
         covers, reductions = _needed(plans)
-        wanted = Wanted(records, heads, heads.sizes.tolist(), plans, covers, reductions.tolist())
+        enough = (
+            blocks_of(heads.sizes, heads.jpegs, covers, request.num_workers),
+            ends_of(heads.sizes, covers),
+        )
+        wanted = Wanted(records, heads, heads.sizes.tolist(), plans, reductions.tolist(), *enough)
         if None not in self.sizes and len(records) >= _FEW and any(heads.jpegs):
             self._prepare(wanted, reductions)
         return wanted
@@ -211,7 +214,6 @@ class PictureReader:
         are_ready = np.array([jpeg is not None for jpeg in wanted.heads.jpegs])
         for plan, size, (_, are_inside) in zip(wanted.plans, self.sizes, views, strict=True):
             are_ready &= are_inside & (plan.sizes == size).all(axis=1)
-        wanted.ends = ends_of(sizes, wanted.covers)
         wanted.steps = list(zip(*(steps.tolist() for steps, _ in views), strict=True))
         wanted.are_ready = are_ready.tolist()
 
