@@ -16,6 +16,7 @@ from loaders.workers import has_read_ahead
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from loaders.datasets.base import BatchDataset
     from loaders.datasets.reading.samples import SplitBatches
     from loaders.workers import Job
 
@@ -65,6 +66,7 @@ class Maker:
     count_replaced: Callable[[int], None] = _count_nothing
     group_bytes: int = _GROUP_BYTES
     group_size: int = field(init=False)
+    _batched: BatchDataset | None = field(init=False)  # the dataset, if it reads whole batches
 
     def for_child(self) -> Maker:
         """Return it without what belongs to this process."""
@@ -88,8 +90,8 @@ class Maker:
     def _read(self, indices: Any) -> Job:
         if not self.has_batches:
             return OneSample(self.dataset, indices)
-        if reads_batches(self.dataset):
-            return self.dataset.job(indices, self.slots, max(1, self.num_workers))
+        if self._batched is not None:
+            return self._batched.job(indices, self.slots, max(1, self.num_workers))
         return CallJob(self.dataset, indices)
 
     def make(self, indices: Any) -> Any:
@@ -109,12 +111,13 @@ class Maker:
         return torch.utils.data._utils.pin_memory.pin_memory(batch) if self.pin else batch
 
     def __post_init__(self) -> None:
+        self._batched = self.dataset if reads_batches(self.dataset) else None
         self.group_size = self._group_size()
 
     def _group_size(self) -> int:
-        if not reads_batches(self.dataset) or self.batch_size is None:
+        if self._batched is None or self.batch_size is None:
             return 1
-        nbytes = self.dataset.sample_nbytes
+        nbytes = self._batched.sample_nbytes
         if nbytes is None or self.collate is not collate:
             return 1
         return max(1, min(_MAX_GROUP, self.group_bytes // max(1, nbytes * self.batch_size)))

@@ -144,7 +144,8 @@ class OrderedBatches:
             self._break(Interrupted())
         if not self._ready:
             self._is_whole = False
-            self._fill(max(1, self._prefetch_batches))
+            if not len(self._pool):
+                self._fill(max(1, self._prefetch_batches))
             if self._is_broken or not len(self._pool):
                 self._is_whole = True
                 self._end()

@@ -113,7 +113,7 @@ class Pages:
         self._store, self._field = store, field
         self._maps: dict[int, _Map] = {}
         self._sizes = np.array([_guess(shard) for shard in store.shards], np.int8)
-        self._may_be_large = bool(self._sizes.any())
+        self._may_be_large = bool(self._sizes.any())  # and not here yet
         self._keeps = fits_memory(store.shards)
         self._asked = np.zeros(len(store), bool) if self._keeps else None
         self._arrived = np.zeros(len(store), bool)
@@ -179,7 +179,7 @@ class Pages:
             if copied is not None and copied < len(places):
                 raise self._error(*places[copied])
             is_copied = copied is not None
-            self._arrived[rows.indices] = True
+            self._note(rows)
         if unknown is not None:
             self._wait_for_neighbours(unknown)
         return is_copied
@@ -195,7 +195,12 @@ class Pages:
     def _wait(self, rows: Rows, known: npt.NDArray[np.bool_] | None) -> None:
         if new := self._new(rows, known):
             self._wait_for(self._places(new))
-            self._arrived[new.indices] = True
+            self._note(new)
+
+    def _note(self, arrived: Rows) -> None:
+        self._arrived[arrived.indices] = True
+        if self._keeps and self._arrived.all():  # it stops at the first that did not
+            self._may_be_large = False
 
     def _wait_for(self, places: list[tuple[int, int]]) -> None:
         bad = wait_for([self._map(shard).span(row) for shard, row in places])
