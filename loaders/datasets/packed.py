@@ -73,6 +73,7 @@ Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
 Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 SETTINGS = ("fields", "augment", "transform", "batching", "on_error", "scale")  # of replace()
+_COPIES = FixedReader | SampleIdReader  # readers of what is copied as it is
 _counting = ForkLock()  # one for all: few are replaced, and datasets are copied and pickled
 
 
@@ -140,6 +141,8 @@ class PackedDataset(BatchDataset):
         named = [reader.read_ahead_field for reader in self.readers]
         self._read_ahead_fields = [name for name in named if name is not None]
         self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
+        # By reader: up to how many rows are read at once when a batch is done, and not in the parts of its threads.
+        self.read_last = [r.min_rows if isinstance(r, _COPIES) else 0 for r in self.readers]
         # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
         # together, and the next batch is already begun.
         self.parts_per_worker = 1 if self.sample_nbytes is not None else 2
@@ -283,7 +286,7 @@ class PackedDataset(BatchDataset):
     @property
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
-        copied = [r for r in self.readers if isinstance(r, FixedReader | SampleIdReader)]
+        copied = [r for r in self.readers if isinstance(r, _COPIES)]
         if len(copied) < len(self.readers) or self.transform is not None:
             return None
         return sum(reader.nbytes for reader in copied)

@@ -13,6 +13,7 @@ import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, collate, concat
 from loaders.codecs import heads
+from loaders.codecs.picture import encode_jpeg
 from loaders.datasets import replaced
 from loaders.datasets.reading import pictures
 from loaders.datasets.views import as_ours
@@ -909,6 +910,68 @@ def test_a_damaged_block_is_told_of_once(
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(told)
     assert all(any(text in line for line in lines) for text in told)
+
+
+def of_pictures_and_arrays(folder: Path, damaged: dict[str, tuple[int, ...]]) -> ShardDataset:
+    """Return 84 samples that tell their number in every field, some records of each field damaged."""
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 60, (160, 160, 3), np.uint8)  # each record has a checksum
+    pictures = [noise + np.uint8(2 * i) for i in range(84)]
+    arrays = [rng.integers(0, 256, 3_000, np.uint8) for _ in range(84)]
+    for i, array in enumerate(arrays):
+        array[0] = i
+    records = {
+        "image": [encode_jpeg(picture, 100) for picture in pictures],
+        "x": [array.tobytes() for array in arrays],
+    }
+    samples = [
+        {"image": image, "x": array, "label": i}
+        for i, (image, array) in enumerate(zip(records["image"], arrays, strict=True))
+    ]
+    fields = {"image": Image(), "x": Array(dtype="uint8", dims=(3_000,)), "label": Label()}
+    pack(folder, fields, samples, per_shard=84)
+    path = folder / "shard-00000.lmdb"
+    data = bytearray(path.read_bytes())
+    for name, rows in damaged.items():
+        for row in rows:
+            data[data.index(records[name][row]) + len(records[name][row]) // 2] ^= 1
+    path.write_bytes(data)
+    return ShardDataset(
+        folder,
+        fields=["image", "x", "label", "sample_id"],
+        augment=[augment.RandomCrop(16)],
+        on_error="replace",
+    )
+
+
+@pytest.mark.parametrize(
+    "damaged", [{}, {"image": (30, 51)}, {"x": (5,)}, {"image": (9,), "x": (70,)}]
+)
+def test_threads_serve_what_one_serves_also_of_samples_that_are_replaced(
+    tmp_path: Path, damaged: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small fields are read when all parts of a batch are done: by then some samples are others."""
+    monkeypatch.setattr(replaced, "_MAX_FEW", 100)
+    of_one, of_many = (
+        list(DataLoader(of_pictures_and_arrays(tmp_path / str(n), damaged), 42, num_workers=n))
+        for n in (0, 3)
+    )
+
+    for one, many in zip(of_one, of_many, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
+        ids = many.sample_id
+        assert torch.equal(many.label, ids)
+        assert torch.equal(many.x[:, 0], ids.to(torch.uint8))
+        assert (many.image.float().mean(dim=(1, 2, 3)) - 29.5 - 2 * ids).abs().max() < 4
+    served = torch.cat([batch.sample_id for batch in of_many])
+    bad = {*damaged.get("image", ())} | {r for n in damaged.get("x", ()) for r in block_of(n)}
+    assert {i for i, j in enumerate(served.tolist()) if i != j} == bad
+
+
+def block_of(row: int) -> range:
+    """Return the rows of 3,000 bytes that have one checksum with this one."""
+    first = row // 21 * 21
+    return range(first, first + 21)
 
 
 def test_the_error_that_ends_a_run_says_how_many_causes_there_were(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ class BatchJob:
         is_shared = request.num_workers > 1
         self._part_rows = max(dataset.min_rows, -(-n // shares)) if is_shared else n
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
+        # Of two parts one would be saved, and the other thread has nothing to do meanwhile.
+        may_wait = self.num_parts > 2 and dataset.transform is None
+        self._are_last = [may_wait and n <= most for most in dataset.read_last]
         self._transformed: list[Any] = [None] * n if dataset.transform is not None else []
         self._at: dict[int, int] = {}  # by part: the sample that is being transformed
         self.has_read_ahead = dataset.has_read_ahead(request)
@@ -89,8 +92,24 @@ class BatchJob:
             return self._values
 
     def _read(self, first: int, last: int) -> None:
-        for reader, values in zip(self.dataset.readers, self._begin(), strict=True):
-            reader.read(values, self.request, first, last)
+        readers = zip(self.dataset.readers, self._begin(), self._are_last, strict=True)
+        for reader, values, is_last in readers:
+            if not is_last:
+                reader.read(values, self.request, first, last)
+
+    def _read_last(self) -> None:
+        """Read all rows of what takes as long for a few: by now it is known which samples were replaced."""
+        are_last, self._are_last = self._are_last, [False] * len(self._are_last)
+        n = len(self.request)
+        try:
+            for reader, values, is_last in zip(
+                self.dataset.readers, self._begin(), are_last, strict=True
+            ):
+                if is_last:
+                    reader.read(values, self.request, 0, n)
+        except LoadersError:
+            for position in range(n):
+                self._read_one(position)
 
     def _read_one(self, position: int) -> None:
         """Read a sample, or say what is wrong with it, or read another in its place."""
@@ -149,6 +168,8 @@ class BatchJob:
         """Return the batch; transformed samples as a list, for a collate function to join."""
         if self.dataset.transform is not None:
             return TransformedSamples(self._transformed, self.dataset.forms)
+        if any(self._are_last):
+            self._read_last()
         return SampleBatch(self._batch(), len(self.request))
 
     def describe(self, part: int) -> str:
