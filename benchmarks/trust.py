@@ -378,7 +378,8 @@ def memory_part(data: Data, epochs: int) -> tuple[dict[str, Any], str]:
     lines = [
         f"### memory over {epochs} epochs of 256 raw images of 224 px, batch 16", "",
         "PSS of all processes without mapped files, in the middle of an epoch; medians of ten epochs. An epoch serves"
-        " 38.5 MB. goal: flat.", "",
+        " 38.5 MB. goal: flat. A step is a slot that was not needed before:"
+        " there are at most two more than in flight.", "",
         f"| | epochs {SETTLED} to {SETTLED + 9}, MB | last ten, MB | growth per epoch, kB |",
         "| --- | ---: | ---: | ---: |",
     ]  # fmt: skip
