@@ -60,6 +60,7 @@ class BatchJob:
         self._are_last = [may_wait and n <= most for most in dataset.read_last]
         self._transformed: list[Any] = [None] * n if dataset.transform is not None else []
         self._at: dict[int, int] = {}  # by part: the sample that is being transformed
+        self._num_replaced: dict[int, int] = {}  # by position: how often its sample was
         self.has_read_ahead = dataset.has_read_ahead(request)
 
     def read_ahead(self) -> None:
@@ -114,7 +115,7 @@ class BatchJob:
     def _read_one(self, position: int) -> None:
         """Read a sample, or say what is wrong with it, or read another in its place."""
         index = -1
-        for attempt in range(_MAX_REPLACEMENTS):
+        for attempt in range(self._num_replaced.get(position, 0), _MAX_REPLACEMENTS):
             try:
                 return self._read(position, position + 1)
             except LoadersError as cause:
@@ -137,6 +138,7 @@ class BatchJob:
         indices = request.indices.copy()
         indices[position] = first + int(number % np.uint64(num))
         self.request = replace(request, indices=indices, rows=self.dataset.rows_of(indices))
+        self._num_replaced[position] = attempt + 1
 
     def _transform(self, part: int, first: int, last: int) -> None:
         batch = self._batch()  # other threads may still be reading its other rows
