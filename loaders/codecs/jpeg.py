@@ -106,7 +106,7 @@ def part_of(record: UInt8Array, head: PictureHead, end: int, block: Block | None
         block: Which segments are, as ``blocks_of`` says.
     """
     height, width, jpeg = head
-    part = _block_of(record, jpeg, block) if jpeg and block else None
+    part = _cut_out(record, jpeg, block) if jpeg and block else None
     if jpeg and end and part is None:
         rows = first_rows(record, jpeg, end, width)
         part = None if rows is None else PicturePart(rows, end, width, ends_early=True)
@@ -215,8 +215,8 @@ def with_index(record: UInt8Array) -> UInt8Array:
     return np.frombuffer(b"".join([tables.data, index, scan.data]), np.uint8)
 
 
-def _block_of(record: UInt8Array, jpeg: JpegLayout, block: Block) -> PicturePart | None:
-    """Put segments together; None if they are not all there."""
+def _cut_out(record: UInt8Array, jpeg: JpegLayout, block: Block) -> PicturePart | None:
+    """Make a picture of segments; None if they are not all there."""
     grid = jpeg.segments
     found = _bounds(record, jpeg, grid.rows * grid.columns) if grid and _has_end(record) else None
     if grid is None or found is None:

@@ -25,12 +25,7 @@ from loaders.datasets.base import BatchDataset, from_start, index_array, is_one,
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
 from loaders.datasets.reading.fixed import FixedReader
 from loaders.datasets.reading.job import BatchJob
-from loaders.datasets.reading.readers import (
-    SampleIdReader,
-    first_picture,
-    forms_of,
-    make_readers,
-)
+from loaders.datasets.reading.readers import SampleIdReader, first_picture, forms_of, make_readers
 from loaders.datasets.reading.request import Memory, Reader, Request
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.datasets.reading.transforming import Transforming

@@ -92,23 +92,19 @@ class BatchJob:
                 self._values = [reader.begin(n, self._memory) for reader in self.dataset.readers]
             return self._values
 
-    def _read(self, first: int, last: int) -> None:
+    def _read(self, first: int, last: int, *, are_last: bool = False) -> None:
         readers = zip(self.dataset.readers, self._begin(), self._are_last, strict=True)
         for reader, values, is_last in readers:
-            if not is_last:
+            if is_last == are_last:
                 reader.read(values, self.request, first, last)
 
     def _read_last(self) -> None:
         """Read all rows of what takes as long for a few: by now it is known which samples were replaced."""
-        are_last, self._are_last = self._are_last, [False] * len(self._are_last)
         n = len(self.request)
         try:
-            for reader, values, is_last in zip(
-                self.dataset.readers, self._begin(), are_last, strict=True
-            ):
-                if is_last:
-                    reader.read(values, self.request, 0, n)
-        except LoadersError:
+            self._read(0, n, are_last=True)
+        except LoadersError:  # as above, with all that these samples have
+            self._are_last = [False] * len(self._are_last)
             for position in range(n):
                 self._read_one(position)
 
