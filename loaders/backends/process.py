@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.queues import Queue
+from multiprocessing.util import get_temp_dir
 from queue import Queue as ThreadQueue
 from typing import TYPE_CHECKING, Any
 
@@ -226,6 +227,7 @@ def ending_if_unsendable(loader: Any) -> Iterator[None]:
 
 def _begin_worker(given: Callable[[int], None] | None, worker_id: int) -> None:
     Queue._on_queue_feeder_error = staticmethod(_end_unsendable)  # type: ignore[attr-defined]
+    get_temp_dir()  # else the thread that sends makes it, which the worker's end may leave in the middle of that
     if given is not None:
         given(worker_id)
 
