@@ -34,8 +34,10 @@ from page import HERE, write
 
 import packdata
 from loaders import DataLoader, ShardDataset, augment, concat
-from loaders.buffers import Slots
+from loaders.backends.maker import Maker
+from loaders.backends.stretch import Steps
 from loaders.codecs.picture import encode_jpeg
+from loaders.datasets.reading.samples import collate
 from loaders.schema import Image, Label
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -380,13 +382,13 @@ def overheads(data: Data) -> dict[str, Run]:
 
 def epoch_in_parts(loader: DataLoader, num_workers: int) -> float:
     """Make the batches of an epoch in the parts that so many threads would share, one after the other."""
-    dataset: Any = loader.dataset
-    began, memory, samples = time.perf_counter(), Slots(), 0
-    for indices in loader.batch_sampler:
-        job = dataset.job(indices, memory, num_workers)
+    maker = Maker(loader.dataset, collate, loader.batch_size, True, num_workers)
+    began, samples = time.perf_counter(), 0
+    for step in Steps(iter(loader.batch_sampler), maker.stretch_size):
+        job = maker.one(step)
         for part in range(job.num_parts):
             job.run(part)
-        samples += len(job.finish())
+        samples += len(job.finish()[0][0])
     return samples / (time.perf_counter() - began)
 
 

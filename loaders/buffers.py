@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Allocate = Callable[[int], npt.NDArray[np.uint8]]
 KeptT = TypeVar("KeptT")
-_SMALL_BYTES = 32 << 10
+SMALL_BYTES = 32 << 10  # of what is not worth a lease
 _GROWTH = 1.25
 _LINE_BYTES = 64  # of the cache
 
@@ -148,7 +148,7 @@ class Slots:
 
     def take(self, name: str, nbytes: int) -> npt.NDArray[np.uint8]:
         """Lease a buffer from the pool of this name; a small one is new: a lease would cost more."""
-        if nbytes < _SMALL_BYTES:
+        if nbytes < SMALL_BYTES:
             return fresh(nbytes)
         return self._pool(name).take(nbytes)
 

@@ -30,6 +30,7 @@ from loaders.backends.process import (
     are_usable,
     ending_if_unsendable,
 )
+from loaders.backends.stretch import Steps
 from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
@@ -445,9 +446,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         is_ahead = self.num_workers > 0 or self._steps is not None
         group_size = maker.group_size if is_ahead else 1
         in_flight = self._given_prefetch or num_in_flight(self.num_workers, group_size)
+        steps = iter(self._index_sampler)
+        if maker.stretch_size > 1 and self._steps is not None:
+            steps = Steps(steps, maker.stretch_size)
         return OrderedBatches(
             self._pool(maker),
-            iter(self._index_sampler),
+            steps,
             prefetch_batches=in_flight if self.num_workers else 0,
             group_size=group_size,
             timeout_s=self.timeout,

@@ -187,7 +187,7 @@ def test_after_ctrl_c_an_epoch_is_whole_or_one_error_says_where_it_ended(
             assert run.state in [(1, 0), (0, 64)], run.where
             assert num >= len(WHOLE) - 1, run.where
             assert run.batches == [batch for batch in WHOLE if batch in run.batches], run.where
-    assert len(seen) > 3
+    assert len(seen) >= 3
     assert seen["4 batches, []"] > 100 // step
     gc.collect()
     assert not [each.name for each in threading.enumerate() if each.name.startswith("loaders-")]

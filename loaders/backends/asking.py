@@ -1,6 +1,8 @@
 """What the parent asks of its child process: the kind, and values.
 
 - ``"make"``: the number of a pass, and the indices of each batch of a group.
+- ``"stretch"``: the same of a stretch, of which the first is to be made.
+- ``"next"``: the number of a pass: the next of the stretch is to be made.
 - ``"epoch"``: its number, for the dataset.
 - ``"describe"``: what each worker is doing.
 - ``"close"``: to end.
@@ -13,15 +15,19 @@ from __future__ import annotations
 
 import pickle
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loaders.sampling.batch import IndexBatch
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _INT64 = np.dtype(np.int64)
-# Words: 0, the pass, how many batches; of each of them how many indices, its epoch and seed.
-_NUM_FIRST, _NUM_EACH = 3, 3
+# Words: 0, the pass, what is asked for, how many batches; of each of them how many indices, its epoch and seed.
+_NUM_FIRST, _NUM_EACH = 4, 3
+_KINDS = "make", "stretch", "next"
 
 
 def ask(kind: str, *values: Any) -> bytes:
@@ -29,18 +35,18 @@ def ask(kind: str, *values: Any) -> bytes:
     return pickle.dumps((kind, *values), pickle.HIGHEST_PROTOCOL)
 
 
-def ask_for(number: int, group: list[Any]) -> bytes:
-    """Return a message that asks for a group of batches, by the number of the pass and the indices of each."""
-    words = [0, number, len(group)]  # a pickle begins with another byte
-    for batch in group:
+def ask_for(kind: str, number: int, batches: Sequence[Any] = ()) -> bytes:
+    """Return a message that asks for batches, by the number of the pass and the indices of each."""
+    words = [0, number, _KINDS.index(kind), len(batches)]  # a pickle begins with another byte
+    for batch in batches:
         if not _is_plain(batch):
-            return ask("make", number, group)
+            return ask(kind, number, batches)
         words += len(batch.indices), batch.epoch, batch.seed
     try:
         head = struct.pack(f"<{len(words)}q", *words)
     except struct.error:  # a seed of more than 63 bits
-        return ask("make", number, group)
-    return b"".join([head, *[batch.indices for batch in group]])
+        return ask(kind, number, batches)
+    return b"".join([head, *[batch.indices for batch in batches]])
 
 
 def _is_plain(batch: Any) -> bool:
@@ -57,10 +63,10 @@ def asked(message: bytearray) -> tuple[Any, ...]:
         kind_and_values: tuple[Any, ...] = pickle.loads(message)  # noqa: S301
         return kind_and_values
     words = np.frombuffer(message, _INT64)
-    _, number, num_batches = words[:_NUM_FIRST].tolist()
+    _, number, kind, num_batches = words[:_NUM_FIRST].tolist()
     at = _NUM_FIRST + _NUM_EACH * num_batches
-    group = []
+    batches = []
     for count, epoch, seed in words[_NUM_FIRST:at].reshape(num_batches, _NUM_EACH).tolist():
-        group.append(IndexBatch(words[at : at + count], epoch, seed=seed))
+        batches.append(IndexBatch(words[at : at + count], epoch, seed=seed))
         at += count
-    return "make", number, group
+    return _KINDS[kind], number, batches

@@ -24,14 +24,17 @@ from loaders.backends.channel import Channel
 from loaders.backends.forms import MessageWriter
 from loaders.backends.maker import Raised
 from loaders.backends.portable import portable
+from loaders.backends.stretch import Stretch
 from loaders.backends.threads import ThreadPool
 from loaders.backends.wire import SharedSlots, let_go_of_inherited
 from loaders.live import dump_in_child
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterator
 
     from loaders.backends.maker import Made, Maker
+    from loaders.backends.stretch import Step
     from loaders.backends.wire import Message
 
 _PARENT_POLL_S = 2.0
@@ -98,6 +101,7 @@ class _Child:
         self._is_over = False
         self._gone = select.poll()  # ends with the parent's end of the socket
         self._gone.register(channel.socket, 0)
+        self._steps: Iterator[Step] = iter(())  # of the stretch that was told last
         self._passes: deque[int] = deque()  # of the groups that are not sent yet
         self._num_told = maker.num_replaced  # of replaced samples
         self._is_full = is_full
@@ -155,11 +159,13 @@ class _Child:
         elif kind == "epoch":
             self._set_epoch(*values)
         else:
-            self._make(*values)
+            self._make(kind, *values)
 
-    def _make(self, number: int, group: list[Any]) -> None:
+    def _make(self, kind: str, number: int, batches: list[Any]) -> None:
         self._passes.append(number)
-        self._pool.put(group)
+        if kind == "stretch":
+            self._steps = iter(Stretch(batches).steps())
+        self._pool.put(batches if kind == "make" else [next(self._steps)])
 
     def _set_epoch(self, epoch: int) -> None:
         if hasattr(self._maker.dataset, "set_epoch"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loaders.backends.stretch import Step
 from loaders.buffers import Slots
 from loaders.datasets.base import reads_batches
 from loaders.datasets.reading.job import CallJob, OneSample
@@ -14,7 +15,7 @@ from loaders.datasets.reading.samples import collate
 from loaders.workers import has_read_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from loaders.datasets.base import BatchDataset
     from loaders.datasets.reading.samples import SplitBatches
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _GROUP_BYTES = 8 << 20  # hand smaller batches over several at a time
 _GROUP_BYTES_BETWEEN_PROCESSES = 16 << 20  # where handing over costs several times as much
 _MAX_GROUP = 64
+_STRETCH_SAMPLES = 1024  # beside so many, what is done once is little
+_MAX_STRETCH = 8
 
 
 def group_bytes(backend: str) -> int:
@@ -53,6 +56,7 @@ class Maker:
         count_replaced: Told how many samples another process's copy of the dataset replaced.
         group_bytes: Of small batches, to hand over at once.
         group_size: How many batches that is: handing over costs tens of microseconds or hundreds, whatever the size.
+        stretch_size: How many batches to ask for at once, of those that are handed over one by one.
     """
 
     dataset: Any
@@ -66,6 +70,7 @@ class Maker:
     count_replaced: Callable[[int], None] = _count_nothing
     group_bytes: int = _GROUP_BYTES
     group_size: int = field(init=False)
+    stretch_size: int = field(init=False)
     _batched: BatchDataset | None = field(init=False)  # the dataset, if it reads whole batches
 
     def for_child(self) -> Maker:
@@ -85,7 +90,20 @@ class Maker:
 
     def one(self, indices: Any) -> BatchOf:
         """Return the work of making one batch."""
+        if isinstance(indices, Step):
+            return indices.job(self)
         return BatchOf(self, self._read(indices))
+
+    def jobs(self, batches: Sequence[Any]) -> list[BatchOf | None]:
+        """Return the work of making each of several batches, or None of what is to be asked for alone."""
+        assert self._batched is not None
+        try:
+            requests = self._batched.requests(batches, max(1, self.num_workers))
+            if requests is not None:
+                return [BatchOf(self, self._read(request)) for request in requests]
+        except Exception:  # of one of them, whose turn will come
+            pass
+        return [None] * len(batches)
 
     def _read(self, indices: Any) -> Job:
         if not self.has_batches:
@@ -113,6 +131,7 @@ class Maker:
     def __post_init__(self) -> None:
         self._batched = self.dataset if reads_batches(self.dataset) else None
         self.group_size = self._group_size()
+        self.stretch_size = self._stretch_size()
 
     def _group_size(self) -> int:
         if self._batched is None or self.batch_size is None:
@@ -121,6 +140,11 @@ class Maker:
         if nbytes is None or self.collate is not collate:
             return 1
         return max(1, min(_MAX_GROUP, self.group_bytes // max(1, nbytes * self.batch_size)))
+
+    def _stretch_size(self) -> int:
+        if self._batched is None or not self.batch_size or self.group_size > 1:
+            return 1
+        return max(1, min(_MAX_STRETCH, _STRETCH_SAMPLES // self.batch_size))
 
 
 def num_in_flight(num_workers: int, group_size: int) -> int:

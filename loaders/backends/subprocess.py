@@ -31,6 +31,7 @@ from loaders.backends.asking import ask, ask_for
 from loaders.backends.channel import Channel, pair
 from loaders.backends.forms import MessageReader
 from loaders.backends.ordered import Lost
+from loaders.backends.stretch import Step
 from loaders.backends.wire import Mapped
 from loaders.device.pinned import page_lock
 from loaders.limits import cores_of_rank
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loaders.backends.maker import Made, Maker
+    from loaders.backends.stretch import Stretch
 
 _END_TIMEOUT_S = 5.0
 _DESCRIBE_TIMEOUT_S = 1.0
@@ -262,6 +264,7 @@ class ChildPool:
         self._pass = child.num_passes
         self._under_way = 0
         self._is_lost = False  # the child ended, and what was raised said so
+        self._told: Stretch | None = None  # to the child
         self._came: deque[Any] = deque()  # while something else was waited for
 
     def __len__(self) -> int:
@@ -281,8 +284,18 @@ class ChildPool:
         """Ask for a group of batches; ``Lost`` once an error said that the child is gone."""
         self._check_open()
         with self._child.uninterrupted():
-            self._child.send(ask_for(self._pass, group))
+            self._child.send(self._asking(group))
             self._under_way += 1
+
+    def _asking(self, group: list[Any]) -> bytes:
+        """Return what is sent for a group: the indices of a stretch come with its first step that is asked for."""
+        step = group[0]
+        if not isinstance(step, Step):
+            return ask_for("make", self._pass, group)
+        if step.stretch is self._told:
+            return ask_for("next", self._pass)
+        self._told = step.stretch
+        return ask_for("stretch", self._pass, step.left)
 
     def take(self, timeout_s: float | None = None) -> Made:
         """Return the oldest group, or raise its error.

@@ -105,6 +105,10 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
         """Return the work of reading a batch into memory that ``num_workers`` threads may share."""
 
+    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> Sequence[Any] | None:
+        """Return what ``job`` takes for each of several batches, if something that they share is found once so."""
+        return None
+
     # -- samples -----------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
@@ -281,6 +285,10 @@ class SamplesOf(BatchDataset, Generic[Whole]):
     def sample_nbytes(self) -> int | None:
         """The dataset's."""
         return self.dataset.sample_nbytes
+
+    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> Sequence[Any] | None:
+        """The dataset's."""
+        return self.dataset.requests(batches, num_workers)
 
     @property
     def num_replaced(self) -> int:  # type: ignore[override]  # counted where samples are read

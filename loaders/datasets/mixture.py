@@ -158,6 +158,10 @@ class Mixture(BatchDataset):
             parts.append((where, self.sources[number].job(own, memory, num_workers)))
         return InterleavedJob(parts, self._begins[present], memory)
 
+    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> Sequence[Any] | None:
+        """Return what ``job`` takes for each of several batches, if the sources are read as one."""
+        return None if self.joined is None else self.joined.requests(batches, num_workers)
+
     def _batch_of(self, indices: Sequence[int]) -> IndexBatch:
         array = from_start(index_array(indices), len(self), "sample")
         if isinstance(indices, IndexBatch):

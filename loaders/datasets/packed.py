@@ -17,6 +17,7 @@ import xxhash
 from torch.utils.data import Dataset
 
 from loaders.augment import Views, as_augment, has_draws
+from loaders.buffers import SMALL_BYTES
 from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.columns import Column, FixedColumn
@@ -40,7 +41,7 @@ from loaders.datasets.settings import (
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import LoadersError, SampleError, SchemaError, ShardError
 from loaders.locks import ForkLock
-from loaders.sampling.batch import IndexBatch
+from loaders.sampling.batch import IndexBatch, joined
 from loaders.schema import (
     VIRTUAL_FIELDS,
     Array,
@@ -137,7 +138,9 @@ class PackedDataset(BatchDataset):
         self._read_ahead_fields = [name for name in named if name is not None]
         self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
         # By reader: up to how many rows are read at once when a batch is done, and not in the parts of its threads.
-        self.read_last = [r.min_rows if isinstance(r, _COPIES) else 0 for r in self.readers]
+        self.read_last = [
+            SMALL_BYTES // r.nbytes if isinstance(r, _COPIES) else 0 for r in self.readers
+        ]
         # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
         # together, and the next batch is already begun.
         self.parts_per_worker = 1 if self.sample_nbytes is not None else 2
@@ -220,6 +223,16 @@ class PackedDataset(BatchDataset):
         """Return the work of reading a batch."""
         return BatchJob(self, self.request(indices, num_workers), memory)
 
+    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> list[Request] | None:
+        """Return a request for each of several batches of one epoch, whose samples are found at once."""
+        together = joined(batches)
+        if together is None:
+            return None
+        whole = self.request(together, num_workers)
+        # Else the first of them would wait for the samples of all.
+        is_shared = all(self.store.is_settled(name, whole.rows) for name in self.stored_fields)
+        return whole.split([len(batch) for batch in batches], is_shared=is_shared)
+
     def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
         """Return several batches, gathered at once, if all fields are only copied; they share memory."""
         if not self.sample_nbytes:  # 0 where the device gathers: by numbers that augment, too
@@ -246,7 +259,9 @@ class PackedDataset(BatchDataset):
             self.store.read_ahead(name, request.rows)
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
-        """Turn indices, with the seed, epoch and draws that our samplers attach, into a request."""
+        """Turn indices into a request, with the seed, epoch and draws that our samplers attach; leave one as it is."""
+        if isinstance(indices, Request):
+            return indices
         if not hasattr(indices, "__len__"):
             what = "a batch is a list of whole numbers, one per sample"
             raise TypeError(f"{what}, got {shown(indices)}: a batch_sampler yields lists")

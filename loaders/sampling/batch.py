@@ -79,6 +79,11 @@ class IndexBatch(Sequence[int]):
         rest = self.epoch, self.draws, self.valid, self.seed
         return _index_batch, (bytearray(np.asarray(self.indices, np.int64)), *rest)
 
+    def is_like(self, other: Any) -> bool:
+        """Tell whether another batch is of the same epoch, and tells repeats apart if this one does."""
+        is_same = self.epoch == other.epoch and self.seed == other.seed
+        return is_same and (self.draws is None) == (other.draws is None)
+
     def __iter__(self) -> Iterator[int]:
         numbers = self.indices.tolist()
         return iter(numbers) if self.draws is None else one_by_one(numbers, self.draws)
@@ -94,6 +99,16 @@ class IndexBatch(Sequence[int]):
         draws = None if self.draws is None else self.draws[item]
         valid = None if self.valid is None else self.valid[item]
         return IndexBatch(self.indices[item], self.epoch, draws, valid, self.seed)
+
+
+def joined(batches: Sequence[Any]) -> IndexBatch | None:
+    """Return several batches as one; None if they are of several epochs, or not of our samplers."""
+    first = batches[0]
+    if not all(isinstance(batch, IndexBatch) and batch.is_like(first) for batch in batches):
+        return None
+    indices = np.concatenate([batch.indices for batch in batches])
+    draws = None if first.draws is None else np.concatenate([batch.draws for batch in batches])
+    return IndexBatch(indices, first.epoch, draws, None, first.seed)
 
 
 def _sample_index(*values: Any) -> SampleIndex:

@@ -15,6 +15,17 @@ def test_what_is_asked_for_arrives() -> None:
     assert asked(bytearray(ask("epoch", 7))) == ("epoch", 7)
 
 
+@pytest.mark.parametrize("draws", [None, np.arange(4)])
+def test_a_stretch_and_its_next_batch_are_asked_for_by_name(draws: Any) -> None:
+    batches = [IndexBatch(np.arange(4), 5, draws, seed=9)] * 3
+
+    kind, number, arrived = asked(bytearray(ask_for("stretch", 3, batches)))
+
+    assert (kind, number) == ("stretch", 3)
+    assert repr(arrived) == repr(batches)
+    assert asked(bytearray(ask_for("next", 3))) == ("next", 3, [])
+
+
 @pytest.mark.parametrize(
     ("group", "is_plain"),
     [
@@ -43,7 +54,7 @@ def test_what_is_asked_for_arrives() -> None:
     ],
 )
 def test_indices_arrive_as_they_do_when_they_are_pickled(group: list[Any], is_plain: bool) -> None:
-    message = ask_for(3, group)
+    message = ask_for("make", 3, group)
 
     kind, number, arrived = asked(bytearray(message))
     plain = pickle.loads(pickle.dumps(group))

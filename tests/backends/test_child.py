@@ -113,7 +113,7 @@ def test_what_is_completed_while_the_parent_is_told_of_the_workers_is_sent_then(
 ) -> None:
     side.ask("describe")
     assert side.held.began.wait(TIMEOUT_S)
-    side.child._make(1, [[7]])
+    side.child._make("make", 1, [[7]])
     assert side.data.read[7].wait(TIMEOUT_S)
     while not side.child._pool.is_ready:
         pass
@@ -160,9 +160,9 @@ def test_where_workers_fill_all_cores_one_that_has_nothing_to_do_listens(
     may_end, heard = slow(side, monkeypatch), []
     make = side.child._make
 
-    def note(number: int, group: list[Any]) -> None:
+    def note(kind: str, number: int, group: list[Any]) -> None:
         heard.append(threading.current_thread())
-        make(number, group)
+        make(kind, number, group)
 
     monkeypatch.setattr(side.child, "_make", note)
     side.ask("make", 1, [[1]])

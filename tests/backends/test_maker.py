@@ -63,6 +63,16 @@ def test_groups_between_processes_are_larger(nbytes: int) -> None:
     assert sizes == [max(1, (8 << 20) // nbytes)] * 2 + [(16 << 20) // nbytes]
 
 
+def test_large_batches_are_asked_for_several_at_once_of_few_samples_more() -> None:
+    large = RAMDataset.from_arrays(x=np.zeros((2, 5 << 20), np.uint8))
+    sizes = [maker(large, batch_size=n).stretch_size for n in (2, 128, 256, 1024, 1 << 20)]
+
+    assert sizes == [8, 8, 4, 1, 1]
+    assert maker(large, batch_size=None).stretch_size == 1
+    assert maker(list(range(9))).stretch_size == 1
+    assert maker().stretch_size == 1  # in groups
+
+
 def test_a_batch_is_made_of_all_its_parts() -> None:
     rows = np.random.default_rng(0).integers(0, 256, (16, 1 << 20), np.uint8)
     work = maker(RAMDataset.from_arrays(x=rows), num_workers=4)

@@ -158,6 +158,10 @@ class Pages:
         """Tell whether some records were in memory before, or are not waited for at all."""
         return self._new(rows, self._arrived) is None
 
+    def stay_here(self, rows: Rows) -> bool:
+        """Tell whether some records were in memory before, and memory is trusted to keep them."""
+        return not self._may_be_large or (self._keeps and self.are_here(rows))
+
     def copy_once(self, rows: Rows, out: npt.NDArray[np.uint8], unknown: Unknown | None) -> bool:
         """Copy records of one size to the rows of ``out`` if one of them was never in memory.
 

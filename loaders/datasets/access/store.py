@@ -171,12 +171,17 @@ class Store:
             rows: Of which samples.
             nbytes: Of a record.
         """
-        verifier = self._verifier(field)
-        if self._damaged or (verifier is not None and verifier.unknown(rows) is not None):
-            return None
-        if not self._pages_of(field).are_here(rows):
+        if not self._is_verified(field, rows) or not self._pages_of(field).are_here(rows):
             return None
         return self._gather(field, nbytes).find(rows.indices, rows.shards)
+
+    def is_settled(self, field: str, rows: Rows) -> bool:
+        """Tell whether some records stay in memory, and are verified: whoever wants them does not wait."""
+        return self._is_verified(field, rows) and self._pages_of(field).stay_here(rows)
+
+    def _is_verified(self, field: str, rows: Rows) -> bool:
+        verifier = self._verifier(field)
+        return not self._damaged and (verifier is None or verifier.unknown(rows) is None)
 
     def _gather(self, field: str, nbytes: int) -> Gather:
         gather = self._gathers.get(field)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -207,9 +206,7 @@ class CropReader:
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Cut the crops of rows ``first`` to ``last``."""
-        cuts, start = request.shared(
-            ("cuts", self.name), partial(self._cuts, request), first, last
-        )
+        cuts, start = request.shared(("cuts", self.name), self._cuts, first, last)
         for row, (array, views) in enumerate(cuts[start : start + last - first], first):
             for filled, (part, box, flip) in zip(values, views, strict=True):
                 self.parts.verify(part)

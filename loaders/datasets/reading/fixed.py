@@ -55,11 +55,11 @@ class FixedReader:
     def _gather(self, request: Request, first: int, last: int, out: UInt8Array) -> None:
         """Copy records; where they lie is found once for all parts, when nothing else is left to do."""
 
-        def find(first: int, last: int) -> Found | None:
+        def find(request: Request, first: int, last: int) -> Found | None:
             return self.store.find(self.name, request.part(first, last), self.nbytes)
 
         found, start = None, 0
-        if last - first < len(request):
+        if last - first < len(request) or request.whole is not None:
             found, start = request.shared(("found", self.name), find, first, last)
         if found is None:
             self.store.gather(self.name, request.part(first, last), out)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaders.buffers import FreshMemory
 from loaders.datasets.reading.samples import (
     SampleBatch,
     TransformedSamples,
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Memory, Reader, Request
 
 logger = logging.getLogger(__name__)
 _MAX_REPLACEMENTS = 32
@@ -55,13 +57,19 @@ class BatchJob:
         is_shared = request.num_workers > 1
         self._part_rows = max(dataset.min_rows, -(-n // shares)) if is_shared else n
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
-        # Of two parts one would be saved, and the other thread has nothing to do meanwhile.
-        may_wait = self.num_parts > 2 and dataset.transform is None
-        self._are_last = [may_wait and n <= most for most in dataset.read_last]
+        self._are_last = self._which_last()
         self._transformed: list[Any] = [None] * n if dataset.transform is not None else []
         self._at: dict[int, int] = {}  # by part: the sample that is being transformed
         self._num_replaced: dict[int, int] = {}  # by position: how often its sample was
         self.has_read_ahead = dataset.has_read_ahead(request)
+
+    def _which_last(self) -> list[bool]:
+        """Tell of each field whether its rows are read when all parts are done, at once: a few take as long as all."""
+        together = self.request.whole or self.request
+        # Of two parts one would be saved, and the other thread has nothing to do meanwhile.
+        is_worth_it = self.num_parts > 2 or together is not self.request
+        may_wait = is_worth_it and self.dataset.transform is None
+        return [may_wait and len(together) <= most for most in self.dataset.read_last]
 
     def read_ahead(self) -> None:
         """Have storage read the samples, without waiting for them; once."""
@@ -89,24 +97,17 @@ class BatchJob:
         with self._lock:
             if self._values is None:
                 n = len(self.request)
-                self._values = [reader.begin(n, self._memory) for reader in self.dataset.readers]
+                self._values = [
+                    [] if is_last else reader.begin(n, self._memory)
+                    for reader, is_last in zip(self.dataset.readers, self._are_last, strict=True)
+                ]
             return self._values
 
-    def _read(self, first: int, last: int, *, are_last: bool = False) -> None:
+    def _read(self, first: int, last: int) -> None:
         readers = zip(self.dataset.readers, self._begin(), self._are_last, strict=True)
         for reader, values, is_last in readers:
-            if is_last == are_last:
+            if not is_last:
                 reader.read(values, self.request, first, last)
-
-    def _read_last(self) -> None:
-        """Read all rows of what takes as long for a few: by now it is known which samples were replaced."""
-        n = len(self.request)
-        try:
-            self._read(0, n, are_last=True)
-        except LoadersError:  # as above, with all that these samples have
-            self._are_last = [False] * len(self._are_last)
-            for position in range(n):
-                self._read_one(position)
 
     def _read_one(self, position: int) -> None:
         """Read a sample, or say what is wrong with it, or read another in its place."""
@@ -133,7 +134,8 @@ class BatchJob:
         first, num = self.dataset.part_with(int(request.indices[position]))
         indices = request.indices.copy()
         indices[position] = first + int(number % np.uint64(num))
-        self.request = replace(request, indices=indices, rows=self.dataset.rows_of(indices))
+        rows = self.dataset.rows_of(indices)
+        self.request = replace(request, indices=indices, rows=rows, whole=None)
         self._num_replaced[position] = attempt + 1
 
     def _transform(self, part: int, first: int, last: int) -> None:
@@ -158,17 +160,32 @@ class BatchJob:
 
     def _batch(self) -> Any:
         parts: list[Any] = []
-        for reader, values in zip(self.dataset.readers, self._begin(), strict=True):
-            parts += reader.finish(values)
+        fields = zip(self.dataset.readers, self._begin(), self._are_last, strict=True)
+        for reader, values, is_last in fields:
+            parts += self._read_last(reader) if is_last else reader.finish(values)
         return batch_type(self.dataset.names)._make(parts)
+
+    def _read_last(self, reader: Reader) -> list[Any]:
+        """Read all rows of a field: by now it is known which samples were replaced."""
+        n = len(self.request)
+        read, start = self.request.shared(("rows", reader.names), partial(_rows_of, reader), 0, n)
+        return read if len(read[0]) == n else [tensor[start : start + n] for tensor in read]
 
     def finish(self) -> SampleBatch | list[Any]:
         """Return the batch; transformed samples as a list, for a collate function to join."""
         if self.dataset.transform is not None:
             return TransformedSamples(self._transformed, self.dataset.forms)
-        if any(self._are_last):
-            self._read_last()
-        return SampleBatch(self._batch(), len(self.request))
+        try:
+            batch = self._batch()
+        except LoadersError:
+            if not any(self._are_last):
+                raise
+            # Of what is read last: one by one says of which sample, with all that it has.
+            self._are_last, self._values = [False] * len(self._are_last), None
+            for position in range(len(self.request)):
+                self._read_one(position)
+            batch = self._batch()
+        return SampleBatch(batch, len(self.request))
 
     def describe(self, part: int) -> str:
         """Say what a part is doing, and with which samples."""
@@ -186,6 +203,13 @@ class BatchJob:
         path, row = self.dataset.place(index)
         key = _key_in_time(self.dataset, index)
         return f"{path}, row {row}" + ("" if key is None else f", key {key!r}")
+
+
+def _rows_of(reader: Reader, request: Request, first: int, last: int) -> list[Any]:
+    """Read a field of all samples into memory of its own."""
+    values = reader.begin(len(request), FreshMemory())
+    reader.read(values, request, first, last)
+    return reader.finish(values)
 
 
 class HalfJob:

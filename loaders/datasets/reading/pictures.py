@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -188,7 +187,7 @@ class PictureReader:
 
     def wanted(self, request: Request, first: int, last: int) -> tuple[Wanted, int]:
         """Find pictures, read their headers, and draw their crops and flips; return where row ``first`` is, too."""
-        return request.shared(("wanted", self.name), partial(self._wanted, request), first, last)
+        return request.shared(("wanted", self.name), self._wanted, first, last)
 
     def _wanted(self, request: Request, first: int, last: int) -> Wanted:
         records = self.store.records(self.name, request.part(first, last))

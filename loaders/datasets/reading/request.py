@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from loaders import augment
@@ -48,6 +49,8 @@ class Request:
         seed: For augmentation.
         num_workers: How many threads share the work.
         known: What was made once for all parts, by a name; None where one of the samples was in the way.
+        whole: The samples of several batches, of which these are some; None: nothing is shared with others.
+        start: Where in the whole they begin.
     """
 
     indices: npt.NDArray[np.int64]
@@ -58,6 +61,8 @@ class Request:
     num_workers: int = 1
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+    whole: Request | None = field(default=None, compare=False, repr=False)
+    start: int = 0
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -66,8 +71,29 @@ class Request:
         """Return a range of the samples, as the store knows them."""
         return self.rows if last - first == len(self.indices) else self.rows[first:last]
 
+    def split(self, sizes: Sequence[int], *, is_shared: bool) -> list[Request]:
+        """Return a request for each of several batches.
+
+        Args:
+            sizes: Samples of each.
+            is_shared: Whether what is made once for all parts is made once for all of these, too.
+        """
+        return [
+            Request(
+                self.indices[end - size : end],
+                self.rows[end - size : end],
+                self.epoch,
+                None if self.draws is None else self.draws[end - size : end],
+                self.seed,
+                self.num_workers,
+                whole=self if is_shared else None,
+                start=end - size,
+            )
+            for size, end in zip(sizes, accumulate(sizes), strict=True)
+        ]
+
     def shared(
-        self, name: Hashable, make: Callable[[int, int], T], first: int, last: int
+        self, name: Hashable, make: Callable[[Request, int, int], T], first: int, last: int
     ) -> tuple[T, int]:
         """Return what is made once for all parts, as its calls take as long for few rows; and where in it ``first`` is.
 
@@ -75,24 +101,27 @@ class Request:
         are found and replaced, which leaves the rest as it is known.
         """
         if last - first == 1:
-            return make(first, last), 0
+            return make(self, first, last), 0
+        if self.whole is not None and (known := self.whole._known(name, make)) is not None:
+            return known, self.start + first
+        known = self._known(name, make)
+        return (make(self, first, last), 0) if known is None else (known, first)
+
+    def _known(self, name: Hashable, make: Callable[[Request, int, int], T]) -> T | None:
         with self.lock:
             if name not in self.known:
-                self.known[name] = self._try(make)
+                try:
+                    self.known[name] = make(self, 0, len(self))
+                except LoadersError:
+                    self.known[name] = None
             known: T | None = self.known[name]
-        return (make(first, last), 0) if known is None else (known, first)
-
-    def _try(self, make: Callable[[int, int], T]) -> T | None:
-        try:
-            return make(0, len(self))
-        except LoadersError:
-            return None
+            return known
 
     def records(self, source: Records, name: str, first: int, last: int) -> Sequence[UInt8Array]:
         """Return the records of a range of the samples, found for all parts at once."""
 
-        def find(first: int, last: int) -> list[UInt8Array]:
-            return source.records(name, self.part(first, last))
+        def find(request: Request, first: int, last: int) -> list[UInt8Array]:
+            return source.records(name, request.part(first, last))
 
         found, start = self.shared(("records", name), find, first, last)
         return found[start : start + last - first]

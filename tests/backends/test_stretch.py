@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
+from loaders.backends.asking import ask_for
+from loaders.backends.maker import Maker
+from loaders.backends.stretch import Step, Steps, Stretch
+from loaders.backends.subprocess import Child, ChildPool
+from loaders.datasets.access.finder import ShardFinder
+from loaders.datasets.access.gather import Gather
+from loaders.datasets.reading.pictures import PictureReader
+from loaders.datasets.reading.samples import collate
+from loaders.errors import SampleError
+from loaders.sampling.batch import IndexBatch
+from loaders.schema import Array, Image, Label
+from packdata import pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SIZE = 6
+TIMEOUT_S = 30.0
+
+
+def pictures(folder: Path, codec: str, num: int = 72) -> ShardDataset:
+    """Return pictures that are too large for groups, in several shards, beside labels and arrays."""
+    rng = np.random.default_rng(0)
+    size = 512 if codec == "raw" else 40
+    field = Image(codec=codec, size=(size, size) if codec == "raw" else None)
+    fields = {"image": field, "x": Array(dims=(5,)), "label": Label()}
+    samples = (
+        {
+            "image": rng.integers(0, 256, (size, size, 3), np.uint8),
+            "x": np.full(5, i, np.float32),
+            "label": i,
+        }
+        for i in range(num)
+    )
+    shard_bytes = (8 << 20) if codec == "raw" else (32 << 10)
+    pack(samples, folder, fields, shard_bytes=shard_bytes)
+    return ShardDataset(folder, fields=["image", "x", "label", "sample_id"])
+
+
+def maker(dataset: Any, num_workers: int = 2) -> Maker:
+    return Maker(dataset, collate, SIZE, True, num_workers)
+
+
+def batches(
+    dataset: Any, epoch: int = 3, num: int = 5, *, with_draws: bool = False
+) -> list[IndexBatch]:
+    order = np.random.default_rng(epoch).permutation(len(dataset))
+    chosen = order[: num * SIZE].reshape(num, SIZE)
+    draws = np.arange(num * SIZE).reshape(num, SIZE) if with_draws else [None] * num
+    return [IndexBatch(*each, seed=7) for each in zip(chosen, [epoch] * num, draws, strict=True)]
+
+
+def request_of(job: Any) -> Any:
+    return job._read.request
+
+
+def made(job: Any) -> Any:
+    for part in reversed(range(job.num_parts)):
+        job.run(part)
+    return job.finish()[0]
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert one._fields == other._fields
+    for name, a, b in zip(one._fields, one, other, strict=True):
+        if isinstance(a, list):
+            assert len(a) == len(b)
+            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True)), name
+        else:
+            assert torch.equal(a, b), name
+
+
+def test_the_first_stretches_are_short_and_no_batch_is_left_out() -> None:
+    taken = list(Steps(iter(range(20)), 8))
+
+    assert [batch for step in taken for batch in step.left[:1]] == list(range(20))
+    lengths = {id(step.stretch): len(step.stretch.batches) for step in taken}
+    assert list(lengths.values()) == [1, 2, 4, 8, 5]
+    assert list(Steps(iter([]), 8)) == []
+
+
+def test_no_more_is_taken_than_is_asked_for_at_once() -> None:
+    given = iter(range(20))
+    steps = Steps(given, 4)
+
+    next(steps)
+    assert next(given) == 1
+    next(steps)
+    assert next(given) == 4
+
+
+@pytest.mark.parametrize("num", [0, 1, 2, 5])
+def test_an_error_of_the_order_comes_behind_the_batches_before_it(num: int) -> None:
+    def failing() -> Iterator[int]:
+        yield from range(num)
+        raise ValueError("no more")
+
+    steps = Steps(failing(), 8)
+
+    assert [next(steps).left[0] for _ in range(num)] == list(range(num))
+    with pytest.raises(ValueError, match="no more"):
+        next(steps)
+    assert list(steps) == []
+
+
+OPS = [augment.RandomResizedCrop(24), augment.RandomHorizontalFlip()]
+
+
+@pytest.mark.parametrize("check", ["first", "always", "never"])
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize(("codec", "ops"), [("raw", []), ("png", OPS), ("jpeg", OPS)])
+def test_a_stretch_has_the_batches_that_are_made_one_by_one(
+    tmp_path: Path, codec: str, ops: list[Any], num_workers: int, check: Any
+) -> None:
+    pictures(tmp_path / "a", codec)
+    fields = ["image", "x", "label", "sample_id"]
+    dataset = ShardDataset(tmp_path / "a", fields=fields, augment=ops, check=check)
+    work = maker(dataset, num_workers)
+
+    for epoch in (0, 1, 2):  # of the first one nothing was read before
+        asked = batches(dataset, epoch, with_draws=epoch == 2)
+        together = [made(step.job(work)) for step in Stretch(asked).steps()]
+        for one, batch in zip(together, asked, strict=True):
+            assert_same(one, work.make(batch))
+            assert one.sample_id.tolist() == batch.indices.tolist() == one.label.tolist()
+
+
+@pytest.mark.parametrize(
+    ("codec", "ops"), [("raw", []), ("raw", [augment.RandomCrop(24)]), ("jpeg", OPS)]
+)
+def test_what_was_read_before_is_found_once_for_all_of_a_stretch(
+    tmp_path: Path, codec: str, ops: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = pictures(tmp_path / "a", codec).replace(augment=ops)
+    work, calls = maker(dataset, num_workers=1), []
+
+    def count(kind: Any, name: str) -> None:
+        plain = getattr(kind, name)
+
+        def counted(self: Any, rows: Any, *rest: Any) -> Any:
+            calls.append((name, len(rows)))
+            return plain(self, rows, *rest)
+
+        monkeypatch.setattr(kind, name, counted)
+
+    count(ShardFinder, "__call__")
+    count(Gather, "find")
+    count(PictureReader, "_heads")
+    nums: list[int] = []
+    for num in (5, 5, 2):
+        calls.clear()
+        jobs = [step.job(work) for step in Stretch(batches(dataset, num=num)).steps()]
+        read = [made(job) for job in jobs]
+        is_shared = len(nums) > 0  # nothing is known of what is read for the first time
+        assert [request_of(job).whole is not None for job in jobs] == [is_shared] * num
+        labels = {batch.label.untyped_storage().data_ptr() for batch in read}
+        assert len(labels) == (1 if is_shared else num)
+        if is_shared:
+            assert {size for _, size in calls} == {num * SIZE}
+        nums.append(len(calls))
+    assert nums[1] == nums[2]  # however many batches
+
+
+def test_what_does_not_stay_in_memory_is_waited_for_batch_by_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first batch would wait for the samples of all."""
+    monkeypatch.setattr("loaders.datasets.access.pages.memory_bytes", lambda: 1 << 20)
+    dataset = pictures(tmp_path / "a", "raw")
+
+    for _ in range(2):
+        requests = dataset.requests(batches(dataset))
+        assert requests is not None
+        assert all(request.whole is None for request in requests)
+        list(DataLoader(dataset, SIZE, shuffle=False))
+
+
+FIRST = IndexBatch(np.arange(3), 2, seed=7)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        IndexBatch(np.arange(3), 1, seed=7),
+        IndexBatch(np.arange(3), 2, seed=8),
+        IndexBatch(np.arange(3), 2, np.arange(3), seed=7),
+        [4, 5],
+    ],
+    ids=["epoch", "seed", "draws", "indices"],
+)
+def test_batches_of_several_epochs_or_of_others_share_nothing(tmp_path: Path, second: Any) -> None:
+    dataset = pictures(tmp_path / "a", "jpeg").replace(augment=OPS)
+    work = maker(dataset)
+
+    assert dataset.requests([FIRST, second]) is None
+    for step, batch in zip(Stretch([FIRST, second]).steps(), [FIRST, second], strict=True):
+        assert_same(made(step.job(work)), work.make(batch))
+
+
+def test_of_a_stretch_only_what_is_small_is_read_at_once() -> None:
+    """A batch that is kept would keep the others, too."""
+    rng = np.random.default_rng(0)
+    image, x = rng.integers(0, 256, (72, 1 << 20), np.uint8), rng.integers(0, 256, (72, 3000))
+    dataset = RAMDataset.from_arrays(image=image, x=x.astype(np.uint8), label=np.arange(72))
+    work = maker(dataset)
+
+    for step, batch in zip(Stretch(batches(dataset)).steps(), batches(dataset), strict=True):
+        one = made(step.job(work))
+        assert_same(one, work.make(batch))
+        sizes = [tensor.untyped_storage().nbytes() for tensor in one]
+        assert sizes == [SIZE << 20, SIZE * 3000, 5 * SIZE * 8]
+
+
+def test_a_bad_index_is_an_error_of_its_own_batch(tmp_path: Path) -> None:
+    dataset = pictures(tmp_path / "a", "raw")
+    asked = batches(dataset, num=3)
+    asked[1] = IndexBatch(np.array([0, 72]), 3, seed=7)
+    steps, work = Stretch(asked).steps(), maker(dataset)
+
+    assert made(steps[0].job(work)).label.tolist() == asked[0].indices.tolist()
+    with pytest.raises(IndexError, match="72"):
+        steps[1].job(work)
+    assert made(steps[2].job(work)).label.tolist() == asked[2].indices.tolist()
+
+
+def test_a_step_that_was_interrupted_is_made_anew(tmp_path: Path) -> None:
+    dataset = pictures(tmp_path / "a", "raw")
+    step, work = Stretch(batches(dataset)).steps()[1], maker(dataset)
+
+    first, second = step.job(work), step.job(work)
+    first.run(0)
+
+    assert first is not second
+    assert_same(made(second), work.make(batches(dataset)[1]))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "replace"])
+def test_a_bad_picture_of_a_stretch_costs_its_own_batch_alone(
+    tmp_path: Path, on_error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells before it is decoded: its label goes with it."""
+    monkeypatch.setattr("loaders.datasets.replaced._MAX_FEW", 100)
+    whole = pictures(tmp_path / "a", "png")
+    record = whole.store.records("image", whole.rows_of(np.array([13])))[0].tobytes()
+    for file in tmp_path.glob("a/*.lmdb"):
+        file.write_bytes(file.read_bytes().replace(record, record[:60] + bytes(len(record) - 60)))
+    settings: dict[str, Any] = {"augment": [augment.RandomCrop(24)], "on_error": on_error}
+    fields = ["image", "label", "sample_id"]
+    data = ShardDataset(tmp_path / "a", fields=fields, check="never", **settings)
+    asked = [IndexBatch(np.arange(6 * n, 6 * n + 6), 1, seed=7) for n in range(4)]
+    work = maker(data, 3)
+    for batch in asked:  # from now on all of it is in memory
+        with suppress(SampleError):
+            work.make(batch)
+    steps = Stretch(asked).steps()
+
+    for number in (0, 1, 3):
+        job = steps[number].job(work)
+        assert request_of(job).whole is not None
+        assert made(job).label.tolist() == asked[number].indices.tolist()
+    if on_error == "raise":
+        with pytest.raises(SampleError, match="sample 13 "):
+            made(steps[2].job(work))
+        return
+    batch = made(steps[2].job(work))
+    assert batch.label.tolist() == batch.sample_id.tolist()
+    assert [i for i in range(12, 18) if i not in batch.label.tolist()] == [13]
+    assert_same(batch, work.make(asked[2]))
+
+
+def test_a_loader_asks_for_stretches_of_its_own_order_alone(tmp_path: Path) -> None:
+    """A sampler of others may wait for what the loop does with a batch."""
+    dataset = pictures(tmp_path / "a", "raw", 24)
+
+    def asked(loader: DataLoader[Any]) -> set[type]:
+        return {type(indices) for indices in loader._start()._indices}
+
+    assert asked(DataLoader(dataset, 12, shuffle=True, num_workers=2)) == {Step}
+    assert asked(DataLoader(dataset, 12, num_workers=0)) == {Step}
+    assert asked(DataLoader(dataset, 12, sampler=list(range(24)), num_workers=2)) == {IndexBatch}
+    assert Step not in asked(DataLoader(list(range(9)), 3, num_workers=2))
+    in_groups = RAMDataset.from_arrays(x=np.arange(24))
+    assert asked(DataLoader(in_groups, 3, num_workers=2)) == {IndexBatch}
+
+
+@pytest.mark.parametrize("backend", ["thread", "subprocess"])
+@pytest.mark.parametrize("codec", ["raw", "jpeg"])
+def test_every_backend_serves_stretches_as_they_are_made_one_by_one(
+    tmp_path: Path, codec: str, backend: Any
+) -> None:
+    dataset = pictures(tmp_path / "a", codec).replace(augment=[augment.RandomCrop(24)])
+    loader = DataLoader(
+        dataset, 12, shuffle=True, num_workers=2, backend=backend, persistent_workers=True
+    )
+    other: Any = DataLoader(dataset, 12, shuffle=True)
+    plain = maker(dataset)
+
+    for _ in range(3):
+        expected = list(other.batch_sampler)
+        for one, batch in zip(loader, expected, strict=True):
+            assert_same(one, plain.make(batch))
+
+
+def test_sources_that_are_read_as_one_share_stretches_and_others_do_not(tmp_path: Path) -> None:
+    parts = [pictures(tmp_path / name, "jpeg", 24) for name in "ab"]
+    joined = concat([part.replace(augment=OPS) for part in parts])
+    apart = [parts[0], parts[1].replace(augment=OPS[:1])]
+
+    assert joined.requests(batches(joined)) is not None
+    assert Mixture(parts).requests(batches(joined)) is not None
+    assert Mixture(apart).requests(batches(joined)) is None
+
+
+@pytest.mark.parametrize("first", [0, 2, 4])
+def test_a_child_is_told_of_a_stretch_once_wherever_it_begins(
+    tmp_path: Path, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take over from threads, which made the batches before."""
+    dataset, sent = pictures(tmp_path / "a", "raw"), []
+
+    def noted(kind: str, number: int, batches: Any = ()) -> bytes:
+        sent.append((kind, len(batches)))
+        return ask_for(kind, number, batches)
+
+    monkeypatch.setattr("loaders.backends.subprocess.ask_for", noted)
+    work = maker(dataset)
+    asked = batches(dataset), batches(dataset, epoch=4)
+    steps = Stretch(asked[0]).steps()[first:] + Stretch(asked[1]).steps()
+    pool = ChildPool(work, Child(work))
+    try:
+        for step, batch in zip(steps, asked[0][first:] + asked[1], strict=True):
+            pool.put([step])
+            (one,) = pool.take(TIMEOUT_S)
+            assert_same(one, work.make(batch))
+    finally:
+        pool.close()
+
+    num = 5 - first
+    assert (
+        sent == [("stretch", num), *[("next", 0)] * (num - 1), ("stretch", 5)] + [("next", 0)] * 4
+    )
