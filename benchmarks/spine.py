@@ -33,7 +33,7 @@ import torch
 from page import HERE, write
 
 import packdata
-from loaders import DataLoader, ShardDataset, augment, concat
+from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
 from loaders.backends.maker import Maker
 from loaders.backends.stretch import Steps
 from loaders.codecs.picture import encode_jpeg
@@ -104,6 +104,13 @@ class Data:
             pixels = np.ascontiguousarray(self._crop(size))
             file.write_bytes(simplejpeg.encode_jpeg(pixels, 90, "RGB", "420"))
         return files
+
+    def mapped(self, name: str) -> np.ndarray:
+        """Return `raw` or `small` in a mapped file."""
+        path = self.folder / f"{name}.npy"
+        if not path.exists():
+            np.save(path, getattr(self, name))
+        return np.load(path, mmap_mode="c")
 
     def packed(self, name: str, kind: str) -> ShardDataset:
         """Return a dataset packed from `original`, `presized`, `raw` or `small`."""
@@ -305,14 +312,20 @@ def torch_loader(files: list[Path], decoder: str) -> Run:
 
 def cases(data: Data) -> Iterator[Case]:
     """Yield every case; its data is made when it is its turn."""
-    for kind in ("lmdb", "parquet"):
-        dataset = data.packed("raw", kind)
+    for kind in ("lmdb", "parquet", "RAMDataset"):
+        rows = data.raw if kind == "RAMDataset" else data.mapped("raw")
+        labels = np.arange(len(rows)) % 10
+        dataset = (
+            RAMDataset.from_arrays(image=rows, label=labels)
+            if kind == "RAMDataset"
+            else data.packed("raw", kind)
+        )
         long = concat([dataset] * PASSES)
-        labels = dataset.column("label").copy()
+        place = "memory" if rows is data.raw else "a mapped file"
         yield Case(f"raw 224 x 224, {kind}, batch 128", "images/s", {
-            "bare gather into a warm buffer, 2 threads": bare_gather(data.raw, labels, 128, 2),
-            "the same into two buffers each, as a batch is in use": bare_gather(data.raw, labels, 128, 2, 2),
-            "the same, whole batches handed to another thread in order": handed_over(data.raw, labels, 128, 2),
+            f"bare gather from {place} into a warm buffer, 2 threads": bare_gather(rows, labels, 128, 2),
+            "the same into two buffers each, as a batch is in use": bare_gather(rows, labels, 128, 2, 2),
+            "the same, whole batches handed to another thread in order": handed_over(rows, labels, 128, 2),
             "loaders": functools.partial(loader_epoch, DataLoader(long, 128, shuffle=True, drop_last=True)),
         }, f"epochs of {PASSES} passes; budget: 0.85 of the bare gather")  # fmt: skip
     for kind in ("lmdb", "parquet"):
