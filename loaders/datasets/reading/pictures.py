@@ -48,6 +48,7 @@ class Wanted:
         blocks: Which segments of each are enough; None: as many rows.
         ends: How many that is; 0: all.
         steps: What happens to each in each view, of those that are ready.
+        most_pixels: Of the largest.
         are_ready: Whether it is a JPEG whose boxes are all inside, with results of the batch's size: others are
             looked at one by one.
     """
@@ -59,11 +60,13 @@ class Wanted:
     reductions: list[int]
     blocks: list[Block | None]
     ends: list[int]
+    most_pixels: int = dataclass_field(init=False)
     steps: list[tuple[Step, ...]] = dataclass_field(init=False)
     are_ready: list[bool] = dataclass_field(init=False)
 
     def __post_init__(self) -> None:
         num = len(self.records)
+        self.most_pixels = int(self.heads.sizes.prod(axis=1).max(initial=0))
         self.steps, self.are_ready = [()] * num, [False] * num
 
     def moves(self, i: int) -> list[Move]:
@@ -143,7 +146,7 @@ class PictureReader:
                 self._read_plain(values, i, record)
             return
         wanted, start = self.wanted(request, first, last)
-        buffer = scratch(int(wanted.heads.sizes.prod(axis=1).max(initial=0)) * self._channels)
+        buffer = scratch(wanted.most_pixels * self._channels)
         decode: Any = getattr(self.codec, "decode_jpeg", None)  # those that are ready have one
         end_at = start + last - first
         numbers = range(start, end_at), range(first, last)  # in ``wanted``, and in the batch
