@@ -212,8 +212,9 @@ def _time_batches(
     arrivals, samples, sizes = [began], [0], _Sizes()
     most = math.inf if max_samples is None else max_samples
     cpu_began = cpu_s(family())
-    total = 0
-    for count, batch in enumerate(batches, 1):
+    count = total = 0
+    for batch in batches:  # not by enumerate(), which keeps one until the next is there
+        count += 1  # noqa: SIM113
         arrivals.append(clock())
         num = num_samples(batch)
         samples.append(total := total + num)

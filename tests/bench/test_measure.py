@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -111,6 +112,23 @@ def test_it_stops_after_the_given_number_of_samples() -> None:
 
 def test_one_batch_is_enough_for_a_rate() -> None:
     assert timed(FakeClock(), [2.0]).samples_per_s == pytest.approx(5)
+
+
+def test_no_batch_is_held_while_the_next_is_waited_for() -> None:
+    """A loader would need another slot for it, which costs large rows a twentieth."""
+    before, kept = weakref.ref(torch.zeros(1)), []
+
+    def watched() -> Iterator[torch.Tensor]:
+        nonlocal before
+        for _ in range(5):
+            kept.append(before() is not None)
+            batch = [torch.zeros(10)]
+            before = weakref.ref(batch[0])
+            yield batch.pop()
+
+    time_loader(watched(), seconds=1e9, watch=False)
+
+    assert kept == [False] * 5
 
 
 def test_no_batch_is_an_error() -> None:
