@@ -136,6 +136,24 @@ def test_a_stretch_has_the_batches_that_are_made_one_by_one(
             assert one.sample_id.tolist() == batch.indices.tolist() == one.label.tolist()
 
 
+@pytest.mark.parametrize("codec", ["png", "jpeg"])
+def test_samples_of_a_stretch_that_are_transformed_are_those_that_are_made_one_by_one(
+    tmp_path: Path, codec: str
+) -> None:
+    def noisy(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        noise = torch.randint(0, 9, image.shape, dtype=torch.uint8, generator=generator)
+        return image + noise
+
+    plain = pictures(tmp_path / "a", codec)
+    dataset = plain.replace(augment=OPS, transform={"image": noisy})
+    work = maker(dataset)
+
+    for epoch in (0, 1):
+        asked = batches(dataset, epoch)
+        for step, batch in zip(Stretch(asked).steps(), asked, strict=True):
+            assert_same(made(step.job(work)), work.make(batch))
+
+
 @pytest.mark.parametrize(
     ("codec", "ops"), [("raw", []), ("raw", [augment.RandomCrop(24)]), ("jpeg", OPS)]
 )
