@@ -16,6 +16,8 @@ from loaders.errors import BatchError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from loaders.augment.pixels import Step
+
 OPS: list[list[Any]] = [
     [augment.RandomResizedCrop(32), augment.RandomHorizontalFlip(), augment.RandomVerticalFlip()],
     [augment.Resize((12, 9)), augment.RandomVerticalFlip()],
@@ -24,7 +26,7 @@ OPS: list[list[Any]] = [
 ]
 
 
-def take(image: npt.NDArray[np.uint8], step: list[int]) -> npt.NDArray[np.uint8]:
+def take(image: npt.NDArray[np.uint8], step: Step) -> npt.NDArray[np.uint8]:
     out = np.full((step[5], step[4], image.shape[2]), 7, np.uint8)
     take_steps(image, [step], [out])
     return out

@@ -37,7 +37,7 @@ NEEDS_FUSE = pytest.mark.skipif(
     not can_mount(), reason="needs libfuse 3, a C compiler and /dev/fuse"
 )
 CASES = [
-    ("spine", ["--scale", "0.1"], 10),
+    ("spine", ["--scale", "0.1"], 11),
     ("tokens", ["--tokens", "100000", "--workers", "1"], 4),
     ("arrays", ["--side", "80", "--volumes", "2", "--crops", "16"], 4),
     ("tables", ["--rows", "20000", "--csv-rows", "2000"], 2),

@@ -115,7 +115,7 @@ def apply(
 
 # What ``apply`` does to an image of bytes, as plain numbers: top, bottom, left and right of the box; width and height
 # of the result; how cv2 resizes (-1: it does not), and how it flips (2: it does not).
-Step = list[int]
+Step = tuple[int, ...] | list[int]
 _NO_METHOD, _NO_FLIP = -1, 2
 _METHODS = np.array([_NO_METHOD, cv2.INTER_LINEAR, cv2.INTER_AREA])
 _FLIPS = np.array([_NO_FLIP, 1, 0, -1])  # none, horizontal, vertical, both

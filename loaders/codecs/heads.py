@@ -107,7 +107,7 @@ class _Form(NamedTuple):
     def layout(self, size: list[int], interval: int) -> JpegLayout:
         """Return what this says of a picture of a size, with so many units (MCUs) between restart markers."""
         segments = _segments(*size, self.components, interval) if interval else None
-        return JpegLayout(self.height_at, self.tables_end, segments)
+        return _layout(self.height_at, self.tables_end, segments)
 
     def marks(self, start: memoryview) -> list[int]:
         """Return where a header says all this: another one with the same bytes there is of this form."""
@@ -274,6 +274,12 @@ def _unit_sides(components: bytes) -> tuple[int, int]:
     if len(sampling) < 2:
         return 8, 8
     return 8 * max(both & 15 for both in sampling), 8 * max(both >> 4 for both in sampling)
+
+
+@lru_cache(maxsize=1024)
+def _layout(*values: Any) -> JpegLayout:
+    """Return one object for all files that are laid out so."""
+    return JpegLayout(*values)
 
 
 @lru_cache(maxsize=1024)

@@ -55,7 +55,7 @@ class Wanted:
 
     records: list[UInt8Array]
     heads: PictureHeads
-    sizes: list[list[int]]
+    sizes: list[tuple[int, ...]]
     plans: list[augment.Geometry]
     reductions: list[int]
     blocks: list[Block | None]
@@ -204,7 +204,9 @@ class PictureReader:
             blocks_of(heads.sizes, heads.jpegs, covers, request.num_workers),
             ends_of(heads.sizes, covers),
         )
-        wanted = Wanted(records, heads, heads.sizes.tolist(), plans, reductions.tolist(), *enough)
+        # Tuples, which no collection of garbage looks at twice.
+        sizes = list(map(tuple, heads.sizes.tolist()))
+        wanted = Wanted(records, heads, sizes, plans, reductions.tolist(), *enough)
         if None not in self.sizes and len(records) >= _FEW and any(heads.jpegs):
             self._prepare(wanted, reductions)
         return wanted
@@ -216,7 +218,8 @@ class PictureReader:
         are_ready = np.array([jpeg is not None for jpeg in wanted.heads.jpegs])
         for plan, size, (_, are_inside) in zip(wanted.plans, self.sizes, views, strict=True):
             are_ready &= are_inside & (plan.sizes == size).all(axis=1)
-        wanted.steps = list(zip(*(steps.tolist() for steps, _ in views), strict=True))
+        by_view = (map(tuple, steps.tolist()) for steps, _ in views)
+        wanted.steps = list(zip(*by_view, strict=True))
         wanted.are_ready = are_ready.tolist()
 
     def _places(self, values: list[Any], first: int, last: int) -> Iterator[Sequence[Any]]:
