@@ -313,15 +313,13 @@ def torch_loader(files: list[Path], decoder: str) -> Run:
 def cases(data: Data) -> Iterator[Case]:
     """Yield every case; its data is made when it is its turn."""
     for kind in ("lmdb", "parquet", "RAMDataset"):
-        rows = data.raw if kind == "RAMDataset" else data.mapped("raw")
+        is_file = kind != "RAMDataset"
+        rows = data.mapped("raw") if is_file else data.raw
         labels = np.arange(len(rows)) % 10
-        dataset = (
-            RAMDataset.from_arrays(image=rows, label=labels)
-            if kind == "RAMDataset"
-            else data.packed("raw", kind)
-        )
+        in_memory = functools.partial(RAMDataset.from_arrays, image=data.raw, label=labels)
+        dataset = data.packed("raw", kind) if is_file else in_memory()
         long = concat([dataset] * PASSES)
-        place = "memory" if rows is data.raw else "a mapped file"
+        place = "a mapped file" if is_file else "memory"
         yield Case(f"raw 224 x 224, {kind}, batch 128", "images/s", {
             f"bare gather from {place} into a warm buffer, 2 threads": bare_gather(rows, labels, 128, 2),
             "the same into two buffers each, as a batch is in use": bare_gather(rows, labels, 128, 2, 2),

@@ -36,6 +36,11 @@ class FixedColumn:
         """Bytes of all rows together."""
         return self.data.nbytes
 
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """``(N,)`` int64 sizes in bytes, all of them the same."""
+        return np.full(len(self), self.data.shape[1], np.int64)
+
     def row(self, i: int) -> UInt8Array:
         """Return row ``i`` as a view."""
         row: UInt8Array = self.data[i]
@@ -83,6 +88,13 @@ def row_views(column: Column) -> Iterator[memoryview]:
     view = memoryview(column.buffer)  # type: ignore[arg-type]
     for start, nbytes in zip(column.starts.tolist(), column.lengths.tolist(), strict=True):
         yield view[start : start + nbytes]
+
+
+def as_rows(column: Column, nbytes: int) -> UInt8Array:
+    """Return rows that all have ``nbytes`` bytes as ``(N, nbytes)`` uint8: as they lie if they do so, else copied."""
+    if isinstance(column, FixedColumn):
+        return column.data
+    return np.stack([column.row(i) for i in range(len(column))]).reshape(len(column), nbytes)
 
 
 def var_column(rows: Sequence[bytes]) -> VarColumn:

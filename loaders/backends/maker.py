@@ -12,6 +12,7 @@ from loaders.buffers import Slots
 from loaders.datasets.base import reads_batches
 from loaders.datasets.reading.job import CallJob, OneSample
 from loaders.datasets.reading.samples import collate
+from loaders.errors import LoadersError
 from loaders.workers import has_read_ahead
 
 if TYPE_CHECKING:
@@ -100,11 +101,11 @@ class Maker:
         assert self._batched is not None
         try:
             requests = self._batched.requests(batches, max(1, self.num_workers))
-            if requests is not None:
-                return [BatchOf(self, self._read(request)) for request in requests]
-        except Exception:  # of one of them, whose turn will come
-            pass
-        return [None] * len(batches)
+        except (IndexError, LoadersError, OSError):  # of one of them: it is raised in its turn
+            requests = None
+        if requests is None:
+            return [None] * len(batches)
+        return [BatchOf(self, self._read(request)) for request in requests]
 
     def _read(self, indices: Any) -> Job:
         if not self.has_batches:

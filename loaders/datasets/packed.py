@@ -20,7 +20,7 @@ from loaders.augment import Views, as_augment, has_draws
 from loaders.buffers import SMALL_BYTES
 from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
-from loaders.columns import Column, FixedColumn
+from loaders.columns import as_rows
 from loaders.datasets import frame
 from loaders.datasets.base import BatchDataset, from_start, index_array, is_one, whole_numbers
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
@@ -225,8 +225,7 @@ class PackedDataset(BatchDataset):
 
     def requests(self, batches: Sequence[Any], num_workers: int = 1) -> list[Request] | None:
         """Return a request for each of several batches of one epoch, whose samples are found at once."""
-        together = joined(batches)
-        if together is None:
+        if (together := joined(batches)) is None:
             return None
         whole = self.request(together, num_workers)
         # Else the first of them would wait for the samples of all.
@@ -384,7 +383,7 @@ class PackedDataset(BatchDataset):
             raise SchemaError(
                 f"field {name!r} varies in size, or is encoded: read it {frames}sample by sample"
             )
-        parts = [_rows(column, field.record_nbytes) for column in self.store.column(name)]
+        parts = [as_rows(column, field.record_nbytes) for column in self.store.column(name)]
         data = (
             parts[0]
             if len(parts) == 1
@@ -416,8 +415,8 @@ class PackedDataset(BatchDataset):
             raise SchemaError(
                 f"field {name!r} has no one length in each sample: {field or 'a number'}"
             )
-        columns = [self.store.shard(i).columns[name] for i in range(len(self.store.shards))]
-        nbytes = np.concatenate([np.zeros(0, np.int64), *map(_record_sizes, columns)])
+        columns = (self.store.shard(i).columns[name] for i in range(len(self.store.shards)))
+        nbytes = np.concatenate([np.zeros(0, np.int64), *(column.lengths for column in columns)])
         return (nbytes if self._view is None else nbytes[self._view]) // unit
 
     def to_pandas(self, fields: Sequence[str] | None = None) -> Any:
@@ -599,15 +598,3 @@ def _unit_nbytes(field: Field) -> int | None:
     known = [n for n in field.shape if n is not None]
     is_one = len(known) == len(field.shape) - 1
     return math.prod(known) * np.dtype(field.dtype).itemsize if is_one else None
-
-
-def _record_sizes(column: Column) -> npt.NDArray[np.int64]:
-    if isinstance(column, FixedColumn):
-        return np.full(len(column), column.data.shape[1])
-    return column.lengths
-
-
-def _rows(column: Column, nbytes: int) -> npt.NDArray[np.uint8]:
-    if isinstance(column, FixedColumn):
-        return column.data
-    return np.stack([column.row(i) for i in range(len(column))]).reshape(len(column), nbytes)

@@ -252,6 +252,16 @@ def test_a_bad_index_is_an_error_of_its_own_batch(tmp_path: Path) -> None:
     assert made(steps[2].job(work)).label.tolist() == asked[2].indices.tolist()
 
 
+def test_an_error_that_nobody_expects_is_not_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = pictures(tmp_path / "a", "raw")
+    monkeypatch.setattr(type(dataset.store), "is_settled", lambda *_: 1 // 0)
+
+    with pytest.raises(ZeroDivisionError):
+        list(DataLoader(dataset, 12, num_workers=2))
+
+
 def test_a_step_that_was_interrupted_is_made_anew(tmp_path: Path) -> None:
     dataset = pictures(tmp_path / "a", "raw")
     step, work = Stretch(batches(dataset)).steps()[1], maker(dataset)
