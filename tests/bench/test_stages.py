@@ -261,7 +261,7 @@ def test_pure_python_holds_the_lock_for_as_long_as_it_computes() -> None:
         for _ in range(5)
     ]
 
-    assert 0.5 < sorted(shares)[2] < 2  # a processor's speed may double between two of them
+    assert 1 / 4 < sorted(shares)[2] < 4  # a processor's speed changes; a batch has 8 samples
 
 
 def test_what_a_dataset_leaves_to_do_after_the_copy_is_timed_where_there_is_any() -> None:
