@@ -28,7 +28,6 @@ _GROUP_BYTES = 8 << 20  # hand smaller batches over several at a time
 _GROUP_BYTES_BETWEEN_PROCESSES = 16 << 20  # where handing over costs several times as much
 _MAX_GROUP = 64
 _STRETCH_SAMPLES = 1024  # beside so many, what is done once is little
-_STRETCH_DECODED = 256  # where samples have objects: more outlive young collections of garbage, and bring full ones
 _MAX_STRETCH = 8
 
 
@@ -146,9 +145,7 @@ class Maker:
     def _stretch_size(self) -> int:
         if self._batched is None or not self.batch_size or self.group_size > 1:
             return 1
-        is_copied = self._batched.sample_nbytes is not None
-        most = _STRETCH_SAMPLES if is_copied else _STRETCH_DECODED
-        return max(1, min(_MAX_STRETCH, most // self.batch_size))
+        return max(1, min(_MAX_STRETCH, _STRETCH_SAMPLES // self.batch_size))
 
 
 def num_in_flight(num_workers: int, group_size: int) -> int:

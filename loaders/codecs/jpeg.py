@@ -10,6 +10,7 @@ Source: ITU-T T.81, annex B; F.2.1.3.1 for what a restart marker resets.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,6 +94,27 @@ class Block(NamedTuple):
     left: int
 
 
+class Blocks(NamedTuple):
+    """The blocks of some of several pictures, as numbers.
+
+    Attributes:
+        pictures: Which pictures have one, ascending.
+        rows: ``(M, 8)`` int64: of each what a ``Block`` says.
+    """
+
+    pictures: list[int]
+    rows: npt.NDArray[np.int64]
+
+    def between(self, first: int, last: int) -> list[Block | None]:
+        """Return the block of each picture from ``first`` to ``last``; None of those that have none."""
+        blocks: list[Block | None] = [None] * (last - first)
+        part = slice(bisect_left(self.pictures, first), bisect_left(self.pictures, last))
+        if pictures := self.pictures[part]:
+            for picture, row in zip(pictures, self.rows[part].tolist(), strict=True):
+                blocks[picture - first] = Block._make(row)
+        return blocks
+
+
 def part_of(record: UInt8Array, head: PictureHead, end: int, block: Block | None) -> PicturePart:
     """Make a picture of what a crop needs: its pixels are those of the whole, at any reduction.
 
@@ -118,8 +140,8 @@ def blocks_of(
     jpegs: Sequence[JpegLayout | None],
     boxes: npt.NDArray[np.int64],
     num_threads: int = 1,
-) -> list[Block | None]:
-    """Return which segments are enough of each picture; None: it has none, or too few pixels are saved.
+) -> Blocks:
+    """Return which segments are enough of each picture that has some, and of which enough pixels are saved.
 
     Args:
         sizes: ``(N, 2)``: height and width in pixels.
@@ -127,10 +149,9 @@ def blocks_of(
         boxes: ``(N, 4)``: y, x, height, width in pixels; they may reach outside.
         num_threads: How many share the interpreter: the more they are, the more must be saved.
     """
-    blocks: list[Block | None] = [None] * len(jpegs)
     grids = {i: jpeg.segments for i, jpeg in enumerate(jpegs) if jpeg and jpeg.segments}
     if not grids:
-        return blocks
+        return Blocks([], np.empty((0, 8), np.int64))
     numbers = np.array(list(grids))
     counts, sides = np.hsplit(np.array(list(grids.values())), 2)
     sizes, starts, extents = sizes[numbers], boxes[numbers, :2], boxes[numbers, 2:]
@@ -142,22 +163,19 @@ def blocks_of(
     saved = sizes.prod(axis=1) - parts.prod(axis=1)
     is_worth = (saved >= _PIXELS_PER_THREAD * num_threads) & (parts[:, 1] > _NARROW)
     rows, columns = np.stack([firsts, lasts], axis=2).transpose(1, 0, 2)
-    found = np.hstack([rows, columns, parts, corners])[is_worth]
-    for i, block in zip(numbers[is_worth].tolist(), found.tolist(), strict=True):
-        blocks[i] = Block._make(block)
-    return blocks
+    found = np.hstack([rows, columns, parts, corners])
+    return Blocks(numbers[is_worth].tolist(), found[is_worth])
 
 
-def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> list[int]:
-    """Return how many rows are enough of each JPEG of which no block is; 0: all rows. Of others it says nothing.
+def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return how many rows are enough of each JPEG of which no block is, ``(N,)``; 0: all. Of others it says nothing.
 
     Args:
         sizes: ``(N, 2)``: height and width in pixels.
         boxes: ``(N, 4)``: y, x, height, width in pixels; they may reach outside.
     """
-    rows = (boxes[:, 0] + boxes[:, 2]).clip(0) + _MARGIN
-    rows[rows * 16 > sizes[:, 0] * 15] = 0  # saves too little to be worth a copy of the file
-    ends: list[int] = rows.tolist()
+    ends: npt.NDArray[np.int64] = (boxes[:, 0] + boxes[:, 2]).clip(0) + _MARGIN
+    ends[ends * 16 > sizes[:, 0] * 15] = 0  # saves too little to be worth a copy of the file
     return ends
 
 

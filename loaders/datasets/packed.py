@@ -143,7 +143,7 @@ class PackedDataset(BatchDataset):
         ]
         # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
         # together, and the next batch is already begun.
-        self.parts_per_worker = 1 if self.sample_nbytes is not None else 2
+        self.halves_shares = self.sample_nbytes is None
         self._check_names()
 
     def _check_names(self) -> None:

@@ -38,11 +38,8 @@ def part(
     """Return of one picture what readers take, of a box."""
     head = head or picture_head(data)
     sizes, covers = np.array([head[:2]]), np.array([box])
-    (end,), (block,) = (
-        ends_of(sizes, covers),
-        blocks_of(sizes, [head.jpeg], covers, num_threads),
-    )
-    return part_of(data, head, end, block)
+    (block,) = blocks_of(sizes, [head.jpeg], covers, num_threads).between(0, 1)
+    return part_of(data, head, ends_of(sizes, covers).item(), block)
 
 
 def decode(found: PicturePart, codec: PictureCodec, reduction: int = 1) -> Pixels:
@@ -123,7 +120,7 @@ def test_ends_of_many_pictures_are_those_of_their_parts() -> None:
     ends = ends_of(picture_heads(files).sizes, crops)
 
     parts = [part(file, *box) for file, box in zip(files, crops.tolist(), strict=True)]
-    assert ends == [found.height if found.ends_early else 0 for found in parts]
+    assert ends.tolist() == [found.height if found.ends_early else 0 for found in parts]
     assert 10 < np.count_nonzero(ends) < 40
 
 
@@ -526,13 +523,14 @@ def test_blocks_of_many_pictures_are_those_of_each() -> None:
     heads = picture_heads(files)
     covers = np.array([boxes(height, width, 1, seed=height)[0] for height, width in heads.sizes])
 
-    blocks = blocks_of(heads.sizes, heads.jpegs, covers)
+    found = blocks_of(heads.sizes, heads.jpegs, covers)
 
-    alone = [
-        blocks_of(heads.sizes[i : i + 1], heads.jpegs[i : i + 1], covers[i : i + 1])[0]
-        for i in range(len(files))
-    ]
-    assert blocks == alone
+    blocks = found.between(0, len(files))
+    for i, block in enumerate(blocks):
+        one = slice(i, i + 1)
+        alone = blocks_of(heads.sizes[one], heads.jpegs[one], covers[one])
+        assert alone.between(0, 1) == found.between(i, i + 1) == [block]
+    assert [found.between(9, 20), found.between(20, 20)] == [blocks[9:20], []]
     assert 5 < sum(block is not None for block in blocks[:25]) < 25
     assert blocks[25:] == [None] * 12
 

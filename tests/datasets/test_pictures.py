@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from loaders import DataLoader, ShardDataset, augment
+from loaders.buffers import FreshMemory
 from loaders.codecs.picture import encode_jpeg
+from loaders.datasets.reading import pictures
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.errors import SampleError
 from loaders.schema import Boxes, Image, Mask
@@ -67,10 +70,6 @@ def read(dataset: ShardDataset, batch_size: int, num_workers: int) -> list[Any]:
     return [batch._asdict() for batch in loader]
 
 
-def looked_at_one_by_one(self: PictureReader, wanted: Any, reductions: Any) -> None:
-    """Prepare nothing."""
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("num_workers", [0, 3])
 def test_pictures_that_are_ready_equal_those_looked_at_one_by_one(
@@ -79,12 +78,49 @@ def test_pictures_that_are_ready_equal_those_looked_at_one_by_one(
     augmented = dataset.replace(augment=RECIPES[recipe])
 
     fast = read(augmented, 48, num_workers)
-    monkeypatch.setattr(PictureReader, "_prepare", looked_at_one_by_one)
+    monkeypatch.setattr(pictures, "_FEW", 1 << 30)  # as if none were worth preparing
     plain = read(augmented, 48, num_workers)
 
     for found, wanted in zip(fast, plain, strict=True):
         assert found.keys() == wanted.keys()
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_what_is_wanted_of_many_pictures_is_no_more_garbage_than_of_few(
+    dataset: ShardDataset,
+) -> None:
+    """Objects of each would outlive young collections, and bring full ones of a tenth of a second."""
+    augmented = dataset.replace(augment=CROP, fields=["image"])
+    (reader,) = augmented.readers
+    assert isinstance(reader, PictureReader)
+
+    def num_objects(num_samples: int) -> int:
+        request = augmented.request(list(range(num_samples)))
+        gc.collect()
+        before = len(gc.get_objects())
+        wanted, _ = reader.wanted(request, 0, num_samples)
+        assert any(wanted.are_ready)
+        assert len(wanted.blocks.pictures) > 1
+        return len(gc.get_objects()) - before
+
+    num_objects(48)  # layouts are kept
+    gc.disable()
+    try:
+        assert num_objects(48) == num_objects(16)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_parts"), [(1, 1), (2, 4), (4, 8), (6, 12), (8, 8), (16, 12)]
+)
+def test_many_threads_get_one_part_of_a_batch_each_and_few_get_two(
+    dataset: ShardDataset, num_workers: int, num_parts: int
+) -> None:
+    """But four pictures at least: to begin a part holds the lock."""
+    job = dataset.replace(fields=["image"]).job(range(48), FreshMemory(), num_workers)
+
+    assert job.num_parts == num_parts
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 48])

@@ -53,9 +53,7 @@ class BatchJob:
         self._memory = memory
         self._values: list[list[Any]] | None = None
         self._lock = threading.Lock()
-        shares = dataset.parts_per_worker * request.num_workers
-        is_shared = request.num_workers > 1
-        self._part_rows = max(dataset.min_rows, -(-n // shares)) if is_shared else n
+        self._part_rows = _part_rows(dataset, n, request.num_workers)
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
         self._are_last = self._which_last()
         self._transformed: list[Any] = [None] * n if dataset.transform is not None else []
@@ -203,6 +201,17 @@ class BatchJob:
         path, row = self.dataset.place(index)
         key = _key_in_time(self.dataset, index)
         return f"{path}, row {row}" + ("" if key is None else f", key {key!r}")
+
+
+def _part_rows(dataset: PackedDataset, num_samples: int, num_workers: int) -> int:
+    """Return how many samples a part has."""
+    if num_workers == 1:
+        return num_samples
+    share = -(-num_samples // num_workers)
+    half = -(-share // 2)
+    # To begin a part holds the interpreter's lock as long as two JPEGs do, which matters where many threads want it.
+    is_large = half >= num_workers // 2
+    return max(dataset.min_rows, half if dataset.halves_shares and is_large else share)
 
 
 def _rows_of(reader: Reader, request: Request, first: int, last: int) -> list[Any]:

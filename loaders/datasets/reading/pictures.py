@@ -14,7 +14,7 @@ from loaders import augment
 from loaders.buffers import scratch
 from loaders.cached import cached_property
 from loaders.codecs.heads import PictureHead, PictureHeads, picture_heads
-from loaders.codecs.jpeg import Block, PicturePart, blocks_of, ends_of, first_rows, part_of
+from loaders.codecs.jpeg import Blocks, PicturePart, blocks_of, ends_of, first_rows, part_of
 from loaders.datasets.reading.fixed import Layout
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.augment.pixels import Step
     from loaders.datasets.access.store import Store
     from loaders.datasets.reading.request import Memory, Request
 
     UInt8Array = npt.NDArray[np.uint8]
+    Ints = npt.NDArray[np.int64]
 
 _FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
@@ -37,37 +37,53 @@ Move = tuple[list[int], list[int], list[bool]]  # box, size and flips
 
 @dataclass(slots=True)
 class Wanted:
-    """What is wanted of N pictures.
+    """What is wanted of N pictures: a list of each number, as one of each picture would be looked through for garbage.
 
     Attributes:
         records: The files.
         heads: Their headers.
-        sizes: Height and width of each.
         plans: Boxes, sizes and flips of each view.
+        blocks: Which segments are enough, of those that have some.
+        ends: How many rows are enough of each of the others; 0: all.
         reductions: By how much each may be reduced.
-        blocks: Which segments of each are enough; None: as many rows.
-        ends: How many that is; 0: all.
-        steps: What happens to each in each view, of those that are ready.
-        most_pixels: Of the largest.
+        steps: What happens to each that is ready: of each view 8 lists, of the numbers of a ``Step``.
         are_ready: Whether it is a JPEG whose boxes are all inside, with results of the batch's size: others are
             looked at one by one.
+        heights: Of each, in pixels.
+        widths: The same.
+        most_pixels: Of the largest.
     """
 
     records: list[UInt8Array]
     heads: PictureHeads
-    sizes: list[tuple[int, ...]]
     plans: list[augment.Geometry]
-    reductions: list[int]
-    blocks: list[Block | None]
+    blocks: Blocks
     ends: list[int]
+    reductions: list[int]
+    steps: list[list[list[int]]]
+    are_ready: list[bool]
+    heights: list[int] = dataclass_field(init=False)
+    widths: list[int] = dataclass_field(init=False)
     most_pixels: int = dataclass_field(init=False)
-    steps: list[tuple[Step, ...]] = dataclass_field(init=False)
-    are_ready: list[bool] = dataclass_field(init=False)
 
     def __post_init__(self) -> None:
-        num = len(self.records)
+        self.heights, self.widths = self.heads.sizes.T.tolist()
         self.most_pixels = int(self.heads.sizes.prod(axis=1).max(initial=0))
-        self.steps, self.are_ready = [()] * num, [False] * num
+
+    def each(self, first: int, last: int) -> Iterator[tuple[Any, ...]]:
+        """Yield of some pictures what is needed of each."""
+        lists: tuple[list[Any], ...] = (
+            self.are_ready,
+            self.records,
+            self.heads.jpegs,
+            self.heights,
+            self.widths,
+            self.ends,
+            self.reductions,
+        )
+        steps = [zip(*[numbers[first:last] for numbers in view]) for view in self.steps]  # noqa: B905  # costs
+        blocks = self.blocks.between(first, last)
+        return zip(*[column[first:last] for column in lists], blocks, zip(*steps), strict=True)  # noqa: B905
 
     def moves(self, i: int) -> list[Move]:
         """Return what happens to a picture in each view."""
@@ -76,25 +92,11 @@ class Wanted:
             for boxes, sizes, flips in self.plans
         ]
 
-    def columns(self, first: int, last: int) -> tuple[Sequence[Any], ...]:
-        """Return of some pictures what is needed of each."""
-        columns = (
-            self.are_ready,
-            self.records,
-            self.heads.jpegs,
-            self.sizes,
-            self.blocks,
-            self.ends,
-            self.reductions,
-            self.steps,
-        )
-        return tuple(column[first:last] for column in columns)
-
     def part(self, i: int) -> PicturePart:
         """Return what of a picture is needed."""
-        height, width = self.sizes[i]
-        head = PictureHead(height, width, self.heads.jpegs[i])
-        return part_of(self.records[i], head, self.ends[i], self.blocks[i])
+        head = PictureHead(self.heights[i], self.widths[i], self.heads.jpegs[i])
+        (block,) = self.blocks.between(i, i + 1)
+        return part_of(self.records[i], head, self.ends[i], block)
 
 
 @dataclass(frozen=True)
@@ -148,18 +150,18 @@ class PictureReader:
         wanted, start = self.wanted(request, first, last)
         buffer = scratch(wanted.most_pixels * self._channels)
         decode: Any = getattr(self.codec, "decode_jpeg", None)  # those that are ready have one
-        end_at = start + last - first
-        numbers = range(start, end_at), range(first, last)  # in ``wanted``, and in the batch
-        places = self._places(values, first, last)
-        pictures = zip(*numbers, *wanted.columns(start, end_at), *places, strict=True)
+        pictures = wanted.each(start, start + last - first)
+        rows = zip(range(first, last), pictures, *self._places(values, first, last), strict=True)
         # Flat: a thread fetches what runs between two decoders into a cold cache, with the interpreter's lock.
-        for i, row, is_ready, record, jpeg, size, block, end, reduction, steps, *outs in pictures:
+        for row, picture, *outs in rows:
+            is_ready, record, jpeg, height, width, end, reduction, block, steps = picture
             if not is_ready:
-                self._read_any(wanted, i, outs, values, row)
+                self._read_any(wanted, start + row - first, outs, values, row)
                 continue
-            (height, width), ends_early = size, False
+            ends_early = False
             if block is not None:
-                record, height, width, top, left, ends_early = wanted.part(i)
+                head = PictureHead(height, width, jpeg)
+                record, height, width, top, left, ends_early = part_of(record, head, end, block)
                 steps = augment.moved_steps(steps, top // reduction, left // reduction)
             elif end and (cut := first_rows(record, jpeg, end, width)) is not None:
                 record, height, ends_early = cut, end, True
@@ -200,27 +202,25 @@ class PictureReader:
             for view, (_, ops) in enumerate(self.views)
         ]
         covers, reductions = _needed(plans)
-        enough = (
-            blocks_of(heads.sizes, heads.jpegs, covers, request.num_workers),
-            ends_of(heads.sizes, covers),
-        )
-        # Tuples, which no collection of garbage looks at twice.
-        sizes = list(map(tuple, heads.sizes.tolist()))
-        wanted = Wanted(records, heads, sizes, plans, reductions.tolist(), *enough)
-        if None not in self.sizes and len(records) >= _FEW and any(heads.jpegs):
-            self._prepare(wanted, reductions)
-        return wanted
+        blocks = blocks_of(heads.sizes, heads.jpegs, covers, request.num_workers)
+        ends = ends_of(heads.sizes, covers).tolist()
+        ready = self._steps(heads, plans, reductions)
+        return Wanted(records, heads, plans, blocks, ends, reductions.tolist(), *ready)
 
-    def _prepare(self, wanted: Wanted, reductions: npt.NDArray[np.int64]) -> None:
-        """Prepare what happens to JPEGs."""
-        sizes = wanted.heads.sizes
-        views = [augment.steps_of(plan, sizes, reductions) for plan in wanted.plans]
-        are_ready = np.array([jpeg is not None for jpeg in wanted.heads.jpegs])
-        for plan, size, (_, are_inside) in zip(wanted.plans, self.sizes, views, strict=True):
+    def _steps(
+        self, heads: PictureHeads, plans: Sequence[augment.Geometry], reductions: Ints
+    ) -> tuple[list[list[list[int]]], list[bool]]:
+        """Prepare what happens to JPEGs; return which of them are ready, too."""
+        num = len(heads.jpegs)
+        are_ready = np.array([jpeg is not None for jpeg in heads.jpegs], bool)
+        if None in self.sizes or num < _FEW or not are_ready.any():
+            return [[[0] * num]] * len(plans), [False] * num
+        views: list[list[list[int]]] = []
+        for plan, size in zip(plans, self.sizes, strict=True):
+            steps, are_inside = augment.steps_of(plan, heads.sizes, reductions)
             are_ready &= are_inside & (plan.sizes == size).all(axis=1)
-        by_view = (map(tuple, steps.tolist()) for steps, _ in views)
-        wanted.steps = list(zip(*by_view, strict=True))
-        wanted.are_ready = are_ready.tolist()
+            views.append(steps.T.tolist())
+        return views, are_ready.tolist()
 
     def _places(self, values: list[Any], first: int, last: int) -> Iterator[Sequence[Any]]:
         """Yield for each view where its pictures go; None where their sizes differ."""
@@ -280,9 +280,7 @@ class PictureReader:
         return [v if size is None else v[0] for v, size in zip(values, self.sizes, strict=True)]
 
 
-def _needed(
-    plans: Sequence[augment.Geometry],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _needed(plans: Sequence[augment.Geometry]) -> tuple[Ints, Ints]:
     """Return the box that covers those of all views of each picture, and by how much that may be reduced."""
     reductions = [augment.reductions(plan.boxes, plan.sizes) for plan in plans]
     covers = plans[0].boxes

@@ -88,7 +88,7 @@ class ObjectReader:
         for i, record in enumerate(records):
             boxes = self.codec.decode(record)
             if self.is_guess:
-                _check_inside(boxes, picture.name, wanted.sizes[start + i])
+                _check_inside(boxes, picture.name, wanted.heads.sizes[start + i])
             for moved, move in zip(values, wanted.moves(start + i), strict=True):
                 moved[first + i] = torch.from_numpy(augment.move_boxes(boxes, *move))
 
@@ -198,9 +198,9 @@ def _followed(
     return leader, field
 
 
-def _check_inside(boxes: npt.NDArray[Any], picture: str, size: Sequence[int]) -> None:
+def _check_inside(boxes: npt.NDArray[Any], picture: str, size: npt.NDArray[np.int64]) -> None:
     """Raise CodecError if one begins beyond the picture: it was drawn on another one of the sample."""
-    height, width = size
+    height, width = size.tolist()
     outside = (boxes[:, 0] > width) | (boxes[:, 1] > height)
     if outside.any():
         box, where = boxes[outside.argmax()].tolist(), f"{picture!r}, which is {height} x {width}"
