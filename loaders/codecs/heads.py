@@ -25,6 +25,7 @@ _HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer heade
 _NO_BASELINE = frozenset(
     {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB), 0xFF}
 )  # other frames, what has no business before a frame, and fill bytes
+_NO_FRAME = frozenset({0xC4, 0xC8, 0xCC})  # tables, and what is reserved
 _START_BYTES = 640  # of files that are compared with another: most headers are shorter
 _MIN_SEGMENT = 6  # bytes of the shortest one of a scan's
 _FEW = 8  # files: comparing takes as long as reading so many headers
@@ -194,7 +195,7 @@ def picture_head(record: Any) -> PictureHead:
     start = memoryview(record)[:_HEAD_BYTES]  # not bytes: few of them are looked at
     try:
         if bytes(start[:2]) == b"\xff\xd8":
-            head = jpeg_head(start) or PictureHead(*simplejpeg.decode_jpeg_header(record)[:2])
+            head = jpeg_head(start) or PictureHead(*_jpeg_size(record))
         elif bytes(start[:8]) == b"\x89PNG\r\n\x1a\n":
             width, height = struct.unpack_from(">II", start, 16)
             head = PictureHead(height, width)
@@ -203,12 +204,33 @@ def picture_head(record: Any) -> PictureHead:
     except struct.error as error:  # it ends before its size does
         kind = "PNG" if start[0] == 0x89 else "WebP"
         raise CodecError(f"the {kind} is cut: it has {len(start)} bytes") from error
-    except (ValueError, IndexError) as error:
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+    ) as error:  # KeyError: of a sampling that simplejpeg does not know
         what = f"the header of the picture cannot be read ({error})"
         raise CodecError(what if len(start) else "the picture is empty") from error
     if not 0 < head.height * head.width <= MAX_PIXELS:
         check_pixels(head.height, head.width)
     return head
+
+
+def _jpeg_size(record: Any) -> tuple[int, int]:
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(record)
+    except KeyError:  # of a sampling that has no name there, such as 4:4:1, which it decodes
+        return _frame_size(memoryview(record))
+    return height, width
+
+
+def _frame_size(file: memoryview) -> tuple[int, int]:
+    """Read the size of a JPEG of any kind, in which libjpeg has found one; struct.error if there is none."""
+    at = 2
+    while not (0xC0 <= file[at + 1] <= 0xCF and file[at + 1] not in _NO_FRAME):
+        at += 1 if file[at + 1] == 0xFF else 2 + (file[at + 2] << 8 | file[at + 3])
+    height, width = SIDES.unpack_from(file, at + 5)
+    return height, width
 
 
 def picture_size(record: Any) -> tuple[int, int]:

@@ -383,11 +383,15 @@ class PackedDataset(BatchDataset):
             raise SchemaError(
                 f"field {name!r} varies in size, or is encoded: read it {frames}sample by sample"
             )
-        parts = [as_rows(column, field.record_nbytes) for column in self.store.column(name)]
+        columns, nbytes = self.store.column(name), field.record_nbytes
+        for number, column in enumerate(columns):
+            if len(odd := np.flatnonzero(column.lengths != nbytes)):
+                self.store.refuse_size(name, number, int(odd[0]), nbytes)
+        parts = [as_rows(column, nbytes) for column in columns]
         data = (
             parts[0]
             if len(parts) == 1
-            else np.concatenate([*parts, np.empty((0, field.record_nbytes), np.uint8)])
+            else np.concatenate([*parts, np.empty((0, nbytes), np.uint8)])
         )
         if self._view is not None:
             data = data[self._view]

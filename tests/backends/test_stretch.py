@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ from loaders.backends.asking import ask_for
 from loaders.backends.maker import Maker
 from loaders.backends.stretch import Step, Steps, Stretch
 from loaders.backends.subprocess import Child, ChildPool
+from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.access.finder import ShardFinder
 from loaders.datasets.access.gather import Gather
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import collate
-from loaders.errors import SampleError
+from loaders.errors import SampleError, ShardError
+from loaders.formats.lmdb import find_values
 from loaders.sampling.batch import IndexBatch
 from loaders.schema import Array, Image, Label
 from packdata import pack
@@ -378,3 +381,80 @@ def test_a_child_is_told_of_a_stretch_once_wherever_it_begins(
     assert (
         sent == [("stretch", num), *[("next", 0)] * (num - 1), ("stretch", 5)] + [("next", 0)] * 4
     )
+
+
+class Picky:
+    """An op of a user that knows a sample it will not have."""
+
+    num_draws = 0
+    fill_mask = 0
+
+    def move(self, window: Any, draws: Any) -> None:
+        if (window.indices == 40).any():
+            raise ZeroDivisionError
+
+    def resized(self, size: Any) -> Any:
+        return size
+
+
+def outcomes(loader: DataLoader) -> list[int | str]:
+    """Return the first label of each batch, or the name of its error."""
+    found: list[int | str] = []
+    batches = iter(loader)
+    while True:
+        try:
+            found.append(next(batches).label[0].item())
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(type(error).__name__)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_whatever_error_a_sample_brings_it_costs_its_own_batch_alone(
+    tmp_path: Path, num_workers: int
+) -> None:
+    dataset = pictures(tmp_path / "a", "jpeg")
+    list(DataLoader(dataset, SIZE))  # from now on nobody waits for another one's samples
+    picky = dataset.replace(augment=[augment.RandomCrop(24), Picky()])
+
+    found = outcomes(DataLoader(picky, SIZE, num_workers=num_workers, backend="thread"))
+
+    assert found == ["ZeroDivisionError" if i == 36 else i for i in range(0, 72, SIZE)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("check", "first_bad"), [("first", 16), ("never", 28)]
+)  # 16 have a checksum
+def test_a_small_record_of_another_size_is_an_error_of_its_own_batch_in_every_epoch(
+    tmp_path: Path, num_workers: int, check: Any, first_bad: int
+) -> None:
+    """It is found when small fields are read, for all the stretch at once, and by each batch again."""
+    fields = {"image": Image(), "x": Array(dims=(1024,)), "label": Label()}
+    pixels = np.zeros((40, 40, 3), np.uint8)
+    samples = (
+        {"image": encode_jpeg(pixels), "x": np.full(1024, i, np.float32), "label": i}
+        for i in range(64)
+    )
+    pack(samples, tmp_path / "a", fields)
+    (file,) = (tmp_path / "a").glob("*.lmdb")
+    at, _ = dict(find_values(file))[b"x__nbytes"]
+    with file.open("r+b") as shard:
+        shard.seek(at + 4 * 30)
+        shard.write(struct.pack("<i", 4097))
+    dataset = ShardDataset(tmp_path / "a", check=check, augment=[augment.RandomCrop(24)])
+    loader = DataLoader(
+        dataset, 4, num_workers=num_workers, backend="thread", timeout=60 * (num_workers > 0)
+    )
+
+    epochs = [outcomes(loader) for _ in range(3)]
+
+    assert epochs == [["SampleError" if first_bad <= i < 32 else i for i in range(0, 64, 4)]] * 3
+    replaced = dataset.replace(on_error="replace")
+    assert {len({replaced[i].x[0].item() for _ in range(3)}) for i in range(28, 33)} == {1}
+    what = (
+        "checksum" if check == "first" else "field x, row 30: its record has 4097 bytes, not 4096"
+    )
+    with pytest.raises(ShardError, match=what):
+        dataset.column("x")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders.codecs import heads
 from loaders.codecs.heads import PictureHead, picture_head, picture_heads
-from loaders.codecs.picture import encode_jpeg
+from loaders.codecs.picture import PictureCodec, encode_jpeg
 from loaders.errors import CodecError
+from loaders.schema import Image
 from tests.codecs.test_codecs import bomb_jpeg, jpeg, photo, pil_file, record
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -24,6 +27,15 @@ SIZES = [(64, 48), (64, 48), (97, 200), (256, 320)]
 def of_pil(height: int, width: int, **options: Any) -> UInt8Array:
     data: UInt8Array = pil_file(photo(height, width), "JPEG", **options)
     return data
+
+
+def of_441(*, progressive: bool) -> bytes:
+    """Make a JPEG whose sampling has no name in simplejpeg; it has as many blocks a unit as 4:2:0."""
+    file = bytearray(of_pil(32, 64, progressive=progressive, subsampling=2))
+    at = file.index(b"\xff\xc2" if progressive else b"\xff\xc0")
+    file[at + 5 : at + 9] = struct.pack(">HH", 64, 32)
+    file[at + 11] = 0x14
+    return bytes(file)
 
 
 FILES = [
@@ -154,3 +166,16 @@ def test_a_stub_is_cut(kind: str, options: dict[str, Any]) -> None:
     name = {"PNG": "PNG", "WEBP": "WebP"}[kind]
     assert told == {num: {f"the {name} is cut: it has {num} bytes"} for num in told}
     assert picture_head(file[:30])[:2] == (40, 300)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_sampling_without_a_name_is_one_as_any_other(progressive: bool) -> None:
+    data = of_441(progressive=progressive)
+    filled = data[:2] + b"\xff" + data[2:]  # a byte that may stand before any segment
+
+    for file in (data, filled):
+        assert picture_head(file)[:2] == (64, 32)
+        pixels = PictureCodec(Image()).decode(record(file))
+        assert np.array_equal(pixels, simplejpeg.decode_jpeg(file))
+    with pytest.raises(CodecError, match="header of the picture cannot be read"):
+        picture_head(data[:100])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
 
 import numpy as np
@@ -55,11 +55,15 @@ def test_gather_equals_reading_row_by_row(
         check_gather(case, seed)
 
 
+def refuse(shard: int, row: int) -> NoReturn:
+    raise AssertionError(f"row {row} of shard {shard} has the size of all")
+
+
 def check_gather(case: tuple[int, list[Column]], seed: int) -> None:
     nbytes, columns = case
     ends = np.cumsum([len(column) for column in columns])
     starts = ends - [len(column) for column in columns]
-    gather = Gather(nbytes, starts, columns.__getitem__)
+    gather = Gather(nbytes, starts, columns.__getitem__, refuse)
     rng = np.random.default_rng(seed)
     if not ends[-1]:
         return
@@ -89,7 +93,8 @@ def test_large_rows_may_lie_further_apart_than_torch_can_count() -> None:
         memory[row * nbytes : row * nbytes + 4] = bytes([i, 1, 2, 3])
     out = np.empty((3, nbytes), np.uint8)
 
-    Gather(nbytes, np.zeros(1, np.int64), lambda _: column)(indices, np.zeros(3, np.int64), out)
+    gather = Gather(nbytes, np.zeros(1, np.int64), lambda _: column, refuse)
+    gather(indices, np.zeros(3, np.int64), out)
 
     assert out[:, :5].tolist() == [[i, 1, 2, 3, 0] for i in range(3)]
     assert not out[:, 4:].any()
@@ -129,18 +134,27 @@ def test_batches_of_packed_rows_equal_their_records(
                 assert row.contiguous().numpy().tobytes() == record.tobytes()
 
 
-def test_records_of_another_size_are_refused(tmp_path: Path) -> None:
+def test_records_of_another_size_are_refused_and_their_neighbours_served(tmp_path: Path) -> None:
     from loaders.datasets.access.shards import MemoryShard
     from loaders.datasets.access.store import Store
     from loaders.errors import SchemaError, ShardError
 
-    column = VarColumn(np.zeros(9, np.uint8), np.array([0, 4]), np.array([4, 5]))
-    store = Store([MemoryShard(tmp_path, {"x": column})])
+    whole = FixedColumn(np.full((3, 4), 7, np.uint8))
+    column = VarColumn(np.arange(13, dtype=np.uint8), np.array([0, 4, 9]), np.array([4, 5, 4]))
+    shards = [
+        MemoryShard(tmp_path / "a", {"x": whole}),
+        MemoryShard(tmp_path / "b", {"x": column}),
+    ]
+    store, out = Store(shards), np.empty((2, 4), np.uint8)
 
-    with pytest.raises(ShardError, match="row 1: its record has 5 bytes, not 4"):
-        store.gather("x", store.rows(np.array([0])), np.empty((1, 4), np.uint8))
+    store.gather("x", store.rows(np.array([5, 2])), out)
+    assert out.tolist() == [[9, 10, 11, 12], [7, 7, 7, 7]]
+    with pytest.raises(ShardError, match="b, field x, row 1: its record has 5 bytes, not 4"):
+        store.gather("x", store.rows(np.array([1, 4])), out)
     with pytest.raises(SchemaError, match="one row per sample"):
-        MemoryShard(tmp_path, {"x": column, "y": FixedColumn(np.zeros((3, 1), np.uint8))})
+        MemoryShard(
+            tmp_path, {"x": column, "y": whole, "z": FixedColumn(np.zeros((2, 1), np.uint8))}
+        )
 
 
 NUM, LARGE, SMALL = 9, 8192, 8  # bytes of a row that is waited for, and of one that is not

@@ -14,6 +14,7 @@ import pytest
 import simplejpeg
 
 import packdata
+from loaders import ShardDataset
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.errors import CodecError, SchemaError
@@ -22,6 +23,7 @@ from loaders.schema import Image
 from packdata.cli import main
 from packdata.images.planes import jpeg_planes
 from packdata.reader import PackedReader
+from tests.codecs.test_heads import of_441
 from tests.packdata.packing import pack
 
 PHOTOS = Path(__file__).parents[1] / "data/photos"
@@ -142,6 +144,22 @@ def test_other_jpegs_have_no_such_planes(subsampling: str) -> None:
     space = "GRAY" if subsampling == "Gray" else "RGB"
 
     assert jpeg_planes(simplejpeg.encode_jpeg(image, 90, space, subsampling)) is None
+
+
+def test_a_jpeg_whose_sampling_has_no_name_has_no_such_planes_and_is_packed(
+    tmp_path: Path,
+) -> None:
+    file, source = of_441(progressive=True), tmp_path / "photos"
+    source.mkdir()
+    (source / "a.jpg").write_bytes(file)
+    wanted = simplejpeg.decode_jpeg(file).transpose(2, 0, 1)
+
+    assert jpeg_planes(file) is None
+    for codec in ("jpeg", "yuv420"):
+        options = "--codec", codec, "--size", "64x32", "--fit", "stretch"
+        assert main(["images", str(source), str(tmp_path / codec), *options]) == 0
+        image = ShardDataset(tmp_path / codec)[0].image.numpy()
+        assert np.abs(image.astype(int) - wanted).mean() < 16  # chroma is laid out otherwise
 
 
 def test_commands_know_what_it_is(

@@ -13,7 +13,7 @@ apart may lie arrays in memory, or volumes of a very large dataset: these rows a
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +36,22 @@ class Gather:
     Args:
         nbytes: Size of every record.
         starts: The number of the first sample of each shard.
-        column: Opens a shard's column, by shard number; its rows all have ``nbytes`` bytes.
+        column: Opens a shard's column, by shard number.
+        refuse: Raises the error that a row of a shard, given both numbers, has another size.
     """
 
-    def __init__(self, nbytes: int, starts: Indices, column: Callable[[int], Column]) -> None:
-        self._nbytes, self._starts, self._column = nbytes, starts, column
+    def __init__(
+        self,
+        nbytes: int,
+        starts: Indices,
+        column: Callable[[int], Column],
+        refuse: Callable[[int, int], NoReturn],
+    ) -> None:
+        self._nbytes, self._starts, self._column, self._refuse = nbytes, starts, column, refuse
         self._columns: dict[int, Column] = {}
         self._biases = np.full(len(starts), _UNKNOWN, np.int64)
         self._kinds = set[type[Column]]()
+        self._odd: dict[int, Indices] = {}  # by shard: samples whose rows have another size
         self._of_starts: Gather | None = None  # of columns whose rows may lie anywhere
         self._window = Window(0, 0, None)
         self._lock = ForkLock()
@@ -56,9 +64,16 @@ class Gather:
         """Return where the records of some samples lie."""
         if len(self._columns) < len(self._starts):
             self._open(np.unique(shards).tolist())
+        if self._odd:
+            self._check_sizes(indices)
         addresses, window = self._addresses(indices, shards), self._window
         addresses -= window.low
         return Found(window, addresses)
+
+    def _check_sizes(self, indices: Indices) -> None:
+        for number, odd in tuple(self._odd.items()):
+            if len(found := np.intersect1d(indices, odd)):
+                self._refuse(number, int(found[0] - self._starts[number]))
 
     def _addresses(self, indices: Indices, shards: Indices) -> Indices:
         addresses = self._biases.take(shards)
@@ -75,7 +90,7 @@ class Gather:
     def _starts_of(self, indices: Indices, shards: Indices) -> Indices:
         """Return where rows begin in their buffers: numbers of 8 bytes, gathered from all shards in one call, too."""
         if self._of_starts is None:
-            self._of_starts = Gather(8, self._starts, self._starts_column)
+            self._of_starts = Gather(8, self._starts, self._starts_column, self._refuse)
         out = np.empty((len(indices), 8), np.uint8)
         self._of_starts(indices, shards, out)
         return out.view(np.int64).reshape(-1)
@@ -97,6 +112,8 @@ class Gather:
         address = int(data.ctypes.data)
         is_fixed = isinstance(column, FixedColumn)
         first = int(self._starts[number]) * self._nbytes if is_fixed else 0
+        if not is_fixed and len(odd := np.flatnonzero(column.lengths != self._nbytes)):
+            self._odd[number] = odd + self._starts[number]
         self._kinds.add(type(column))
         self._biases[number] = address - first
         self._widen(address, address + data.nbytes)

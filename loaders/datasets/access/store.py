@@ -7,12 +7,11 @@ gathers rows of equal size from any number of mapped files in one call.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.columns import Column, VarColumn
 from loaders.datasets.access.finder import Rows, ShardFinder
 from loaders.datasets.access.gather import Found, Gather
 from loaders.datasets.access.pages import Pages
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from loaders.columns import Column
     from loaders.datasets.access.shards import Check, FileShard, MemoryShard, OpenShard
 
 Indices = npt.NDArray[np.int64]
@@ -188,20 +188,19 @@ class Store:
         if gather is None:
             store = weakref.proxy(self)  # as above
             gather = Gather(
-                nbytes, self.starts, lambda number: store._equal_rows(field, number, nbytes)
+                nbytes,
+                self.starts,
+                lambda number: store.shard(number).columns[field],
+                lambda number, row: store.refuse_size(field, number, row, nbytes),
             )
             gather = self._gathers.setdefault(field, gather)
         return gather
 
-    def _equal_rows(self, field: str, number: int, nbytes: int) -> Column:
+    def refuse_size(self, field: str, number: int, row: int, nbytes: int) -> NoReturn:
+        """Raise the ShardError that a record has not so many bytes."""
         shard = self.shard(number)
-        column = shard.columns[field]
-        if isinstance(column, VarColumn) and (wrong := column.lengths != nbytes).any():
-            row = int(wrong.argmax())
-            raise ShardError(
-                f"its record has {column.lengths[row]} bytes, not {nbytes}", shard.path, row, field
-            )
-        return column
+        found = shard.columns[field].lengths[row]
+        raise ShardError(f"its record has {found} bytes, not {nbytes}", shard.path, row, field)
 
     def verify(self, field: str, rows: Rows) -> None:
         """Wait for records, and hash the blocks that they lie in, unless that was done before.

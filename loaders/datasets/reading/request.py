@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from loaders import augment
-from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -49,6 +48,7 @@ class Request:
         seed: For augmentation.
         num_workers: How many threads share the work.
         known: What was made once for all parts, by a name; None where one of the samples was in the way.
+        lock: While something is made; what is made may need something else.
         whole: The samples of several batches, of which these are some; None: nothing is shared with others.
         start: Where in the whole they begin.
     """
@@ -60,7 +60,7 @@ class Request:
     seed: int
     num_workers: int = 1
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
-    lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+    lock: threading.RLock = field(default_factory=threading.RLock, compare=False, repr=False)
     whole: Request | None = field(default=None, compare=False, repr=False)
     start: int = 0
 
@@ -112,7 +112,9 @@ class Request:
             if name not in self.known:
                 try:
                     self.known[name] = make(self, 0, len(self))
-                except LoadersError:
+                except (
+                    Exception
+                ):  # whatever it is: who has the sample meets it again, and raises it
                     self.known[name] = None
             known: T | None = self.known[name]
             return known

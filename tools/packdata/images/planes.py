@@ -46,7 +46,10 @@ def jpeg_planes(data: bytes) -> Planes | None:
 
     Source: ``jdmaster.c`` of libjpeg-turbo, "scale up the chroma components via IDCT scaling".
     """
-    height, width, space, subsampling = simplejpeg.decode_jpeg_header(data)
+    try:
+        height, width, space, subsampling = simplejpeg.decode_jpeg_header(data)
+    except KeyError:  # of a sampling that has no name there
+        return None
     if (space, subsampling) != ("YCbCr", "420") or min(height, width) < 2:
         return None
     luma: UInt8Array = simplejpeg.decode_jpeg(data, "GRAY")[:, :, 0]
