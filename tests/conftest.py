@@ -23,7 +23,10 @@ gc.freeze()
 
 @pytest.fixture
 def uncovered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start processes that may not write what is measured of their lines."""
+    """Start processes whose lines nobody measures.
+
+    Some may not write what is measured, and coverage waits for its own lock for ever if Ctrl-C comes while it has it.
+    """
     for name in [name for name in os.environ if name.startswith("COVERAGE_")]:
         monkeypatch.delenv(name)
 

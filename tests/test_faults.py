@@ -494,6 +494,7 @@ def is_alive(group: int) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("uncovered")
 @pytest.mark.parametrize(("backend", "num_workers"), [("thread", 2), ("subprocess", 2)])
 def test_ctrl_c_leaves_no_process_and_no_file(
     folder: Path, tmp_path: Path, backend: str, num_workers: int
@@ -501,6 +502,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(
     assert_interrupt_leaves_nothing(folder, tmp_path, backend, num_workers, delay_s=0.3)
 
 
+@pytest.mark.usefixtures("uncovered")
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "num_workers"), BACKENDS)
 def test_ctrl_c_at_any_moment_leaves_nothing(
