@@ -171,7 +171,7 @@ def test_a_stub_is_cut(kind: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("progressive", [False, True])
 def test_a_sampling_without_a_name_is_one_as_any_other(progressive: bool) -> None:
     data = of_441(progressive=progressive)
-    filled = data[:2] + b"\xff" + data[2:]  # a byte that may stand before any segment
+    filled = data[:2] + b"\xff\xff\xc4\0\2" + data[2:]  # a byte to fill up, and no tables
 
     for file in (data, filled):
         assert picture_head(file)[:2] == (64, 32)

@@ -112,9 +112,7 @@ class Request:
             if name not in self.known:
                 try:
                     self.known[name] = make(self, 0, len(self))
-                except (
-                    Exception
-                ):  # whatever it is: who has the sample meets it again, and raises it
+                except Exception:  # of one sample: who has it meets it again, and raises it
                     self.known[name] = None
             known: T | None = self.known[name]
             return known
