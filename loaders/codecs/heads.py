@@ -204,11 +204,7 @@ def picture_head(record: Any) -> PictureHead:
     except struct.error as error:  # it ends before its size does
         kind = "PNG" if start[0] == 0x89 else "WebP"
         raise CodecError(f"the {kind} is cut: it has {len(start)} bytes") from error
-    except (
-        ValueError,
-        IndexError,
-        KeyError,
-    ) as error:  # KeyError: of a sampling that simplejpeg does not know
+    except (ValueError, IndexError) as error:
         what = f"the header of the picture cannot be read ({error})"
         raise CodecError(what if len(start) else "the picture is empty") from error
     if not 0 < head.height * head.width <= MAX_PIXELS:

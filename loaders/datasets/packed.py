@@ -20,7 +20,6 @@ from loaders.augment import Views, as_augment, has_draws
 from loaders.buffers import SMALL_BYTES
 from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
-from loaders.columns import as_rows
 from loaders.datasets import frame
 from loaders.datasets.base import BatchDataset, from_start, index_array, is_one, whole_numbers
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
@@ -383,11 +382,7 @@ class PackedDataset(BatchDataset):
             raise SchemaError(
                 f"field {name!r} varies in size, or is encoded: read it {frames}sample by sample"
             )
-        columns, nbytes = self.store.column(name), field.record_nbytes
-        for number, column in enumerate(columns):
-            if len(odd := np.flatnonzero(column.lengths != nbytes)):
-                self.store.refuse_size(name, number, int(odd[0]), nbytes)
-        parts = [as_rows(column, nbytes) for column in columns]
+        parts, nbytes = self.store.equal_rows(name, field.record_nbytes), field.record_nbytes
         data = (
             parts[0]
             if len(parts) == 1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from loaders.columns import as_rows
 from loaders.datasets.access.finder import Rows, ShardFinder
 from loaders.datasets.access.gather import Found, Gather
 from loaders.datasets.access.pages import Pages
@@ -140,6 +141,14 @@ class Store:
         """Return the column of every shard, verified."""
         self.verify(field, self.rows(np.arange(len(self), dtype=np.int64)))
         return [self.shard(number).columns[field] for number in range(len(self.shards))]
+
+    def equal_rows(self, field: str, nbytes: int) -> list[UInt8Array]:
+        """Return the records of every shard as ``(N, nbytes)``, verified; ShardError if one has another size."""
+        columns = self.column(field)
+        for number, column in enumerate(columns):
+            if len(odd := np.flatnonzero(column.lengths != nbytes)):
+                self.refuse_size(field, number, int(odd[0]), nbytes)
+        return [as_rows(column, nbytes) for column in columns]
 
     def gather(self, field: str, rows: Rows, out: UInt8Array) -> None:
         """Copy records of one size, verified, to the rows of ``out``.

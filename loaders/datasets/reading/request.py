@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from loaders import augment
+from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -102,17 +103,27 @@ class Request:
         """
         if last - first == 1:
             return make(self, first, last), 0
-        if self.whole is not None and (known := self.whole._known(name, make)) is not None:
+        if (
+            self.whole is not None
+            and (
+                known := self.whole._known(
+                    name, make, Exception
+                )  # whatever it is: who has the sample meets it again
+            )
+            is not None
+        ):
             return known, self.start + first
-        known = self._known(name, make)
+        known = self._known(name, make, LoadersError)
         return (make(self, first, last), 0) if known is None else (known, first)
 
-    def _known(self, name: Hashable, make: Callable[[Request, int, int], T]) -> T | None:
+    def _known(
+        self, name: Hashable, make: Callable[[Request, int, int], T], caught: type[Exception]
+    ) -> T | None:
         with self.lock:
             if name not in self.known:
                 try:
                     self.known[name] = make(self, 0, len(self))
-                except Exception:  # of one sample: who has it meets it again, and raises it
+                except caught:
                     self.known[name] = None
             known: T | None = self.known[name]
             return known
