@@ -455,3 +455,18 @@ def test_a_small_record_of_another_size_is_an_error_of_its_own_batch_in_every_ep
     size = "field x, row 6: its record has 4097 bytes, not 4096"
     with pytest.raises(ShardError, match="checksum" if check == "first" else size):
         dataset.column("x")
+
+
+def test_a_timeout_while_a_batch_waits_for_its_own_samples_is_not_lost(tmp_path: Path) -> None:
+    """A signal's handler may raise it, once, where the trainer's own thread reads."""
+    request = pictures(tmp_path / "a", "jpeg", 8).request([0, 1, 2])
+    errors = [TimeoutError(), ShardError("bad", tmp_path)]
+
+    def make(request: Any, first: int, last: int) -> int:
+        if errors:
+            raise errors.pop(0)
+        return last - first
+
+    with pytest.raises(TimeoutError):
+        request.shared("it", make, 0, 3)
+    assert request.shared("it", make, 0, 2) == (2, 0)  # of this part alone, as one was bad

@@ -103,16 +103,11 @@ class Request:
         """
         if last - first == 1:
             return make(self, first, last), 0
-        if (
-            self.whole is not None
-            and (
-                known := self.whole._known(
-                    name, make, Exception
-                )  # whatever it is: who has the sample meets it again
-            )
-            is not None
-        ):
-            return known, self.start + first
+        if self.whole is not None:
+            # Any error: nobody waits for storage here, and who has the sample meets it again.
+            together = self.whole._known(name, make, Exception)
+            if together is not None:
+                return together, self.start + first
         known = self._known(name, make, LoadersError)
         return (make(self, first, last), 0) if known is None else (known, first)
 
