@@ -8,9 +8,10 @@ import numpy as np
 import xxhash
 
 from loaders.checks import as_list, shown
-from loaders.datasets.access.store import Store
+from loaders.data.store import Store
 from loaders.datasets.base import check_stored
 from loaders.datasets.packed import SETTINGS, PackedDataset
+from loaders.datasets.reading.gather import take_rows
 from loaders.errors import SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Schema
 
@@ -56,7 +57,7 @@ def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
     shards = [shard for dataset in datasets for shard in dataset.store.shards]
     fingerprints = " ".join(dataset.fingerprint for dataset in datasets)
     joined = PackedDataset(
-        Store(shards, max((d.store.check for d in datasets), key=_CHECKS.index)),
+        Store(shards, max((d.store.check for d in datasets), key=_CHECKS.index), take_rows),
         _common_schema(datasets),
         fingerprint=xxhash.xxh3_128_hexdigest(fingerprints.encode()),
         **{name: getattr(first, name) for name in (*SETTINGS, "leader")},

@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from loaders.datasets.access.finder import Rows
-    from loaders.datasets.access.store import Store
+    from loaders.data.finder import Rows
+    from loaders.data.store import Store
 
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
@@ -248,13 +248,13 @@ class PackedDataset(BatchDataset):
     def has_read_ahead(self, request: Request) -> bool:
         """Tell whether storage was not asked yet for some of the samples."""
         return any(
-            self.store.has_read_ahead(name, request.rows) for name in self._read_ahead_fields
+            self.store.needs_prefetch(name, request.rows) for name in self._read_ahead_fields
         )
 
     def read_ahead(self, request: Request) -> None:
         """Have storage read the samples, without waiting for them."""
         for name in self._read_ahead_fields:
-            self.store.read_ahead(name, request.rows)
+            self.store.prefetch(name, request.rows)
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Turn indices into a request, with the seed, epoch and draws that our samplers attach; leave one as it is."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_path
-from loaders.datasets.access.shards import Check, FileShard
-from loaders.datasets.access.store import Store
+from loaders.data.shards import Check, FileShard
+from loaders.data.store import Store
 from loaders.datasets.packed import OnError, PackedDataset, Transform
+from loaders.datasets.reading.gather import take_rows
 from loaders.datasets.settings import check_augment
 from loaders.manifest import read_manifest
 
@@ -81,9 +82,8 @@ class ShardDataset(PackedDataset):
         self.path = as_path("path", path, "the folder that packdata made").absolute()
         manifest = read_manifest(self.path)
         check_augment(augment, manifest.schema.fields)
-        store = Store(
-            [FileShard(self.path / shard.file, shard) for shard in manifest.shards], check
-        )
+        shards = [FileShard(self.path / shard.file, shard) for shard in manifest.shards]
+        store = Store(shards, check, take_rows)
         super().__init__(
             store,
             manifest.schema,

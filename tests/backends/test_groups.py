@@ -11,7 +11,7 @@ import torch
 
 from loaders import DataLoader, RAMDataset, concat
 from loaders.buffers import FreshMemory
-from loaders.datasets.access.store import Store
+from loaders.data.store import Store
 from loaders.sampling.batch import IndexBatch, SampleIndex
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from loaders.backends.maker import Maker
 from loaders.backends.stretch import Step, Steps, Stretch
 from loaders.backends.subprocess import Child, ChildPool
 from loaders.codecs.picture import encode_jpeg
-from loaders.datasets.access.finder import ShardFinder
-from loaders.datasets.access.gather import Gather
-from loaders.datasets.access.pages import Pages
+from loaders.data.finder import ShardFinder
+from loaders.data.gather import Gather
+from loaders.data.prefetch import Pages
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import collate
 from loaders.errors import SampleError, ShardError
@@ -198,7 +198,7 @@ def test_what_does_not_stay_in_memory_is_waited_for_batch_by_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the first batch would wait for the samples of all."""
-    monkeypatch.setattr("loaders.datasets.access.pages.memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("loaders.data.prefetch.memory_bytes", lambda: 1 << 20)
     dataset = pictures(tmp_path / "a", "raw")
 
     for _ in range(2):

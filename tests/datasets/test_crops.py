@@ -14,7 +14,7 @@ import torch
 
 from loaders import DataLoader, Normalize, RAMDataset, ShardDataset, augment, concat
 from loaders.augment import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
-from loaders.datasets.access.parts import PartialRecords, Spans
+from loaders.data.partial import PartialRecords, Spans
 from loaders.errors import BatchError, ChecksumError, LoadersError, SampleError, SchemaError
 from loaders.formats import checksums, open_columns
 from loaders.manifest import read_manifest

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders.datasets.access import finder
-from loaders.datasets.access.finder import ShardFinder
+from loaders.data import finder
+from loaders.data.finder import ShardFinder
 
 
 @settings(deadline=None)

@@ -15,16 +15,18 @@ import packdata
 from loaders import ShardDataset, concat
 from loaders.buffers import FreshMemory
 from loaders.columns import Column, FixedColumn, VarColumn
-from loaders.datasets.access import gather as module
-from loaders.datasets.access.gather import Gather
-from loaders.datasets.access.store import Store
+from loaders.data import gather as module
+from loaders.data.gather import Gather, Take
+from loaders.data.gather import take_rows as numpy_take
+from loaders.data.store import Store
 from loaders.datasets.reading.fixed import FixedReader
+from loaders.datasets.reading.gather import take_rows as torch_take
 from loaders.datasets.reading.samples import SampleBatch
 from loaders.schema import Array
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
-    from loaders.datasets.access.shards import Check
+    from loaders.data.shards import Check
 
 MAP_NORESERVE = 0x4000  # of Linux
 
@@ -52,18 +54,19 @@ def test_gather_equals_reading_row_by_row(
 ) -> None:
     """Also where shards of several kinds are mixed, are opened one after the other, or lie far apart."""
     with patch.object(module, "_MAX_ELEMENTS", most):
-        check_gather(case, seed)
+        check_gather(case, seed, numpy_take)
+        check_gather(case, seed, torch_take)
 
 
 def refuse(shard: int, row: int) -> NoReturn:
     raise AssertionError(f"row {row} of shard {shard} has the size of all")
 
 
-def check_gather(case: tuple[int, list[Column]], seed: int) -> None:
+def check_gather(case: tuple[int, list[Column]], seed: int, take: Take) -> None:
     nbytes, columns = case
     ends = np.cumsum([len(column) for column in columns])
     starts = ends - [len(column) for column in columns]
-    gather = Gather(nbytes, starts, columns.__getitem__, refuse)
+    gather = Gather(nbytes, starts, columns.__getitem__, refuse, take)
     rng = np.random.default_rng(seed)
     if not ends[-1]:
         return
@@ -80,7 +83,7 @@ def check_gather(case: tuple[int, list[Column]], seed: int) -> None:
         assert np.array_equal(out, expected)
 
 
-def test_large_rows_may_lie_further_apart_than_torch_can_count() -> None:
+def test_large_rows_may_lie_further_apart_than_an_array_can_count() -> None:
     """4 TB of rows of 4 MB, of which three are touched: as of volumes, or of arrays here and there in memory."""
     nbytes, num = 4 << 20, 1 << 20
     try:
@@ -135,8 +138,8 @@ def test_batches_of_packed_rows_equal_their_records(
 
 
 def test_records_of_another_size_are_refused_and_their_neighbours_served(tmp_path: Path) -> None:
-    from loaders.datasets.access.shards import MemoryShard
-    from loaders.datasets.access.store import Store
+    from loaders.data.shards import MemoryShard
+    from loaders.data.store import Store
     from loaders.errors import SchemaError, ShardError
 
     whole = FixedColumn(np.full((3, 4), 7, np.uint8))

@@ -15,9 +15,9 @@ import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat, formats
 from loaders.bench import pagecache
-from loaders.datasets.access import advice, pages
-from loaders.datasets.access.advice import READ_BYTES, ask_for
-from loaders.datasets.access.shards import FileShard
+from loaders.data import madvise, prefetch
+from loaders.data.madvise import READ_BYTES, ask_for
+from loaders.data.shards import FileShard
 from loaders.errors import LoadersError, SampleError, ShardError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Field, Image, Label, Text
@@ -100,11 +100,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Address and size of all that the kernel is asked for."""
     found: list[tuple[int, int]] = []
 
-    def read_ahead(spans: list[tuple[int, int]]) -> None:
+    def ask(spans: list[tuple[int, int]]) -> None:
         found.extend(spans)
         ask_for(spans)
 
-    monkeypatch.setattr(pages, "ask_for", read_ahead)
+    monkeypatch.setattr(prefetch, "ask_for", ask)
     return found
 
 
@@ -129,11 +129,11 @@ def test_what_is_asked_for_comes_whole_without_being_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fits: bool
 ) -> None:
     """Records of 1 MB: the kernel reads no more than its read-ahead of one question."""
-    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0.5 if fits else 0)
+    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0.5 if fits else 0)
     dataset = ShardDataset(packed(tmp_path / "a", kind, 1_000_000, 10), check="never")
     records = dropped(dataset, 3, 8)
 
-    dataset.store.read_ahead("data", rows_of(dataset, 3, 8))
+    dataset.store.prefetch("data", rows_of(dataset, 3, 8))
 
     wait_until(lambda: all(map(in_memory, records)))
     assert len(records) == 2  # and none of them was looked at here
@@ -165,7 +165,7 @@ def test_a_dataset_that_fits_into_memory_is_asked_for_once_and_in_blocks(
 def test_one_that_does_not_fit_is_asked_for_each_time_and_by_the_record(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
+    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0)
     dataset = ShardDataset(packed(tmp_path / "a", kind), fields=["data"])
     loader = DataLoader(dataset, 6, shuffle=True, num_workers=2)
 
@@ -183,7 +183,7 @@ def test_a_batch_is_asked_for_before_any_of_it_is_read(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever reads it: threads, in parts, and torch's processes, by ``__getitems__``."""
-    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
+    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0)
     fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=(300_000,))}
     samples = [{"data": noise(300_000, i)} for i in range(NUM)]
     dataset = ShardDataset(pack(tmp_path / "a", fields, samples, per_shard=PER_SHARD))
@@ -208,7 +208,7 @@ class _Fresh:
 def test_a_changed_dataset_asks_for_what_it_reads(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
+    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0)
     dataset = ShardDataset(packed(tmp_path / "a"), fields=["data"])
     dataset.__getitems__([0, 1])
     del asked[:]
@@ -246,10 +246,10 @@ def test_each_word_is_said_once_for_a_batch(
             calls.append(name)
             return getattr(real, name)
 
-    real = advice._libc
-    monkeypatch.setattr(advice, "_libc", Counted())
+    real = madvise._libc
+    monkeypatch.setattr(madvise, "_libc", Counted())
     rows = rows_of(dataset, *range(NUM))
-    dataset.store.read_ahead("data", rows)
+    dataset.store.prefetch("data", rows)
     dataset.store.records("data", rows)
 
     assert len(calls) <= 4 or "madvise" in calls  # where asking in one call is not allowed
@@ -259,7 +259,7 @@ def test_each_word_is_said_once_for_a_batch(
 def test_groups_of_small_batches_are_asked_for(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
+    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0)
     fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=(5_000,))}
     samples = [{"data": noise(5_000, i)} for i in range(NUM)]
     dataset = ShardDataset(pack(tmp_path / "a", fields, samples, per_shard=PER_SHARD))
@@ -273,7 +273,7 @@ def test_groups_of_small_batches_are_asked_for(
 def test_mixtures_ask_for_what_comes_from_each(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
+    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0)
     parts = [ShardDataset(packed(tmp_path / name), fields=["data"]) for name in "ab"]
     mixture = Mixture(parts, [0.5, 0.5])
     job: Any = mixture.job([0, NUM, 1, NUM + 1], _Fresh())
@@ -314,7 +314,7 @@ def test_filling_ram_asks_ahead(tmp_path: Path, asked: list[tuple[int, int]]) ->
 def test_records_are_in_memory_before_python_looks_at_them(tmp_path: Path, kind: str) -> None:
     dataset = ShardDataset(packed(tmp_path / "a", kind, 1_000_000), check="never")
     dropped(dataset, 4, 12, 20)
-    advice.wait_for([(dataset.store.shard(0).columns["data"].row(4).ctypes.data, 1)])
+    madvise.wait_for([(dataset.store.shard(0).columns["data"].row(4).ctypes.data, 1)])
     if not in_memory(dataset.store.shard(0).columns["data"].row(4)[:1]):
         pytest.skip("this kernel cannot wait for pages")
 
@@ -351,16 +351,16 @@ OF_ONE_SIZE: dict[str, Field] = {"data": Array(dtype="uint8", dims=(ROW,))}
 def test_rows_are_copied_whole_however_much_one_call_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice, "_PIECE_BYTES", 70_000)
-    monkeypatch.setattr(advice, "_CALL_BYTES", 150_000)
+    monkeypatch.setattr(madvise, "_PIECE_BYTES", 70_000)
+    monkeypatch.setattr(madvise, "_CALL_BYTES", 150_000)
     data = noise(300_000 * 5).reshape(5, -1)
     out = np.zeros_like(data)
 
-    assert advice.copy([(row.ctypes.data, row.nbytes) for row in data], out) == 5
+    assert madvise.copy([(row.ctypes.data, row.nbytes) for row in data], out) == 5
     assert np.array_equal(out, data)
     nowhere = (4096, data.shape[1])
     spans = [(data[0].ctypes.data, data.shape[1]), nowhere, (data[1].ctypes.data, data.shape[1])]
-    assert advice.copy(spans, out[:3]) == 1
+    assert madvise.copy(spans, out[:3]) == 1
 
 
 @pytest.mark.slow
@@ -370,7 +370,7 @@ def test_more_than_two_gigabytes_are_copied(tmp_path: Path) -> None:
     data[:, -1] = np.arange(35)
     out = np.empty_like(data)
 
-    assert advice.copy([(row.ctypes.data, row.nbytes) for row in data], out) == 35
+    assert madvise.copy([(row.ctypes.data, row.nbytes) for row in data], out) == 35
     assert out[:, -1].tolist() == list(range(35))
 
 
@@ -378,7 +378,7 @@ def test_more_than_two_gigabytes_are_copied(tmp_path: Path) -> None:
 def test_rows_that_are_gathered_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fits: bool
 ) -> None:
-    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0.5 if fits else 0)
+    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0.5 if fits else 0)
     samples = [{"data": noise(ROW, i)} for i in range(NUM)]
     folder = pack(tmp_path / "a", OF_ONE_SIZE, samples, format=kind, per_shard=PER_SHARD)
     dataset = ShardDataset(folder, check="never")
@@ -573,6 +573,6 @@ def test_a_kernel_without_the_words_reads_all_the_same(
     fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=dims)}
     samples = [{"data": noise(300_000, i)} for i in range(4)]
     folder = pack(tmp_path / "a", fields, samples, format=kind)
-    monkeypatch.setattr(advice, "_libc", libc)
+    monkeypatch.setattr(madvise, "_libc", libc)
     for i, sample in enumerate(ShardDataset(folder)):
         assert np.array_equal(sample.data.numpy(), noise(300_000, i))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset
-from loaders.datasets.access.store import Store
+from loaders.data.store import Store
 from loaders.errors import SchemaError
 from loaders.schema import Categories, Features
 from packdata.tables import pack_tables

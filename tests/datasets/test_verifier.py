@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.columns import FixedColumn
-from loaders.datasets.access import verifier as module
-from loaders.datasets.access.finder import Rows
-from loaders.datasets.access.shards import OpenShard
-from loaders.datasets.access.verifier import Verifier
+from loaders.data import verify as module
+from loaders.data.finder import Rows
+from loaders.data.shards import OpenShard
+from loaders.data.verify import Verifier
 from loaders.errors import ChecksumError
 from loaders.formats.checksums import checksum_column, hash_block
 

@@ -98,7 +98,7 @@ def test_windows_of_tokens_that_lie_far_apart_are_copied_one_by_one(
     usual = TokenWindows(folder, 20)
     expected = usual.__getitems__(range(len(usual))).batch
 
-    monkeypatch.setattr("loaders.datasets.access.gather._MAX_ELEMENTS", 0)
+    monkeypatch.setattr("loaders.data.gather._MAX_ELEMENTS", 0)
     apart = TokenWindows(folder, 20)
 
     assert torch.equal(apart.__getitems__(range(len(apart))).batch.tokens, expected.tokens)

@@ -27,8 +27,8 @@ from loaders.schema import Field, Image, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from loaders.datasets.access.finder import Rows
-    from loaders.datasets.access.store import Store
+    from loaders.data.finder import Rows
+    from loaders.data.store import Store
     from loaders.datasets.packed import PackedDataset
 
     UInt8Array = npt.NDArray[np.uint8]
@@ -124,7 +124,7 @@ def names_to_load(dataset: PackedDataset) -> list[str]:
 
 def _records_of(store: Store, name: str, rows: Rows) -> Records:
     def read(part: slice) -> list[UInt8Array]:
-        store.read_ahead(name, rows[part])
+        store.prefetch(name, rows[part])
         return store.records(name, rows[part])
 
     return read
@@ -141,7 +141,7 @@ def _plan_copy(store: Store, name: str, field: Field, rows: Rows) -> ColumnPlan:
 
     def fill(column: Column, report: Report) -> None:
         for part in parts(len(rows), part_rows):
-            store.read_ahead(name, rows[part])
+            store.prefetch(name, rows[part])
             if isinstance(column, FixedColumn):
                 store.gather(name, rows[part], column.data[part])
             else:

@@ -17,8 +17,8 @@ from loaders.codecs.heads import picture_size
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import cast_exactly
 from loaders.columns import Column, FixedColumn, var_column
-from loaders.datasets.access.shards import MemoryShard
-from loaders.datasets.access.store import Store
+from loaders.data.shards import MemoryShard
+from loaders.data.store import Store
 from loaders.datasets.base import check_stored
 from loaders.datasets.memory.loading import (
     ColumnPlan,
@@ -33,6 +33,7 @@ from loaders.datasets.memory.resident import ResidentDataset
 from loaders.datasets.memory.shared import share_columns
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.coefficients import has_halves
+from loaders.datasets.reading.gather import take_rows
 from loaders.datasets.settings import check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
@@ -139,7 +140,7 @@ class RAMDataset(ResidentDataset):
         stored = tuple(name for name in shown if name in fields)
         PackedDataset.__init__(
             self,
-            Store([shard]),
+            Store([shard], take=take_rows),
             Schema(fields, stored),
             fingerprint=fingerprint,
             **({"fields": shown} | settings),

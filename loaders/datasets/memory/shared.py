@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaders import __version__
-from loaders.datasets.access.shards import MemoryShard
+from loaders.data.shards import MemoryShard
 from loaders.datasets.memory.arena import Arena, SealedColumns, open_sealed
 from loaders.datasets.memory.keeper import Keeper, Name, Peer, receive
 from loaders.datasets.memory.loading import Progress, check_fits, names_to_load, plan_columns

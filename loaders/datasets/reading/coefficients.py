@@ -19,8 +19,8 @@ import torch
 
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
-from loaders.datasets.access.advice import wait_for
-from loaders.datasets.access.pages import unreadable
+from loaders.data.madvise import wait_for
+from loaders.data.prefetch import unreadable
 from loaders.datasets.reading.request import ReaderAround
 from loaders.device.augment import BatchAugment, Moves, draw_moves
 from loaders.device.blocks import Cut, cut_around
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from loaders.codecs.dct import Escapes
     from loaders.codecs.yuv import Size
-    from loaders.datasets.access.finder import Rows
-    from loaders.datasets.access.store import Store
+    from loaders.data.finder import Rows
+    from loaders.data.store import Store
     from loaders.datasets.reading.request import Memory, Request
 
     UInt8Array = npt.NDArray[np.uint8]

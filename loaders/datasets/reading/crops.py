@@ -17,7 +17,7 @@ import torch
 
 from loaders import augment
 from loaders.codecs.raw import RawCodec
-from loaders.datasets.access.parts import Part, PartialRecords, Spans
+from loaders.data.partial import Part, PartialRecords, Spans
 from loaders.datasets.reading.samples import in_form
 from loaders.errors import BatchError, CodecError, SchemaError
 from loaders.schema import Array, Field, Image, Mask
@@ -25,7 +25,7 @@ from loaders.schema import Array, Field, Image, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from loaders.datasets.access.store import Store
+    from loaders.data.store import Store
     from loaders.datasets.reading.request import Memory, Request
 
 UInt8Array = npt.NDArray[np.uint8]

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from loaders.datasets.access.gather import Found
-    from loaders.datasets.access.store import Store
+    from loaders.data.gather import Found
+    from loaders.data.store import Store
     from loaders.datasets.reading.request import Memory, Request
 
     UInt8Array = npt.NDArray[np.uint8]

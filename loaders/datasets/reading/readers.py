@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.datasets.access.store import Store
+    from loaders.data.store import Store
     from loaders.datasets.reading.coefficients import CoefficientReader
     from loaders.datasets.reading.request import Memory, Reader, Request
 

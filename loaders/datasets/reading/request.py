@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from loaders.datasets.access.finder import Rows
+    from loaders.data.finder import Rows
 
     UInt8Array = npt.NDArray[np.uint8]
 T = TypeVar("T")

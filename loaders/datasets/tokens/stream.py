@@ -15,7 +15,7 @@ import torch
 
 from loaders.cached import cached_property
 from loaders.columns import FixedColumn, VarColumn
-from loaders.datasets.access.gather import Window, rows_at, window_over
+from loaders.data.gather import Window, rows_at, window_over
 from loaders.errors import SchemaError, ShardError
 from loaders.locks import ForkLock
 from loaders.schema import Tokens
@@ -185,7 +185,7 @@ class TokenStream:
         window = self._window(out.shape[1])
         addresses -= window.low
         if torch.get_num_threads() > 1 and window.rows is not None:
-            out[...] = window.rows.numpy()[addresses]
+            out[...] = window.rows[addresses]
             return  # torch would wait for threads of its own, for so little
         window.copy(addresses, out)
 
@@ -195,7 +195,9 @@ class TokenStream:
             if window is None:
                 if len(self._windows) > 64:
                     self._windows.clear()
-                window = self._windows[nbytes] = window_over(self._low, self._high, nbytes)
+                window = self._windows[nbytes] = window_over(
+                    self._low, self._high, nbytes, self._store.take
+                )
             return window
 
     def _addresses_of(self, positions: Indices, runs: Indices) -> Indices:
@@ -212,7 +214,7 @@ class TokenStream:
             here = min(length - at, int(self._lasts[run]) - start - at)
             address = int(self._addresses[run]) + (start + at - int(self._firsts[run])) * item
             view = rows_at(address, address + here * item, here * item)
-            torch.from_numpy(out[at * item : (at + here) * item]).copy_(view[0])
+            out[at * item : (at + here) * item] = view[0]
             at, run = at + here, run + 1
 
     # -- shards ------------------------------------------------------------------------------------
@@ -260,7 +262,7 @@ class TokenStream:
         always = self._store.check == "always"
         if always or not self._verified[rows].all():
             wanted = self._store.rows(rows)
-            self._store.read_ahead(TOKENS, wanted)
+            self._store.prefetch(TOKENS, wanted)
             self._store.verify(TOKENS, wanted)
             self._verified[rows] = True
             self._all_verified = not always and bool(self._verified.all())

@@ -12,7 +12,7 @@ import xxhash
 
 from loaders.checks import as_list, shares, shown, whole_number
 from loaders.codecs.tokenizer import decoder_of
-from loaders.datasets.access.shards import MemoryShard
+from loaders.data.shards import MemoryShard
 from loaders.datasets.base import BatchDataset, SamplesOf, from_start, index_array
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.shard import ShardDataset

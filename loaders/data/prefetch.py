@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loaders.columns import Column, FixedColumn
-from loaders.datasets.access.advice import READ_BYTES, Span, ask_for, copy, wait_for
-from loaders.datasets.access.shards import FileShard
+from loaders.data.madvise import READ_BYTES, Span, ask_for, copy, wait_for
+from loaders.data.shards import FileShard
 from loaders.errors import ShardError
 from loaders.limits import memory_bytes
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.datasets.access.finder import Rows
-    from loaders.datasets.access.shards import MemoryShard
-    from loaders.datasets.access.store import Store
-    from loaders.datasets.access.verifier import Unknown
+    from loaders.data.finder import Rows
+    from loaders.data.shards import MemoryShard
+    from loaders.data.store import Store
+    from loaders.data.verify import Unknown
 
 _MIN_ROW_BYTES = 4 << 10  # smaller ones share pages, and the kernel reads ahead
 _MEMORY_SHARE = 0.5  # of a machine's memory: what the page cache can be trusted to keep
@@ -118,7 +118,7 @@ class Pages:
         self._asked = np.zeros(len(store), bool) if self._keeps else None
         self._arrived = np.zeros(len(store), bool)
 
-    def has_read_ahead(self, rows: Rows) -> bool:
+    def needs_prefetch(self, rows: Rows) -> bool:
         """Tell whether some records were not asked for yet, or may not have been: no file is opened to see it."""
         if not self._may_be_large:
             return False
@@ -129,7 +129,7 @@ class Pages:
             new &= ~self._asked.take(rows.indices)
         return bool(new.any())
 
-    def read_ahead(self, rows: Rows) -> None:
+    def prefetch(self, rows: Rows) -> None:
         """Have storage read some records, without waiting for them."""
         if new := self._new(rows, self._asked):
             ask_for([s for shard, row in self._places(new) for s in self._map(shard).unasked(row)])

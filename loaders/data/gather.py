@@ -1,33 +1,35 @@
 """Copying rows of one size, from anywhere in any number of maps, in one call.
 
-``index_select`` over a byte view with strides (1, 1) takes a row from any byte offset: seen
-through a window over all the maps, a record is its address. Between two maps the window covers
-memory that is not ours, so its arithmetic is guarded: an address is computed from a column that
-was checked against the size of its file when the shard was opened, and from a row number that was
-checked against the number of rows.
+An array with strides (1, 1) has a row at every byte: seen through a window over all the maps, a record is its address.
+Between two maps the window covers memory that is not the dataset's, so its arithmetic is guarded: an address is
+computed from a column that was checked against the size of its file when the shard was opened, and from a row number
+that was checked against the number of rows.
 
-torch counts the elements of such a view in 63 bits: of rows of a megabyte, some terabytes. Further
-apart may lie arrays in memory, or volumes of a very large dataset: these rows are copied one by one.
+Elements of such an array are counted in 63 bits: of rows of a megabyte, some terabytes. Arrays in memory, or volumes of
+a very large dataset, may lie further apart: these rows are copied one by one.
+
+Numpy's indexing does the copy here, and makes a second one. Batches pass torch's ``index_select``, which makes none.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from loaders.columns import Column, FixedColumn, VarColumn
 from loaders.locks import ForkLock
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 Indices = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+# From rows to what copies those of some numbers to the rows of another array.
+Take = Callable[[UInt8Array], Callable[[Indices, UInt8Array], None]]
 _UNKNOWN = -(1 << 62)
-_MAX_ELEMENTS = 1 << 63  # of a tensor
+_MAX_ELEMENTS = 1 << 63  # of an array
+_COPY_BYTES = 1 << 20  # of numpy's first copy
 
 
 class Gather:
@@ -38,6 +40,7 @@ class Gather:
         starts: The number of the first sample of each shard.
         column: Opens a shard's column, by shard number.
         refuse: Raises the error that a row of a shard, given both numbers, has another size.
+        take: How rows are copied.
     """
 
     def __init__(
@@ -46,17 +49,19 @@ class Gather:
         starts: Indices,
         column: Callable[[int], Column],
         refuse: Callable[[int, int], NoReturn],
+        take: Take | None = None,
     ) -> None:
+        self._take = take or take_rows
         self._nbytes, self._starts, self._column, self._refuse = nbytes, starts, column, refuse
         self._columns: dict[int, Column] = {}
         self._biases = np.full(len(starts), _UNKNOWN, np.int64)
         self._kinds = set[type[Column]]()
         self._odd: dict[int, Indices] = {}  # by shard: samples whose rows have another size
         self._of_starts: Gather | None = None  # of columns whose rows may lie anywhere
-        self._window = Window(0, 0, None)
+        self._window = Window(0, 0, None, None)
         self._lock = ForkLock()
 
-    def __call__(self, indices: Indices, shards: Indices, out: npt.NDArray[np.uint8]) -> None:
+    def __call__(self, indices: Indices, shards: Indices, out: UInt8Array) -> None:
         """Copy the records of some samples to the rows of ``out``: ``(N, nbytes)`` uint8, C-contiguous."""
         self.find(indices, shards).copy(out)
 
@@ -90,7 +95,9 @@ class Gather:
     def _starts_of(self, indices: Indices, shards: Indices) -> Indices:
         """Return where rows begin in their buffers: numbers of 8 bytes, gathered from all shards in one call, too."""
         if self._of_starts is None:
-            self._of_starts = Gather(8, self._starts, self._starts_column, self._refuse)
+            self._of_starts = Gather(
+                8, self._starts, self._starts_column, self._refuse, self._take
+            )
         out = np.empty((len(indices), 8), np.uint8)
         self._of_starts(indices, shards, out)
         return out.view(np.int64).reshape(-1)
@@ -124,7 +131,7 @@ class Gather:
         if self._columns:
             low, high = min(low, self._window.low), max(high, self._window.high)
         # One assignment: other threads use the window without the lock.
-        self._window = window_over(low, high, self._nbytes)
+        self._window = window_over(low, high, self._nbytes, self._take)
 
 
 class Found(NamedTuple):
@@ -138,7 +145,7 @@ class Found(NamedTuple):
     window: Window
     offsets: Indices
 
-    def copy(self, out: npt.NDArray[np.uint8], first: int = 0) -> None:
+    def copy(self, out: UInt8Array, first: int = 0) -> None:
         """Copy as many rows as ``out`` has, from the ``first`` on."""
         self.window.copy(self.offsets[first : first + len(out)], out)
 
@@ -150,34 +157,49 @@ class Window(NamedTuple):
         low: Address of the first byte.
         high: Address behind the last byte.
         rows: What ``rows_at`` returns for them, None where there are too many.
+        take: Copies those at some offsets from the first byte, None likewise.
     """
 
     low: int
     high: int
-    rows: torch.Tensor | None
+    rows: UInt8Array | None
+    take: Callable[[Indices, UInt8Array], None] | None
 
-    def copy(self, offsets: Indices, out: npt.NDArray[np.uint8]) -> None:
+    def copy(self, offsets: Indices, out: UInt8Array) -> None:
         """Copy the rows at some offsets from the first byte to those of ``out``."""
-        if self.rows is None:
+        if self.take is None:
             copy_each(offsets + self.low, out)
-            return
-        torch.index_select(self.rows, 0, torch.from_numpy(offsets), out=torch.from_numpy(out))
+        else:
+            self.take(offsets, out)
 
 
-def window_over(low: int, high: int, nbytes: int) -> Window:
+def window_over(low: int, high: int, nbytes: int, take: Take) -> Window:
     """Return a window for rows of ``nbytes`` bytes."""
-    fits = (high - low) * nbytes < _MAX_ELEMENTS
-    return Window(low, high, rows_at(low, high, nbytes) if fits else None)
+    if (high - low) * nbytes >= _MAX_ELEMENTS:
+        return Window(low, high, None, None)
+    rows = rows_at(low, high, nbytes)
+    return Window(low, high, rows, take(rows))
 
 
-def copy_each(addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
-    """Copy rows one by one: they are large, or nobody would ask."""
+def take_rows(rows: UInt8Array) -> Callable[[Indices, UInt8Array], None]:
+    """Return what copies rows by numpy's indexing."""
+    step = max(1, _COPY_BYTES // rows.shape[1])
+
+    def copy(numbers: Indices, out: UInt8Array) -> None:
+        for first in range(0, len(out), step):
+            out[first : first + step] = rows[numbers[first : first + step]]
+
+    return copy
+
+
+def copy_each(addresses: Indices, out: UInt8Array) -> None:
+    """Copy rows one by one, as large rows can be."""
     nbytes, target = out.shape[1], int(out.ctypes.data)
     for i, address in enumerate(addresses.tolist()):
-        ctypes.memmove(target + i * nbytes, address, nbytes)  # lets other threads run
+        ctypes.memmove(target + i * nbytes, address, nbytes)  # releases the GIL
 
 
-def rows_at(low: int, high: int, nbytes: int) -> torch.Tensor:
+def rows_at(low: int, high: int, nbytes: int) -> UInt8Array:
     """View memory as rows of ``nbytes`` bytes from every address in it; the caller keeps the memory alive.
 
     Args:
@@ -188,17 +210,17 @@ def rows_at(low: int, high: int, nbytes: int) -> torch.Tensor:
     Returns:
         ``(high - low - nbytes + 1, nbytes)`` uint8: row ``i`` is what lies at ``low + i``.
     """
-    memory = torch.from_numpy(np.asarray(_Memory(low, high - low)))
-    return memory.as_strided((high - low - nbytes + 1, nbytes), (1, 1))
+    return np.asarray(_Memory(low, high - low - nbytes + 1, nbytes))
 
 
 class _Memory:
-    """Bytes at an address, for numpy to look at; whoever makes one keeps the owner alive."""
+    """Rows at each address, for numpy to look at; the caller keeps the memory alive."""
 
-    def __init__(self, address: int, nbytes: int) -> None:
+    def __init__(self, address: int, num_rows: int, nbytes: int) -> None:
         self.__array_interface__ = {
             "data": (address, False),
-            "shape": (nbytes,),
+            "shape": (num_rows, nbytes),
+            "strides": (1, 1),
             "typestr": "|u1",
             "version": 3,
         }

@@ -18,17 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.datasets.access.advice import ask_for, wait_for
-from loaders.datasets.access.pages import fits_memory, unreadable
-from loaders.datasets.access.shards import FileShard
+from loaders.data.madvise import ask_for, wait_for
+from loaders.data.prefetch import fits_memory, unreadable
+from loaders.data.shards import FileShard
 from loaders.errors import ChecksumError, ShardError
 from loaders.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaders.datasets.access.finder import Rows
-    from loaders.datasets.access.store import Store
+    from loaders.data.finder import Rows
+    from loaders.data.store import Store
 
 UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.columns import as_rows
-from loaders.datasets.access.finder import Rows, ShardFinder
-from loaders.datasets.access.gather import Found, Gather
-from loaders.datasets.access.pages import Pages
-from loaders.datasets.access.verifier import Verifier
+from loaders.data.finder import Rows, ShardFinder
+from loaders.data.gather import Found, Gather, Take, take_rows
+from loaders.data.prefetch import Pages
+from loaders.data.verify import Verifier
 from loaders.errors import ShardError
 from loaders.locks import ForkLock
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.columns import Column
-    from loaders.datasets.access.shards import Check, FileShard, MemoryShard, OpenShard
+    from loaders.data.shards import Check, FileShard, MemoryShard, OpenShard
 
 Indices = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
@@ -37,6 +37,7 @@ class Store:
     Args:
         shards: The shards, in sample order.
         check: When to compare records with their checksums.
+        take: How rows of one size are copied; batches pass torch's way.
 
     Thread-safe. Shards are opened when they are first touched. Pickling sends paths and opens
     anew.
@@ -44,11 +45,17 @@ class Store:
 
     reads_whole = True  # records; see ``PrefixRecords``
 
-    def __init__(self, shards: Sequence[FileShard | MemoryShard], check: Check = "first") -> None:
+    def __init__(
+        self,
+        shards: Sequence[FileShard | MemoryShard],
+        check: Check = "first",
+        take: Take = take_rows,
+    ) -> None:
         if check not in ("first", "always", "never"):
             raise ValueError(f"check must be 'first', 'always' or 'never', got {check!r}")
         self.shards = tuple(shards)
         self.check: Check = check
+        self.take = take
         self.ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
         self.starts = self.ends - np.array([shard.num_samples for shard in self.shards], np.int64)
         self._num_samples = int(self.ends[-1]) if len(self.ends) else 0
@@ -66,7 +73,7 @@ class Store:
         self._pages: dict[str, Pages] = {}
 
     def __reduce__(self) -> Any:
-        return Store, (self.shards, self.check)
+        return Store, (self.shards, self.check, self.take)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -100,13 +107,13 @@ class Store:
         """Find the shards of some samples; their numbers must be in range."""
         return Rows(indices, self.shards_of(indices))
 
-    def has_read_ahead(self, field: str, rows: Rows) -> bool:
+    def needs_prefetch(self, field: str, rows: Rows) -> bool:
         """Tell whether storage was not asked yet for some records, as far as can be said without waiting."""
-        return self._pages_of(field).has_read_ahead(rows)
+        return self._pages_of(field).needs_prefetch(rows)
 
-    def read_ahead(self, field: str, rows: Rows) -> None:
+    def prefetch(self, field: str, rows: Rows) -> None:
         """Have storage read the records of some samples, which come while others are read."""
-        self._pages_of(field).read_ahead(rows)
+        self._pages_of(field).prefetch(rows)
 
     def _pages_of(self, field: str) -> Pages:
         pages = self._pages.get(field)
@@ -201,6 +208,7 @@ class Store:
                 self.starts,
                 lambda number: store.shard(number).columns[field],
                 lambda number, row: store.refuse_size(field, number, row, nbytes),
+                self.take,
             )
             gather = self._gathers.setdefault(field, gather)
         return gather

@@ -14,8 +14,8 @@ from loaders.locks import ForkLock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loaders.datasets.access.finder import Rows
-    from loaders.datasets.access.shards import OpenShard
+    from loaders.data.finder import Rows
+    from loaders.data.shards import OpenShard
 
 UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
