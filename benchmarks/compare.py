@@ -53,9 +53,8 @@ HERE = ROOT / "benchmarks"
 PEERS = (
     "loaders", "torch", "torch:pil", "ffcv", "dali", "webdataset", "streaming", "litdata", "spdl", "grain", "hf",
 )  # fmt: skip
-CPU_TORCH = "torch==2.13.0+cpu" if sys.platform == "linux" else "torch==2.13.0"
-BASE_PACKAGES = (CPU_TORCH, "numpy==2.4.6", "opencv-python-headless==5.0.0.93", "pillow==13.0.0")  # fmt: skip
-CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+TORCH = "torch==2.13.0"  # a CPU build, if pip's own settings find one
+BASE_PACKAGES = (TORCH, "numpy==2.4.6", "opencv-python-headless==5.0.0.93", "pillow==13.0.0")  # fmt: skip
 LIMIT_S = {"prepare": 900, "open": 180, "check": 180, "cover": 300, "run": 120}  # for an answer
 TOLERANCE = 4.0  # steps of uint8, mean over a picture: decoders and resizers differ
 OUTPUTS = {
@@ -190,14 +189,9 @@ def make_venv(
         (folder / inner / "base.pth").write_text(f"{base / inner}\n")
     began = time.perf_counter()
     print(f"installing {', '.join(packages)}", file=sys.stderr, flush=True)
-    held = (
-        folder.parent / "constraints.txt"
-    )  # else torchvision brings another torch, built for CUDA, with it
-    held.write_text(f"{CPU_TORCH}\n")
-    index = (
-        ("--extra-index-url", CPU_WHEELS) if base is None else ()
-    )  # asked for every package: slow
-    pip_install(python, (*packages, "-c", str(held), *index), env)
+    held = folder.parent / "constraints.txt"  # else torchvision brings another torch with it
+    held.write_text(f"{TORCH}\n")
+    pip_install(python, (*packages, "-c", str(held)), env)
     took = round(time.perf_counter() - began, 1)
     stamp.write_text(json.dumps({"packages": packages, "install_s": took}))
     return python

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,42 @@ def test_ratios_say_who_is_faster_and_the_picture_is_drawn(tmp_path: Path, scrip
     assert 10_000 < (tmp_path / "results/compare.png").stat().st_size < 150_000
     (work, _) = chart.read(tmp_path / "results")
     assert chart.ratio_cell(work, "grain") == "failed"
+
+
+def wheel_of(folder: Path, **changes: tuple[str, str]) -> Path:
+    """Return a wheel of this checkout, with some lines of `loaders/rng.py` replaced."""
+    path = folder / "loaders-0.0.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for package in (ROOT / "loaders", ROOT / "tools/packdata"):
+            for file in package.rglob("*.py"):
+                text = file.read_text()
+                for old, new in changes.values() if file.name == "rng.py" else ():
+                    assert old in text
+                    text = text.replace(old, new)
+                wheel.writestr(str(file.relative_to(package.parent)), text)
+        info = "loaders-0.0.0.dist-info"
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: loaders\nVersion: 0.0.0\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.mark.slow
+def test_two_versions_are_compared(tmp_path: Path) -> None:
+    """This version does what it does itself; one that draws other numbers is told from it."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    same = wheel_of(tmp_path / "a")
+    other = wheel_of(tmp_path / "b", draws=("0x9E3779B97F4A7C15", "0x9E3779B97F4A7C17"))
+    script = [sys.executable, str(ROOT / "benchmarks/same.py"), "--examples", "30", "--wheel"]
+
+    runs = [
+        subprocess.run([*script, str(wheel)], capture_output=True, text=True, timeout=300)
+        for wheel in (same, other)
+    ]
+
+    assert [run.returncode for run in runs] == [0, 1], [run.stdout + run.stderr for run in runs]

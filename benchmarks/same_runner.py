@@ -1,0 +1,157 @@
+"""Runs programs for `same.py` with whichever version of the project is first on its path.
+
+Each line of standard input is a program in JSON, each line of standard output its result: digests, in JSON. It uses
+only what both versions have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import loaders
+import packdata.cli
+from loaders import augment
+
+CROPS = {
+    "none": [],
+    "train": [augment.RandomResizedCrop(64), augment.RandomHorizontalFlip()],
+    "large": [augment.RandomResizedCrop((80, 112))],
+    "crop": [augment.RandomCrop(48), augment.RandomVerticalFlip()],
+    "padded": [augment.RandomCrop((700, 300), pad_if_needed=True)],
+    "views": [augment.Views(a=[augment.RandomResizedCrop(32)], b=[augment.RandomCrop(40)])],
+    "flip": [augment.RandomHorizontalFlip()],
+    "nd": [augment.RandomCrop((3, 5, 4)), augment.RandomFlip()],
+}
+
+
+def digest(value: Any) -> Any:
+    """Return what stands for a value of a batch: type, shape, and a hash of its bytes."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        kept = hashlib.blake2b(value.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+        return [str(value.dtype), list(value.shape), kept]
+    if isinstance(value, dict):
+        return {str(name): digest(each) for name, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: digest(getattr(value, name)) for name in value._fields}
+    if isinstance(value, list | tuple):
+        return [digest(each) for each in value]
+    if isinstance(value, np.ndarray):
+        return digest(torch.from_numpy(np.ascontiguousarray(value)))
+    if isinstance(value, bytes):
+        return hashlib.blake2b(value, digest_size=8).hexdigest()
+    return repr(value)
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Return a hash of each file below a folder; of a manifest, without the version that wrote it."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            data = path.read_bytes()
+            if path.name == "manifest.json":
+                manifest = json.loads(data)
+                manifest.get("provenance", {}).pop("packer", None)
+                manifest.pop("packer", None)
+                data = json.dumps(manifest, sort_keys=True).encode()
+            found[str(path.relative_to(folder))] = hashlib.blake2b(data, digest_size=8).hexdigest()
+    return found
+
+
+def pack(program: dict[str, Any]) -> Any:
+    """Run packdata's command line; return its status, and what it wrote."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            status = packdata.cli.main(program["words"])
+        except SystemExit as error:
+            status = error.code
+    if "target" not in program:
+        return out.getvalue()
+    return {"status": status, "files": files(Path(program["target"]))}
+
+
+def dataset_of(program: dict[str, Any]) -> Any:
+    """Return the dataset that a program names."""
+    settings = {"augment": CROPS[program["augment"]]}
+    if program.get("fields"):
+        settings["fields"] = program["fields"]
+    kind = program["kind"]
+    if kind == "windows":
+        dataset = loaders.TokenWindows(program["path"], **program["windows"])
+    elif kind == "shard":
+        dataset = loaders.ShardDataset(program["path"], **settings)
+    else:
+        dataset = loaders.RAMDataset(program["path"], decode=kind == "decoded", **settings)
+    for name, value in program.get("views", []):
+        if name == "select":
+            dataset = dataset.select(np.arange(*value))
+        elif name == "split":
+            dataset = dataset.split(**value)[0]
+        elif name == "concat":
+            dataset = loaders.concat([dataset] * value)
+    return dataset
+
+
+def serve(program: dict[str, Any]) -> Any:
+    """Return digests of the batches that a program serves, and its states."""
+    dataset = dataset_of(program)
+    options = dict(program["loader"])
+    order = program.get("sampler")
+    if order:
+        name, arguments = order
+        if name == "Weighted":
+            arguments = {**arguments, "weights": np.arange(1, len(dataset) + 1)}
+        if name == "ByLength":
+            arguments = {**arguments, "lengths": np.arange(len(dataset)) % 7}
+        options["sampler"] = getattr(loaders.sampling, name)(**arguments)
+    loader = loaders.DataLoader(dataset, **options)
+    states, batches = [], []
+    for epoch in range(program["epochs"]):
+        for step, batch in enumerate(loader):
+            batches.append(digest(batch))
+            if (epoch, step) == tuple(program["resume"] or ()):
+                states.append(json.loads(json.dumps(loader.state_dict())))
+                break
+        if states:
+            break
+    if program["resume"] and states:
+        given = program.get("state") or states[0]
+        rest = {**options, **program.get("then", {})}
+        if order:
+            rest["sampler"] = options["sampler"]
+        again = loaders.DataLoader(dataset_of(program), **rest)
+        again.load_state_dict(given)
+        for _ in range(2):
+            batches += [digest(batch) for batch in again]
+            states.append(json.loads(json.dumps(again.state_dict())))
+    return {"batches": batches, "states": states, "len": len(loader)}
+
+
+def main() -> None:
+    """Answer programs until input ends."""
+    warnings.simplefilter("ignore")
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        program = json.loads(line)
+        try:
+            result = {"pack": pack, "serve": serve}[program["do"]](program)
+        except Exception as error:
+            result = {"error": [each.__name__ for each in type(error).__mro__], "text": str(error)}
+        print(json.dumps(result), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()
