@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BATCH_ROWS = 1 << 16
+_EXACT: dict[str, Any] = {"coerce_int96_timestamp_unit": "us"}  # nanoseconds end in 2262, and wrap
 
 
 class ParquetTable:
@@ -35,7 +36,7 @@ class ParquetTable:
         self.path = path
         check_name(str(path), path)
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, **_EXACT) as file:
                 self._metadata = file.metadata
                 self.columns: tuple[str, ...] = tuple(file.schema_arrow.names)
         except (pa.ArrowException, ValueError) as error:
@@ -57,7 +58,7 @@ class ParquetTable:
         names = list(self.columns if columns is None else columns)
         row = part.line
         try:
-            with pq.ParquetFile(self.path, metadata=self._metadata) as file:
+            with pq.ParquetFile(self.path, metadata=self._metadata, **_EXACT) as file:
                 for batch in file.iter_batches(
                     _BATCH_ROWS, row_groups=[part.start], columns=names, use_threads=False
                 ):

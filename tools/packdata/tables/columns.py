@@ -214,7 +214,7 @@ def _role(
     if not groups and (bad := column.first.get("bad")) is not None:
         kind = "number" if name in options.numeric else "date or time"
         hint = f"out of --numeric, or out: {drop}" if name in options.numeric else f"out: {drop}"
-        what = f"column {name!r} holds no {kind} in any row ({bad.shown!r})"
+        what = f"column {name!r} holds no {kind} in any row ({bad.shown})"
         raise SourceError(what, bad.where, f"Leave it {hint}")
     if not groups:
         hint = f"Leave it out: {drop}"
@@ -231,7 +231,7 @@ def _role(
     if group in ("date", "time"):
         first = column.first[group]
         if options.dates is None:
-            what = f"column {name!r} holds dates ({first.shown!r})"
+            what = f"column {name!r} holds dates ({first.shown})"
             hint = f"--dates days or parts makes numbers of them, {drop} leaves them out"
             raise SourceError(what, first.where, hint)
     return group
@@ -240,8 +240,8 @@ def _role(
 def _mixed(name: str, column: ColumnScan, groups: set[Any]) -> SourceError:
     if len(groups) == 1:
         one, other = (column.first[what] for what in ("zoned", "local"))
-        what = f"column {name!r} has dates with a time zone ({one.shown!r}) and without one"
-        return SourceError(f"{what} ({other.shown!r}: {other.where})", one.where)
+        what = f"column {name!r} has dates with a time zone ({one.shown}) and without one"
+        return SourceError(f"{what} ({other.shown}: {other.where})", one.where)
     most, *rest = sorted(groups, key=lambda g: (-column.groups[g], g == "text", g))
     odd = column.first[rest[0]]
     words = {
@@ -251,8 +251,8 @@ def _mixed(name: str, column: ColumnScan, groups: set[Any]) -> SourceError:
         "time": "times",
         "text": "text",
     }
-    what = f"column {name!r} has {words[rest[0]]} ({odd.shown!r}) among {words[most]}"
-    also = f" ({column.first[most].shown!r}: {column.first[most].where})"
+    what = f"column {name!r} has {words[rest[0]]} ({odd.shown}) among {words[most]}"
+    also = f" ({column.first[most].shown}: {column.first[most].where})"
     hint = f"--categorical {name} takes all as categories, --drop {name} leaves it out"
     if "number" in groups:
         hint += f", --numeric {name} with --on-error skip leaves such rows out"

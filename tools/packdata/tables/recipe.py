@@ -28,6 +28,7 @@ from packdata.tables.values import (
     has_value,
     numbers,
     part_of_date,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ class _Wrong:
         if flags.any():
             array = table.array(column)
             for row in np.flatnonzero(flags).tolist():
-                self.rows.setdefault(row, why.format(repr(array[row].as_py())[:60]))
+                self.rows.setdefault(row, why.format(shown(array, row)) if "{}" in why else why)
 
 
 def _column(arrays: Sequence[Matrix]) -> FixedColumn:

@@ -28,6 +28,7 @@ from packdata.tables.values import (
     lacks_value,
     numbers,
     part_of_date,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -41,12 +42,17 @@ MAX_CATEGORIES = 1_000_000
 
 
 class Place(NamedTuple):
-    """Where a value was seen first, and how it looks; its line is found when somebody asks."""
+    """Where a value was seen first; its line, and how it looks, is found when somebody asks."""
 
     file: TableFile
     row: int
     line: Callable[[int], int]
-    shown: str
+    value: pa.Array
+
+    @property
+    def shown(self) -> str:
+        """The value, for a message."""
+        return shown(self.value, 0)
 
     @property
     def where(self) -> str:
@@ -214,7 +220,7 @@ def _scan_column(
     scan = ColumnScan()
 
     def note(what: str, row: int) -> None:
-        scan.first[what] = Place(file, row, rows.line, str(array[row].as_py())[:40])
+        scan.first[what] = Place(file, row, rows.line, array.take(pa.array([row])))
 
     group = checked_group(name, array.type, file, f"Leave it out: --drop {name}")
     if kind == "text" and group is not None:

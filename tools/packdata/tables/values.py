@@ -29,6 +29,7 @@ _BEYOND_US = r"(\.\d{6})\d+"
 _ZONE = r"[ T]\d\d\S*(?:Z|[+-]\d\d:?(?:\d\d)?)$"
 _PATTERNS: dict[Group, str] = {"number": _NUMBER, "flag": _FLAG, "date": _DATE, "time": _TIME}
 _DAY_US = 86_400_000_000
+_UNITS_US = {"s": 1_000_000, "ms": 1000}
 # What Arrow, and pandas with it, reads as no value where numbers stand; of texts they are some.
 NO_VALUES = (
     *("NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "null", "NULL"),
@@ -76,7 +77,14 @@ def as_text(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return values as strings; NaN, with which pandas says that there is none, as null."""
     if pa.types.is_floating(array.type):
         array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
-    return array.cast(pa.string())
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid:
+        if not pa.types.is_timestamp(array.type):
+            raise
+        return array.cast(pa.timestamp(array.type.unit, "UTC")).cast(
+            pa.string()
+        )  # of no known zone
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -127,6 +135,8 @@ def numbers(array: pa.Array, group: Group) -> Numbers:
         bad = ~missing
         return Numbers(np.full(len(array), np.nan), missing, bad)
     values = _floats(array, group)
+    if group == "date":
+        bad |= np.isnan(values) & ~missing
     missing |= np.isnan(values) & ~bad
     return Numbers(values, missing, bad)
 
@@ -171,14 +181,33 @@ def _time_us(text: str | None) -> int | None:
 
 def _floats(array: pa.Array, group: Group) -> Floats:
     if group == "date":
-        array = pc.cast(array, pa.timestamp("us", getattr(array.type, "tz", None)), safe=False)
-        array = pc.cast(array, pa.int64())
+        array = pc.cast(_in_us(array), pa.int64())
     elif group == "time":
         array = pc.cast(pc.cast(array, pa.time64("us"), safe=False), pa.int64())
+    elif pa.types.is_decimal(array.type):
+        array = pc.cast(
+            array, pa.string()
+        )  # Arrow's own way to floats is off by an ulp in some 3 %
     if not pa.types.is_float64(array.type):
         array = pc.cast(array, pa.float64(), safe=False)
     values: Floats = array.to_numpy(zero_copy_only=False)
     return values
+
+
+def _in_us(dates: pa.Array) -> pa.Array:
+    """Return dates in microseconds; null for those that 64 bits do not hold."""
+    if pa.types.is_date(dates.type):
+        dates = pc.cast(dates, pa.timestamp("s" if pa.types.is_date32(dates.type) else "ms"))
+    us = pa.timestamp("us", dates.type.tz)
+    if dates.type.unit in ("us", "ns"):
+        return pc.cast(dates, us, safe=False)
+    try:
+        return pc.cast(dates, us)
+    except pa.ArrowInvalid:  # there are some, as 9223372036854775807 that stands for "never"
+        counts = pc.max_element_wise(pc.cast(dates, pa.int64()), 1 - 2**63)
+        most = (2**63 - 1) // _UNITS_US[dates.type.unit]
+        held = pc.less_equal(pc.abs(counts), most)
+        return pc.cast(pc.if_else(held, dates, pa.scalar(None, dates.type)), us)
 
 
 def _flags(array: pa.Array) -> Flags:
@@ -234,6 +263,16 @@ def lacks_value(texts: pa.Array) -> Flags:
 def combined(column: pa.ChunkedArray) -> pa.Array:
     """Return a column in one piece."""
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+def shown(array: pa.Array, row: int) -> str:
+    """Return a value for a message: ``as_py`` knows no years after 9999, no nanoseconds and not every zone."""
+    value = array[row]
+    if pa.types.is_timestamp(array.type):
+        value = value.cast(pa.timestamp(array.type.unit)).cast(pa.string())
+    elif pa.types.is_temporal(array.type):
+        value = value.cast(pa.string())
+    return repr(value.as_py())[:60]
 
 
 def in_words(names: Sequence[str], most: int = 8) -> str:
