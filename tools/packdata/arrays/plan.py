@@ -31,7 +31,7 @@ class ArraysPlan(FilesPlan[ArraysRecipe]):
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say where channels were guessed, too."""
-        return [*self._channel_notes(), *FilesPlan.notes(self)]
+        return [*self._channel_notes(), *FilesPlan.notes(self, packed)]
 
     def _channel_notes(self) -> list[str]:
         for split, recipe in self.parts:

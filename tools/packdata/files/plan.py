@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from loaders.errors import SourceError
 from packdata.describe import counted, describe_field
 from packdata.engine import target_folders
-from packdata.files.splits import source_notes
+from packdata.files.splits import contents, source_notes
 from packdata.sources.base import files_identity
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class FilesPlan(Generic[_R]):
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is passed over, and what may not be meant."""
-        return source_notes([recipe.split for recipe in self.recipes])
+        splits = [recipe.split for recipe in self.recipes]
+        return [*([] if packed is None else contents(splits)), *source_notes(splits)]
 
     def amount(self, packed: Summary) -> str:
         """Leave it to the number of samples."""

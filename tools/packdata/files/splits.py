@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,9 @@ from packdata.sources import (
     open_source,
 )
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, is_folder
+from packdata.sources.folders import FolderSource
 from packdata.sources.idx import IdxSource
+from packdata.sources.layouts import check_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -80,8 +83,9 @@ def open_splits(
     """Open each split of a source.
 
     Raises:
-        SourceError: The source cannot be listed or recognized, or the classes do not fit it, or one
-            mask is that of files in two splits.
+        SourceError: The source cannot be listed or recognized, its folders are probably no classes and
+            ``options`` name none, or the classes do not fit it, or one mask is that of files in two
+            splits.
     """
     options = options or SourceOptions()
     splits_of = find_splits(src, kind)
@@ -97,6 +101,8 @@ def open_splits(
         for name, paths in found.items()
     }
     labels = label_fields(sources, options.classes)
+    for source in sources.values():
+        _check_layout(source, options, kind)
     splits = [
         Split(name, source, labels[name], _masks_of(options.masks, name, kind), beside)
         for name, source in sources.items()
@@ -104,6 +110,12 @@ def open_splits(
     if len(splits) > 1:
         _check_masks_apart(splits)
     return splits
+
+
+def _check_layout(source: Source, options: SourceOptions, kind: FileKind) -> None:
+    """Raise SourceError for folders that are probably no classes, if nobody named them as such."""
+    if isinstance(source, FolderSource) and source.kind == "classes" and options.classes is None:
+        check_layout(source.root, source.folders, kind.command)
 
 
 def _masks_of(masks: Path | str | None, split: str, kind: FileKind) -> MaskFolder | None:
@@ -159,6 +171,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
     notes += [
         note for split in splits for note in joined_splits(getattr(split.source, "paths", []))
     ]
+    notes += _numbered(splits)
     notes += _unused_masks(splits)
     notes += _idx_without_labels(splits)
     if unlabelled:
@@ -167,6 +180,39 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
             f"--label-column NAME takes another ({_some([*unlabelled])})"
         )
     return notes
+
+
+def _classes_of(splits: Sequence[Split]) -> tuple[str, ...]:
+    """Return the names of the classes: all splits have the same."""
+    fields = [label.field for split in splits for label in split.labels if label.name == LABEL]
+    return next((f.classes for f in fields if isinstance(f, Label) and f.classes), ())
+
+
+def contents(splits: Sequence[Split]) -> list[str]:
+    """Name the splits and classes: what is wrong with a source, they often show."""
+    classes = _classes_of(splits)
+    found = []
+    if splits[0].name:
+        found.append(f"{counted(len(splits), 'split')}: {_some([split.name for split in splits])}")
+    if classes:
+        found.append(f"{counted(len(classes), 'class')}: {_some(classes)}")
+    return found
+
+
+def _numbered(splits: Sequence[Split]) -> Iterator[str]:
+    """Say of classes called by numbers that their own numbers are others."""
+    classes = _classes_of(splits)
+    given = any(label.column.numbered for split in splits for label in split.labels)
+    if given or not all(re.fullmatch(r"[0-9]+", name) for name in classes):
+        return
+    if [*classes] != sorted(classes) or all(int(name) == i for i, name in enumerate(classes)):
+        return
+    ordered = sorted(classes, key=int)
+    name = next((a for a, b in zip(classes, ordered, strict=True) if a != b), classes[0])
+    yield (
+        f"classes are called by numbers, but numbered as names are sorted: {name!r} is class "
+        f"{classes.index(name)} (as in torchvision); --classes FILE, a name a line, fixes an order"
+    )
 
 
 def _gaps(splits: Sequence[Split]) -> list[str]:
@@ -188,8 +234,7 @@ def _gaps(splits: Sequence[Split]) -> list[str]:
 
 def _empty_classes(splits: Sequence[Split]) -> list[str]:
     """Return the folders that would be classes, but are empty in every split."""
-    fields = [label.field for split in splits for label in split.labels if label.name == LABEL]
-    known = {name for field in fields if isinstance(field, Label) for name in field.classes or ()}
+    known = {*_classes_of(splits)}
     empty = {name for split in splits for name in getattr(split.source, "empty_classes", ())}
     return sorted(empty - known)
 

@@ -48,7 +48,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say how many files were kept, and how many are smaller than asked for, too."""
-        return [*self._change_notes(), *self._padding_notes(), *FilesPlan.notes(self)]
+        return [*self._change_notes(), *self._padding_notes(), *FilesPlan.notes(self, packed)]
 
     def _padding_notes(self) -> Iterator[str]:
         """Say that 0 may be a class."""

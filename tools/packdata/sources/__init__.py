@@ -21,8 +21,9 @@ from packdata.sources.base import (
     is_hidden,
     suffix_of,
 )
-from packdata.sources.folders import FolderSource, MaskFolder, files_below, scan
+from packdata.sources.folders import FolderSource, Listing, MaskFolder, files_below, scan
 from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
+from packdata.sources.layouts import SPLIT_NAMES, split_commands
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.parquet import ParquetSource
 from packdata.sources.tars import TAR_SUFFIXES, TarSource
@@ -41,7 +42,6 @@ __all__ = [
     "open_source",
 ]
 
-SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLIT_NAMES)}|t10k)([-_.].*)?", re.IGNORECASE)
 _LOOKED_FOR = (
     "Sources are a folder of pictures or of one folder per class, a .csv, .tsv or .jsonl list, "
@@ -143,10 +143,14 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
     archives = _archives(inside) if kind is PICTURES else []
     splits = {name: [path / name] for name in inside.folders if name.lower() in SPLIT_NAMES}
     others = [name for name in inside.folders if name not in splits]
+    if splits:  # what holds no files of the kind is neither a split nor a class
+        others = [name for name in others if _lists(path, [name], kind)]
     if not splits or (others and len(splits) == 1):
         return _split_files(inside, archives)
     if others:
-        raise _no_safe_reading(path, splits, f"other folders ({_few(others)})")
+        listed = _lists(path, inside.folders, kind)
+        hint = f"Meant may be: {split_commands(path, listed, [*splits], kind.command)}"
+        raise _no_safe_reading(path, splits, f"other folders ({_few(others)})", hint)
     known = {name.lower() for name in splits}
     if lost := [f.name for f in archives if _named_split(f.name) not in (None, *known)]:
         raise _no_safe_reading(path, splits, f"files of others ({_few(lost)})")
@@ -161,9 +165,19 @@ def files_beside(splits: Mapping[str, Sequence[Path]]) -> Counter[str]:
     return Counter(suffix_of(name) for folder in parents for name in _look_into(folder).files)
 
 
-def _no_safe_reading(path: Path, splits: Mapping[str, object], others: str) -> SourceError:
+def _lists(path: Path, inside: Sequence[str], kind: FileKind) -> list[str]:
+    """Return the folders below some in a folder that hold files of a kind."""
+    listing = Listing(path, kind)
+    for name in inside:
+        listing.add_below(name)
+    return listing.folders
+
+
+def _no_safe_reading(
+    path: Path, splits: Mapping[str, object], others: str, hint: str = ""
+) -> SourceError:
     what = f"it holds splits ({', '.join(splits)}) and {others}"
-    return SourceError(what, path, "Pack each split by itself, or move the others away")
+    return SourceError(what, path, hint or "Pack each split by itself, or move the others away")
 
 
 def _few(names: Sequence[str]) -> str:

@@ -74,17 +74,23 @@ class FileKind:
         suffixes: How they end, in lower case; masks too.
         columns: Names that the column of their paths in a list may have, the first found is taken.
         option: The option that names another column.
+        command: The command that packs them.
     """
 
     names: str
     suffixes: frozenset[str]
     columns: tuple[str, ...]
     option: str
+    command: str
 
 
-PICTURES = FileKind("pictures", PICTURE_SUFFIXES, PATH_COLUMNS, "--image-column")
+PICTURES = FileKind("pictures", PICTURE_SUFFIXES, PATH_COLUMNS, "--image-column", "images")
 ARRAYS = FileKind(
-    "arrays", frozenset({".npy", ".npz"}), ("array", "volume", *PATH_COLUMNS), "--array-column"
+    "arrays",
+    frozenset({".npy", ".npz"}),
+    ("array", "volume", *PATH_COLUMNS),
+    "--array-column",
+    "arrays",
 )
 
 

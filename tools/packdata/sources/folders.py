@@ -30,7 +30,7 @@ from packdata.sources.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 LINK_ABOVE = "link to a folder above"
@@ -42,12 +42,14 @@ class Listing:
 
     Attributes:
         files: Their relative paths with forward slashes.
+        folders: The folders below ``root`` that hold some of them.
         ignored: Other files passed over, by suffix; also each ``link to a folder above``.
     """
 
     def __init__(self, root: Path, kind: FileKind = PICTURES) -> None:
         self.root, self._suffixes = root, kind.suffixes
         self.files: list[str] = []
+        self.folders: list[str] = []
         self.ignored: Counter[str] = Counter()
         self._hash = FileHash()
 
@@ -69,7 +71,9 @@ class Listing:
             if entries is None:
                 self.ignored[LINK_ABOVE] += 1
             else:
+                before = len(self.files)
                 self._add(f"{relative}/", entries)
+                self.folders += [relative] * (len(self.files) > before)
 
     def _add(self, prefix: str, entries: list[os.DirEntry[str]]) -> None:
         for entry in entries:
@@ -163,6 +167,7 @@ class FolderSource:
         kind: Which files.
 
     Attributes:
+        folders: The folders of ``root`` that hold files of the kind.
         empty_classes: Folders that would be classes, but hold no file.
         suffixed: Files whose keys keep the suffix, as they differ from others in nothing else.
     """
@@ -182,6 +187,7 @@ class FolderSource:
         if not listing.files:
             raise no_files(root, kind, listing.ignored)
         self.kind = "folder" if num_top else "classes"
+        self.folders: Sequence[str] = listing.folders
         self.labels: Mapping[str, Column] = {}
         self.empty_classes: tuple[str, ...] = ()
         if not num_top:

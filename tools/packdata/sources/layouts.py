@@ -1,0 +1,282 @@
+"""Folders that look like classes and are something else: splits, pictures and masks, one folder around all.
+
+A public dataset, unpacked, has such a root. Read as a folder per class it would give wrong labels, so
+``check_layout`` stops with the command that is meant. Names decide, and where files lie.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loaders.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SPLITS = {
+    **dict.fromkeys(_words("train training trainset trn tr"), "train"),
+    **dict.fromkeys(_words("val valid validation valset dev eval evaluation"), "val"),
+    **dict.fromkeys(_words("test testing testset tst ts"), "test"),
+    "trainval": "trainval",
+}
+# Beside one of the above: what else is no class.
+_MORE_SPLITS = _words("extra unlabeled unlabelled pred predict inference holdout query")
+_PICTURES = _words(
+    "image images img imgs picture pictures photo photos jpg jpeg png rgb frame frames input inputs"
+)
+_MASKS = _words(
+    "mask masks label labels annotation annotations seg segmentation segmentations gt groundtruth "
+    "truth trimap trimaps target targets semantic instance instances matte mattes"
+)
+_AROUND = _words(
+    "set sets data dataset datasets split archive all raw files folder download downloads extracted "
+    "original samples fold part batch chunk new"
+)
+_NO_MEANING = _words("left right bit fine coarse class object ground color camera cls loc")
+_MANY = 3  # folders: from here on it is no accident if others hold the same
+_SHOWN = 4
+_OTHERWISE = "or, if these are classes, --classes FILE with their names"
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """What the name of a folder says: the words are sorted by what they may mean.
+
+    Attributes:
+        split: ``train``, ``trainval``, ``val`` or ``test``; ``more`` of another word for data apart.
+        role: ``pictures`` or ``masks``.
+        rest: All other words.
+        is_vague: True of what is no class: ``images``, ``data``, ``archive``, ``part_1``.
+    """
+
+    split: str
+    role: str
+    rest: frozenset[str]
+    is_vague: bool
+
+    @classmethod
+    def of(cls, name: str) -> _Name:
+        words = frozenset(word.lower() for word in _WORD.findall(name))
+        splits = [_SPLITS[word] for word in sorted(words) if word in _SPLITS]
+        split = splits[0] if splits else "more" if words & _MORE_SPLITS else ""
+        role = "masks" if words & _MASKS else "pictures" if words & _PICTURES else ""
+        known = _MORE_SPLITS | _MASKS | _PICTURES | _NO_MEANING | _AROUND
+        rest = words - known - frozenset(_SPLITS)
+        is_vague = not split and not rest and bool(role or words & _AROUND)
+        return cls(split, role, rest, is_vague)
+
+
+class _Tree:
+    """Folders that hold files, as paths below a root, seen from a folder of it.
+
+    Attributes:
+        path: The folder.
+        inner: The trees that files lie in, by name, each made when it is asked for.
+        has_files: True if files lie directly in it.
+    """
+
+    def __init__(self, path: Path, folders: Iterable[str]) -> None:
+        self.path, self.has_files = path, False
+        self.inner: defaultdict[str, list[str]] = defaultdict(list)
+        for folder in folders:
+            first, _, rest = folder.partition("/")
+            if first:
+                self.inner[first].append(rest)
+            else:
+                self.has_files = True
+
+    def at(self, name: str) -> _Tree:
+        return _Tree(self.path / name, self.inner[name])
+
+    def only(self) -> _Tree:
+        """Return the first tree on the way down that holds files, or several folders."""
+        if self.has_files or len(self.inner) != 1:
+            return self
+        return self.at(next(iter(self.inner))).only()
+
+
+def check_layout(root: Path, folders: Sequence[str], command: str) -> None:
+    """Raise SourceError if folders that would be classes are something else.
+
+    Args:
+        root: The source.
+        folders: Each folder below it that holds files itself, relative and with forward slashes.
+        command: ``images`` or ``arrays``.
+    """
+    found = _Reader(f"packdata {command}").read(_Tree(root, folders))
+    if found is not None:
+        what, meant = found
+        raise SourceError(what, root, f"Meant is: {meant} ({_OTHERWISE})")
+
+
+def split_commands(root: Path, folders: Sequence[str], splits: Sequence[str], command: str) -> str:
+    """Return the commands that pack the splits below a root, each by itself; see ``check_layout``."""
+    return _Reader(f"packdata {command}").each(_Tree(root, folders), splits)
+
+
+class _Reader:
+    """Finds out what a tree is, if it is no folder per class: what is wrong, and the right command."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def read(self, tree: _Tree) -> tuple[str, str] | None:
+        if tree.has_files or all(name.lower() in SPLIT_NAMES for name in tree.inner):
+            return None
+        names = {name: _Name.of(name) for name in tree.inner}
+        return (
+            self._masks(tree, names)
+            or self._splits(tree, names)
+            or (self._single(tree) if len(names) == 1 else self._several(tree, names))
+        )
+
+    def _run(self, path: Path, more: str = "", dst: str = "DST") -> str:
+        return f"{self._command} {shlex.quote(str(path))} {dst}{more}"
+
+    def _meant(self, tree: _Tree) -> str:
+        """Return the command for a tree that lies inside of another."""
+        inside = tree.only()
+        found = self.read(inside)
+        return found[1] if found else self._run(inside.path)
+
+    def _masks(self, tree: _Tree, names: Mapping[str, _Name]) -> tuple[str, str] | None:
+        """Pictures in one folder, masks in another: ``JPEGImages`` and ``SegmentationClass``."""
+        for mask in (name for name, said in names.items() if said.role == "masks"):
+            pictures = _pictures_of(mask, names)
+            if pictures:
+                what = (
+                    f"it holds pictures and their masks ({_few([pictures[0], mask])}), not classes"
+                )
+                return what, self._run(tree.at(pictures[0]).only().path, _masks_at(tree.at(mask)))
+            if tree.at(mask).inner.keys() & (names.keys() - {mask}):
+                what = f"{mask} holds the masks of its other folders"
+                return (
+                    what,
+                    f"after moving {mask} elsewhere, {self._run(tree.path)} --masks {mask}",
+                )
+        return None
+
+    def _splits(self, tree: _Tree, names: Mapping[str, _Name]) -> tuple[str, str] | None:
+        """Splits under other names: ``train2017``, ``seg_test``."""
+        alike: defaultdict[frozenset[str], dict[str, str]] = defaultdict(dict)
+        for name, said in names.items():
+            if said.split:
+                alike[said.rest][name] = said.split
+        for found in alike.values():
+            is_known = {*found.values()} - {"more"}
+            is_apart = len({*found.values()}) > 1 or len(found) == len(names)
+            if len(found) > 1 and is_known and is_apart:
+                return f"it holds splits ({_few([*found])}), not classes", self.each(
+                    tree, [*found]
+                )
+        if len(names) == 1 and alike:
+            return f"it holds a split ({next(iter(names))}), not classes", self._meant(tree)
+        return None
+
+    def each(self, tree: _Tree, splits: Sequence[str]) -> str:
+        """Return a command for each split: all have the classes of the first."""
+        ordered = sorted(splits, key=lambda name: (_Name.of(name).split != "train", name))
+        names = {name: _Name.of(name) for name in tree.inner}
+        masks = [
+            name for name, said in names.items() if said.role == "masks" and name not in splits
+        ]
+        commands, classes = [], ""
+        for name in ordered:
+            inside = tree.at(name).only()
+            dst = f"DST/{shlex.quote(name)}"
+            more = "" if inside.has_files else classes
+            more += next(
+                (_masks_at(tree.at(n)) for n in masks if name in _pictures_of(n, names)), ""
+            )
+            commands.append(self._run(inside.path, more, dst))
+            classes = classes or f" --classes {dst}"
+        return "; ".join(commands)
+
+    def _single(self, tree: _Tree) -> tuple[str, str] | None:
+        """One folder around all: ``archive``."""
+        (name,) = tree.inner
+        inside = tree.at(name)
+        if inside.has_files and not _Name.of(name).is_vague:
+            return None
+        where = "in folders of " if not inside.has_files else "in "
+        return f"everything in it lies {where}{name}, the one class it would have", self._meant(
+            tree
+        )
+
+    def _several(self, tree: _Tree, names: Mapping[str, _Name]) -> tuple[str, str] | None:
+        """Parts of a dataset, or datasets, beside each other."""
+        if all(said.is_vague for said in names.values()):
+            what = (
+                f"its folders ({_few(names)}) are called as parts of one dataset are, not classes"
+            )
+            listed = "of the columns path and label, or one folder with all files"
+            return what, f"a .csv list {listed}: {self._run(tree.path / 'list.csv')}"
+        trees = [tree.at(name) for name in names]
+        is_deep = not any(each.has_files for each in trees)
+        if is_deep and (
+            found := self._apart_below(names, trees) or self._same_below(names, trees)
+        ):
+            return found
+        around = [t for t in trees if names[t.path.name].is_vague and not t.has_files]
+        if around:
+            what = f"{around[0].path.name} holds folders: it is no class, but around others"
+            return what, self._meant(around[0])
+        return None
+
+    def _apart_below(self, names: Iterable[str], trees: Sequence[_Tree]) -> tuple[str, str] | None:
+        """Splits, or pictures and masks, in each folder: ``VOC2007`` and ``VOC2012``, or samples."""
+        for tree in trees:
+            inner = {name: _Name.of(name) for name in tree.inner}
+            if len(inner) < 2 or not (self._masks(tree, inner) or self._splits(tree, inner)):
+                return None
+        what = f"its folders ({_few(names)}) hold splits or masks ({_few(trees[0].inner)})"
+        return what, f"{self._meant(trees[0])} and so on; or a .csv list of all files"
+
+    def _same_below(
+        self, names: Collection[str], trees: Sequence[_Tree]
+    ) -> tuple[str, str] | None:
+        """The same folders in each of few: those are the classes."""
+        first = trees[0].inner.keys()
+        if len(first) < max(_MANY, len(names) + 1) or any(t.inner.keys() != first for t in trees):
+            return None
+        what = f"its folders ({_few(names)}) all hold the same ones ({_few(first)})"
+        runs = [self._run(t.path, dst=f"DST/{shlex.quote(t.path.name)}") for t in trees]
+        return what, "; ".join(runs)
+
+
+def _pictures_of(mask: str, names: Mapping[str, _Name]) -> list[str]:
+    """Return the folders of pictures that the masks in another may be of, the likeliest first."""
+    said = names[mask]
+    alike = {
+        name: other for name, other in names.items() if name != mask and other.rest == said.rest
+    }
+    found = [name for name, other in alike.items() if other.role == "pictures"]
+    plain = {
+        name: other
+        for name, other in alike.items()
+        if not other.role and (said.rest or said.split)
+    }
+    found += [name for name, other in plain.items() if other.split == said.split]
+    return sorted(found, key=lambda name: names[name].split != said.split)
+
+
+def _masks_at(tree: _Tree) -> str:
+    return f" --masks {shlex.quote(str(tree.only().path))}"
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:_SHOWN]) + (", ..." if len(listed) > _SHOWN else "")
