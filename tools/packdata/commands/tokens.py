@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from packdata.tokens.plan import TokensPlan
 
 _ABOUT = """\
-Pack text files, JSON lines and Parquet (text and JSON lines also as .gz and .zst), or ids that
-others wrote: .npy, nanoGPT's flat .bin, Megatron-LM's .bin with .idx. Ids are stored in the
-smallest of 8, 16 and 32 bits that holds the vocabulary, as one stream that knows where documents
-end; loaders.TokenWindows serves it.
+Pack text files, JSON lines and Parquet (text and JSON lines also as .gz and .zst), or token ids:
+.npy, flat .bin (nanoGPT, llm.c, modded-nanogpt), Megatron-LM's .bin with .idx, datatrove's .ds
+with its index. Ids are stored in the smallest of 8, 16 and 32 bits that holds the vocabulary, as
+one stream that knows where documents end; loaders.TokenWindows serves it.
 
 The same command run again continues after a kill, a full disk or Ctrl-C; the result does not
 depend on --workers."""
@@ -92,9 +92,8 @@ def _add_token_options(group: Any) -> None:
     )
     add(
         "--bin-dtype",
-        default="uint16",
         choices=("uint8", "uint16", "uint32", "int32", "int64"),
-        help="of the ids in a flat .bin (default: uint16)",
+        help="of ids without a header: in a flat .bin (default: uint16), or a .npy such as OLMo's",
     )
     add(
         "--row-tokens",

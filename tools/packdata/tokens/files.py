@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import BinaryIO
 
-Kind = Literal["text", "jsonl", "parquet", "npy", "bin"]
+Kind = Literal["text", "jsonl", "parquet", "npy", "bin", "ds"]
 _KINDS: dict[str, Kind] = {
     ".txt": "text",
     ".text": "text",
@@ -31,10 +31,11 @@ _KINDS: dict[str, Kind] = {
     ".npy": "npy",
     ".bin": "bin",
     ".idx": "bin",
+    ".ds": "ds",
 }
+IDS_KINDS = ("npy", "bin", "ds")
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _NOT_READ = {
-    ".json": "Write one JSON object a line (jq -c '.[]'), and call it .jsonl",
     ".npz": "Save the array of ids by itself, with numpy.save",
     ".zip": "Unpack it first",
     ".tar": "Unpack it first",
@@ -43,6 +44,10 @@ _NOT_READ = {
     ".csv": "Convert it to Parquet or JSONL",
     ".pt": "Save the ids with numpy.save",
     ".pkl": "Save the ids with numpy.save",
+    ".safetensors": "Save the ids with numpy.save",
+    ".h5": "Save the ids with numpy.save",
+    ".hdf5": "Save the ids with numpy.save",
+    ".beton": "FFCV reads it: save its field of ids with numpy.save",
 }
 _CHUNK = 1 << 16
 
@@ -128,8 +133,9 @@ def _list_folder(folder: Path, listing: Listing) -> None:
         shown = [entry for entry in entries or () if not is_hidden(entry.name)]
         found += [(f"{relative}/{entry.name}".lstrip("/"), Path(entry.path)) for entry in shown]
     for name, path in sorted(found):
-        suffix, _ = _suffixes(path)
-        if suffix not in _KINDS:
+        suffix, compression = _suffixes(path)
+        # A plain .json beside others is often no data: it is read where it is named.
+        if suffix not in _KINDS and not (suffix == ".json" and compression):
             listing.ignored[suffix] += 1
         elif not _is_index_of_bin(path):
             listing.files.append(_source_file(path, name))
@@ -164,7 +170,7 @@ def _source_file(path: Path, name: str) -> SourceFile:
         path, name = path.with_suffix(".bin"), name.removesuffix(path.suffix) + ".bin"
     if suffix in _NOT_READ:
         raise SourceError(f"{suffix} files are not read", path, _NOT_READ[suffix])
-    kind = _KINDS.get(suffix, "text")
+    kind: Kind = "jsonl" if suffix == ".json" else _KINDS.get(suffix, "text")
     if compression and kind not in ("text", "jsonl"):
         raise SourceError(f"a compressed {suffix} file is not read", path, "Unpack it first")
     try:
@@ -175,7 +181,23 @@ def _source_file(path: Path, name: str) -> SourceFile:
     except OSError as error:
         raise SourceError(f"it cannot be read ({error.strerror})", path) from error
     check_mode(found.st_mode, path)
-    return SourceFile(path, name, kind, compression, found.st_size)
+    file = SourceFile(path, name, kind, compression, found.st_size)
+    if suffix == ".json":
+        _check_lines(file)
+    return file
+
+
+def _check_lines(file: SourceFile) -> None:
+    """Raise SourceError for a .json that is not one object a line, as C4's .json.gz are."""
+    reader = Reader(file)
+    try:
+        head = reader.read(_CHUNK).lstrip()
+    finally:
+        reader.close()
+    line = head.split(b"\n", 1)[0].rstrip()
+    if head and not (line.startswith(b"{") and (line.endswith(b"}") or line == head.rstrip())):
+        hint = "Write one JSON object a line (jq -c '.[]'), and call it .jsonl"
+        raise SourceError("it does not hold one JSON object a line", file.path, hint)
 
 
 class Reader:

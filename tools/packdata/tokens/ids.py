@@ -1,7 +1,9 @@
-r"""Token ids that others wrote: ``.npy`` arrays, flat ``.bin`` files, Megatron's ``.bin`` with ``.idx``.
+r"""Token ids in files: ``.npy`` arrays, flat ``.bin``, Megatron's ``.bin`` with ``.idx``, datatrove's ``.ds``.
 
 Source:
-    Flat: nanoGPT's ``data/*/prepare.py`` writes uint16 and nothing else. Pairs: Megatron-LM,
+    Flat: nanoGPT's ``data/*/prepare.py`` writes uint16 and nothing else; OLMo calls such files
+    ``.npy``; llm.c and modded-nanogpt put a header before them (``headers.LLMC``). datatrove's
+    ``TokenizedFile`` writes the uint64 end of each document into ``.ds.index``. Pairs: Megatron-LM,
     ``megatron/core/datasets/indexed_dataset.py``, ``_IndexWriter``: ``MMIDIDX\\0\\0``, uint64 1,
     uint8 code of the type, uint64 number of sequences, uint64 number of document bounds; then int32
     length of each sequence, int64 offset of each in the ``.bin``, int64 document bounds (numbers of
@@ -18,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SourceError
-from packdata.regular import check_regular
+from packdata.regular import check_regular, read_regular
 from packdata.tokens.documents import Documents, Piece
+from packdata.tokens.headers import LLMC, LLMC_BYTES, check_header, check_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
     from packdata.tokens.files import SourceFile
 
 PIECE_TOKENS = 2 << 20
+DEFAULT_DTYPE = "uint16"
+_NPY_MAGIC = b"\x93NUMPY"
+_LLMC_MAGICS = [magic.to_bytes(4, "little") for magic in LLMC]
+_MEGATRON_NAMES = ("_document", "_sentence")  # as its preprocess_data.py ends them
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats
@@ -75,19 +82,41 @@ class IdsFile:
         return len(self)
 
 
-def open_ids(file: SourceFile, bin_dtype: str) -> IdsFile:
+def open_ids(file: SourceFile, bin_dtype: str | None) -> IdsFile:
     """Map a file of ids.
+
+    Args:
+        file: The file.
+        bin_dtype: Type of ids without a header; None for uint16, if they look like it.
 
     Raises:
         SourceError: It is not what its name says, or holds no whole numbers.
     """
+    if file.kind == "ds":
+        return _open_ds(file)
     if file.kind == "npy":
-        return _open_npy(file)
+        return _open_npy(file, bin_dtype)
     index = file.path.with_suffix(".idx")
-    return _open_pair(file, index) if index.exists() else _open_flat(file, bin_dtype)
+    if index.exists():
+        return _open_pair(file, index)
+    if _head(file)[:4] in _LLMC_MAGICS:
+        return _open_llmc(file)
+    return _open_flat(file, bin_dtype)
 
 
-def _open_npy(file: SourceFile) -> IdsFile:
+def _head(file: SourceFile) -> bytes:
+    with file.open() as opened:
+        return opened.read(LLMC_BYTES)
+
+
+def _open_npy(file: SourceFile, bin_dtype: str | None) -> IdsFile:
+    if not _head(file).startswith(_NPY_MAGIC):
+        if bin_dtype is not None:
+            return _open_flat(file, bin_dtype)
+        check_header(file.path, file.size)
+        what = "it cannot be read as .npy: it has no numpy header"
+        hint = "If it holds plain ids, as OLMo's do, give their --bin-dtype (uint16, uint32, ...)"
+        raise SourceError(what, file.path, hint)
     try:
         ids = np.load(file.path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError, SyntaxError) as error:
@@ -97,25 +126,64 @@ def _open_npy(file: SourceFile) -> IdsFile:
         raise SourceError(f"it cannot be read as .npy ({error})", file.path, hint) from error
     if ids.dtype.kind not in "ui":
         raise SourceError(f"it holds {ids.dtype}, not whole numbers", file.path)
+    if bin_dtype is not None and ids.dtype != bin_dtype:
+        what = f"its header says {ids.dtype}, --bin-dtype {bin_dtype}"
+        raise SourceError(what, file.path, "Leave out --bin-dtype")
     if ids.ndim not in (1, 2):
         what = f"it has shape {ids.shape}"
         raise SourceError(what, file.path, "Ids are 1-D, or 2-D with one document a row")
     return IdsFile(file, ids)
 
 
-def _open_flat(file: SourceFile, dtype: str) -> IdsFile:
-    item = np.dtype(dtype).newbyteorder("<")
+def _open_flat(file: SourceFile, dtype: str | None) -> IdsFile:
+    check_header(file.path, file.size)
+    if dtype is None and file.path.stem.endswith(_MEGATRON_NAMES):
+        what = f"Megatron-LM's {file.path.with_suffix('.idx').name}, which tells type and documents, is not beside it"
+        raise SourceError(what, file.path, "Copy it there, or give --bin-dtype for the plain ids")
+    item = np.dtype(dtype or DEFAULT_DTYPE).newbyteorder("<")
     if file.size % item.itemsize:
-        what = f"it has {file.size} bytes, which is no multiple of {item.itemsize} ({dtype})"
+        what = f"it has {file.size} bytes, which is no multiple of {item.itemsize} ({item.name})"
         raise SourceError(what, file.path, "Is it complete? Give --bin-dtype for another type")
-    return IdsFile(file, _map(file.path, item, file.size // item.itemsize))
+    ids = _map(file.path, item, file.size // item.itemsize)
+    if dtype is None:
+        check_width(ids, file.path)
+    return IdsFile(file, ids)
 
 
-def _map(path: Path, dtype: Any, length: int) -> npt.NDArray[Any]:
+def _open_llmc(file: SourceFile) -> IdsFile:
+    magic, version, length = np.frombuffer(_head(file)[:12], "<i4").tolist()
+    known, dtype = LLMC[magic]
+    item = np.dtype(dtype)
+    if version != known:
+        what = f"it begins as ids of llm.c ({magic}), of version {version}"
+        raise SourceError(what, file.path, f"Version {known} is read")
+    needed = LLMC_BYTES + length * item.itemsize
+    if length < 0 or file.size != needed:
+        what = f"it has {file.size} bytes, its header (llm.c, {length} ids of {item.itemsize}) takes {needed}"
+        raise SourceError(what, file.path, "Is it complete?")
+    return IdsFile(file, _map(file.path, item, length, LLMC_BYTES))
+
+
+def _open_ds(file: SourceFile) -> IdsFile:
+    index = file.path.with_name(f"{file.path.name}.index")
+    try:
+        ends = np.frombuffer(read_regular(index, index), "<u8").astype(np.int64)
+    except (OSError, ValueError) as error:
+        what = f"datatrove's {index.name}, which tells the documents, cannot be read ({error})"
+        raise SourceError(what, file.path, "Copy it beside this file") from error
+    length = int(ends[-1]) if len(ends) else 0
+    itemsize = file.size // max(1, length)
+    if itemsize * length != file.size or itemsize not in (0, 2, 4) or (np.diff(ends) < 0).any():
+        what = f"it lists {length} ids, {file.name} has {file.size} bytes"
+        raise SourceError(what, index, "Are they a pair?")
+    return IdsFile(file, _map(file.path, np.dtype(f"<u{itemsize or 2}"), length), ends)
+
+
+def _map(path: Path, dtype: Any, length: int, offset: int = 0) -> npt.NDArray[Any]:
     if length == 0:  # nothing to map
         return np.empty(0, dtype)
     try:
-        return np.memmap(path, dtype, "r", shape=(length,))
+        return np.memmap(path, dtype, "r", offset, shape=(length,))
     except (OSError, ValueError) as error:
         raise SourceError(f"it cannot be mapped ({error})", path) from error
 
@@ -205,7 +273,7 @@ class IdsSource:
 
     Attributes:
         files: The files.
-        bin_dtype: Type of the ids in flat ``.bin`` files.
+        bin_dtype: Type of ids without a header; None for uint16, if they look like it.
         eod: The id behind which documents end, where a file does not tell.
         cut: Pieces end at multiples of so many ids; None: only where a document ends.
         empty_files: Names of files without an id.
@@ -215,7 +283,7 @@ class IdsSource:
     """
 
     files: Sequence[SourceFile]
-    bin_dtype: str = "uint16"
+    bin_dtype: str | None = None
     eod: int | None = None
     cut: int | None = PIECE_TOKENS
     kind: str = "ids"

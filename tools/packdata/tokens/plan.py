@@ -14,8 +14,8 @@ from packdata.plan import pack_plan
 from packdata.reader import PackedReader
 from packdata.settings import PackSettings, check_options
 from packdata.sources import joined_splits
-from packdata.tokens.files import Listing, identity_of, list_files
-from packdata.tokens.ids import PIECE_TOKENS, IdsSource
+from packdata.tokens.files import IDS_KINDS, Listing, identity_of, list_files
+from packdata.tokens.ids import DEFAULT_DTYPE, PIECE_TOKENS, IdsSource
 from packdata.tokens.recipe import TokensRecipe
 from packdata.tokens.show import count
 from packdata.tokens.texts import PIECE_BYTES, TextOptions, TextSource
@@ -55,7 +55,7 @@ class TokenOptions:
         eod: The id to put behind each document, of bytes at most 256; ``auto``: the tokenizer's
             own, if it has one. Of ids: the one that is behind each document already.
         vocab_size: Of ids, where no tokenizer tells.
-        bin_dtype: Type of the ids in flat ``.bin`` files.
+        bin_dtype: Type of ids without a header, in ``.bin`` files (None: uint16) and ``.npy``.
         row_tokens: Tokens of a stored row.
         val_share: Share of the documents that go to ``DST/val``, the others to ``DST/train``.
         seed: For that division.
@@ -70,7 +70,7 @@ class TokenOptions:
     train_bpe: int | None = None
     eod: Eod = "auto"
     vocab_size: int | None = None
-    bin_dtype: str = "uint16"
+    bin_dtype: str | None = None
     row_tokens: int = DEFAULT_ROW_TOKENS
     val_share: float = 0.0
     seed: int = 0
@@ -82,7 +82,7 @@ class TokenOptions:
             raise ValueError(
                 f"row_tokens must be in [2, {_MAX_ROW_TOKENS}], got {self.row_tokens}"
             )
-        if self.bin_dtype not in _BIN_DTYPES:
+        if self.bin_dtype not in (None, *_BIN_DTYPES):
             raise ValueError(f"bin_dtype must be one of {_BIN_DTYPES}, got {self.bin_dtype!r}")
         if self.tokenizer is not None and self.train_bpe is not None:
             raise ValueError("a tokenizer is given or made: leave out one of the two")
@@ -243,7 +243,7 @@ def plan_tokens(
         raise TypeError(f"options must be TokenOptions(...), got {shown(options)}")
     sources = [sources] if isinstance(sources, Path | str) else list(sources)
     listing = list_files(sources)
-    kinds = Counter("ids" if f.kind in ("npy", "bin") else "text" for f in listing.files)
+    kinds = Counter("ids" if f.kind in IDS_KINDS else "text" for f in listing.files)
     if len(kinds) > 1:
         what = f"{counted(kinds['text'], 'file')} of text and {kinds['ids']} of ids lie there"
         raise SourceError(what, str(sources[0]), "Pack them one after the other")
@@ -261,7 +261,7 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
     for name, takes, what in (
         ("documents", {"text"}, "plain text"),
         ("text_column", {"jsonl", "parquet"}, "JSON lines and Parquet"),
-        ("bin_dtype", {"bin"}, "flat .bin files"),
+        ("bin_dtype", {"bin", "npy"}, "ids without a header"),
     ):
         if getattr(options, name) != getattr(usual, name) and not takes & kinds:
             raise ValueError(f"{name} is for {what}, and the files are {', '.join(sorted(kinds))}")
@@ -332,7 +332,7 @@ def _recipe(
         "trained": options.train_bpe,
         "eod": vocabulary.eod,
         "vocab_size": vocabulary.size,
-        "bin_dtype": options.bin_dtype,
+        "bin_dtype": options.bin_dtype or DEFAULT_DTYPE,
         "row_tokens": options.row_tokens,
         "val_share": options.val_share,
         "seed": options.seed,

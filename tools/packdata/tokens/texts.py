@@ -20,6 +20,7 @@ from loaders.errors import SourceError
 from packdata.describe import counted
 from packdata.tokens.documents import Documents, Piece, not_utf8, texts_of
 from packdata.tokens.files import Reader, SourceFile, count_lines
+from packdata.tokens.headers import recognize
 from packdata.tokens.jsonl import parse_jsonl
 from packdata.tokens.parquet import ParquetColumn, ParquetPart
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 4 << 20
 _MAX_CHAR_BYTES = 4
 _CHECKED_BYTES = 64 << 10
+_MAX_NUL_SHARE = 10  # one in so many bytes
 _BOM = b"\xef\xbb\xbf"
 _HEAD_BYTES = 64 << 10  # tell how the lines of a file end
 NEWLINE = b"\n"
@@ -73,6 +75,11 @@ class TextPart:
         blob = self._blob()
         length = self.stop - self.start
         line = self._lines(blob)
+        if found := self._not_text(blob):
+            where = self.where
+            error = SourceError(f"it is {found[0]}, not text", where, found[1])
+            none = np.empty(0, np.int64)
+            return Documents(none.astype(np.uint8), none, line, ((where, error),))
         bad = self._first_bad(blob)
         if bad is not None and not self._is_whole:
             raise not_utf8(blob[bad], line(bad))[1]
@@ -89,6 +96,16 @@ class TextPart:
     def _is_whole(self) -> bool:
         """True if no document begins before this part, or goes on behind it."""
         return self.mark is not None or (self.start == 0 and self.is_last)
+
+    def _not_text(self, blob: bytes) -> tuple[str, str] | None:
+        """Return what is there that only looks like UTF-8, and what to do."""
+        head = blob[:_CHECKED_BYTES]
+        if head.count(0) > len(head) // _MAX_NUL_SHARE:
+            return (
+                "full of NUL bytes",
+                "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin",
+            )
+        return recognize(head) if self.start == 0 else None
 
     def _blob(self) -> bytes:
         if self.blob is not None:

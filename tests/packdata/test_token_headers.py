@@ -1,0 +1,264 @@
+"""What begins with a header is read as what it is, or refused: no header becomes tokens."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import pickle
+import struct
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import zstandard
+
+from loaders.errors import SourceError
+from packdata.tokens.headers import masked_crc32c
+from tests.packdata.test_tokens import documents, pack, texts, write, write_pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+IDS = np.array([50256, 40, 716, 257, 50256, 3290, 13], np.int64)
+
+
+def llmc(ids: Any, magic: int = 20240520, version: int = 1, dtype: str = "<u2") -> bytes:
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(ids)
+    return header.tobytes() + np.asarray(ids, dtype).tobytes()
+
+
+# -- read ------------------------------------------------------------------------------------------
+
+
+def test_files_of_llmc_and_modded_nanogpt_are_read_behind_their_header(tmp_path: Path) -> None:
+    write(tmp_path / "src/a.bin", llmc(IDS))
+    write(tmp_path / "src/b.bin", llmc([128_000, 7], 20240801, 7, "<u4"))
+
+    folder = pack(tmp_path / "src", tmp_path / "p")
+
+    assert documents(folder) == [IDS.tolist(), [128_000, 7]]
+    assert documents(pack(tmp_path / "src/a.bin", tmp_path / "q", eod=50256)) == [
+        [50256],
+        [40, 716, 257, 50256],
+        [3290, 13],
+    ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        llmc(IDS, version=2),
+        llmc(IDS, 20240801, 1, "<u4"),
+        llmc(IDS)[:-2],
+        llmc(IDS) + b"\0\0",
+        llmc(IDS)[:600],
+        llmc(IDS, dtype="<u4"),
+    ],
+)
+def test_a_header_of_llmc_that_does_not_fit_its_file_is_refused(
+    tmp_path: Path, data: bytes
+) -> None:
+    source = write(tmp_path / "a.bin", data)
+
+    with pytest.raises(SourceError) as caught:
+        pack(source, tmp_path / "p")
+
+    assert caught.value.path == source
+
+
+def test_plain_ids_that_are_called_npy_are_read_as_the_type_that_is_given(tmp_path: Path) -> None:
+    source = write(tmp_path / "part-0.npy", IDS.astype("<u2").tobytes())
+
+    with pytest.raises(SourceError, match="--bin-dtype"):
+        pack(source, tmp_path / "p")
+    assert documents(pack(source, tmp_path / "p", bin_dtype="uint16")) == [IDS.tolist()]
+
+
+def test_an_array_with_a_header_is_not_read_as_another_type(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", IDS.astype(np.int32))
+
+    with pytest.raises(SourceError, match="says int32"):
+        pack(tmp_path / "a.npy", tmp_path / "p", bin_dtype="uint16")
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+def test_datatrove_tells_documents_and_type_by_its_index(tmp_path: Path, dtype: str) -> None:
+    source = write(tmp_path / "src/00000_shuffled.ds", IDS.astype(dtype).tobytes())
+    write(tmp_path / "src/00000_shuffled.ds.index", np.array([4, 7], "<u8").tobytes())
+    write(tmp_path / "src/00000_shuffled.ds.metadata", "gpt2|2\n7\n7 T")
+
+    assert documents(pack(source.parent, tmp_path / "p")) == [IDS[:4].tolist(), IDS[4:].tolist()]
+
+
+@pytest.mark.parametrize("index", [None, [4, 8], [4, 3, 7], []])
+def test_datatrove_without_an_index_that_fits_is_refused(
+    tmp_path: Path, index: list[int] | None
+) -> None:
+    source = write(tmp_path / "a.ds", IDS.astype("<u2").tobytes())
+    if index is not None:
+        write(tmp_path / "a.ds.index", np.array(index, "<u8").tobytes())
+
+    with pytest.raises(SourceError, match=r"a\.ds\.index"):
+        pack(source, tmp_path / "p")
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+def with_offsets(samples: list[bytes], config: bytes = b"") -> bytes:
+    """Return a chunk as LitData writes it, and with ``config`` as MosaicML Streaming does."""
+    begin = 4 + 4 * (len(samples) + 1) + len(config)
+    offsets = np.cumsum([begin, *map(len, samples)]).astype("<u4")
+    return struct.pack("<I", len(samples)) + offsets.tobytes() + config + b"".join(samples)
+
+
+def _saved(save: Callable[[Any], Any]) -> bytes:
+    file = io.BytesIO()
+    save(file)
+    return file.getvalue()
+
+
+def _tar(file: Any) -> None:
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("a.txt"))
+
+
+def _zip(file: Any) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.txt", "a")
+
+
+def _arrow(make: Any) -> bytes:
+    table, sink = pa.table({"input_ids": [[1, 2]]}), pa.BufferOutputStream()
+    with make(sink, table.schema) as writer:
+        writer.write(table)
+    return bytes(sink.getvalue())
+
+
+_LENGTH = (20).to_bytes(8, "little")
+_TABLE = pa.table({"a": [1]})
+KNOWN = {
+    "numpy": _saved(lambda file: np.save(file, IDS)),
+    "zip": _saved(_zip),
+    "npz": _saved(lambda file: np.savez(file, ids=IDS)),
+    "torch": _saved(lambda file: torch.save(torch.from_numpy(IDS), file)),
+    "pickle": pickle.dumps(IDS.tolist(), 2),
+    "pickle of numpy": pickle.dumps(IDS),
+    "gzip": gzip.compress(IDS.tobytes()),
+    "zstd": zstandard.compress(IDS.tobytes()),
+    "xz": lzma.compress(IDS.tobytes()),
+    "bzip2": bz2.compress(IDS.tobytes()),
+    "tar": _saved(_tar),
+    "Parquet": _saved(lambda file: pq.write_table(_TABLE, file)),
+    "Arrow": _arrow(pa.ipc.new_file),
+    "Arrow stream": _arrow(pa.ipc.new_stream),
+    "LitData": with_offsets([b"1234", b"56"]),
+    "MosaicML": with_offsets([b"1234", b"56"], b'{"version": 2}'),
+    "TFRecord": _LENGTH + struct.pack("<I", masked_crc32c(_LENGTH)) + bytes(24),
+    "safetensors": struct.pack("<Q", 16) + b'{"a": {"b": 1}} ' + bytes(4),
+    "llm.c": llmc(IDS, 20240522),
+    "lit-gpt": b"LITPKDS" + bytes(17),
+    "GGUF": b"GGUF" + bytes(12),
+    "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(8),
+}
+
+
+@pytest.mark.parametrize("what", KNOWN)
+@pytest.mark.parametrize("options", [{}, {"bin_dtype": "uint8"}])
+def test_what_is_known_by_its_header_is_refused_as_what_it_is(
+    tmp_path: Path, what: str, options: dict[str, str]
+) -> None:
+    source = write(tmp_path / "train.bin", KNOWN[what])
+
+    with pytest.raises(SourceError, match=f"it is .*{what.split()[0]}") as caught:
+        pack(source, tmp_path / "p", **options)
+
+    assert caught.value.path == source
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("what", ["zip", "Parquet", "gzip", "xz", "tar"])
+def test_headers_are_not_taken_for_text_either(tmp_path: Path, what: str) -> None:
+    source = write(tmp_path / "a.txt", KNOWN[what])
+
+    with pytest.raises(SourceError):
+        pack(source, tmp_path / "p")
+
+
+@pytest.mark.parametrize("data", ["plain ascii".encode("utf-16-le"), bytes([1, 0, 2, 0] * 9)])
+def test_utf16_and_ids_that_are_utf8_by_chance_are_not_text(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(SourceError, match="NUL"):
+        pack(write(tmp_path / "a.txt", data), tmp_path / "p")
+
+    write(tmp_path / "b.txt", "a NUL \0 among other characters is text")
+    assert texts(pack(tmp_path / "b.txt", tmp_path / "q"))[0][6] == "\0"
+
+
+def test_the_bin_of_megatron_without_its_index_is_refused(tmp_path: Path) -> None:
+    write_pair(tmp_path / "corpus_text_document", [[1, 2, 3], [4, 5, 6, 7]])
+    (tmp_path / "corpus_text_document.idx").unlink()
+    source = tmp_path / "corpus_text_document.bin"
+
+    with pytest.raises(SourceError, match=r"corpus_text_document\.idx"):
+        pack(source, tmp_path / "p")
+    assert documents(pack(source, tmp_path / "p", bin_dtype="uint16")) == [[1, 2, 3, 4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("dtype", ["<i4", "<u4", "<i8"])
+@pytest.mark.parametrize("most", [100, 50_000, 150_000])
+def test_wide_ids_are_not_read_as_narrow_ones(tmp_path: Path, dtype: str, most: int) -> None:
+    ids = np.random.default_rng(0).integers(0, most, 200)
+    source = write(tmp_path / "a.bin", ids.astype(dtype).tobytes())
+
+    with pytest.raises(SourceError, match="--bin-dtype"):
+        pack(source, tmp_path / "p")
+    wide = {"<i4": "int32", "<u4": "uint32", "<i8": "int64"}[dtype]
+    assert documents(pack(source, tmp_path / "p", bin_dtype=wide)) == [ids.tolist()]
+
+
+@pytest.mark.parametrize("most", [2, 5, 65, 256, 50_257, 65_536])
+def test_plain_ids_of_any_vocabulary_are_not_taken_for_something_else(
+    tmp_path: Path, most: int
+) -> None:
+    ids = np.random.default_rng(0).integers(0, most, 4000).astype("<u2")
+    ids[:4] = (
+        [0x8B1F, 0x0008, 0x0480, 0x0295] if most > 50_000 else 1
+    )  # almost gzip, almost a pickle
+
+    assert documents(pack(write(tmp_path / "a.bin", ids.tobytes()), tmp_path / "p")) == [
+        ids.tolist()
+    ]
+
+
+# -- JSON lines by another name --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["c4.json", "c4.json.gz", "c4.json.zst"])
+def test_json_lines_called_json_are_read(tmp_path: Path, name: str) -> None:
+    lines = b'{"text": "one"}\n{"text": "two", "url": "x"}\n'
+    made = {"gz": gzip.compress(lines), "zst": zstandard.compress(lines), "json": lines}
+
+    source = write(tmp_path / "src" / name, made[name.rsplit(".", 1)[1]])
+
+    assert texts(pack(source, tmp_path / "p")) == ["one", "two"]
+    if name != "c4.json":  # beside other data a plain one is often no data
+        assert texts(pack(source.parent, tmp_path / "q")) == ["one", "two"]
+
+
+@pytest.mark.parametrize("data", ['[{"text": "a"}]', '{\n "text": "a"\n}', "x"])
+def test_other_json_is_refused_with_what_to_do(tmp_path: Path, data: str) -> None:
+    source = write(tmp_path / "a.json", data)
+
+    with pytest.raises(SourceError, match="one JSON object a line") as caught:
+        pack(source, tmp_path / "p")
+
+    assert caught.value.path == source

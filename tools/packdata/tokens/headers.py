@@ -1,0 +1,191 @@
+"""What a file is by its first bytes, so that no header is taken for tokens or text.
+
+Source:
+    ``LLMC``: llm.c's ``dev/data/data_common.py``; modded-nanogpt writes the first of the two.
+    LitData and MDS chunks: uint32 number of samples, uint32 offset of each and of the end.
+    TFRecord: uint64 length, uint32 masked CRC-32C of the length.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickletools
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaders.errors import SourceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import BinaryIO
+
+LLMC_BYTES = 1024  # 256 int32: magic, version, number of tokens, zeros
+LLMC = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type of the ids
+_OF_LLMC = {
+    20240522: "an evaluation file of llm.c",
+    20240326: "a model of llm.c",
+    20240327: "a state of llm.c",
+    20240328: "a tokenizer of llm.c",
+}
+_HEAD_BYTES = 64 << 10
+_MAX_OPERATIONS = 1000  # of a pickle, that are parsed
+_AS_IDS = "Give what holds the ids"
+_UNPACK = "Unpack it first"
+_MAGICS = (
+    (0, b"\x93NUMPY", "a numpy array", "Call it .npy"),
+    (0, b"PAR1", "Parquet", "Call it .parquet"),
+    (0, b"ARROW1\0\0", "Arrow", "Call it .arrow"),
+    (0, b"MMIDIDX\0\0", "the index of a Megatron-LM .bin", "Give the .bin beside it"),
+    (0, b"TNTIDX\0\0", "an index of fairseq", "Binarize with --dataset-impl mmap"),
+    (0, b"LITPKDS", "a chunk of lit-gpt", _AS_IDS),
+    (0, b"PK\x03\x04", "a zip archive (.npz and torch.save's .pt are, too)", _UNPACK),
+    (0, b"\x28\xb5\x2f\xfd", "compressed by zstd", "Call it .zst, or unpack it first"),
+    (0, b"\xfd7zXZ\0", "compressed by xz", _UNPACK),
+    (0, b"\x04\x22\x4d\x18", "compressed by lz4", _UNPACK),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
+    (4, b"1AY&SY", "compressed by bzip2", _UNPACK),
+    (257, b"ustar", "a tar archive", _UNPACK),
+    (0, b"\x89HDF\r\n\x1a\n", "HDF5", "Save the ids with numpy.save"),
+    (0, b"GGUF", "a GGUF model", _AS_IDS),
+    (0, b"SQLite format 3\0", "an SQLite database", "Convert it to Parquet or JSONL"),
+    (16, b"\xde\xc0\xef\xbe", "an LMDB database", _AS_IDS),
+    (0, b"Obj\x01", "Avro", "Convert it to Parquet or JSONL"),
+    (0, b"ORC", "ORC", "Convert it to Parquet or JSONL"),
+    (0, b"%PDF-", "a PDF", "Extract its text"),
+    (0, b"\x89PNG\r\n\x1a\n", "a PNG picture", "See 'packdata images'"),
+    (0, b"\xff\xd8\xff", "a JPEG picture", "See 'packdata images'"),
+    (0, b"\x7fELF", "a program", _AS_IDS),
+)
+
+
+def check_header(path: Path, size: int) -> None:
+    """Raise SourceError for a file of known kind, which is no plain row of ids.
+
+    Args:
+        path: A file that is about to be read as ids and nothing else.
+        size: Its bytes.
+    """
+    with open(path, "rb") as file:
+        head = file.read(_HEAD_BYTES)
+        known = recognize(head) or _recognize_whole(file, head, size)
+    if known is not None:
+        raise SourceError(f"it is {known[0]}, not plain ids", path, known[1])
+
+
+def recognize(head: bytes) -> tuple[str, str] | None:
+    """Return what a file is that begins so, and what to do; None if that is not known.
+
+    Example:
+        >>> recognize(b"PAR1...")
+        ('Parquet', 'Call it .parquet')
+    """
+    for at, magic, what, hint in _MAGICS:
+        if head[at : at + len(magic)] == magic:
+            return what, hint
+    if _is_gzip(head):
+        return "compressed by gzip", "Call it .gz, or unpack it first"
+    if _is_arrow_stream(head):
+        return "an Arrow stream", "Call it .arrow"
+    return None
+
+
+def _is_gzip(head: bytes) -> bool:
+    """Tell whether it can be decompressed: two bytes alone may be an id."""
+    try:
+        return head[:3] == b"\x1f\x8b\x08" and bool(zlib.decompressobj(31).decompress(head))
+    except zlib.error:
+        return False
+
+
+def _is_arrow_stream(head: bytes) -> bool:
+    if len(head) < 16 or head[:4] != b"\xff\xff\xff\xff":
+        return False
+    length, root = np.frombuffer(head[4:12], "<i4").tolist()
+    return bool(length > 0 and length % 8 == 0 and 0 < root < length)
+
+
+def _recognize_whole(file: BinaryIO, head: bytes, size: int) -> tuple[str, str] | None:
+    """Recognize what has no magic, by how its parts fit its size."""
+    if what := _OF_LLMC.get(int.from_bytes(head[:4], "little")):
+        return what, _AS_IDS
+    if chunk := _chunk_of(file, head, size):
+        return chunk
+    if len(head) >= 16 and _is_tfrecord(head, size):
+        return "TFRecord", "Convert it to Parquet or JSONL"
+    if len(head) > 10 and head[8:10] == b'{"' and 2 <= _uint64(head) <= size - 8:
+        return "safetensors", "Save the ids with numpy.save"
+    if _is_pickle(file, head):
+        return "a pickle", "Save the ids with numpy.save"
+    return None
+
+
+def _uint64(head: bytes) -> int:
+    return int.from_bytes(head[:8], "little")
+
+
+def _chunk_of(file: BinaryIO, head: bytes, size: int) -> tuple[str, str] | None:
+    if len(head) < 12:
+        return None
+    num, first = struct.unpack_from("<II", head)
+    begin = 4 * (num + 2)
+    if num == 0 or not begin <= first <= size:
+        return None
+    file.seek(begin - 4)
+    if int.from_bytes(file.read(4), "little") != size:
+        return None
+    if first == begin:
+        return "a chunk of LitData", _AS_IDS
+    return "a shard of MosaicML Streaming", _AS_IDS
+
+
+def _is_tfrecord(head: bytes, size: int) -> bool:
+    masked = struct.unpack_from("<I", head, 8)[0]
+    return _uint64(head) + 16 <= size and masked == masked_crc32c(head[:8])
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Return TFRecord's checksum of a few bytes.
+
+    Example:
+        >>> hex(masked_crc32c(b"123456789"))
+        '0xc78ab0e5'
+    """
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _is_pickle(file: BinaryIO, head: bytes) -> bool:
+    """Tell whether it ends as a pickle does, and parses as one: nothing is executed."""
+    if len(head) < 4 or head[0] != 0x80 or not 2 <= head[1] <= 5:
+        return False
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) != b".":
+        return False
+    file.seek(0)
+    try:
+        return sum(1 for _ in itertools.islice(pickletools.genops(file), _MAX_OPERATIONS)) > 0
+    except ValueError:
+        return False
+
+
+def check_width(ids: Any, path: Path) -> None:
+    """Raise SourceError for 16-bit ids of which every second is as good as empty: they are 32-bit ones."""
+    head = np.asarray(ids[:_HEAD_BYTES])
+    low, high = head[0::2][: len(head) // 2], head[1::2]
+    if len(high) < 8 or not low.any():
+        return
+    if not high.any() or (int(high.max()) < 16 and int(low.max()) >= 256):
+        what = f"as uint16, every second id is below {int(high.max()) + 1}: they seem to be wider"
+        hint = (
+            "Give --bin-dtype uint32, or what they are (Megatron-LM's .idx tells, put it beside)"
+        )
+        raise SourceError(what, path, hint)
