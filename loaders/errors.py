@@ -6,6 +6,7 @@
     ├── SchemaError     (ValueError)    a field or schema that contradicts itself
     ├── ManifestError   (ValueError)    manifest.json is missing, damaged, newer, or points outside its folder
     ├── ShardError      (ValueError)    the bytes of a shard contradict its manifest
+    │   ├── StaleDatasetError           the dataset was replaced in its folder since it was opened
     │   └── ChecksumError               a stored checksum differs from the bytes
     ├── CodecError      (ValueError)    a record that its codec cannot read, an array it cannot write
     ├── SampleError     (RuntimeError)  one sample could not be served: carries dataset, shard, row and key
@@ -102,6 +103,10 @@ class ShardError(LoadersError, ValueError):
         if self.row is not None and (self.path, self.row) != (path, row):
             where.append(f"row {self.row}")
         return sentence(": ".join(filter(None, [", ".join(where), self.what])), self.hint)
+
+
+class StaleDatasetError(ShardError):
+    """A dataset was replaced in its folder since it was opened: its shards are others now."""
 
 
 class ChecksumError(ShardError):

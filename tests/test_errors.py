@@ -19,6 +19,7 @@ from loaders.errors import (
     SchemaError,
     ShardError,
     SourceError,
+    StaleDatasetError,
     StateError,
     sentence,
 )
@@ -38,6 +39,10 @@ EXAMPLES = {
     ShardError: (
         ShardError("it is cut", PATH, 4213, "image", "Pack again."),
         "data/shard-00017.lmdb, field image, row 4213: it is cut. Pack again.",
+    ),
+    StaleDatasetError: (
+        StaleDatasetError("the dataset was replaced since it was opened", PATH),
+        "data/shard-00017.lmdb: the dataset was replaced since it was opened.",
     ),
     ChecksumError: (
         ChecksumError("its checksum does not match", PATH, 0),

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.errors import ChecksumError, SchemaError, ShardError
+from loaders.errors import (
+    ChecksumError,
+    ManifestError,
+    SchemaError,
+    ShardError,
+    StaleDatasetError,
+)
 from loaders.formats import hash_file, open_checksums, open_columns
 from loaders.formats.checksums import hash_block
+from loaders.manifest import MANIFEST_NAME, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +27,8 @@ if TYPE_CHECKING:
 
     from loaders.columns import Column
     from loaders.formats.checksums import Checksums
-    from loaders.manifest import ShardInfo
+    from loaders.manifest import Manifest, ShardInfo
+    from loaders.schema import Schema
 
 Check = Literal["first", "always", "never"]
 Indices = npt.NDArray[np.int64]
@@ -62,10 +72,19 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True)
 class FileShard:
-    """A shard that is mapped when it is first touched."""
+    """A shard that is mapped when it is first touched.
+
+    Attributes:
+        path: The file.
+        info: What the manifest says of it.
+        schema: The dataset's.
+        version: Which file that manifest was.
+    """
 
     path: Path
     info: ShardInfo
+    schema: Schema
+    version: Version
 
     @property
     def num_samples(self) -> int:
@@ -73,12 +92,40 @@ class FileShard:
         return self.info.num_samples
 
     def open(self, check: Check) -> OpenShard:
-        """Map the file; ShardError if it is not what the manifest says."""
+        """Map the file; ShardError if it is not what the manifest says, StaleDatasetError if that is another by now."""
+        try:
+            shard = self._open(check)
+        except ShardError:
+            self._check_version()
+            raise
+        self._check_version()  # last: what replaces the file from here on is not what is mapped
+        return shard
+
+    def _open(self, check: Check) -> OpenShard:
         columns = open_columns(self.path, self.info)
         checksums = {} if check == "never" else open_checksums(self.path, self.info)
         if check == "always" and hash_file(self.path) != self.info.xxh3_128:
             return OpenShard(self.path, columns, checksums, self._damage(columns, checksums))
         return OpenShard(self.path, columns, checksums)
+
+    def _check_version(self) -> None:
+        """Raise StaleDatasetError if the manifest was replaced, and the new one has another shard of this name.
+
+        Shards are listed by the hash of their bytes, so a dataset that only grew goes on.
+        """
+        version = version_of(self.path.parent)
+        if version == self.version:
+            return
+        manifest = _read(self.path.parent, version)
+        is_listed = manifest is not None and any(
+            shard.file == self.info.file and shard.xxh3_128 == self.info.xxh3_128
+            for shard in manifest.shards
+        )
+        if manifest is None or not is_listed or manifest.schema != self.schema:
+            what = "the dataset was replaced since it was opened"
+            if manifest is None:
+                what = "the manifest of the dataset was removed or damaged since it was opened"
+            raise StaleDatasetError(what, self.path, hint="Open the dataset again")
 
     def _damage(
         self, columns: Mapping[str, Column], checksums: Mapping[str, Checksums]
@@ -95,6 +142,43 @@ class FileShard:
         what = "its xxh3-128 is not that of the manifest, though its records are whole: was it swapped?"
         hint = "Run 'packdata verify', and restore the shard"
         raise ShardError(what, self.path, hint=hint)
+
+
+class Version(NamedTuple):
+    """What tells a file from one that takes its place: its numbers in the file system. All 0: there is none."""
+
+    device: int = 0
+    inode: int = 0
+    size_bytes: int = 0
+    modified_ns: int = 0
+    changed_ns: int = 0
+
+
+def version_of(folder: Path) -> Version:
+    """Return the version of the manifest in a folder; take it before the manifest is read."""
+    try:
+        stat = os.stat(folder / MANIFEST_NAME)
+    except OSError:
+        return Version()
+    return Version(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@lru_cache(maxsize=16)
+def _read(folder: Path, version: Version) -> Manifest | None:
+    """Return the manifest of that version, or None if there is none; read once for all shards."""
+    try:
+        return read_manifest(folder)
+    except ManifestError:
+        return None
+
+
+def open_manifest(folder: Path) -> tuple[Manifest, list[FileShard]]:
+    """Read the manifest of a folder; return it with its shards, which are not opened yet."""
+    version = version_of(folder)
+    manifest = read_manifest(folder)
+    schema = manifest.schema
+    shards = [FileShard(folder / each.file, each, schema, version) for each in manifest.shards]
+    return manifest, shards
 
 
 def _damaged(column: Column, sums: Checksums) -> Indices:

@@ -18,6 +18,7 @@ from loaders.data.gather import Found, Gather, Take, take_rows
 from loaders.data.prefetch import Pages
 from loaders.data.verify import Verifier
 from loaders.errors import ShardError
+from loaders.formats import check_memory
 from loaders.locks import ForkLock
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from loaders.data.shards import Check, FileShard, MemoryShard, OpenShard
 
 Indices = npt.NDArray[np.int64]
+_ROW_BYTES = 2  # noted of each row while it is read
 UInt8Array = npt.NDArray[np.uint8]
 
 
@@ -59,6 +61,9 @@ class Store:
         self.ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
         self.starts = self.ends - np.array([shard.num_samples for shard in self.shards], np.int64)
         self._num_samples = int(self.ends[-1]) if len(self.ends) else 0
+        if self.shards:
+            largest = max(self.shards, key=lambda shard: shard.num_samples)
+            check_memory(_ROW_BYTES * self._num_samples, largest.path, self._num_samples)
         self._find = ShardFinder(self.ends)
         numbers: dict[int, int] = {}
         self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]

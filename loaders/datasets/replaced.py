@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from loaders.errors import LoadersError, SampleError, ShardError
+from loaders.errors import LoadersError, SampleError, ShardError, StaleDatasetError
 
 logger = logging.getLogger(__name__)
 _MAX_SHARE = 0.01
@@ -19,7 +19,9 @@ class BadSamples:
         self._causes: dict[str | int, int] = {}  # with the sample that each was told of
 
     def note(self, error: SampleError, num_samples: int) -> None:
-        """Note that one of so many samples was replaced; LoadersError if too many were."""
+        """Note that one of so many samples was replaced; an error if too many were, or the dataset was."""
+        if isinstance(error.__cause__, StaleDatasetError):
+            raise error  # all samples are others, also where this one could be replaced
         if error.index not in self._indices:
             self._indices.add(error.index)
             # One step, since several threads may come upon one damaged block.

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_path
-from loaders.data.shards import Check, FileShard
+from loaders.data.shards import Check, open_manifest
 from loaders.data.store import Store
 from loaders.datasets.packed import OnError, PackedDataset, Transform
 from loaders.datasets.reading.gather import take_rows
 from loaders.datasets.settings import check_augment
-from loaders.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,9 +79,8 @@ class ShardDataset(PackedDataset):
         scale: float = 1,
     ) -> None:
         self.path = as_path("path", path, "the folder that packdata made").absolute()
-        manifest = read_manifest(self.path)
+        manifest, shards = open_manifest(self.path)
         check_augment(augment, manifest.schema.fields)
-        shards = [FileShard(self.path / shard.file, shard) for shard in manifest.shards]
         store = Store(shards, check, take_rows)
         super().__init__(
             store,

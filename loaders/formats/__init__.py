@@ -24,6 +24,7 @@ import xxhash
 from loaders.columns import Column, FixedColumn, VarColumn, ends
 from loaders.errors import ShardError
 from loaders.formats.checksums import Checksums, dump_checksums, load_checksums
+from loaders.limits import available_memory
 from loaders.manifest import Place, ShardInfo
 from loaders.schema import MAX_RECORD_NBYTES, Field
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SUFFIXES = (".lmdb", ".parquet")
+_PLACE_BYTES = 32  # of a record of its own size: start and length, and what comes and goes while they are read
+_LARGE_BYTES = 1 << 30  # where it is looked what is free
 _RESTORE = "Run 'packdata verify'; restore the shard from a copy, or pack again"
 
 
@@ -162,6 +165,8 @@ def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:
         ShardError: The file is missing, has another size, or rows would lie outside of it.
     """
     data = map_shard(path, info)
+    num_varied = sum(place.row_nbytes is None for place in info.places.values())
+    check_memory(num_varied * info.num_samples * _PLACE_BYTES, path, info.num_samples)
     columns = {}
     for name, place in info.places.items():
         try:
@@ -172,6 +177,13 @@ def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:
             what = f"its column cannot lie where it is said to ({error})"
             raise ShardError(what, path, None, name, _RESTORE) from error
     return columns
+
+
+def check_memory(nbytes: int, path: Path, num_rows: int) -> None:
+    """Raise ShardError if this takes more memory than is free: a sparse file claims any number of rows."""
+    if nbytes > _LARGE_BYTES and nbytes > (free := available_memory()):
+        what = f"{nbytes >> 20:,} MiB of memory are needed for its {num_rows:,} rows"
+        raise ShardError(f"{what}, {free >> 20:,} MiB are free", path, hint=_RESTORE)
 
 
 def _column(data: npt.NDArray[np.uint8], place: Place, n: int, path: Path, name: str) -> Column:
@@ -219,8 +231,11 @@ def open_checksums(path: Path, info: ShardInfo) -> dict[str, Checksums]:
             # Or the read would reserve memory for what is not there.
             if os.fstat(file.fileno()).st_size < offset + nbytes:
                 raise ValueError("the file ends before them")
+            check_memory(4 * nbytes, path, info.num_samples)
             file.seek(offset)
             checksums = load_checksums(file.read(nbytes), info.num_samples)
+    except ShardError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         what = f"its row checksums cannot be read ({error})"
         raise ShardError(what, path, hint=_RESTORE) from error
