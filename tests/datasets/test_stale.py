@@ -15,7 +15,7 @@ from loaders import DataLoader, RAMDataset, ShardDataset, concat
 from loaders.errors import SampleError, StaleDatasetError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Field, Label
-from packdata.combine import append
+from packdata.combine import extend
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +115,7 @@ def test_a_dataset_that_grows_or_is_restored_goes_on(tmp_path: Path) -> None:
     dataset = ShardDataset(folder)
     manifest = (folder / "manifest.json").read_bytes()
 
-    append(folder, [pack(tmp_path / "b", 2)])
+    extend(folder, [pack(tmp_path / "b", 2)])
     assert int(dataset[0].x[0]) == 1
     (folder / "new").write_bytes(manifest)
     os.replace(folder / "new", folder / "manifest.json")

@@ -710,10 +710,10 @@ def test_packed_volumes_are_split_merged_appended_and_verified(
     source, masks, packed = volumes / "scans", volumes / "masks", volumes / "packed"
     run("arrays", source, packed, "--masks", masks, "--format", format)
     run("split", packed, volumes / "parts", "--parts", "x=0.5", "y=0.5", "--stratify", "label")
-    run("merge", volumes / "merged", volumes / "parts/x", volumes / "parts/y")
+    run("merge", volumes / "parts/x", volumes / "parts/y", volumes / "merged")
     run("copy", packed, volumes / "only", "--where", "label == 'a'")
     run("copy", packed, volumes / "rest", "--where", "label == 'b'")
-    run("append", volumes / "only", volumes / "rest")
+    run("extend", volumes / "rest", volumes / "only")
 
     whole, again, grown = (stored(volumes / name) for name in ("packed", "merged", "only"))
     assert whole.keys() == again.keys() == grown.keys()

@@ -49,7 +49,7 @@ COMMANDS = [
     "repair",
     "preview",
     "stats",
-    "append",
+    "extend",
     "merge",
     "split",
     "diff",
@@ -369,7 +369,7 @@ def test_a_target_beside_its_source_is_not_inside(
     source.rename(alone)
 
     assert run(packs, alone, tmp_path / f"alone/{source.name}-packed") == 0
-    assert run(packs, alone, alone.parent, "--dry-run") == 0
+    assert run(packs, alone, alone.parent, "--dry-run") == 1  # it holds the source
 
 
 def test_functions_refuse_a_target_inside_of_its_source(photos: Path) -> None:
@@ -823,8 +823,8 @@ def test_info_says_in_short_what_a_dataset_was_made_from(
     assert run("images", photos, small, "--size", 32, "--quality", 80, "--gray") == 0
     assert run("copy", plain, cats, "--where", "label == 'cat'") == 0
     assert run("split", plain, halves, "--parts", "a=0.5", "b=0.5") == 0
-    assert run("merge", tmp_path / "m", halves / "a", halves / "b") == 0
-    assert run("append", cats, halves / "b") == 1  # keys stand twice
+    assert run("merge", halves / "a", halves / "b", tmp_path / "m") == 0
+    assert run("extend", halves / "b", cats) == 1  # keys stand twice
     assert run("tokens", tmp_path / "a.txt", tmp_path / "t", "--documents", "\\n\\n") == 0
     assert run("tables", tmp_path / "a.csv", tmp_path / "u", "--target", "y") == 0
 

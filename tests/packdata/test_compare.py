@@ -12,7 +12,7 @@ import packdata
 from loaders.errors import SchemaError
 from loaders.schema import Array, Field, Image, Label, Schema
 from packdata.cli import main
-from packdata.combine import append, merge
+from packdata.combine import extend, merge
 from packdata.compare import diff, schema_differences
 from packdata.edit import CopyOptions, copy_dataset
 from packdata.reader import PackedReader
@@ -67,7 +67,7 @@ def test_volumes_that_differ_in_their_spatial_axes_are_not_joined(tmp_path: Path
         with pytest.raises(SchemaError, match=r"does not match .*spatial is"):
             merge(tmp_path / "merged", [a, b])
         with pytest.raises(SchemaError, match=r"does not match .*spatial is"):
-            append(a, [b])
+            extend(a, [b])
         assert len(PackedReader(a)) == 1
 
 

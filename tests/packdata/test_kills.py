@@ -68,11 +68,10 @@ def die_before(nth: int, place: str) -> None:
 COMMANDS: dict[str, tuple[str, list[str]]] = {  # what is there at the target, and the command
     "copy": ("", ["copy", "one", "dst", "--where", "label != 0"]),
     "copy over another": ("two", ["copy", "one", "dst", "--overwrite"]),
-    "copy in place": ("one", ["copy", "dst", "dst", "--where", "label != 0", "--overwrite"]),
-    "merge": ("", ["merge", "dst", "one", "two"]),
-    "merge into a source": ("one", ["merge", "dst", "dst", "two", "--overwrite"]),
-    "append": ("one", ["append", "dst", "two"]),
-    "append without keys": ("bare", ["append", "dst", "bare"]),
+    "merge": ("", ["merge", "one", "two", "dst"]),
+    "merge over another": ("merged", ["merge", "one", "two", "dst", "--overwrite"]),
+    "extend": ("one", ["extend", "two", "dst"]),
+    "extend without keys": ("bare", ["extend", "bare", "dst"]),
     "images": ("", ["images", "photos", "dst", "--size", "16", "--workers", "1"]),
     "split over others": (
         "parts",
@@ -91,6 +90,7 @@ def world(tmp_path: Path) -> Path:
         (folder / "photos" / f"c{i % 2}").mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(folder / "photos" / f"c{i % 2}" / f"{i}.png"), np.full((20, 20, 3), i))
     parts = ["--parts", "a=0.5", "b=0.5", "--format", "parquet"]
+    assert main(["merge", str(folder / "two"), str(folder / "merged")]) == 0
     assert main(["split", str(folder / "one"), str(folder / "parts"), *parts]) == 0
     bare = [{"label": np.int64(i)} for i in range(6)]
     pack(folder / "bare", {"label": Label()}, bare)

@@ -147,14 +147,14 @@ PLAIN = {
     "repair": "packed --from copy",
     "preview": "packed",
     "stats": "packed",
-    "append": "{dst} more",
-    "merge": "{dst} packed",
+    "extend": "more {dst}",
+    "merge": "packed {dst}",
     "split": "packed {dst} --parts a=0.5",
     "diff": "packed copy",
     "copy": "packed {dst} --codec webp",
 }
 FOR_MANY = ("--json", "--overwrite", "--dry-run", "--workers")
-BY_HAND = {("append", "--no-link"), ("merge", "--no-link"), ("preview", "--columns"),
+BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("preview", "--columns"),
            ("repair", "--from"), ("repair", "--manifest")}  # fmt: skip
 
 
@@ -181,7 +181,7 @@ def run(command: str, line: str) -> int:
 
 
 def plain(command: str, dst: Path) -> str:
-    if command == "append" and not dst.exists():
+    if command == "extend" and not dst.exists():
         shutil.copytree("packed", dst)
     return PLAIN[command].format(dst=dst)
 

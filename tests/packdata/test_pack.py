@@ -425,7 +425,7 @@ def test_what_changes_a_split_waits_for_the_packing_of_all(tmp_path: Path) -> No
         return True
 
     def append(dst: Path, source: Path) -> None:
-        combine.append(dst, [source])
+        combine.extend(dst, [source])
 
     def repair(dst: Path, _: Path) -> None:
         repair_dataset(dst, tmp_path / "copy")
@@ -461,7 +461,7 @@ def test_a_split_is_not_changed_before_an_unfinished_publication_is_finished(
     assert Job(tmp_path / "all", seed=1, options=options, kill=kill, **SPLITS).run_in_child() == -9
 
     with pytest.raises(PackError, match=r"ended while it published.*command again: it finishes"):
-        combine.append(tmp_path / "all" / "train", [tmp_path / "more"])
+        combine.extend(tmp_path / "all" / "train", [tmp_path / "more"])
     summary = Job(tmp_path / "all", seed=1, options=options, **SPLITS).run()
 
     assert "is published now" in summary.notes[0]

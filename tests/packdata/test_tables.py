@@ -20,7 +20,7 @@ from loaders.errors import SchemaError, SourceError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Categories, Features, Label
 from packdata.cli import main
-from packdata.combine import append, merge
+from packdata.combine import extend, merge
 from packdata.edit import CopyOptions, copy_dataset
 from packdata.partition import split_indices
 from packdata.reader import PackedReader
@@ -499,7 +499,7 @@ def test_test_data_gets_the_columns_dictionaries_and_statistics_of_training_data
     np.testing.assert_allclose(reader.column("features")[:, 0], carat, rtol=1e-5, atol=1e-6)
     assert reader.column("categories")[3, 0] == 0
     assert "unknown to the vocabulary: cut (1)" in summary.notes[-1]
-    assert len(append(train.path, [tmp_path / "test"]).shards) == 2
+    assert len(extend(train.path, [tmp_path / "test"]).shards) == 2
     assert verify(train.path).ok
 
 
@@ -550,7 +550,7 @@ def test_other_dictionaries_cannot_be_appended(tmp_path: Path) -> None:
     other = pack(frame().assign(cut="other"), tmp_path, "other.csv")
 
     with pytest.raises(SchemaError, match=r"field 'categories': vocabularies .*--like"):
-        append(one.path, [other.path])
+        extend(one.path, [other.path])
 
 
 # ------------------------------------------------------------------------------ other tools

@@ -18,7 +18,7 @@ from loaders.errors import PackError, SchemaError, SourceError
 from loaders.manifest import read_manifest
 from loaders.schema import Tokens
 from packdata.cli import main
-from packdata.combine import append, merge
+from packdata.combine import extend, merge
 from packdata.edit import CopyOptions, copy_dataset
 from packdata.partition import split
 from packdata.preview import as_text
@@ -852,7 +852,7 @@ def test_split_divides_documents_and_merge_and_append_join_them(
     assert (len(train), len(val)) == (48, 12)
     assert sorted(train + val) == sorted(documents(folder))
     merge(tmp_path / "merged", [tmp_path / "parts/train", tmp_path / "parts/val"])
-    append(tmp_path / "parts/val", [tmp_path / "parts/train"])
+    extend(tmp_path / "parts/val", [tmp_path / "parts/train"])
 
     assert documents(tmp_path / "merged") == train + val
     assert documents(tmp_path / "parts/val") == val + train

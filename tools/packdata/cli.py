@@ -13,6 +13,7 @@ from loaders import __version__
 from loaders.errors import LoadersError
 from packdata.commands import COMMANDS, arrays, images, tables, tokens
 from packdata.commands.common import Parser
+from packdata.commands.extend import spelled_anew
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,7 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         2).
     """
     _open_closed_streams()
-    args = build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
+    if words[:1] == ["append"]:
+        parser.error(f"'append DST SRC...' is now 'extend SRC... DST': {spelled_anew(words[1:])}")
+    args = parser.parse_args(words)
     try:
         with _quiet_pillow():
             status = int(args.run(args))

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.errors import SchemaError, ShardError
+from loaders.errors import PackError, SchemaError, ShardError
 from loaders.formats import hash_file
 from loaders.manifest import read_manifest
 from packdata.compare import key_hashes, schema_differences
 from packdata.describe import counted
+from packdata.journal import JOURNAL_NAME, read_journal
 from packdata.plan import check_outside
 from packdata.provenance import origin
 from packdata.reader import PackedReader
@@ -25,6 +26,7 @@ from packdata.rewrite import (
     command_text,
     finished_before,
 )
+from packdata.target import PACKING_NAME, find_datasets
 from packdata.verify import size_fault
 
 if TYPE_CHECKING:
@@ -63,20 +65,21 @@ def merge(
         link: Use hard links where the file system has them: no byte is copied. Shards are never
             changed once published, so sharing them is safe; but what damages one damages the
             other, and what is linked is not read. Copies are verified.
-        overwrite: Replace a dataset at ``dst``.
+        overwrite: Replace a dataset at ``dst`` that ``merge`` has made.
         on_link: Called with each shard that was linked.
         note: Called with what is no error and deserves a look: it was killed before, and is finished.
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
-        PackError: The target is taken, lies inside of a source, or cannot be written.
+        PackError: The target is taken or cannot be written, is a source, lies inside of one or holds one.
     """
-    check_outside(dst, sources, or_same=True)
+    check_outside(dst, sources)
     readers = [PackedReader(path) for path in sources]
     command = command_text("merge", dst, readers)
     finished = finished_before(dst, command, note)
     if finished is not None:
         return finished
+    _check_merged_before(Path(dst))
     check_target(Path(dst), overwrite=overwrite)
     _check_alike(readers)
     with Staging(dst, command, overwrite=overwrite) as staging:
@@ -88,7 +91,7 @@ def merge(
         return manifest
 
 
-def append(
+def extend(
     dst: Path | str,
     sources: Sequence[Path | str],
     *,
@@ -107,11 +110,12 @@ def append(
 
     Raises:
         SchemaError: They differ in fields or classes, or share a key.
-        PackError: The target cannot be written.
+        PackError: The target is a source, lies inside of one or holds one, or cannot be written.
     """
+    check_outside(dst, sources)
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [PackedReader(path) for path in sources]
-    command = command_text("append", dst, added)
+    command = command_text("append", dst, added)  # as records of killed commands have it
     finished = finished_before(dst, command, note)
     if finished is not None:
         return finished
@@ -127,6 +131,20 @@ def append(
         manifest = staging.prepare(staged, grown.schema, provenance, grown.path)
         staging.publish()
         return manifest
+
+
+def _check_merged_before(folder: Path) -> None:
+    """Raise PackError for a target that ``merge`` did not make: it may be meant as one more source."""
+    hint = "The target comes last: choose a folder that is new or empty"
+    there = find_datasets(folder, [""]).get("")
+    if there is not None and there.provenance.get("command") != "merge":
+        what = (
+            "a packed dataset is there, which 'packdata merge' did not make and does not replace"
+        )
+        raise PackError(what, folder, hint)
+    begun = read_journal(folder / PACKING_NAME / JOURNAL_NAME)
+    if begun is not None and (begun[0].resumable or begun[1].done is not None):
+        raise PackError("packing into it was not finished", folder, hint)
 
 
 def _check_alike(readers: Sequence[PackedReader]) -> None:

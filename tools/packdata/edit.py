@@ -137,7 +137,7 @@ def copy_dataset(
 
     Args:
         src: The dataset's folder.
-        dst: The copy's; with ``overwrite`` it may be ``src``.
+        dst: The copy's.
         options: What to change.
         format: Format of the copy; by default that of the original.
         shard_bytes: A shard ends with the sample that reaches this size.
@@ -154,7 +154,7 @@ def copy_dataset(
             is left.
     """
     options = options or CopyOptions()
-    check_outside(dst, [src], or_same=True)
+    check_outside(dst, [src])
     reader = PackedReader(src, check=True)
     format = format or format_of(reader.manifest)
     asked = options.to_json() | {"tables": options.digests()}

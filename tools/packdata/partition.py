@@ -136,11 +136,7 @@ def _check_parts(chosen: Mapping[str, npt.NDArray[np.int64]], dst: Path, source:
             raise ValueError(f"a part is named by a plain folder name, got {name!r}")
         if not len(indices):
             raise PackError(f"part {name!r} would be empty", source, "Give it a larger share")
-        folder = dst / name
-        if folder.exists() and folder.samefile(source):
-            what = "this part would take the place of the dataset that is divided"
-            raise PackError(what, folder, "Choose another folder for the parts")
-        check_outside(folder, [source])
+        check_outside(dst / name, [source])
 
 
 def _parts_made_before(

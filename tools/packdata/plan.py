@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from glob import glob
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loaders.errors import PackError
+from loaders.manifest import MANIFEST_NAME
 from packdata.engine import Summary, pack_recipes
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ def pack_plan(plan: Plan, dst: Path | str, **settings: Unpack[PackSettings]) -> 
     """Pack what was planned; see ``pack_recipes``.
 
     Raises:
-        PackError: What ``pack_recipes`` raises, or the destination lies inside of a source.
+        PackError: What ``pack_recipes`` raises, or the destination and a source hold one another.
     """
     check_outside(dst, plan.sources)
     summary = pack_recipes(
@@ -61,23 +64,44 @@ def pack_plan(plan: Plan, dst: Path | str, **settings: Unpack[PackSettings]) -> 
     return replace(summary, notes=notes, amount=plan.amount(summary))
 
 
-def check_outside(
-    dst: Path | str, sources: Sequence[Path | str], *, or_same: bool = False
-) -> None:
-    """Raise PackError for a destination inside of a folder to pack: it would become part of it.
+def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
+    """Raise PackError for a target that is a source, lies in one, or holds one: each is lost or changed by it.
 
-    The folder would change while it is packed, and hold a class or a split too many ever after.
-    With ``or_same`` the destination may be a source itself: a dataset that is replaced.
+    Names do not decide: links and bind mounts are followed, and a dataset is also known by its manifest
+    file, which a copy by hard links shares.
     """
-    target = os.path.realpath(dst)  # unlike Path.resolve(), at peace with links to themselves
-    for source in filter(os.path.isdir, sources):
-        folder = os.path.realpath(source)
-        if or_same and target == folder:
-            continue
-        if Path(target).is_relative_to(folder):
-            where = (
-                "it is the source"
-                if target == folder
-                else f"it lies inside of the source {source}"
-            )
-            raise PackError(where, dst, "Choose a folder beside it; nothing was written")
+    target = os.path.realpath(dst)  # unlike Path.resolve(), it does not raise for a link to itself
+    for source in chain.from_iterable(map(_matches, sources)):
+        what = _overlap(target, os.path.realpath(source), source)
+        if what is not None:
+            raise PackError(what, dst, "Choose a folder beside it; nothing was written")
+
+
+def _matches(source: Path | str) -> list[Path | str]:
+    """Return the files that a pattern means; what is there by that name is no pattern."""
+    text = os.fspath(source)
+    found = [] if os.path.lexists(text) else glob(text, recursive=True)
+    return [*found] or [source]
+
+
+def _overlap(target: str, real: str, source: Path | str) -> str | None:
+    """Say how a target and a source meet; None if they do not."""
+    manifests = [os.path.join(folder, MANIFEST_NAME) for folder in (target, real)]
+    if _is_same(target, real) or _is_same(*manifests):
+        return "it is the source" if target == real else f"it is the source {source}"
+    if os.path.isdir(real) and _is_inside(target, real):
+        return f"it lies inside of the source {source}"
+    return f"the source {source} lies inside of it" if _is_inside(real, target) else None
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return any(_is_same(str(above), folder) for above in Path(path).parents)
+
+
+def _is_same(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    try:
+        return os.path.samestat(os.stat(one), os.stat(other))
+    except (OSError, ValueError):  # one is not there; a NUL in its name
+        return False

@@ -189,7 +189,7 @@ class Packing:
         """Return the datasets that would be replaced; PackError where that is not wanted."""
         existing = find_datasets(self.dst, self.folders)
         if existing and not overwrite:
-            hint = f"{OVERWRITE} replaces it; 'packdata append' adds to it"
+            hint = f"{OVERWRITE} replaces it; 'packdata extend' adds to it"
             raise PackError(
                 "a packed dataset is there, and is complete", self.dst / next(iter(existing)), hint
             )

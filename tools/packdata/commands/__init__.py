@@ -5,9 +5,9 @@ from the parsed arguments to the exit status.
 """
 
 from packdata.commands import (
-    append,
     copy,
     diff,
+    extend,
     info,
     merge,
     preview,
@@ -17,6 +17,6 @@ from packdata.commands import (
     verify,
 )
 
-COMMANDS = (info, verify, repair, preview, stats, append, merge, split, diff, copy)
+COMMANDS = (info, verify, repair, preview, stats, extend, merge, split, diff, copy)
 
 __all__ = ["COMMANDS"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import sys
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from loaders.errors import LoadersError, SchemaError
+from loaders.errors import LoadersError, ManifestError, SchemaError
 from loaders.manifest import MANIFEST_NAME
 from packdata.describe import counted, describe_size
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
@@ -63,27 +64,38 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def add_sources(parser: argparse.ArgumentParser, about: str) -> None:
-    """Add the datasets whose shards become part of one, and ``--no-link``."""
-    parser.add_argument("sources", type=parse_path, nargs="+", metavar="src", help=about)
+def add_sources(parser: argparse.ArgumentParser, src: str, dst: str) -> None:
+    """Add the datasets whose shards become part of one, that one, and ``--no-link``."""
+    parser.add_argument("src", type=parse_path, nargs="+", metavar="SRC", help=src)
+    parser.add_argument("dst", type=parse_path, metavar="DST", help=dst)
     parser.add_argument(
         "--no-link", action="store_true", help="copy and verify shards, also where links work"
     )
 
 
-def add_writing(parser: argparse.ArgumentParser, *, shards: bool = True) -> None:
+@contextmanager
+def target_is_last(args: argparse.Namespace) -> Iterator[None]:
+    """Recall the order of SRC... DST where a dataset is missing at what was given as a source."""
+    try:
+        yield
+    except ManifestError as error:
+        if not os.path.lexists(args.src[0]):
+            error.add_note(f"the target comes last, and is {args.dst} here")
+        raise
+
+
+def add_writing(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that write a dataset."""
-    if shards:
-        parser.add_argument(
-            "--format", choices=FORMATS, help="of the shards (default: that of the source)"
-        )
-        parser.add_argument(
-            "--shard-size",
-            type=parse_size,
-            default=DEFAULT_SHARD_BYTES,
-            metavar="SIZE",
-            help=f"bytes of a shard; {SIZES} (default: 64MB)",
-        )
+    parser.add_argument(
+        "--format", choices=FORMATS, help="of the shards (default: that of the source)"
+    )
+    parser.add_argument(
+        "--shard-size",
+        type=parse_size,
+        default=DEFAULT_SHARD_BYTES,
+        metavar="SIZE",
+        help=f"bytes of a shard; {SIZES} (default: 64MB)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset at the target")
 
 

@@ -9,11 +9,10 @@ from packdata.commands.common import (
     LINKS,
     add_json,
     add_sources,
-    add_writing,
     new_parser,
-    parse_path,
     show_combined,
     show_notes,
+    target_is_last,
 )
 
 if TYPE_CHECKING:
@@ -24,11 +23,12 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
     summary = "make one dataset of several with the same fields and classes"
-    example = "packdata merge packed/all packed/train packed/val"
+    example = "packdata merge packed/train packed/val packed/all"
     parser = new_parser(subparsers, "merge", summary, example, f"\n{LINKS}")
-    parser.add_argument("dst", type=parse_path, help="folder of the new dataset")
-    add_sources(parser, "datasets, in order")
-    add_writing(parser, shards=False)
+    add_sources(parser, "datasets, in order; they stay as they are", "folder of the new dataset")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a dataset that merge has made in DST"
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     linked: list[Path] = []
     notes: list[str] = []
     options = {"link": not args.no_link, "overwrite": args.overwrite}
-    made = merge(args.dst, args.sources, **options, on_link=linked.append, note=notes.append)
+    with target_is_last(args):
+        made = merge(args.dst, args.src, **options, on_link=linked.append, note=notes.append)
     show_combined(args, args.dst, made, len(linked))
     show_notes(notes)
     return 0

@@ -96,7 +96,7 @@ def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
     """Return what a source names: tables, and of a folder what else is there, with its suffix or ``FOLDER``."""
     path = Path(source)
     if (path / "manifest.json").exists():
-        hint = "'packdata split', 'merge' and 'append' work on packed datasets"
+        hint = "'packdata split', 'merge' and 'extend' work on packed datasets"
         raise SourceError("it is a packed dataset already", path, hint)
     if path.is_dir():
         return _list_folder(path)

@@ -124,7 +124,7 @@ def list_files(sources: Sequence[Path | str]) -> Listing:
 
 def _list_folder(folder: Path, listing: Listing) -> None:
     if (folder / "manifest.json").exists():
-        hint = "'packdata split', 'merge' and 'append' work on packed datasets"
+        hint = "'packdata split', 'merge' and 'extend' work on packed datasets"
         raise SourceError("it is a packed dataset already", folder, hint)
     found: list[tuple[str, Path]] = []
     for relative, entries in files_below(folder):

@@ -1,0 +1,141 @@
+"""Sources come first and the target last; a target that is a source, lies in one or holds one is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loaders.errors import ManifestError, PackError
+from packdata import combine
+from packdata.cli import main
+from packdata.journal import Header, Journal
+from packdata.reader import PackedReader
+from tests.packdata.packing import pack_samples
+from tests.packdata.test_commands import SMALL, run, samples_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCE_COMMANDS = {  # of each, how it is given a source and a target
+    "copy": ["copy", "SRC", "DST", "--overwrite"],
+    "split": ["split", "SRC", "DST/..", "--parts", "NAME=0.5", "--overwrite"],
+    "merge": ["merge", "other", "SRC", "DST", "--overwrite"],
+    "merge first": ["merge", "SRC", "other", "DST", "--overwrite"],
+    "extend": ["extend", "other", "SRC", "DST"],
+    "tables": ["tables", "SRC/shard-00000.parquet", "DST", "--overwrite"],
+    "tables by pattern": ["tables", "SRC/*.parquet", "DST", "--overwrite"],
+    "images": ["images", "SRC", "DST", "--overwrite"],
+}
+TARGETS = ["src", "./src", "link", "hard-links", "bind", "src/inner", "."]
+
+
+CASES = [
+    (command, target)
+    for command in SOURCE_COMMANDS
+    for target in TARGETS
+    # A file has nothing inside of it, and links of it stay whole; parts of a split are made in a folder.
+    if not (command.startswith("tables") and target in ("src/inner", "hard-links"))
+    if (command, target) != ("split", ".")
+]
+
+
+@pytest.mark.parametrize(("command", "target"), CASES)
+def test_a_target_that_is_or_holds_a_source_or_lies_in_one_is_refused(
+    tmp_path: Path, command: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever name, and though --overwrite is given: it would be lost."""
+    source = pack_samples(tmp_path / "src", 6, fields=SMALL, format="parquet")
+    combine.merge(tmp_path / "other", [pack_samples(tmp_path / "o", 2, first=20, fields=SMALL)])
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(source, "hard-links", copy_function=os.link)
+    os.symlink("src", "link")
+    os.mkdir("bind")
+    name = Path(target).name
+    words = {"SRC": "src", "DST/..": str(Path(target).parent), "NAME=0.5": f"{name}=0.5"}
+    argv = [
+        words.get(w, w.replace("SRC", "src").replace("DST", target))
+        for w in SOURCE_COMMANDS[command]
+    ]
+    before = {path: path.stat().st_mtime_ns for path in source.rglob("*")}
+
+    with (
+        bound("src", "bind") if target == "bind" else nullcontext(),
+        pytest.raises(PackError) as caught,
+    ):
+        run(*argv)
+
+    assert "--overwrite" not in str(caught.value)
+    assert {path: path.stat().st_mtime_ns for path in source.rglob("*")} == before
+    assert len(PackedReader(tmp_path / "other")) == 2
+
+
+@contextmanager
+def bound(source: str, target: str) -> Iterator[None]:
+    """Show a folder at another place, too."""
+    if subprocess.run(["mount", "--bind", source, target], check=False).returncode:
+        pytest.skip("nothing may be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", target], check=True)
+
+
+def test_merge_replaces_what_merge_has_made_alone(tmp_path: Path) -> None:
+    """With a word too few, or in the old order, the last source would be the target."""
+    parts = [pack_samples(tmp_path / f"p{i}", 3, first=3 * i, fields=SMALL) for i in range(3)]
+    before = samples_of(parts[2])
+
+    for options in ([], ["--overwrite"]):
+        with pytest.raises(PackError) as caught:
+            run("merge", *parts, *options)
+        assert "--overwrite" not in caught.value.hint
+        assert caught.value.path == parts[2]
+
+    assert samples_of(parts[2]) == before
+
+
+def test_merge_does_not_drop_a_packing_that_can_go_on(tmp_path: Path) -> None:
+    parts = [pack_samples(tmp_path / f"p{i}", 3, first=3 * i, fields=SMALL) for i in range(2)]
+    dst = tmp_path / "dst"
+    journal = dst / ".packing/journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    Journal.create(journal, Header({"source": "pictures"})).close()
+
+    with pytest.raises(PackError, match="not finished"):
+        run("merge", *parts, dst, "--overwrite")
+
+    assert journal.exists()
+
+
+@pytest.mark.parametrize("command", ["merge", "extend"])
+def test_the_order_is_recalled_where_the_first_dataset_is_not_there(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = pack_samples(tmp_path / "a", 3, fields=SMALL)
+
+    with pytest.raises(ManifestError) as caught:
+        run(command, tmp_path / "new", source)
+
+    assert caught.value.__notes__ == [f"the target comes last, and is {source} here"]
+
+
+def test_append_says_how_it_is_spelled_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its old order 'extend' would do the opposite, and say nothing."""
+    dst = pack_samples(tmp_path / "all", 3, fields=SMALL)
+    pack_samples(tmp_path / "more", 3, first=3, fields=SMALL)
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(SystemExit) as caught:
+        main(["append", "all", "more", "--no-link"])
+
+    assert caught.value.code == 2
+    assert "packdata extend --no-link more all" in capsys.readouterr().err
+    assert len(PackedReader(dst)) == 3
