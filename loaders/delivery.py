@@ -105,6 +105,12 @@ class Delivery:
     def __len__(self) -> int:
         return self._length()
 
+    def __getattr__(self, name: str) -> Any:
+        """Have the attributes of torch's iterator (``_workers``) where that is what makes the batches."""
+        if name.startswith("__") or name == "_batches":
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
     def __next__(self) -> Any:
         if self._broken is not None:
             self.close()

@@ -24,12 +24,7 @@ from typing_extensions import TypeVar  # of torch: with a default, before Python
 from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker, group_bytes, num_in_flight
 from loaders.backends.ordered import OrderedBatches
-from loaders.backends.process import (
-    ProcessBatches,
-    WorkerBatches,
-    are_usable,
-    ending_if_unsendable,
-)
+from loaders.backends.process import TorchBatches
 from loaders.backends.stretch import Steps
 from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
@@ -60,7 +55,7 @@ from loaders.device.pinned import pinned_buffer
 from loaders.errors import StateError
 from loaders.live import register
 from loaders.profiling import profile_from_environment
-from loaders.sampling.context import ContextFetcher
+from loaders.sampling.context import Entering
 from loaders.sampling.foreign import NumberedBatches, Passes, kept, single
 from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, check_state, is_ours
 
@@ -302,7 +297,11 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     @property
     def _index_sampler(self) -> Any:
-        """What indices are taken from, by torch's worker processes, too."""
+        """What indices are taken from, by torch's iterator, too."""
+        steps = self._numbered_steps()
+        return Entering(steps) if self.backend == "process" and not self.num_workers else steps
+
+    def _numbered_steps(self) -> Any:
         passes: Passes | None = getattr(self, "_passes", None)
         batches = super()._index_sampler
         if passes is None:
@@ -416,25 +415,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 warnings.warn(warning, stacklevel=3)
         return accelerator
 
-    def _start_torchs(self) -> ProcessBatches:
-        """Let torch fetch batches: in worker processes, which are told the epoch with them, or here."""
-        kept: Any = self._iterator
-        if kept is not None and not are_usable(kept):
-            self._iterator = kept = None  # after Ctrl-C of a terminal, say: others begin
-        with ending_if_unsendable(self):
-            batches: Any = super().__iter__() if kept is None else kept
-        if kept is not None:
-            kept.begin(self)
-        if not self.num_workers:
-            batches._dataset_fetcher = ContextFetcher(batches._dataset_fetcher)
-        return ProcessBatches(batches)
-
-    def _get_iterator(self) -> Any:
-        """Return torch's iterator, of which Ctrl-C leaves no worker behind."""
-        if not self.num_workers:
-            return super()._get_iterator()
-        self.check_worker_number_rationality()
-        return WorkerBatches(self)
+    def _start_torchs(self) -> TorchBatches:
+        """Let torch fetch batches: in worker processes, which get the epoch with the indices, or here."""
+        return TorchBatches(super().__iter__(), self.num_workers)
 
     def _start(self) -> OrderedBatches:
         if (self.generator is not None or self._steps is None) and not self._has_drawn:

@@ -6,13 +6,11 @@ Python prints and forgets what is raised in callbacks of weak references: what c
 from __future__ import annotations
 
 import itertools
-import math
 import signal
 import sys
 import threading
-import time
 import weakref
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -35,58 +33,32 @@ def no_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def handlers_later(
-    insist_s: float = math.inf,
-) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Call the handlers of signals that come meanwhile at the end; within what is yielded, at once.
+def handlers_later() -> Iterator[None]:
+    """Call the handlers of signals that come meanwhile at the end.
 
     What a handler raises while a process forks, Python prints and forgets; where it raises while a thread
     starts, the thread may wait for ever. A mask of this thread holds nothing back where there are others.
-
-    Args:
-        insist_s: The handler is called at once for a signal that comes again so many seconds after it was held back:
-            something hangs.
     """
     if threading.current_thread() is not threading.main_thread():  # handlers run in that one
-        yield nullcontext
+        yield
         return
-    # When each came first; not its frame, which would keep its callers.
-    came: dict[int, float] = {}
-    patience_s = insist_s
+    # In the order they came; not their frames, which would keep their callers.
+    came: dict[int, None] = {}
 
     def later(number: int, frame: Any) -> None:
-        now = time.monotonic()
-        if now - came.setdefault(number, now) >= patience_s:
-            del came[number]
-            handlers[number](number, frame)
-
-    def handle() -> None:
-        numbers = [*came]
-        came.clear()
-        _call_all([partial(handlers[number], number, sys._getframe()) for number in numbers])
-
-    @contextmanager
-    def at_once() -> Iterator[None]:
-        nonlocal patience_s
-        patience_s = 0
-        try:
-            handle()
-            yield
-        finally:
-            patience_s = insist_s
+        came[number] = None
 
     given = ((number, signal.getsignal(number)) for number in _NUMBERS)
     handlers: dict[int, Any] = {number: handler for number, handler in given if callable(handler)}
     try:
         for number in handlers:
             signal.signal(number, later)
-        yield at_once
+        yield
     finally:
-        patience_s = math.inf
         try:
             _call_all([partial(signal.signal, *each) for each in handlers.items()])
         finally:
-            handle()
+            _call_all([partial(handlers[number], number, sys._getframe()) for number in came])
 
 
 def finalize(

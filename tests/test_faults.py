@@ -183,7 +183,7 @@ def test_a_killed_worker_process_is_an_error_within_seconds(folder: Path) -> Non
     iterator: Any = iter(DataLoader(dataset, 1, num_workers=2, backend="process", collate_fn=list))
     next(iterator)
 
-    os.kill(iterator._batches._workers[0].pid, signal.SIGKILL)
+    os.kill(iterator._workers[0].pid, signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
         list(iterator)
@@ -213,36 +213,6 @@ def test_after_an_error_no_garbage_collector_is_needed_to_end_the_workers(
 
 def refuse(sample: Any) -> Any:
     raise ValueError("not this one")
-
-
-def test_after_kept_worker_processes_ended_others_take_their_place(folder: Path) -> None:
-    """A notebook goes on with the same loader."""
-    loader: Any = DataLoader(
-        ShardDataset(folder, fields=["sample_id"]),
-        4, num_workers=2, backend="process", persistent_workers=True,
-    )  # fmt: skip
-    num = len(list(loader))
-    for worker in loader._iterator._workers:
-        worker.terminate()
-        worker.join(20)
-
-    assert [len(list(loader)) for _ in range(2)] == [num, num]
-
-
-def test_kept_worker_processes_go_on_after_ctrl_c_of_a_terminal(folder: Path) -> None:
-    """It reaches them, too, and is for the trainer alone."""
-    loader: Any = DataLoader(
-        ShardDataset(folder, fields=["sample_id"]),
-        4, num_workers=2, backend="process", persistent_workers=True,
-    )  # fmt: skip
-    num = len(list(loader))
-    workers = loader._iterator._workers
-
-    for worker in workers:
-        os.kill(worker.pid, signal.SIGINT)
-
-    assert len(list(loader)) == num
-    assert [worker.is_alive() for worker in workers] == [True, True]
 
 
 class Slow:
@@ -416,7 +386,7 @@ def test_a_signal_makes_a_hanging_run_say_where(
     assert "ShardDataset, epoch 0, 1 batches handed over, the trainer waits for" in text
     assert "previous handler\n" in lines
     if backend == "process":
-        assert text.count("runs") == 2
+        assert "2 worker processes of torch" in text
     else:
         path, row = ShardDataset(folder).place(6)
         assert f"transforming {path}, row {row}, key 'bird/006' for" in text
@@ -462,14 +432,7 @@ def assert_interrupt_leaves_nothing(
         time.sleep(delay_s)
         began = time.monotonic()
         os.killpg(child.pid, signal.SIGINT)  # the whole foreground group gets it
-        try:
-            _, errors = child.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            # Python ignores an interrupt that comes within its hooks after a fork: torch forks workers, we do not.
-            assert backend == "process"
-            began = time.monotonic()
-            os.killpg(child.pid, signal.SIGINT)
-            _, errors = child.communicate(timeout=15)
+        _, errors = child.communicate(timeout=15)
         took_s = time.monotonic() - began
         wait_until(lambda: not is_alive(child.pid), 10)
     except BaseException:
@@ -479,9 +442,7 @@ def assert_interrupt_leaves_nothing(
     assert "KeyboardInterrupt" in errors
     assert child.returncode not in (0, None)
     assert took_s < 10
-    # Interrupted while it starts processes, Python's multiprocessing may leave its own folder.
-    allowed = ("pymp-",) if backend == "process" else ()
-    assert not [path.name for path in tmp.iterdir() if not path.name.startswith(allowed)]
+    assert not list(tmp.iterdir())
     left = {name for name in set(os.listdir("/dev/shm")) - shared_before if str(child.pid) in name}
     assert not left
 
@@ -504,7 +465,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(
 
 @pytest.mark.usefixtures("uncovered")
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "num_workers"), BACKENDS)
+@pytest.mark.parametrize(("backend", "num_workers"), BACKENDS[:-1])
 def test_ctrl_c_at_any_moment_leaves_nothing(
     folder: Path, tmp_path: Path, backend: str, num_workers: int
 ) -> None:

@@ -10,8 +10,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from multiprocessing import connection
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,40 +215,6 @@ def test_ctrl_c_while_threads_start_comes_when_they_have(
     assert [batch.number.tolist() for batch in loader] == WHOLE
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 5, 11])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_ctrl_c_in_a_message_of_worker_processes_loses_none(
-    alarm: None, monkeypatch: pytest.MonkeyPatch, at: int, persistent: bool
-) -> None:
-    """Torch does not read again what was read of a message: its workers would be out of step for ever."""
-    loader = DataLoader(
-        [*range(NUM)], 2, num_workers=2, backend="process", persistent_workers=persistent
-    )
-    whole = [batch.tolist() for batch in loader]
-    receive, me, calls = Connection._recv, os.getpid(), itertools.count(1)  # type: ignore[attr-defined]
-
-    def interrupted(self: Any, size: int, *args: Any) -> Any:
-        received = receive(self, size, *args)
-        if os.getpid() == me and next(calls) == at:
-            signal.raise_signal(signal.SIGINT)
-        return received
-
-    monkeypatch.setattr(Connection, "_recv", interrupted)
-    came: list[Any] = []
-    batches: list[Any] = []
-
-    def iterate() -> None:
-        batches.append(iter(loader))
-        came.extend(batch.tolist() for batch in batches[0])
-
-    with pytest.raises(KeyboardInterrupt):
-        iterate()
-    if batches:  # else it came before there was one
-        assert came + [batch.tolist() for batch in batches[0]] == whole
-
-    assert [[batch.tolist() for batch in loader] for _ in range(2)] == [whole, whole]
-
-
 def test_ctrl_c_comes_in_the_wait_for_a_worker_process(alarm: None) -> None:
     loader = DataLoader(Slow(), 2, num_workers=1, backend="process")
     batches, began = iter(loader), time.monotonic()
@@ -261,57 +225,6 @@ def test_ctrl_c_comes_in_the_wait_for_a_worker_process(alarm: None) -> None:
 
     assert time.monotonic() - began < 1.2
     assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
-
-
-class Heavy(Dataset[bytes]):
-    """Its samples take many writes to a pipe."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> bytes:
-        return bytes(10_000_000)
-
-
-def test_who_insists_in_a_message_of_a_worker_process_that_was_stopped_gets_through(
-    alarm: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("loaders.backends.process._INSIST_S", 0.5)
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
-    loader = DataLoader(Heavy(), 1, num_workers=1, backend="process")
-    batches: Any = iter(loader)
-    torchs = batches._batches._batches
-    connection.wait([torchs._data_queue._reader])
-    os.kill(torchs._workers[0].pid, signal.SIGSTOP)
-    for at in (0.5, 1.5):
-        threading.Timer(at, os.kill, (os.getpid(), signal.SIGINT)).start()
-    began = time.monotonic()
-
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
-    assert time.monotonic() - began > 1.4
-    assert not torchs._workers[0].is_alive()
-    with pytest.raises(RuntimeError, match="begin a new iteration"):
-        next(batches)
-    assert next(batches, None) is None
-    assert loader.state_dict()["sampler"]["delivered"] == 0
-    assert len([*loader]) == 4
-
-
-def test_worker_processes_of_an_iterator_that_the_garbage_collector_finds_end_at_once() -> None:
-    loader = DataLoader([*range(NUM)], 2, num_workers=2, backend="process")
-    batches: Any = iter(loader)
-    next(batches)
-    workers = batches._batches._workers
-    garbage = [batches]
-    garbage.append(garbage)
-    del batches, garbage
-
-    began = time.monotonic()
-    gc.collect()
-
-    assert time.monotonic() - began < 3
-    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 @pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
@@ -333,24 +246,6 @@ def test_what_a_signals_handler_raises_in_a_wait_stands_for_no_batch(backend: An
 
     assert loader.state_dict()["sampler"]["delivered"] == 2
     assert next(batches).tolist() == [2, 3]
-
-
-def test_ctrl_c_while_worker_processes_are_ended_leaves_none(alarm: None) -> None:
-    loader = DataLoader([*range(NUM)], 2, num_workers=2, backend="process")
-    batches: Any = iter(loader)
-    next(batches)
-    workers = batches._batches._workers
-    join = workers[0].join
-
-    def interrupted(timeout: float | None = None) -> None:
-        signal.raise_signal(signal.SIGINT)
-        join(timeout)
-
-    workers[0].join = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        batches.close()
-
-    assert not any(worker.is_alive() for worker in workers)
 
 
 @pytest.mark.parametrize("name", ["join", "close"])

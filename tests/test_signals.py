@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-import time
 import weakref
 from typing import Any
 
@@ -71,25 +70,12 @@ def test_each_handler_is_put_back_though_one_raises_while_they_are(
             put(number, handler)
 
 
-def test_a_signal_that_comes_again_later_is_not_held_back() -> None:
-    def hang() -> None:
-        with handlers_later(insist_s=0.2):
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-            time.sleep(0.3)
-            signal.raise_signal(signal.SIGINT)
-            pytest.fail("it was held back")
-
-    with pytest.raises(KeyboardInterrupt):
-        hang()
-
-
 def test_of_what_is_raised_behind_the_hold_nothing_keeps_its_callers() -> None:
-    """Else worker processes of an iterator live until the garbage is collected."""
+    """Else what it owns lives until the garbage is collected."""
 
     class Owner:
         def hold(self) -> None:
-            with handlers_later() as self.at_once:
+            with handlers_later():
                 signal.raise_signal(signal.SIGINT)
 
     owner = Owner()

@@ -63,19 +63,23 @@ def reading(indices: Any) -> Iterator[None]:
         _here.batch, _here.draw, _here.draws = before
 
 
-class ContextFetcher:
-    """What torch's loader fetches batches by, where no process is between: in the context of their indices."""
+class Entering:
+    """The steps of a loader that fetches each batch itself right after taking its indices: in their context.
 
-    def __init__(self, fetcher: Any) -> None:
-        self._fetcher = fetcher
+    Args:
+        steps: The indices of each batch.
+    """
 
-    def fetch(self, indices: Any) -> Any:
-        """Return the samples of some indices, collated."""
-        with reading(indices):
-            return self._fetcher.fetch(indices)
+    def __init__(self, steps: Any) -> None:
+        self._steps = steps
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fetcher, name)
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[Any]:
+        for indices in self._steps:
+            _enter(indices)
+            yield indices
 
 
 def begin_in_worker(indices: Any) -> None:

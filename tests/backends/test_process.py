@@ -1,25 +1,18 @@
-"""Torch's worker processes, met as every other backend is."""
+"""What torch's own iterator serves: as torch serves it, and counted."""
 
 from __future__ import annotations
 
 import itertools
 import multiprocessing
 import os
-import re
-import signal
-import subprocess
-import sys
-import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from loaders import DataLoader
-from tests.backends.test_subprocess import ROOT
 
 NUM, LATE, BROKEN = 10, 2, 5
 
@@ -42,6 +35,36 @@ class SometimesLate(Dataset[int]):
         return i
 
 
+class Stream(IterableDataset[int]):
+    """Each worker yields its number."""
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        assert info.dataset is self
+        yield from [info.id] * 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_iterator_has_the_attributes_of_torchs(num_workers: int, persistent: bool) -> None:
+    settings: Any = {
+        "num_workers": num_workers,
+        "persistent_workers": persistent and num_workers > 0,
+    }
+    numbers: Any = [*range(8)]
+    theirs: Any = iter(torch.utils.data.DataLoader(numbers, 2, **settings))
+    ours: Any = iter(DataLoader(numbers, 2, **settings))
+
+    missing = {name for name in dir(theirs) if not hasattr(ours, name)}
+
+    assert len(ours) == len(theirs)
+    assert not {name for name in missing if not name.startswith("__")}
+    assert not hasattr(ours, "no_such_attribute")
+    if num_workers:
+        assert [worker.is_alive() for worker in ours._workers] == [True, True]
+
+
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_a_batch_that_is_late_is_had_later_with_its_own_marks(backend: Any) -> None:
     loader = DataLoader(
@@ -59,6 +82,26 @@ def test_a_batch_that_is_late_is_had_later_with_its_own_marks(backend: Any) -> N
     assert [b["valid"].sum().item() for b in batches] == [4, 4, 2]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_of_the_dataset_costs_its_batch_alone(num_workers: int) -> None:
+    loader = DataLoader(
+        SometimesLate(is_broken=True), 2, num_workers=num_workers, backend="process"
+    )
+    iterator: Any = iter(loader)
+
+    batches = [next(iterator).tolist() for _ in range(2)]
+    with pytest.raises(ValueError, match="sample 5 is broken"):
+        next(iterator)
+    assert loader.state_dict()["sampler"]["delivered"] == 4
+    batches += [batch.tolist() for batch in iterator]
+
+    assert batches == [[0, 1], [2, 3], [6, 7], [8, 9]]
+    assert loader.state_dict()["sampler"] == loader.state_dict()["sampler"] | {
+        "epoch": 1,
+        "delivered": 0,
+    }
+
+
 def test_workers_end_with_the_loop_that_an_error_ends() -> None:
     """Not when the garbage collector finds torch's iterator, and then ten seconds late."""
 
@@ -67,164 +110,40 @@ def test_workers_end_with_the_loop_that_an_error_ends() -> None:
             pass
 
     before = set(multiprocessing.active_children())
-    told = ""
     try:
         train()
-    except ValueError as error:
-        told = str(error)
+        what = ""
+    except ValueError as error:  # not kept: its traceback holds the loop
+        what = str(error)
 
-    assert "sample 5 is broken" in told
+    assert "sample 5 is broken" in what
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_what_worker_processes_do_is_told() -> None:
+def test_a_closed_iterator_has_ended_its_workers() -> None:
     iterator: Any = iter(DataLoader(SometimesLate(), 2, num_workers=2, backend="process"))
-
-    assert iterator.describe().count("runs") == 2
-    iterator.close()
-    assert iterator.describe().count("ended") == 2
-
-
-# -- workers that die ----------------------------------------------------------------------------------------
-
-
-class Ends(Dataset[torch.Tensor]):
-    """One sample ends its worker, or is missing."""
-
-    def __init__(self, code: int | None) -> None:
-        self.code = code
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, i: int) -> torch.Tensor:
-        if i == 2 and self.code is None:
-            raise FileNotFoundError(2, "no such file", "2.jpg")
-        if i == 2:
-            os._exit(self.code or 0)
-        return torch.zeros(9)
-
-
-def cut_off(iterator: Any, error: Exception) -> Any:
-    """Let fetching fail as it does while a worker dies; return the worker."""
-
-    def fail(timeout: float) -> Any:
-        raise error
-
-    batches = iterator._batches._batches
-    batches._data_queue.get = fail
-    return batches._workers[0]
-
-
-def test_a_worker_that_ended_is_told_with_its_code() -> None:
-    iterator: Any = iter(DataLoader(Ends(3), 1, num_workers=1, backend="process"))
-    worker = iterator._batches._workers[0]
-
-    with pytest.raises(RuntimeError, match=r"exited unexpectedly") as caught:
-        list(iterator)
-
-    assert f"pid {worker.pid}" in str(caught.value)
-    # Torch's handler of the signal may raise in whatever runs then: also in this loop.
-    assert re.search(r"it ended \(3\), and may have printed why|exit code 3", str(caught.value))
-
-
-@pytest.mark.parametrize(
-    "error", [EOFError(), ConnectionResetError(104, "reset"), FileNotFoundError(2, "no such file")]
-)
-def test_an_error_of_fetching_from_a_worker_that_dies_says_so(error: Exception) -> None:
-    """Also where the connection ends before the process does."""
-    iterator: Any = iter(DataLoader(Ends(3), 1, num_workers=1, backend="process", sampler=[0]))
-    worker = cut_off(iterator, error)
-    threading.Timer(0.3, os.kill, (worker.pid, signal.SIGKILL)).start()
-
-    with pytest.raises(RuntimeError, match=rf"pid {worker.pid}\).* killed by signal 9") as caught:
-        next(iterator)
-
-    assert caught.value.__cause__ is error
-
-
-def test_a_worker_that_is_stopped_does_not_outlive_its_iterator(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """SIGTERM, which torch sends in the end, reaches it when it goes on."""
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
-    iterator: Any = iter(DataLoader(SometimesLate(), 2, num_workers=2, backend="process"))
-    worker = iterator._batches._workers[1]
-    os.kill(worker.pid, signal.SIGSTOP)
+    workers = iterator._workers
 
     iterator.close()
 
-    assert not worker.is_alive()
+    assert not any(worker.is_alive() for worker in workers)
 
 
-def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_the_program() -> None:
-    code = """
-import os, signal
-from loaders import DataLoader
+def test_persistent_workers_are_the_same_from_epoch_to_epoch() -> None:
+    loader: Any = DataLoader([*range(8)], 2, num_workers=2, persistent_workers=True)
+    pids = []
+    for _ in range(2):
+        iterator: Any = iter(loader)
+        assert sorted(i for batch in iterator for i in batch.tolist()) == [*range(8)]
+        pids.append([worker.pid for worker in iterator._workers])
 
-batches = iter(DataLoader([*range(8)], 2, num_workers=2, backend="process"))
-next(batches)
-pid = batches._batches._workers[1].pid
-os.kill(pid, signal.SIGSTOP)
-print(pid)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-
-    assert not Path(f"/proc/{int(done.stdout)}").exists()
+    assert pids[0] == pids[1]
 
 
-def test_an_error_of_fetching_from_workers_that_live_is_passed_on() -> None:
-    iterator: Any = iter(DataLoader(Ends(3), 1, num_workers=1, backend="process", sampler=[0]))
-    worker = cut_off(iterator, ConnectionResetError(104, "reset"))
+def test_streams_see_their_worker() -> None:
+    loader = DataLoader(Stream(), 2, num_workers=2)
 
-    with pytest.raises(ConnectionResetError, match="reset"):
-        next(iterator)
-
-    assert worker.is_alive()
-    iterator.close()
-
-
-def test_an_error_of_the_dataset_is_passed_on() -> None:
-    iterator: Any = iter(
-        DataLoader(Ends(None), 1, num_workers=2, backend="process", sampler=[2, 0])
-    )
-
-    with pytest.raises(FileNotFoundError, match=r"Caught FileNotFoundError(.|\n)*2\.jpg"):
-        next(iterator)
-    iterator.close()
-
-
-# -- forks, and the end of the program -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_fork_leaves_the_workers_to_its_parent(persistent: bool) -> None:
-    loader = DataLoader(
-        SometimesLate(), 2, num_workers=2, backend="process", persistent_workers=persistent
-    )
-    iterator: Any = iter(loader)
-    batches = [next(iterator).tolist()]
-    ours, theirs = os.pipe()
-
-    pid = os.fork()
-    if pid == 0:
-        try:
-            next(iterator)
-        except RuntimeError as error:
-            os.write(theirs, str(error).encode())
-        finally:
-            iterator._batches._batches.__del__()  # as if it was dropped
-            os._exit(0)
-    os.close(theirs)
-    told = os.read(ours, 1000).decode()
-    os.waitpid(pid, 0)
-    os.close(ours)
-
-    assert told == "these worker processes belong to the parent of this forked process"
-    batches += [batch.tolist() for batch in iterator]
-    assert batches == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert sorted(batch.tolist() for batch in loader) == [[0, 0], [1, 1]]
 
 
 def test_a_fork_goes_on_where_there_are_no_workers() -> None:
@@ -244,57 +163,6 @@ def test_a_fork_goes_on_where_there_are_no_workers() -> None:
     os.close(ours)
 
     assert told == b"\2\3"
-
-
-_INTERRUPTED = """
-from loaders import DataLoader
-from tests.backends.test_process import Ends
-loader = DataLoader(Ends(0), 1, num_workers=2, backend="process", sampler=[0] * 100)
-for batch in loader:
-    raise KeyboardInterrupt
-"""
-
-
-def test_an_interrupted_program_leaves_no_folder_of_its_workers(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTED],
-        capture_output=True, text=True, timeout=100, check=False, cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-    )  # fmt: skip
-
-    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
-    assert not list(tmp_path.iterdir())
-
-
-def unsendable(items: list[int]) -> Any:
-    return lambda: items
-
-
-class RaisesUnsendable(SometimesLate):
-    def __getitem__(self, i: int) -> int:
-        class LocalError(Exception):
-            pass
-
-        raise LocalError(str(i))
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("what", ["batch", "error"])
-def test_what_cannot_be_sent_ends_the_wait_for_it(
-    what: str, persistent: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Torch's own loader waits for it for ever."""
-    dataset = SometimesLate() if what == "batch" else RaisesUnsendable()
-    loader = DataLoader(
-        dataset, 2, num_workers=1, backend="process", persistent_workers=persistent,
-        collate_fn=unsendable,
-    )  # fmt: skip
-
-    with pytest.raises(RuntimeError, match=r"worker .*exited unexpectedly"):
-        next(iter(loader))
-
-    assert "cannot be sent to the trainer" in capfd.readouterr().err
-    assert loader.worker_init_fn is None
 
 
 def test_more_workers_than_cores_are_warned_of_when_they_begin_as_by_torch() -> None:
