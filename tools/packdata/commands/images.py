@@ -79,6 +79,12 @@ def _add_picture_options(group: Any) -> None:
     )
     add("--subsampling", choices=("420", "444"), help="of the chroma of dct (default: 420)")
     add("--compression", choices=("lz4", "zstd"), help="of dct: fast or small (default: lz4)")
+    add(
+        "--lossless-rotate",
+        action="store_true",
+        help="turn JPEGs that are kept but for their Exif orientation with jpegtran, where no pixel is "
+        "lost: sides are multiples of the blocks (default: decode, turn, and encode with their own tables)",
+    )
     add("--gray", action="store_true", help="store one channel (default: three, RGB)")
     add("--keep-depth", action="store_true", help="store 16 bits a channel (default: 8)")
 
@@ -89,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
     names = (
         *("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression"),
+        "lossless_rotate",
         *("masks", "classes", "image_column", "mask_column", "label_column"),
     )
     options = {name: getattr(args, name) for name in names}

@@ -18,6 +18,7 @@ from loaders.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+JPEG_START = b"\xff\xd8"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 _ORIENTATION_TAG = 0x0112
 _PNG_COLORS = {0: "gray", 2: "color", 3: "palette", 4: "gray", 6: "color"}
@@ -52,7 +53,7 @@ def read_header(data: bytes) -> Header | None:
     Raises:
         CodecError: They are one of the three, and damaged or cut.
     """
-    if data[:2] == b"\xff\xd8":
+    if data[:2] == JPEG_START:
         return _jpeg_header(data)
     if data[:8] == PNG_START:
         return _png_header(data)

@@ -1,8 +1,8 @@
 """The recipe ``packdata images``: pictures with labels and masks, as they are or in other sizes.
 
 Without ``sizes`` and ``codec``, files are kept verbatim if they are upright JPEG, PNG or WebP of 8
-bits, gray or RGB. The others are stored upright and plain: JPEG as JPEG of quality 95, the rest as
-PNG, without loss. With ``sizes`` the same holds for pictures that already have their size.
+bits, gray or RGB. The others are stored upright and plain: JPEG as JPEG with its own tables and
+sampling, the rest as PNG, without loss. With ``sizes`` the same holds for pictures that already have their size.
 Whatever is packed has been decoded once, so it can be decoded.
 """
 
@@ -24,6 +24,7 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Mask, Text
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
+from packdata.images.alike import check_jpegtran, encode_alike, turn_without_loss
 from packdata.images.headers import PNG_START, read_header
 from packdata.images.pictures import (
     Picture,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 _MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
 _ONE_SIZE = ("raw", "yuv420", "dct")
-KEPT_QUALITY = 95  # of a JPEG that could not be kept: what re-encoding loses stays invisible
+TURNED = "turned without loss"
 SMALLER = "smaller than "
 _NUM_PEEKED = 16
 
@@ -63,6 +64,7 @@ class ImageOptions:
         keep_depth: Store 16 bits.
         subsampling: Of ``dct``: ``"420"`` (by default) or ``"444"``.
         compression: Of ``dct``: ``"lz4"`` (by default) or ``"zstd"``.
+        lossless_rotate: Turn JPEGs that are otherwise kept by ``jpegtran`` where that loses nothing.
     """
 
     sizes: tuple[Resize, ...] = ()
@@ -72,8 +74,11 @@ class ImageOptions:
     keep_depth: bool = False
     subsampling: str | None = None
     compression: str | None = None
+    lossless_rotate: bool = False
 
     def __post_init__(self) -> None:
+        if self.lossless_rotate:
+            check_jpegtran()
         if self.codec not in (None, *PICTURE_CODECS):
             raise SchemaError(
                 f"codec must be one of {', '.join(PICTURE_CODECS)}, got {self.codec!r}"
@@ -117,8 +122,12 @@ class ImageOptions:
         return Image(channels=channels, size=size, dtype=self.dtype, codec=codec, **dct)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON types; those of ``dct`` only where they are given."""
-        dct = {"subsampling": self.subsampling, "compression": self.compression}
+        """Return the options as JSON types; those of few packings only where they are given."""
+        more = {
+            "subsampling": self.subsampling,
+            "compression": self.compression,
+            "lossless_rotate": self.lossless_rotate or None,
+        }
         return {
             "sizes": [resize.name for resize in self.sizes],
             "fit": self.sizes[0].fit if self.sizes else None,
@@ -126,7 +135,7 @@ class ImageOptions:
             "quality": self.quality,
             "gray": self.gray,
             "keep_depth": self.keep_depth,
-            **{name: value for name, value in dct.items() if value is not None},
+            **{name: value for name, value in more.items() if value is not None},
         }
 
 
@@ -290,19 +299,32 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         codec, quality = output.codec, options.quality
         if isinstance(data, bytes) and output.keeps(picture.size):
             record = encode_jpeg_planes(codec, picture, data)
+            if record is None and options.codec is None and picture.format == "jpeg":
+                record = self._encode_alike(picture, data)
             if record is not None:
                 return record
         pixels = output.fitted(picture, self._scratch)
         if options.codec is None and not options.sizes and isinstance(codec, PictureCodec):
-            is_jpeg = picture.format == "jpeg" and not options.keep_depth
-            codec = codec if options.keep_depth else self._codecs["jpeg" if is_jpeg else "png"]
-            quality = KEPT_QUALITY
+            codec = codec if options.keep_depth else self._codecs["png"]
         _check_sides(codec, pixels)
         return (
             codec.encode(pixels, quality)
             if isinstance(codec, PictureCodec)
             else codec.encode(pixels)
         )
+
+    def _encode_alike(self, picture: Picture, data: bytes) -> bytes | None:
+        """Return what cannot be kept of a JPEG as a JPEG like it; None where 16 bits are wanted."""
+        if self.options.keep_depth:
+            return None
+        _check_sides(self._codecs["jpeg"], picture.pixels)
+        if self.options.lossless_rotate and picture.changes == ("rotated",):
+            is_gray = picture.gray or not self.options.gray
+            turned = turn_without_loss(data) if is_gray else None
+            if turned is not None:
+                self._counted()[TURNED] += 1
+                return turned
+        return encode_alike(picture.pixels, data)
 
     def _checked_mask(self, item: Item, picture: Picture) -> npt.NDArray[Any] | None:
         data = self._mask_bytes(item)
@@ -336,11 +358,16 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             raise SourceError("it has no mask, others have", item.where)
         return None if item.read_mask is None else item.read_mask()
 
-    def _count(self, picture: Picture, kept: bool) -> None:
+    def _counted(self) -> Counter[str]:
+        """Return the counts of this thread."""
         counts: Counter[str] | None = getattr(self._here, "counts", None)
         if counts is None:
             counts = self._here.counts = Counter()
             self._counts.append(counts)
+        return counts
+
+    def _count(self, picture: Picture, kept: bool) -> None:
+        counts = self._counted()
         counts["kept" if kept else "re-encoded"] += 1
         for change in picture.changes:
             counts[change] += 1

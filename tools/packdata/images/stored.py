@@ -12,7 +12,8 @@ from loaders.codecs import codec_for
 from loaders.codecs.picture import PictureCodec
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
-from packdata.images.headers import read_header
+from packdata.images.alike import encode_alike
+from packdata.images.headers import JPEG_START, read_header
 from packdata.images.pictures import decode_mask, decode_picture, turned
 
 if TYPE_CHECKING:
@@ -28,18 +29,18 @@ def stored_picture(
     """Return the record of an encoded file, and the (height, width) of its picture.
 
     A JPEG, PNG or WebP that needs no change is kept verbatim. Everything else is turned upright,
-    converted to the field's channels and encoded with its codec; see ``packdata.images.pictures``.
+    converted to the field's channels and encoded with its codec, JPEG as JPEG with its own tables; see
+    ``packdata.images.pictures``.
 
     Raises:
         CodecError: The file is damaged, or is not a picture that the field can hold.
     """
-    if isinstance(field, Mask):
-        array, is_kept = _mask(data, field)
-    else:
-        array, is_kept = _image(data, field)
+    array, is_kept = _mask(data, field) if isinstance(field, Mask) else _image(data, field)
     size = (int(array.shape[0]), int(array.shape[1]))
     if is_kept and field.codec in _KEPT:
         return data, size
+    if field.codec == "jpeg" and data[:2] == JPEG_START:
+        return encode_alike(array, data), size
     return _encoder(field, quality)(array), size
 
 

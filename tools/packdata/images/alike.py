@@ -1,0 +1,113 @@
+"""JPEGs that cannot be kept as they are (turned, CMYK): encoded again as coarsely, or finely, as they were.
+
+Quantization tables and sampling are the source's, so that little is lost but what was lost before: values come
+back to the steps on which they were. What is turned by ``jpegtran`` loses nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+from PIL.JpegImagePlugin import JpegImageFile
+
+from loaders.codecs.jpeg import restart_interval, with_index
+from loaders.codecs.picture import encode_jpeg
+from loaders.errors import CodecError, SchemaError
+from packdata.images.headers import read_header
+from packdata.images.pictures import open_pil
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEPT_QUALITY = 95  # of a JPEG whose tables cannot be read
+JPEGTRAN = "jpegtran"
+# By how much finer luma is than chroma, across and down: Pillow's name. Of others all chroma is kept.
+_SUBSAMPLINGS = {(1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0"}
+_TRANSPOSED = 5  # from this orientation of Exif on, rows become columns
+_TURNS = {
+    2: ("-flip", "horizontal"),
+    3: ("-rotate", "180"),
+    4: ("-flip", "vertical"),
+    5: ("-transpose",),
+    6: ("-rotate", "90"),
+    7: ("-transverse",),
+    8: ("-rotate", "270"),
+}
+_TIMEOUT_S = 600
+
+
+def encode_alike(pixels: npt.NDArray[np.uint8], data: bytes) -> bytes:
+    """Return upright pixels (H x W x 1 or 3) as a JPEG with the tables and the sampling of their source.
+
+    Args:
+        pixels: What was decoded, of full size.
+        data: The JPEG that they are from.
+    """
+    source = _opened(data)
+    if source is None or not source.quantization:
+        return encode_jpeg(pixels, KEPT_QUALITY)
+    header, gray = read_header(data), pixels.shape[2] == 1
+    is_transposed = header is not None and header.orientation >= _TRANSPOSED
+    subsampling = "4:4:4" if gray else _subsampling(source.layer, is_transposed)
+    interval = restart_interval(*pixels.shape[:2], 8 if subsampling == "4:4:4" else 16)
+    file = io.BytesIO()
+    PIL.Image.fromarray(pixels[:, :, 0] if gray else pixels).save(
+        file,
+        "JPEG",
+        qtables=_tables(source, is_transposed)[: 1 if gray else 2],
+        subsampling=subsampling,
+        restart_marker_blocks=interval,
+    )
+    return with_index(np.frombuffer(file.getvalue(), np.uint8)).tobytes()
+
+
+def _opened(data: bytes) -> JpegImageFile | None:
+    """Return Pillow's view of a JPEG; None of what libjpeg reads and Pillow does not."""
+    try:
+        image = open_pil(data)
+    except CodecError:
+        return None
+    return image if isinstance(image, JpegImageFile) else None
+
+
+def _tables(source: JpegImageFile, is_transposed: bool) -> list[list[int]]:
+    """Return the tables of luma and chroma: of all components alike, twice the same."""
+    components = [table for *_, table in source.layer]
+    wanted = (components[0], components[min(1, len(components) - 1)])
+    tables = (np.reshape(source.quantization[number], (8, 8)) for number in wanted)
+    return [(table.T if is_transposed else table).ravel().tolist() for table in tables]
+
+
+def _subsampling(components: Sequence[Any], is_transposed: bool) -> str:
+    """Return the sampling; of gray, which has no chroma, the coarsest."""
+    if len(components) == 1:
+        return "4:2:0"
+    (_, across, down, _), (_, chroma_across, chroma_down, _), *_ = components
+    ratio = across // chroma_across, down // chroma_down
+    return _SUBSAMPLINGS.get(ratio[::-1] if is_transposed else ratio, "4:4:4")
+
+
+def check_jpegtran() -> None:
+    """Raise SchemaError if there is no ``jpegtran``."""
+    if shutil.which(JPEGTRAN) is None:
+        raise SchemaError(
+            f"turning JPEGs without loss takes the program {JPEGTRAN!r}, which is not installed here: "
+            "it comes with libjpeg-turbo (Debian: libjpeg-turbo-progs)"
+        )
+
+
+def turn_without_loss(data: bytes) -> bytes | None:
+    """Return an upright JPEG of the same coefficients; None where sides are no multiple of its blocks."""
+    header = read_header(data)
+    turn = _TURNS.get(1 if header is None else header.orientation)
+    if turn is None:
+        return None
+    command = [JPEGTRAN, "-perfect", "-copy", "none", *turn]
+    done = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT_S)
+    return done.stdout if done.returncode == 0 else None
