@@ -77,6 +77,9 @@ class Leases(Generic[KeptT]):
         kept: KeptT = watched.kept
         return kept
 
+    def __len__(self) -> int:
+        return len(self._alive) - len(self._ended)
+
     def alive(self) -> list[KeptT]:
         """Return what is kept for the leases that have not died."""
         return [each.kept for each in tuple(self._alive.values()) if each() is not None]
@@ -107,6 +110,11 @@ class SlotPool:
         self.num_slots = self.nbytes = 0
         self._lock = ForkLock()  # to page-lock a buffer takes long, and a fork may come meanwhile
         self._leases: Leases[npt.NDArray[np.uint8]] = Leases()
+
+    @property
+    def num_leased(self) -> int:
+        """Buffers whose lease lives."""
+        return len(self._leases)
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Lease ``nbytes`` bytes of undefined content.
@@ -157,6 +165,11 @@ class Slots:
 
     def _new_pool(self) -> SlotPool:
         return SlotPool(allocate=self._allocate)
+
+    @property
+    def num_leased(self) -> int:
+        """Leases of the pool that has the most of them."""
+        return max((pool.num_leased for pool in list(self._pools.values())), default=0)
 
     @property
     def nbytes(self) -> int:

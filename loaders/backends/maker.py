@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _GROUP_BYTES = 8 << 20  # hand smaller batches over several at a time
 _GROUP_BYTES_BETWEEN_PROCESSES = 16 << 20  # where handing over costs several times as much
 _MAX_GROUP = 64
+MAX_KEPT = (
+    4  # groups of which a batch is kept; from the next one on, each batch has memory of its own
+)
 _STRETCH_SAMPLES = 1024  # beside so many, what is done once is little
 _MAX_STRETCH = 8
 
@@ -123,6 +126,8 @@ class Maker:
     def make_group(self, group: list[Any]) -> Made | None:
         """Make several batches on this thread at once; None if the dataset reads them one by one."""
         read: SplitBatches | None = self.dataset.read_group(group, self.slots)
+        if read is not None:
+            read.is_copied = self.slots.num_leased > num_in_flight(self.num_workers, 2) + MAX_KEPT
         return [self.pinned(batch) for batch in read] if self.pin and read is not None else read
 
     def pinned(self, batch: Any) -> Any:

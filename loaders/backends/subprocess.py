@@ -30,9 +30,11 @@ from loaders.backends import child
 from loaders.backends.asking import ask, ask_for
 from loaders.backends.channel import Channel, pair
 from loaders.backends.forms import MessageReader
+from loaders.backends.maker import MAX_KEPT
 from loaders.backends.ordered import Lost
 from loaders.backends.stretch import Step
 from loaders.backends.wire import Mapped
+from loaders.datasets.reading.samples import SplitBatches
 from loaders.device.pinned import page_lock
 from loaders.limits import cores_of_rank
 from loaders.signals import finalize, handlers_later, no_interrupt
@@ -139,6 +141,11 @@ class Child:
     def slot_bytes(self) -> int:
         """Bytes of its batch slots."""
         return self._mapped.nbytes
+
+    @property
+    def num_leased(self) -> int:
+        """Tensors of batches that live, and lie in its slots."""
+        return self._mapped.num_leased
 
     def check(self) -> None:
         """RuntimeError if it is another process's, or was ended, or left in the middle of a message."""
@@ -312,6 +319,9 @@ class ChildPool:
         with self._child.uninterrupted():
             group = self._came.popleft()
             self._under_way -= 1
+        if isinstance(group, SplitBatches):
+            most = len(group.tensors) * (len(self._came) + 1 + MAX_KEPT)
+            group.is_copied = self._child.num_leased > most
         return group if self._pinned is None else list(map(self._pinned, group))
 
     def _receive(self, deadline: float) -> Any:

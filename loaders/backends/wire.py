@@ -252,6 +252,11 @@ class Mapped:
         self._ledger = memoryview(b"")
         _mapped.add(self)
 
+    @property
+    def num_leased(self) -> int:
+        """Arrays over slots that live."""
+        return len(self._leases)
+
     def _map_next(self) -> UInt8Array:
         fd = self._next_fd()
         try:

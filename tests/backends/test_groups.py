@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +100,69 @@ def test_changing_a_batch_leaves_its_neighbours_as_they_are() -> None:
     first.x.fill_(-1)
 
     assert torch.equal(second.x, dataset()[3].x[None])
+
+
+BACKENDS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "backend": "subprocess"}]
+
+
+def columns_of(num_samples: int = 4096) -> RAMDataset:
+    """Return samples with an image, whose axes are turned, a row below 32 KB a batch, and one above."""
+    rng = np.random.default_rng(0)
+    return RAMDataset.from_arrays(
+        image=rng.integers(0, 256, (num_samples, 3, 4, 5), np.uint8),
+        small=rng.random((num_samples, 3), np.float32),
+        large=rng.random((num_samples, 600), np.float32),
+        label=np.arange(num_samples),
+    )
+
+
+@pytest.mark.parametrize("settings", BACKENDS)
+def test_a_batch_is_saved_and_resized_without_its_neighbours(settings: dict[str, Any]) -> None:
+    loader = DataLoader(columns_of(512), 16, seed=1, shuffle=True, **settings)
+    plain = [[value.clone() for value in batch] for batch in loader]
+
+    loader.set_epoch(0)
+    for batch, expected in zip(loader, plain, strict=True):
+        for value, twin in zip(batch, expected, strict=True):
+            assert torch.equal(value, twin)
+            assert value.stride() == twin.stride()
+            assert value.untyped_storage().nbytes() == value.nbytes
+            assert value.storage_offset() == 0
+            file = io.BytesIO()
+            torch.save(value, file)
+            assert len(file.getvalue()) < value.nbytes + 2048
+            value.resize_(value.numel() // 2).fill_(0)
+            with suppress(
+                RuntimeError
+            ):  # torch's words for what lies in memory that others allocated
+                value.resize_(twin.shape).fill_(0)
+
+
+@pytest.mark.parametrize("settings", BACKENDS)
+def test_batches_that_are_kept_hold_little_more_than_themselves(settings: dict[str, Any]) -> None:
+    """Of those that are made together one would hold all."""
+    loader = DataLoader(columns_of(32_768), 16, **settings)
+
+    kept, most = [], 0
+    for number, batch in enumerate(loader):
+        if number % 32 == 0:
+            kept.append(batch)
+            most = max(most, loader.stats().slot_bytes)
+
+    kept_bytes = sum(value.nbytes for batch in kept for value in batch)
+    group_bytes = 64 * 16 * (60 + 12 + 2400 + 8)
+    assert most < kept_bytes + 16 * group_bytes
+    for number, batch in enumerate(kept):
+        assert batch.label.tolist() == list(range(512 * number, 512 * number + 16))
+
+
+def test_samples_of_a_batch_have_storages_of_their_own() -> None:
+    samples = columns_of(64).__getitems__([5, 6, 7])
+    first, second = samples[0], samples[1]
+
+    assert [value.untyped_storage().nbytes() for value in first] == [60, 12, 2400, 8]
+    first.image.resize_(10).fill_(0)
+    assert torch.equal(second.image, columns_of(64)[6].image)
 
 
 def test_a_foreign_sampler_is_asked_for_no_more_than_is_taken_where_there_are_no_workers() -> None:

@@ -183,11 +183,10 @@ def test_what_was_read_before_is_found_once_for_all_of_a_stretch(
     for num in (5, 5, 2):
         calls.clear()
         jobs = [step.job(work) for step in Stretch(batches(dataset, num=num)).steps()]
-        read = [made(job) for job in jobs]
+        for job in jobs:
+            made(job)
         is_shared = len(nums) > 0  # nothing is known of what is read for the first time
         assert [request_of(job).whole is not None for job in jobs] == [is_shared] * num
-        labels = {batch.label.untyped_storage().data_ptr() for batch in read}
-        assert len(labels) == (1 if is_shared else num)
         if is_shared:
             assert {size for _, size in calls} == {num * SIZE}
         nums.append(len(calls))
@@ -231,7 +230,6 @@ def test_batches_of_several_epochs_or_of_others_share_nothing(tmp_path: Path, se
 
 
 def test_of_a_stretch_only_what_is_small_is_read_at_once() -> None:
-    """A batch that is kept would keep the others, too."""
     rng = np.random.default_rng(0)
     image, x = rng.integers(0, 256, (72, 1 << 20), np.uint8), rng.integers(0, 256, (72, 3000))
     dataset = RAMDataset.from_arrays(image=image, x=x.astype(np.uint8), label=np.arange(72))
@@ -241,7 +239,7 @@ def test_of_a_stretch_only_what_is_small_is_read_at_once() -> None:
         one = made(step.job(work))
         assert_same(one, work.make(batch))
         sizes = [tensor.untyped_storage().nbytes() for tensor in one]
-        assert sizes == [SIZE << 20, SIZE * 3000, 5 * SIZE * 8]
+        assert sizes == [SIZE << 20, SIZE * 3000, SIZE * 8]
 
 
 def test_a_bad_index_is_an_error_of_its_own_batch(tmp_path: Path) -> None:

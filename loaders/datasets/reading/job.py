@@ -15,7 +15,7 @@ from loaders.datasets.reading.samples import (
     SampleBatch,
     TransformedSamples,
     batch_type,
-    sample_type,
+    sample_of,
 )
 from loaders.errors import LoadersError
 from loaders.rng import hash64, key64
@@ -143,7 +143,7 @@ class BatchJob:
         for i, seed in enumerate(transform.seeds(self.request, first, last), first):
             self._at[part] = i
             begin_step()
-            sample = sample_type(batch._fields)(*(values[i] for values in batch))
+            sample = sample_of(batch, i)
             try:
                 self._transformed[i] = transform(sample, seed)
             except Exception as error:
@@ -167,7 +167,7 @@ class BatchJob:
         """Read all rows of a field: by now it is known which samples were replaced."""
         n = len(self.request)
         read, start = self.request.shared(("rows", reader.names), partial(_rows_of, reader), 0, n)
-        return read if len(read[0]) == n else [tensor[start : start + n] for tensor in read]
+        return read if len(read[0]) == n else [rows[start : start + n].clone() for rows in read]
 
     def finish(self) -> SampleBatch | list[Any]:
         """Return the batch; transformed samples as a list, for a collate function to join."""

@@ -6,6 +6,7 @@ import reprlib
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +115,7 @@ class SampleBatch(Sequence[Any]):
             return [self[k] for k in range(*i.indices(len(self)))]
         if not -len(self) <= i < len(self):
             raise IndexError(f"sample {i} of a batch of {len(self)}")
-        return sample_type(self.batch._fields)(*(item(values, i) for values in self.batch))
+        return sample_of(self.batch, i)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
@@ -126,20 +127,29 @@ def is_batch(value: Any) -> bool:
 
 
 class SplitBatches:
-    """Several batches that share the memory of their fields: these pickle once, and are cut where the batches are used.
+    """Several batches whose fields were read at once: these pickle once, and are cut where the batches are used.
+
+    Each batch has storages of its own, since torch saves and resizes whole ones. They lie in one memory, which is free
+    again when the last of the batches is dropped; or in memory of their own, at the cost of a copy.
 
     Attributes:
         names: Of the fields.
         tensors: The fields, of all batches.
         sizes: Samples of each batch.
+        is_copied: Whether the memory of each batch is its own.
     """
 
-    __slots__ = ("names", "sizes", "tensors")
+    __slots__ = ("is_copied", "names", "sizes", "tensors")
 
     def __init__(
-        self, names: tuple[str, ...], tensors: Sequence[torch.Tensor], sizes: list[int]
+        self,
+        names: tuple[str, ...],
+        tensors: Sequence[torch.Tensor],
+        sizes: list[int],
+        *,
+        is_copied: bool = False,
     ) -> None:
-        self.names, self.tensors, self.sizes = names, tensors, sizes
+        self.names, self.tensors, self.sizes, self.is_copied = names, tensors, sizes, is_copied
 
     def __reduce__(self) -> Any:
         return SplitBatches, (self.names, self.tensors, self.sizes)
@@ -148,18 +158,42 @@ class SplitBatches:
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[Any]:
-        parts = zip(*(tensor.split(self.sizes) for tensor in self.tensors), strict=True)
+        cut = _copied if self.is_copied else _cut
+        parts = zip(*(cut(tensor, self.sizes) for tensor in self.tensors), strict=True)
         return map(batch_type(self.names)._make, parts)
+
+
+def _cut(tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
+    """Return the rows of each batch, over the same memory, which they keep."""
+    rows, ends = tensor.numpy(), [*accumulate(sizes)]
+    return [torch.from_numpy(rows[end - n : end]) for n, end in zip(sizes, ends, strict=True)]
+
+
+def _copied(tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
+    return [part.clone() for part in tensor.split(sizes)]
+
+
+def sample_of(batch: Any, i: int) -> Any:
+    """Return one sample of a batch, over its memory, with storages of its own."""
+    return sample_type(batch._fields)(*(item(values, i) for values in batch))
 
 
 def item(values: Any, i: int) -> Any:
     """Return the value of one sample, from the values of a batch."""
     if isinstance(values, Padded):
-        return values.values[i, : int(values.lengths[i])]
+        return _apart(values.values[i, : int(values.lengths[i])])
     if isinstance(values, Ragged):
         i = i if i >= 0 else i + len(values.offsets) - 1
-        return values.values[int(values.offsets[i]) : int(values.offsets[i + 1])]
-    return values[i]
+        return _apart(values.values[int(values.offsets[i]) : int(values.offsets[i + 1])])
+    value = values[i]
+    return _apart(value) if isinstance(value, torch.Tensor) else value
+
+
+def _apart(view: torch.Tensor) -> torch.Tensor:
+    """Return a part of a batch in host memory with a storage of its own: torch saves and resizes whole ones."""
+    if not view.is_cpu or view.dtype is torch.bfloat16:
+        return view
+    return torch.from_numpy(view.numpy())
 
 
 def in_form(tensors: list[Any], form: str) -> Any:
