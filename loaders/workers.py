@@ -190,36 +190,44 @@ def begin_step() -> None:
 def _work(
     tasks: SimpleQueue[_Task | _Closed | None],
     closed: _Closed,
-    finished: SimpleQueue[None],
+    finished: SimpleQueue[_Closed | None],
     running: _Running,
-    clocks: list[int],
+    cpu_s: dict[int, float],
+    failed: list[BaseException],
     prepare: Callable[[], None],
     on_done: Callable[[], None],
     on_idle: Callable[[], None],
 ) -> None:
-    _ended.clear()
-    _here.running = running
-    if hasattr(time, "pthread_getcpuclockid"):
-        clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
     prepare_once = _Once(prepare)
-    with suppress(BaseException):  # it is tried again, and its error raised, with the first part
-        prepare_once()
-    me = threading.get_ident()
-    while closed() is not None:
-        if tasks.empty():
-            on_idle()
-        task = tasks.get()
-        if isinstance(task, weakref.ref):
-            break
-        if task is None:
-            continue
-        ticket, part = task
-        running[me] = (ticket, part, time.monotonic())
-        last = ticket.run(part, prepare_once)
-        del running[me], ticket, task  # an idle worker keeps no batch alive
-        if last:
-            finished.put(None)
-            on_done()
+    try:
+        with suppress(
+            BaseException
+        ):  # it is tried again, and its error raised, with the first part
+            prepare_once()
+        _ended.clear()
+        _here.running = running
+        me = threading.get_ident()
+        while closed() is not None:
+            if tasks.empty():
+                on_idle()
+            task = tasks.get()
+            if isinstance(task, weakref.ref):
+                break
+            if task is None:
+                continue
+            ticket, part = task
+            running[me] = (ticket, part, time.monotonic())
+            last = ticket.run(part, prepare_once)
+            del running[me], ticket, task  # an idle worker keeps no batch alive
+            cpu_s[me] = time.thread_time()
+            if last:
+                finished.put(None)
+                on_done()
+    except (
+        BaseException
+    ) as error:  # between jobs, as where gevent replaced what is called: the owner must not wait
+        failed.append(error)
+        finished.put(None)
     tasks.put(closed)  # for the next one
 
 
@@ -266,14 +274,23 @@ class Workers:
         self._read_aheads: _ReadAheads = SimpleQueue()
         self._finished: SimpleQueue[_Closed | None] = SimpleQueue()
         self._running: _Running = {}
-        self._clocks: list[int] = []  # of the processor time of each thread
+        self._cpu_s: dict[int, float] = {}  # by thread
+        self._failed: list[BaseException] = []  # what ended a thread
         opened = [_Open()]  # held here and by what closes it, and nowhere else
         put = self._tasks.put, self._read_aheads.put, self._finished.put
         self._closed, self._closed_ahead, self._closed_finished = (
             weakref.ref(opened[0], each) for each in put
         )
         queues_of_all = self._tasks, self._closed, self._finished
-        args = (*queues_of_all, self._running, self._clocks, prepare, on_done, on_idle)
+        args = (
+            *queues_of_all,
+            self._running,
+            self._cpu_s,
+            self._failed,
+            prepare,
+            on_done,
+            on_idle,
+        )
         self._threads = [
             threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
             for i in range(num_workers)
@@ -318,10 +335,8 @@ class Workers:
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of processor that the threads took; 0 where the system does not say, or no more."""
-        with suppress(OSError):  # a thread ended meanwhile
-            return sum(map(time.clock_gettime, tuple(self._clocks)))
-        return 0.0
+        """Seconds of processor that the threads took for the parts they have done."""
+        return sum(tuple(self._cpu_s.values()))
 
     def put(self, job: Job) -> None:
         """Begin a job."""
@@ -355,7 +370,7 @@ class Workers:
 
         Raises:
             Late: It was not done in time; it can be taken later.
-            RuntimeError: The pool is closed.
+            RuntimeError: The pool is closed, or a thread ended early.
             IndexError: No job is left.
         """
         self._check_open()
@@ -379,6 +394,8 @@ class Workers:
             raise RuntimeError("these workers are threads of the parent of this forked process")
         if not self._close.alive:
             raise RuntimeError("this pool of workers is closed")
+        if self._failed:
+            raise RuntimeError("a worker thread ended early") from self._failed[0]
 
     def _wait(self, deadline: float | None) -> None:
         """Wait until some job is done, the pool is closed or the deadline passes."""

@@ -486,6 +486,29 @@ def test_an_error_that_was_handled_keeps_nothing_alive(pool: Workers) -> None:
         gc.enable()
 
 
+def test_a_thread_that_ends_before_its_first_job_is_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where gevent has replaced what threads call."""
+
+    def replaced() -> int:
+        raise ProcessLookupError(3, "No such process")
+
+    patched = SimpleNamespace(**vars(threading) | {"get_ident": replaced})
+    with monkeypatch.context() as patch:
+        patch.setattr(workers_module, "threading", patched)
+        pool = Workers(2)
+        began = time.monotonic()
+        with suppress(RuntimeError):
+            pool.put(Call())
+        with pytest.raises(RuntimeError) as caught:
+            pool.take(timeout_s=TIMEOUT_S)
+        pool.close()
+
+    assert isinstance(caught.value.__cause__, ProcessLookupError)
+    assert time.monotonic() - began < TIMEOUT_S / 2
+
+
 def test_prepare_that_fails_is_an_error_of_the_job_and_tried_again() -> None:
     fails = iter([True, True, True, False])
 

@@ -140,9 +140,13 @@ def start_workers(num_workers: int, **calls: Any) -> Workers:
     prepared: SimpleQueue[None] = SimpleQueue()  # Ctrl-C would leave a Barrier's lock with nobody
 
     def prepare() -> None:
-        torch.set_num_threads(1)  # of this thread; and of threads to come, which is undone below
-        torch.get_num_threads()  # makes it last: a thread's first operation else takes the count of all
-        prepared.put(None)
+        try:
+            torch.set_num_threads(
+                1
+            )  # of this thread; and of threads to come, which is undone below
+            torch.get_num_threads()  # makes it last: a thread's first operation else takes the count of all
+        finally:
+            prepared.put(None)
 
     try:
         workers = Workers(num_workers, prepare=prepare, **calls)
