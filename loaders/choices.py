@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -228,6 +229,8 @@ def choose_backend(backend: Backend, dataset: Any, process_only: dict[str, Any])
         process_only: Arguments that mean something to worker processes alone; None where not given.
     """
     one_of("backend", backend, ("auto", "thread", "subprocess", "process"))
+    if backend == "subprocess" and sys.platform != "linux":
+        raise ValueError("backend='subprocess' needs Linux: backend='thread' works everywhere")
     needs_process = [name for name, value in process_only.items() if value is not None]
     if backend == "subprocess" and needs_process == ["multiprocessing_context"]:
         needs_process = []

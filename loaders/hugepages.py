@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ def lay(fd: int, nbytes: int, *, is_writable: bool = True) -> tuple[mmap.mmap, i
     address = int(np.frombuffer(room, np.uint8).ctypes.data)
     start = -address % HUGE if spare else 0
     flags = _MAP_FIXED | (mmap.MAP_SHARED if is_writable else mmap.MAP_PRIVATE)
-    if _libc.mmap(address + start, nbytes, prot, flags, fd, 0) != address + start:
+    if _libc().mmap(address + start, nbytes, prot, flags, fd, 0) != address + start:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return room, start
 
@@ -57,15 +58,13 @@ def collapse(array: UInt8Array) -> bool:
     if not whole:
         return False
     array[:whole:HUGE].max()  # by a look: what has no page at all is left out
-    return bool(_libc.madvise(array.ctypes.data, whole, _MADV_COLLAPSE) == 0)
+    return bool(_libc().madvise(array.ctypes.data, whole, _MADV_COLLAPSE) == 0)
 
 
-def _find_libc() -> ctypes.CDLL:
+@cache
+def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
-
-
-_libc = _find_libc()

@@ -39,7 +39,7 @@ def _described(live: Any) -> str:
         return f"cannot tell: {type(error).__name__}: {error}"
 
 
-def dump_on(signum: int | str = signal.SIGUSR1) -> None:
+def dump_on(signum: int | str = "SIGUSR1") -> None:
     """Write ``dump()`` to stderr whenever this process gets a signal; a handler that was there is called, too.
 
     Call it on the main thread. It works while the trainer waits for a batch, too.

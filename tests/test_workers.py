@@ -571,7 +571,11 @@ def test_seconds_count_anew_with_each_step_of_a_part(
         now[0] = 107.0
         return gate(part)
 
-    monkeypatch.setattr(workers_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        workers_module,
+        "time",
+        SimpleNamespace(monotonic=lambda: now[0], thread_time=time.thread_time),
+    )
     pool.put(Call(in_steps))
     gate.wait_until_entered()
     text = pool.describe()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import resource
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ _MIN_STEP_S = (
 
 def can_fork() -> bool:
     """Tell whether a child process can be started without anything that pickles, or a main module that is guarded."""
-    has_counts = hasattr(resource, "RUSAGE_THREAD")
+    has_counts = sys.platform == "linux"
     is_daemon = multiprocessing.current_process().daemon
     return start_method() == "fork" and has_counts and not is_daemon
 
@@ -95,6 +95,8 @@ def waits_for_interpreter(wall_s: float, cpu_s: float, others_s: float, num_wait
 
 
 def _usage(pool: Pool) -> Usage:
+    import resource
+
     usage = resource.getrusage(resource.RUSAGE_THREAD)
     cpu_s = usage.ru_utime + usage.ru_stime
     return time.perf_counter(), cpu_s, getattr(pool, "cpu_s", 0.0), usage.ru_nvcsw

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 NO_DESCRIPTOR = "no file descriptor is free for a batch slot: raise the limit (ulimit -n)"
 _HEADER = struct.Struct("<?B")
 _ONLY = _HEADER.pack(True, 0)  # of a message that is one packet, without descriptors
-_WAITING = int(socket.MSG_CMSG_CLOEXEC)  # computing with flags is Python code
-_AT_ONCE = _WAITING | int(socket.MSG_DONTWAIT)
+_WAITING = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # computing with flags is Python code
+_AT_ONCE = _WAITING | int(getattr(socket, "MSG_DONTWAIT", 0))
 _PACKET_BYTES = 64 << 10
 _SEND_BYTES = 4 * _PACKET_BYTES
 _MAX_FDS = 250  # that one call may send
-_FDS_ROOM = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
+_FDS_ROOM = (
+    socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
+)
 _LONG_S = 1e6  # the kernel takes no more than 24 days
 
 

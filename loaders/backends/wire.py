@@ -344,7 +344,8 @@ def let_go_of_inherited() -> None:
         mapped.let_go()
 
 
-os.register_at_fork(after_in_parent=_leave_to_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=_leave_to_fork)
 
 
 class _Unpickler(pickle.Unpickler):

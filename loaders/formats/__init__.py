@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -152,6 +151,10 @@ def _map(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
 
 def _allow_more_files() -> bool:
     """Raise this process's limit of open files as far as it may; False if that is no further."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return False
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

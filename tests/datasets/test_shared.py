@@ -337,7 +337,7 @@ def _forged(columns: dict[str, Any], data: bytes) -> int:
     head = preamble + layout
     fd = os.memfd_create("loaders", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, head.ljust(arenas._whole_pages(len(head)), b"\0") + data)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, arenas._SEALS)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, arenas._seals())
     return fd
 
 
@@ -394,7 +394,7 @@ def test_rows_that_the_layout_does_not_count_are_refused(num_rows: int) -> None:
 def test_a_copy_that_is_shorter_than_its_header_is_refused() -> None:
     fd = os.memfd_create("loaders", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, b"loaders1")
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, arenas._SEALS)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, arenas._seals())
 
     with pytest.raises(LoadersError, match="has 8 bytes, less than its header"):
         open_sealed(fd, "f" * 32)

@@ -16,7 +16,7 @@ A line that is torn, because the machine or the process died while it was writte
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 JOURNAL_VERSION = 2
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = "lock"
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # each where there is such
+_LOCK_AT = 1 << 30  # Windows locks bytes, and nobody reads them then: not those of the file
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message tells only that they differ
 _HASH = "xxh3:"
@@ -173,7 +175,7 @@ class Journal:
 
     def __init__(self, path: Path, header: Header, state: State, size: int) -> None:
         self.path, self.header, self.state = path, header, state
-        self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        self._fd = os.open(path, os.O_WRONLY | _CLOEXEC)
         os.ftruncate(self._fd, size)
         os.lseek(self._fd, size, os.SEEK_SET)
 
@@ -283,17 +285,17 @@ class TargetLock:
         while self._fd < 0:
             path.parent.mkdir(exist_ok=True)  # its last owner may have removed it just now
             try:
-                self._acquire(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+                self._acquire(os.open(path, os.O_RDWR | os.O_CREAT | _CLOEXEC, 0o644))
             except FileNotFoundError:
                 continue
 
     def _acquire(self, fd: int) -> None:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd)
             if _is_same_file(fd, self.path):  # else its last owner finished, and removed it
                 with suppress(OSError):  # a full disk: it is for people, and costs nobody the lock
                     os.ftruncate(fd, 0)
-                    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+                    os.write(fd, b"%d\n" % os.getpid())
                 self._fd = fd
         except BlockingIOError:
             what = f"{_owner(fd)} is packing into it"
@@ -312,11 +314,11 @@ class TargetLock:
 def lock_owner(path: Path) -> str | None:
     """Return who holds the lock at a path, in words; None if nobody does."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | _CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _lock(fd, is_shared=True)
     except BlockingIOError:
         return _owner(fd)
     finally:
@@ -324,8 +326,32 @@ def lock_owner(path: Path) -> str | None:
     return None
 
 
+def _lock(fd: int, *, is_shared: bool = False) -> None:
+    """Lock a file until it is closed; BlockingIOError if another process has it."""
+    try:
+        import fcntl
+    except ImportError:
+        _lock_on_windows(fd)
+    else:
+        fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+
+def _lock_on_windows(fd: int) -> None:
+    import msvcrt
+
+    windows: Any = msvcrt
+    os.lseek(fd, _LOCK_AT, os.SEEK_SET)
+    try:
+        windows.locking(fd, windows.LK_NBLCK, 1)
+    except PermissionError as error:
+        raise BlockingIOError(errno.EWOULDBLOCK, "another process has the lock") from error
+    finally:
+        os.lseek(fd, 0, os.SEEK_SET)
+
+
 def _owner(fd: int) -> str:
-    pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+    os.lseek(fd, 0, os.SEEK_SET)
+    pid = os.read(fd, 32).decode(errors="replace").strip()
     return f"process {pid}" if pid.isdigit() else "another process"
 
 

@@ -32,6 +32,10 @@ def check_mode(mode: int, where: Path | str) -> None:
         raise SourceError("it is not a regular file", where)
 
 
+# A pipe, too, is opened at once; on Windows, which has no such flag, bytes are read as they are.
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
 def read_regular(path: Path | str, where: Path | str) -> bytes:
     """Return the bytes of a file by as few calls into the kernel as there are.
 
@@ -41,7 +45,7 @@ def read_regular(path: Path | str, where: Path | str) -> bytes:
         SourceError: As ``check_regular`` does.
         OSError, ValueError: It cannot be read; there is a NUL in the name.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe, too, is opened at once
+    descriptor = os.open(path, _READ)
     try:
         about = os.fstat(descriptor)
         check_mode(about.st_mode, where)

@@ -14,7 +14,6 @@ import errno
 import json
 import os
 import re
-import resource
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -540,6 +539,10 @@ def _lack_of_room(path: Path, nbytes: int) -> int | None:
     """Return the error number of a disk that is full, or of a file that may not grow; None if it is neither."""
     if _is_full(path.parent, nbytes):
         return errno.ENOSPC
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     reached = most != resource.RLIM_INFINITY and path.exists() and path.stat().st_size >= most
     return errno.EFBIG if reached else None
@@ -548,10 +551,9 @@ def _lack_of_room(path: Path, nbytes: int) -> int | None:
 def _is_full(folder: Path, nbytes: int) -> bool:
     """Tell whether a disk has less room than that."""
     try:
-        disk = os.statvfs(folder)
+        return shutil.disk_usage(folder).free < nbytes
     except OSError:
         return False
-    return disk.f_bavail * disk.f_frsize < nbytes
 
 
 @contextmanager

@@ -11,7 +11,6 @@ of each column its bytes and where it begins, counted from the first page after 
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
 import mmap
@@ -41,11 +40,6 @@ _MAX_LAYOUT_BYTES = 64 << 20
 _ROWS_AT_ONCE = 1 << 20
 # Huge pages are asked for so much at a time, and so far ahead of what is filled.
 _PIECE_BYTES, _AHEAD_BYTES = 64 << 20, 32 << 20
-_SEALS = (
-    sum(getattr(fcntl, f"F_SEAL_{what}") for what in ("SHRINK", "GROW", "WRITE"))
-    if hasattr(fcntl, "F_SEAL_WRITE")
-    else 0
-)
 
 
 class SealedColumns(NamedTuple):
@@ -110,7 +104,9 @@ class Arena:
         except BufferError:
             gc.collect()
             self._map.close()
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+        import fcntl
+
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _seals() | fcntl.F_SEAL_SEAL)
         return self.fd
 
     def discard(self) -> None:
@@ -159,9 +155,17 @@ def open_sealed(fd: int, identity: str) -> SealedColumns:
     return SealedColumns(columns, layout["meta"], status.st_size)
 
 
+def _seals() -> int:
+    import fcntl  # of Unix, and not at load time: this file is loaded everywhere
+
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
 def _is_sealed(fd: int) -> bool:
+    import fcntl
+
     try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _seals() == _seals()
     except OSError:  # a file that knows no seals
         return False
 
