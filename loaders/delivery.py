@@ -61,6 +61,7 @@ class Delivery:
         finish: Brings a batch into its form.
         stats: Counters to go on with.
         length: How many batches there are in all.
+        again: Begins another pass, if the first was sent elsewhere (``set_epoch``) before it gave a batch.
         accelerator: Copies them to the device; None leaves them where they are.
         ahead: How many may be copied before they are asked for.
         name: Of what is served, for who asks what is going on.
@@ -74,19 +75,31 @@ class Delivery:
         stats: LoaderStats,
         length: Callable[[], int],
         *,
+        again: Callable[[], tuple[Pass | None, Batches]],
         accelerator: Accelerator | None = None,
         ahead: int = 0,
         name: str = "",
     ) -> None:
-        self._batches, self._pass, self._finish = batches, current, finish
+        self._finish, self._again, self._accelerator, self._ahead = (
+            finish,
+            again,
+            accelerator,
+            ahead,
+        )
         self._stats, self._length, self._name = stats, length, name
-        self._num_failed = self._num_delivered = 0
-        self._is_told = False  # an error said why batches are missing, if any are
+        self._num_delivered = 0
         self._broken: Exception | None = None  # by Ctrl-C, and nobody can say which batch was lost
         self._waiting_since: float | None = None
         self.pid = os.getpid()
         if current is not None:
             tell_accelerate(self)
+        self._take_from(current, batches)
+
+    def _take_from(self, current: Pass | None, batches: Batches) -> None:
+        self._pass, self._batches = current, batches
+        self._num_failed = 0
+        self._is_told = False  # an error said why batches are missing, if any are
+        accelerator = self._accelerator
         pin = accelerator is not None and accelerator.is_ahead
         plan = None if current is None else current.plan
         self._marked = _Marked(batches, plan, pin=pin)
@@ -95,7 +108,7 @@ class Delivery:
             self._source = Prefetcher(
                 self._source,
                 accelerator,
-                ahead=ahead,
+                ahead=self._ahead,
                 is_ready=lambda: batches.is_ready,
             )
 
@@ -116,6 +129,9 @@ class Delivery:
             self.close()
             error, self._broken = self._broken, StopIteration()
             raise error
+        if self._pass is not None and self._pass.is_moved:
+            self._close_source()
+            self._take_from(*self._again())
         num_out = self._num_out
         try:
             batch = self._next()
@@ -213,10 +229,13 @@ class Delivery:
 
     def close(self) -> None:
         """End the workers now, or let go of those that persist; otherwise it happens when this iterator is dropped."""
+        self._close_source()
+        tell_accelerate(self, is_over=True)
+
+    def _close_source(self) -> None:
         if isinstance(self._source, Prefetcher):
             self._source.close()
         self._batches.close()
-        tell_accelerate(self, is_over=True)
 
 
 class _Marked:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from loaders.sampling.sampler import EpochBatches
+
 
 def tell_accelerate(delivery: Any, *, is_over: bool = False) -> None:
     """Let accelerate ask an iteration whether it is at its end: there it syncs the gradients that it accumulates.
@@ -18,6 +20,13 @@ def tell_accelerate(delivery: Any, *, is_over: bool = False) -> None:
         return  # nobody uses it
     tell = "_remove_dataloader" if is_over else "_add_dataloader"
     getattr(state(), tell, _nobody)(delivery)
+
+
+def without_ignite(batch_sampler: Any) -> Any:
+    """Return what ignite's ``DeterministicEngine`` has wrapped: batches of ours can be resumed as they are."""
+    is_wrapped = type(batch_sampler).__module__ == "ignite.engine.deterministic"
+    inner = getattr(batch_sampler, "batch_sampler", None) if is_wrapped else None
+    return inner if isinstance(inner, EpochBatches) else batch_sampler
 
 
 def _nobody(delivery: Any) -> None:

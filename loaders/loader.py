@@ -53,6 +53,7 @@ from loaders.delivery import Delivery, LoaderStats
 from loaders.device.accelerator import accelerator_for, as_device, pins, shared_device
 from loaders.device.pinned import pinned_buffer
 from loaders.errors import StateError
+from loaders.frameworks import without_ignite
 from loaders.live import register
 from loaders.profiling import profile_from_environment
 from loaders.sampling.context import Entering
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from loaders.choices import AugmentOn, Backend, Halves
     from loaders.device.accelerator import Accelerator
     from loaders.sampling.order import Order
+    from loaders.sampling.plan import Plan
     from loaders.sampling.sampler import Pass
 
 _T = TypeVar("_T", covariant=True, default=Any)  # a batch
@@ -76,10 +78,10 @@ _NOT_PICKLED = frozenset(
         "_batches",
         "_children",
         "_delivery",
+        "_finisher",
         "_iterator",
         "_served",
         "_slots",
-        "finisher",
     ]
 )
 
@@ -178,6 +180,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     ) -> None:
         dataset = checked_dataset(as_ours(dataset))
         check_kinds(collate_fn, worker_init_fn, generator)
+        batch_sampler = without_ignite(batch_sampler)
         batch_size = None if batch_size is None else checked_batch_size(batch_size)
         if prefetch_factor is not None:
             prefetch_factor = whole_number("prefetch_factor", prefetch_factor, at_least=1)
@@ -236,8 +239,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             in_order=in_order,
         )
         self._number_steps()
+        self._is_accelerate_prepared = self._steps is not None  # divided by rank already
         check_marks(self.pad, is_ours=self._steps is not None)
-        self._tell_frameworks()
         self._passes = self._number_passes()
         self._settle_collate()
         self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())
@@ -291,9 +294,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             return None
         return kept if holds_ours(self.dataset) else list
 
-    def _tell_frameworks(self) -> None:
-        """Let accelerate leave a loader alone that is divided by rank already, and keep its state with its own."""
-        self._is_accelerate_prepared = self.use_stateful_dataloader = self._steps is not None
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether accelerate shall keep the state of this loader with its own."""
+        return self._steps is not None
 
     @property
     def _index_sampler(self) -> Any:
@@ -322,7 +326,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     def _number_passes(self) -> Passes | None:
         """Let a sampler of others say the epoch to a dataset of ours, or to those that one of others is made of."""
-        if self._is_accelerate_prepared:
+        if self._steps is not None:
             return None
         if isinstance(self.dataset, BatchDataset):
             return Passes(self.dataset)
@@ -357,7 +361,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def _make_parts(self) -> None:
         """Make what no pickle takes along."""
         self._iterator = None  # torch's, of worker processes that persist
-        self._served, self.finisher = self._halves()
+        self._served, self._finisher = self._halves()
         self._num_before = getattr(self._served, "num_replaced", 0)  # by other loaders
         # Page-locked only where we copy: a copy of the user's may still read a slot whose batch was dropped.
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
@@ -385,14 +389,13 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             return iter(self)  # anew, under the clock
         current = self._begin()
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
-        batches = self._start_torchs() if self.backend == "process" else self._start()
-        self._batches = weakref.ref(batches)
         delivery = Delivery(
-            batches,
+            self._start(),
             current,
             self._finish,
             self._stats,
             self.__len__,
+            again=lambda: (self._begin(), self._start()),
             accelerator=accelerator,
             ahead=self.device_prefetch,
             name=type(self.dataset).__name__,
@@ -401,10 +404,16 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         register(delivery)
         return delivery
 
+    def _start(self) -> Any:
+        """Start workers on the batches of the epoch that has begun."""
+        batches = self._start_torchs() if self.backend == "process" else self._start_own()
+        self._batches = weakref.ref(batches)
+        return batches
+
     @cached_property
     def _accelerator(self) -> Accelerator | None:
         device = self.device
-        if self.finisher is not None:  # where its samples lie: "cuda" may be another one by now
+        if self._finisher is not None:  # where its samples lie: "cuda" may be another one by now
             device = self._served.device or device
         if device is None:
             return None
@@ -419,7 +428,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """Let torch fetch batches: in worker processes, which get the epoch with the indices, or here."""
         return TorchBatches(super().__iter__(), self.num_workers)
 
-    def _start(self) -> OrderedBatches:
+    def _start_own(self) -> OrderedBatches:
         if (self.generator is not None or self._steps is None) and not self._has_drawn:
             # As torch, who draws its workers' seed: or later orders of samplers would not be the same.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
@@ -484,9 +493,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             if self._is_torchs_order:
                 check_alone()
             return None
-        steps.sampler.go_on()
-        self._follow_length(steps.sampler)
-        plan = steps.plan()
+        plan = steps.sampler.go_on(partial(self._plan, steps))
         if plan.drop_last and not plan.num_steps and not self._is_warned_of_no_batch:
             self._is_warned_of_no_batch = True
             what = f"{plan.length} samples, batch_size={plan.batch_size}, world_size={plan.world_size}"
@@ -494,6 +501,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             warnings.warn(f"drop_last=True leaves no batch ({what}): {remedy}", stacklevel=3)
         self._note_restart(steps.sampler)
         return steps.sampler.begin(plan)
+
+    def _plan(self, steps: EpochBatches) -> Plan:
+        self._follow_length(steps.sampler)
+        return steps.plan()
 
     def _note_restart(self, sampler: EpochSampler) -> None:
         """Warn, once, of a shuffled epoch that is left early and begun anew twice: torch would shuffle again."""
@@ -507,8 +518,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     def _finish(self, batch: Any) -> Any:
         """Bring a batch into the form that was asked for."""
-        if self.finisher is not None:
-            batch = self.finisher(batch)
+        if self._finisher is not None:
+            batch = self._finisher(batch)
         return batch._asdict() if self.as_dict and hasattr(batch, "_asdict") else batch
 
     def check_worker_number_rationality(self) -> None:
@@ -559,6 +570,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             raise StateError(
                 "in_order=False hands batches over in an order that no state can tell"
             )
+        if self.num_workers and steps.sampler.is_of_taken:
+            what = "another loader takes batches from this one's batch_sampler (skip_first_batches?), maybe ahead"
+            remedy = "iterate this one, which resumes by itself, or give num_workers=0"
+            warnings.warn(
+                f"{what}, and the state counts what it has taken: {remedy}", stacklevel=2
+            )
         return {
             "version": _STATE_VERSION,
             "dataset": fingerprint_of(self.dataset),
@@ -594,7 +611,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             )
         steps.sampler.start = 0  # of before: the state says another
         self._follow_length(steps.sampler)
-        steps.sampler.load_state_dict(state["sampler"])
+        steps.sampler.load_state_dict(state["sampler"], skips=False)
 
     def _own_steps(self) -> EpochBatches:
         steps = self._steps

@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from loaders import DataLoader, ShardDataset, collate
+from loaders import DataLoader, RAMDataset, ShardDataset, collate
 
 NUM_EPOCHS, BATCH_SIZE, NUM_SAMPLES = 3, 3, 26
 ACCUMULATED = 3  # batches whose gradients accelerate adds up
@@ -223,7 +224,149 @@ def run_transformers(folder: str, out: Path) -> dict[str, Any]:
     }
 
 
+# -- states at the ends of epochs -------------------------------------------------------------------
+
+
+def small_loader(num_samples: int, num_workers: int = 1, **settings: Any) -> DataLoader:
+    """Return a loader of two samples a batch; a rest is dropped."""
+    dataset = RAMDataset.from_arrays(
+        x=np.arange(num_samples), score=np.zeros(num_samples, np.float32)
+    )
+    return DataLoader(
+        dataset, 2, shuffle=True, drop_last=True, num_workers=num_workers, **settings
+    )
+
+
+def run_lightning_ends(folder: str, out: Path) -> dict[str, Any]:
+    """Resume from the checkpoint of every step, for one loader and several; return where it went wrong."""
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.utilities import CombinedLoader
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]  # seen as Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[Any] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            parts = batch if isinstance(batch, list) else [batch]
+            ids = [None if part is None else part["x"].tolist() for part in parts]
+            self.seen.append([self.current_epoch, ids])
+            return self.layer(parts[0]["score"][:, None]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 1e-4)
+
+    def train(mode: str, callbacks: list[Any], limit: Any, checkpoint: Path | None) -> list[Any]:
+        model, long, short = Model(), small_loader(11, as_dict=True), small_loader(5, as_dict=True)
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=1, max_epochs=3, logger=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=callbacks, enable_checkpointing=bool(callbacks),
+            limit_train_batches=limit,
+        )  # fmt: skip
+        loader = long if mode == "one" else CombinedLoader([long, short], mode)
+        trainer.fit(model, loader, ckpt_path=checkpoint, weights_only=False)
+        return model.seen
+
+    wrong = []
+    for mode, limit in [
+        ("one", 1.0), ("one", 3), ("max_size_cycle", 1.0), ("max_size_cycle", 4), ("max_size", 1.0), ("min_size", 1.0),
+    ]:  # fmt: skip
+        folder_of = out / f"{mode}{limit}"
+        steps = ModelCheckpoint(folder_of, "{step}", every_n_train_steps=1, save_top_k=-1)
+        ends = ModelCheckpoint(
+            folder_of, "{epoch}", save_on_train_epoch_end=True, save_top_k=-1, every_n_epochs=1
+        )
+        undisturbed = train(mode, [steps, ends], limit, None)
+        for checkpoint in sorted(folder_of.iterdir()):
+            step = torch.load(checkpoint, weights_only=False)["global_step"]
+            if step < len(undisturbed):
+                resumed = train(mode, [], limit, checkpoint)
+                if resumed != undisturbed[step:]:
+                    wrong.append([mode, limit, checkpoint.name, resumed, undisturbed[step:]])
+    return {"wrong": wrong}
+
+
+def run_accelerate_ends(folder: str, out: Path) -> dict[str, Any]:
+    """Save each step and epoch and resume from each as accelerate's complete example does; return what went wrong."""
+    from accelerate import Accelerator
+
+    def train(num_workers: int, resume: str | None, folder_of: Path) -> list[Any]:
+        accelerator = Accelerator(cpu=True)
+        layer = torch.nn.Linear(1, 1)
+        loader = accelerator.prepare(small_loader(11, num_workers, as_dict=True))
+        accelerator.prepare(layer)
+        first, to_skip, seen = 0, None, []
+        if resume is not None:
+            accelerator.load_state(str(folder_of / resume))
+            kind, number = resume.split("_")
+            first, to_skip = (
+                (int(number) + 1, None) if kind == "epoch" else divmod(int(number), len(loader))
+            )
+        for epoch in range(first, 3):
+            is_resumed = to_skip is not None and epoch == first
+            batches = accelerator.skip_first_batches(loader, to_skip) if is_resumed else loader
+            for step, batch in enumerate(batches, to_skip or 0 if is_resumed else 0):
+                seen.append(batch["x"].tolist())
+                if resume is None:
+                    accelerator.save_state(
+                        str(folder_of / f"step_{epoch * len(loader) + step + 1}")
+                    )
+            if resume is None:
+                accelerator.save_state(str(folder_of / f"epoch_{epoch}"))
+        accelerator.free_memory()
+        return seen
+
+    wrong = []
+    for num_workers in (0, 2):
+        folder_of = out / str(num_workers)
+        undisturbed = train(num_workers, None, folder_of)
+        for state in sorted(folder_of.iterdir()):
+            kind, number = state.name.split("_")
+            step = int(number) if kind == "step" else 5 * (int(number) + 1)
+            resumed = train(num_workers, state.name, folder_of)
+            if resumed != undisturbed[step:]:
+                wrong.append([num_workers, state.name, resumed, undisturbed[step:]])
+    return {"wrong": wrong}
+
+
+def run_ignite_ends(folder: str, out: Path) -> dict[str, Any]:
+    """Resume ignite's engines at every iteration, with the loader's state beside the engine's."""
+    from ignite.engine import Engine, Events
+    from ignite.engine.deterministic import DeterministicEngine
+
+    def train(kind: Any, num_workers: int, states: Any) -> tuple[list[Any], dict[int, Any]]:
+        loader, seen, taken = small_loader(11, num_workers), [], {}
+        engine = kind(lambda _, batch: seen.append(batch.x.tolist()))
+        if states is not None:
+            engine.load_state_dict(states[0])
+            loader.load_state_dict(states[1])
+        engine.add_event_handler(
+            Events.ITERATION_COMPLETED,
+            lambda it: taken.update(
+                {it.state.iteration: (dict(it.state_dict()), loader.state_dict())}
+            ),
+        )
+        engine.run(loader, max_epochs=3)
+        return seen, taken
+
+    wrong = []
+    for kind in (Engine, DeterministicEngine):
+        for num_workers in (0, 2):
+            undisturbed, taken = train(kind, num_workers, None)
+            for step, states in taken.items():
+                if step < len(undisturbed):
+                    resumed, _ = train(kind, num_workers, states)
+                    if resumed != undisturbed[step:]:
+                        wrong.append([kind.__name__, num_workers, step, resumed])
+    return {"wrong": wrong}
+
+
 RUN = {
+    "lightning-ends": run_lightning_ends,
+    "accelerate-ends": run_accelerate_ends,
+    "ignite-ends": run_ignite_ends,
     "lightning": run_lightning,
     "accelerate": run_accelerate,
     "transformers": run_transformers,

@@ -624,7 +624,7 @@ def test_a_batch_that_the_device_half_failed_on_is_not_counted(folder: Path) -> 
             raise RuntimeError("out of memory")
         return batch
 
-    loader.finisher = finish
+    loader._finisher = finish
     iterator = iter(loader)
     next(iterator)
 

@@ -1,4 +1,4 @@
-"""Lightning, accelerate and transformers train and resume on the loader, on exactly the samples they should."""
+"""Lightning, accelerate, transformers and ignite train and resume on the loader, on exactly the samples they should."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(framework: str, folder: Path, out: Path, world_size: int) -> list[dict[str, Any]]:
     """Return what each rank's model saw."""
-    if importlib.util.find_spec(framework) is None:
+    if importlib.util.find_spec(framework.split("-")[0]) is None:
         pytest.skip(f"{framework} is not installed")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
@@ -82,3 +82,11 @@ def test_a_run_that_was_cut_off_sees_what_an_undisturbed_one_would(
     if framework == "accelerate":
         served = chain.from_iterable(chain.from_iterable(seen["foreign"] for seen in ranks))
         assert sorted(served) == list(range(24))
+
+
+@pytest.mark.parametrize("framework", ["lightning-ends", "accelerate-ends", "ignite-ends"])
+def test_a_run_resumes_from_any_step_also_from_the_last_of_an_epoch(
+    folder: Path, tmp_path: Path, framework: str
+) -> None:
+    """Whether the framework skips batches, sets the epoch, or cycles through a shorter loader beside a longer one."""
+    assert run(framework, folder, tmp_path, world_size=1) == [{"wrong": []}]

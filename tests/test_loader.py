@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import pickle
 import signal
@@ -11,7 +12,7 @@ import time
 import warnings
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cv2
 import numpy as np
@@ -218,10 +219,10 @@ def test_set_epoch_chooses_the_order(one: Path, backend: Any) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("delivered", [0, 1, 3, 4, 5])
 def test_it_resumes_after_any_batch(one: Path, delivered: int, num_workers: int) -> None:
-    """The rest of the epoch follows, then the next epoch, also after the last batch."""
+    """The rest of the epoch follows, if any, then the next ones."""
     settings: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 7}
     loader = DataLoader(only_ids(one), num_workers=num_workers, prefetch_factor=3, **settings)
-    epochs = [ids(loader) for _ in range(3)]
+    epochs = [ids(loader) for _ in range(4)]
     loader.set_epoch(1)
     iterator = iter(loader)
     for _ in range(delivered):
@@ -233,8 +234,100 @@ def test_it_resumes_after_any_batch(one: Path, delivered: int, num_workers: int)
 
     assert resumed.state_dict() == state
     assert len(resumed) == 5
-    assert ids(resumed) == epochs[1][delivered:]
-    assert ids(resumed) == epochs[2]
+    for expected in [epochs[1][delivered:], *epochs[2:]]:
+        assert not expected or ids(resumed) == expected
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_state_of_an_epochs_last_batch_is_the_beginning_of_the_next(
+    one: Path, drop_last: bool
+) -> None:
+    """As it is once the loop has ended; a loop that sets the epoch of the state first has nothing left of it."""
+    settings: dict[str, Any] = {"shuffle": True, "drop_last": drop_last}
+    loader = DataLoader(only_ids(one), 4, num_workers=1, **settings)
+    iterator = iter(loader)
+    for _ in range(len(loader)):
+        next(iterator)
+    state = loader.state_dict()
+    assert list(iterator) == []
+    assert loader.state_dict() == state
+    epochs = {epoch: ids(loader) for epoch in (1, 2)}
+
+    for chosen, expected in (
+        (None, [epochs[1], epochs[2]]),
+        (0, [[], epochs[1]]),
+        (1, [epochs[1], epochs[2]]),
+        (2, [epochs[2]]),
+    ):
+        for begins_before in (False, True):
+            resumed = DataLoader(only_ids(one), 4, num_workers=1, **settings)
+            resumed.load_state_dict(state)
+            first = iter(resumed) if begins_before else None
+            if chosen is not None:
+                resumed.set_epoch(chosen)
+            for part in expected:
+                assert ids(first or resumed) == part
+                first = None
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_an_iteration_that_gave_nothing_yet_begins_where_it_is_sent(
+    one: Path, backend: Any, num_workers: int
+) -> None:
+    """Frameworks begin to iterate, and then set the epoch."""
+    plain, loader = (
+        DataLoader(
+            only_ids(one), 5, shuffle=True, num_workers=num_workers, backend=backend,
+            persistent_workers=num_workers > 0,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    epochs = [ids(plain) for _ in range(3)]
+    iterator = iter(loader)
+    loader.set_epoch(1)
+
+    assert ids(iterator) == epochs[1]
+    assert ids(iterator) == []
+    assert ids(loader) == epochs[2]
+
+
+def test_a_loader_that_went_on_within_a_chosen_epoch_goes_on_there(one: Path) -> None:
+    """A short one beside a long one is served again and again; whoever resumes chooses the long one's epoch anew."""
+    loader = DataLoader(only_ids(one), 5, shuffle=True, num_workers=0)
+    loader.set_epoch(0)
+    ids(loader), ids(loader)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = ids(iterator)
+
+    resumed = DataLoader(only_ids(one), 5, shuffle=True, num_workers=0)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    resumed.set_epoch(0)
+
+    assert ids(resumed) == rest
+    assert ids(resumed) == ids(loader)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(1)
+    loader.set_epoch(1)
+    assert ids(resumed) == ids(loader)
+
+
+def test_who_skips_what_is_done_by_itself_skips_it_once(one: Path) -> None:
+    """accelerate's ``skip_first_batches`` and ignite read batches of the loader's own batch sampler, and skip some."""
+    loader = DataLoader(only_ids(one), 5, shuffle=True)
+    epochs = [ids(loader) for _ in range(2)]
+    loader.set_epoch(0)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    resumed = DataLoader(only_ids(one), 5, shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+
+    batches = list(cast("Any", resumed.batch_sampler))
+
+    assert [list(batch) for batch in batches[2:]] == epochs[0][2:]
+    assert ids(resumed) == epochs[1]
 
 
 def test_it_resumes_at_the_next_epoch_after_a_full_pass(one: Path) -> None:

@@ -86,7 +86,7 @@ def analyse(
         gil_s = alone.gil_s_per_sample(work, seconds=share)
     batch = collate_fn(alone.fetcher(served, config.batch_size)())
     host = _host_facts(stages, quota)
-    stages += _device_stages(batch, device, share / 2, copy, loader.finisher)
+    stages += _device_stages(batch, device, share / 2, copy, loader._finisher)
     together = None
     if step is not None:
         stages.append(alone.step_stage(step, batch, device, seconds=share))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
@@ -82,6 +82,11 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         self.drop_last, self.pad = drop_last, pad
         self.epoch = 0
         self.start = 0  # where the next iter begins: 0 but for the first one after load_state_dict
+        self.chosen: int | None = None  # the epoch that set_epoch() named last
+        self._is_resumed = False  # a state was loaded, and nothing was taken since
+        self._is_skipped_to = (
+            False  # ... by a loader: other iterations skip what is done by themselves
+        )
         self._pass: Pass | None = None  # that the state tells of; None: nothing was begun
         self._is_ambiguous = False  # a pass that was overtaken went on
         self._ranks: tuple[int, int] | None = None
@@ -122,10 +127,20 @@ class EpochSampler(DistributedSampler[SampleIndex]):
             getattr(self.order, "unit", 1),
         )
 
-    def go_on(self) -> None:
-        """Go to the next epoch, if all of this one was taken and nobody asked whether there is more: ``zip``, say."""
-        if self._pass is not None and self._pass.is_over and not self._pass.is_chosen:
-            self._pass.end()
+    def go_on(self, make_plan: Callable[[], Plan]) -> Plan:
+        """Go to the next epoch if nothing is left of this one, and return the plan to follow.
+
+        All of an epoch was taken, and nobody asked whether there is more (``zip``), or a loaded state leaves no step
+        of it. What ``set_epoch`` chose is served as it is.
+        """
+        current = self._pass
+        if current is not None and current.is_over and not current.is_chosen:
+            current.end()
+        plan = make_plan()
+        if self.start and self.epoch != self.chosen and not plan.num_steps_of_all:
+            self._go_to(self.epoch + 1, 0)
+            plan = make_plan()
+        return plan
 
     def begin(self, plan: Plan) -> Pass:
         """Begin a pass over the current epoch; the state tells of it from now on."""
@@ -135,20 +150,34 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         return self._pass
 
     @property
+    def is_of_taken(self) -> bool:
+        """Whether the state tells what was taken from an iterator of this sampler, rather than what a loader gave."""
+        return self._pass is not None and self._pass.is_of_taken
+
+    @property
     def is_left(self) -> bool:
         """Whether a pass over the current epoch was left early, and the next ``iter`` begins anew."""
         return self._pass is not None and self._pass.num_steps > 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the current one keeps its position."""
+        """Go to the start of an epoch; the current one keeps its position.
+
+        After ``load_state_dict``, the epoch that was current when the state was taken goes on where it was: it has
+        nothing left if the state was taken at its end.
+        """
         epoch = whole_number("epoch", epoch, at_least=0)
-        if epoch != self.epoch:
+        is_where_it_was = self._is_resumed and epoch == self.chosen
+        is_done = self._is_resumed and epoch == self.epoch - 1 and not self.start
+        if is_done and self.chosen in (None, epoch):
+            self._go_to(epoch, self.order.length)
+        elif epoch != self.epoch and not is_where_it_was:
             self._go_to(epoch, 0)
         elif self._pass is not None:
             self._pass.is_chosen = self._pass.is_over
+        self.chosen = epoch
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return where the epoch stands, in primitives, the same on every rank.
+        """Return where the epoch stands, in primitives, the same on every rank; at its end, the start of the next.
 
         Counted is what was taken from the iterators. A DataLoader that prefetches takes more than
         it has delivered: ``loaders.DataLoader`` therefore counts what it hands over.
@@ -158,18 +187,34 @@ class EpochSampler(DistributedSampler[SampleIndex]):
             what = "the state tells of the iteration that began last, and an earlier one has gone on since"
             remedy = "give each of two iterations at once, such as an estimate within an epoch, a loader of its own"
             warnings.warn(f"{what}: {remedy}", stacklevel=3)
-        delivered = self.start if self._pass is None else self._pass.delivered
-        place = {"epoch": self.epoch, "delivered": delivered}
-        return {"version": _STATE_VERSION, **self.order.describe(), **place}
+        current = self._pass
+        epoch, delivered = self.epoch, self.start if current is None else current.delivered
+        if current is not None and current.is_over and not current.is_chosen:
+            epoch, delivered = epoch + 1, 0
+        state = {"version": _STATE_VERSION, **self.order.describe()}
+        state |= {"epoch": epoch, "delivered": delivered}
+        if self.chosen not in (
+            None,
+            epoch,
+            epoch - (not delivered),
+        ):  # went on by itself: a shorter one of several
+            state["chosen"] = self.chosen
+        return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, skips: bool = True) -> None:
         """Let the next ``iter`` go on where the state was taken, on any world and batch size.
+
+        Args:
+            state: What ``state_dict`` returned.
+            skips: False: the next ``iter`` of this sampler, or of its batches, yields the epoch from its start; only
+                ``plan`` begins at the state.
 
         Raises:
             StateError: The state is not of this order; it says in what they differ.
         """
         check_state(state, self.order)
         self._go_to(state["epoch"], state["delivered"])
+        self.chosen, self._is_resumed, self._is_skipped_to = state.get("chosen"), True, not skips
 
     def resize(self, order: Order) -> None:
         """Go on in the same order of another number of samples.
@@ -220,11 +265,11 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         return self.__dict__ | ({"_ranks": None} if None in self.given_ranks else {})
 
     def _go_to(self, epoch: int, delivered: int) -> None:
-        self.epoch, self.start = epoch, delivered
-        self._pass, self._is_ambiguous = (
-            None,
-            False,
-        )  # passes of before go on counting, and nobody reads them
+        if self._pass is not None:
+            self._pass.is_moved = not self._pass.num_steps
+        self.epoch, self.start, self._is_resumed = epoch, delivered, False
+        # passes of before go on counting, and nobody reads them
+        self._pass, self._is_ambiguous = None, False
 
     def _follow(
         self, make_plan: Callable[[], Plan], items: Callable[[Order, Plan, int], Iterator[_T]]
@@ -233,7 +278,10 @@ class EpochSampler(DistributedSampler[SampleIndex]):
 
         (torch's DataLoader makes two iterators of a batch sampler and uses one.)
         """
-        current = self.begin(make_plan())
+        if self._is_skipped_to:
+            self.start, self._is_skipped_to = 0, False
+        current = self.begin(self.go_on(make_plan))
+        current.is_of_taken = True
         for item in items(self.order, current.plan, current.epoch):
             current.count()
             yield item
@@ -251,6 +299,8 @@ class Pass:
         num_steps: How many of them are done.
         is_overtaken: Whether another began before this one ended.
         is_chosen: Whether its epoch was chosen when all of it was taken: the next ``iter`` begins it anew.
+        is_of_taken: Whether steps are counted when they are taken from the sampler, not when a loader handed them over.
+        is_moved: Whether the sampler was sent elsewhere before any step was done: who has begun is to begin there.
     """
 
     sampler: EpochSampler
@@ -259,6 +309,8 @@ class Pass:
     num_steps: int = 0
     is_overtaken: bool = False
     is_chosen: bool = False
+    is_of_taken: bool = False
+    is_moved: bool = False
 
     @property
     def delivered(self) -> int:
@@ -278,7 +330,7 @@ class Pass:
     def count(self, num_steps: int = 1) -> None:
         """Note that steps are done: what was resumed is used up, the next ``iter`` begins at the start."""
         if self.sampler._pass is self:
-            self.sampler.start = 0
+            self.sampler.start, self.sampler._is_resumed = 0, False
         elif self.is_overtaken:
             self.sampler._is_ambiguous = True
         self.num_steps += num_steps  # last: an interrupt before it has counted nothing
@@ -287,6 +339,7 @@ class Pass:
         """Advance the epoch, unless someone chose another one or began anew meanwhile."""
         if self.sampler._pass is self:
             self.sampler._go_to(self.epoch + 1, 0)
+            self.is_moved = False
 
 
 class EpochBatches(BatchSampler):
@@ -344,6 +397,15 @@ class EpochBatches(BatchSampler):
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the current one keeps its position."""
         self.sampler.set_epoch(epoch)
+
+    @property
+    def start_iteration(self) -> None:
+        """The step of the current epoch at which the next ``iter`` begins; ignite sets it to resume."""
+
+    @start_iteration.setter
+    def start_iteration(self, step: int | None) -> None:
+        if step is not None:
+            self.sampler.start = replace(self.plan(), start=0).delivered(step)
 
     def plan(self) -> Plan:
         """Return this rank's plan of the current epoch, from where the next ``iter`` begins."""
@@ -407,7 +469,8 @@ def check_state(state: Mapping[str, Any], order: Order) -> None:
             f"{name} {state.get(name)!r} (here {expected[name]!r})" for name in differing
         )
         raise StateError(f"sampler state is of another order: {told}")
-    for name, limit in (("epoch", 1 << 63), ("delivered", order.length + 1)):
+    limits = {"epoch": 1 << 63, "delivered": order.length + 1}
+    for name, limit in (limits | ({"chosen": 1 << 63} if "chosen" in state else {})).items():
         value = state.get(name)
         if not isinstance(value, int) or not 0 <= value < limit:
             raise StateError(f"{name} in a sampler state must be in [0, {limit}), got {value!r}")

@@ -90,7 +90,7 @@ def test_a_centre_between_two_pixels_takes_the_same_one_on_either(side: int, siz
 def test_without_ops_nothing_changes() -> None:
     loader = DataLoader(scenes().replace(augment=[]), batch_size=4, augment_on="device")
 
-    assert loader.finisher is None
+    assert loader._finisher is None
     assert next(iter(loader)).image.shape == (4, 3, 64, 50)
 
 
