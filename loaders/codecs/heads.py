@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
+from loaders.codecs.markers import JPEG_START, SOS, frame_of
 from loaders.errors import CodecError
 
 if TYPE_CHECKING:
@@ -18,14 +19,13 @@ if TYPE_CHECKING:
 UInt8Array = npt.NDArray[np.uint8]
 MAX_PIXELS = 1 << 28
 SIDES = struct.Struct(">HH")  # height and width in a JPEG's frame header
-SOS, APP9 = 0xDA, 0xE9
+APP9 = 0xE9
 INDEX = b"SEGMENTS"  # begins an APP9 segment in files of ours: see codecs.jpeg
 _DRI = 0xDD
 _HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer header is decoded whole
 _NO_BASELINE = frozenset(
     {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB), 0xFF}
 )  # other frames, what has no business before a frame, and fill bytes
-_NO_FRAME = frozenset({0xC4, 0xC8, 0xCC})  # tables, and what is reserved
 _START_BYTES = 640  # of files that are compared with another: most headers are shorter
 _MIN_SEGMENT = 6  # bytes of the shortest one of a scan's
 _FEW = 8  # files: comparing takes as long as reading so many headers
@@ -194,7 +194,7 @@ def picture_head(record: Any) -> PictureHead:
     """
     start = memoryview(record)[:_HEAD_BYTES]  # not bytes: few of them are looked at
     try:
-        if bytes(start[:2]) == b"\xff\xd8":
+        if bytes(start[:2]) == JPEG_START:
             head = jpeg_head(start) or PictureHead(*_jpeg_size(record))
         elif bytes(start[:8]) == b"\x89PNG\r\n\x1a\n":
             width, height = struct.unpack_from(">II", start, 16)
@@ -216,16 +216,10 @@ def _jpeg_size(record: Any) -> tuple[int, int]:
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(record)
     except KeyError:  # of a sampling that has no name there, such as 4:4:1, which it decodes
-        return _frame_size(memoryview(record))
-    return height, width
-
-
-def _frame_size(file: memoryview) -> tuple[int, int]:
-    """Read the size of a JPEG of any kind, in which libjpeg has found one; struct.error if there is none."""
-    at = 2
-    while not (0xC0 <= file[at + 1] <= 0xCF and file[at + 1] not in _NO_FRAME):
-        at += 1 if file[at + 1] == 0xFF else 2 + (file[at + 2] << 8 | file[at + 3])
-    height, width = SIDES.unpack_from(file, at + 5)
+        frame = frame_of(memoryview(record))
+        if frame is None:
+            raise ValueError("no frame header") from None
+        return frame.height, frame.width
     return height, width
 
 
@@ -257,7 +251,7 @@ def _jpeg_form(start: memoryview) -> _Form | None:
 
     Source: ITU-T T.81, annex B.
     """
-    if bytes(start[:2]) != b"\xff\xd8":
+    if bytes(start[:2]) != JPEG_START:
         return None
     at, segments_at = 2, []
     while at + 9 < len(start) and start[at] == 0xFF:

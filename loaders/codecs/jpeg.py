@@ -21,11 +21,11 @@ from loaders.codecs.heads import (
     APP9,
     INDEX,
     SIDES,
-    SOS,
     JpegLayout,
     PictureHead,
     jpeg_head,
 )
+from loaders.codecs.markers import EOI, SOS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ _NARROW = 16
 # would else decode this many pixels.
 _PIXELS_PER_THREAD = 6_000
 _SEGMENT_PIXELS = 64  # half costs 1 % more bytes and gains no time; twice loses 5 to 10 % of time
-_RST0, _EOI = 0xD0, 0xD9
+_RST0 = 0xD0
 _NUMBERS = (_RST0 + np.arange(1 << 10) % 8).astype(np.uint8)  # of markers, one after the other
 _MIN_SEGMENT_AREA = 512  # pixels: a segment costs 5 to 7 bytes, and these have 100 to 200
 _SHORT, _LONG = np.dtype("<u2"), np.dtype("<u4")  # of an index
@@ -192,7 +192,7 @@ def first_rows(record: UInt8Array, jpeg: JpegLayout, rows: int, width: int) -> U
 
 
 def _has_end(record: UInt8Array) -> bool:
-    return record.item(-1) == _EOI and record.item(-2) == 0xFF
+    return record.item(-1) == EOI and record.item(-2) == 0xFF
 
 
 @lru_cache  # most pictures of a dataset have few sizes
@@ -264,7 +264,7 @@ def _joined(file: memoryview, start: int, begins: Bounds, ends: Bounds) -> bytea
     if numbers[-1] != len(part) - 1:
         return None
     np.frombuffer(part, np.uint8)[numbers] = _numbers(len(numbers))
-    part[-1] = _EOI
+    part[-1] = EOI
     return part
 
 

@@ -525,7 +525,8 @@ def test_a_cut_picture_is_a_codec_error(name: str) -> None:
     codec = PictureCodec(field)
     assert codec.decode(data).shape[:2] == (60, 50)
 
-    for size in {*range(40), *range(40, len(data) - 8, 97), *range(len(data) - 8, len(data))}:
+    end = len(data) - (3 if data[0] == 0xFF else 0)  # a JPEG may lack its end marker
+    for size in {*range(40), *range(40, len(data) - 8, 97), *range(len(data) - 8, end)}:
         with pytest.raises(CodecError):
             codec.decode(data[:size])
         with pytest.raises(CodecError):

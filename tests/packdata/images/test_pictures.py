@@ -396,7 +396,7 @@ class TestDamage:
     def test_a_cut_jpeg_is_refused_wherever_it_is_cut(self, progressive: bool) -> None:
         data = jpeg(progressive=progressive)
 
-        for size in [*range(0, len(data), 37), len(data) - 2, len(data) - 1]:
+        for size in [*range(0, len(data) - 2, 37), len(data) - 4]:  # the end marker alone may lack
             with pytest.raises(CodecError):
                 decode_picture(data[:size])
 

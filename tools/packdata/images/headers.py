@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import simplejpeg
 
 from loaders.codecs.heads import picture_size
+from loaders.codecs.markers import EXIF, JPEG_START, frame_of, segments
 from loaders.errors import CodecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-JPEG_START = b"\xff\xd8"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 _ORIENTATION_TAG = 0x0112
 _PNG_COLORS = {0: "gray", 2: "color", 3: "palette", 4: "gray", 6: "color"}
@@ -67,54 +67,34 @@ def _jpeg_header(data: bytes) -> Header:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         size = (height, width)
     except (ValueError, KeyError):  # KeyError: simplejpeg on a header without colors
-        size, space = _frame_of(data)
-    exif = _jpeg_exif(data)
+        size, space = _frame_size(data)
     color = {"Gray": "gray", "CMYK": "cmyk", "YCCK": "cmyk"}.get(space, "color")
-    return Header("jpeg", size, color, orientation=exif_orientation(exif))
+    return Header("jpeg", size, color, orientation=exif_orientation(_jpeg_exif(data)))
 
 
 def _jpeg_exif(data: bytes) -> bytes:
     """Return the Exif block, b"" if there is none; this runs for every picture and copies no other."""
-    at, last = 2, len(data) - 4
-    while at <= last and data[at] == 0xFF:
-        mark = data[at + 1]
-        if mark == 0xFF:  # a fill byte
-            at += 1
-            continue
-        if mark == 0xDA:
-            break
-        behind = at + 2 + (data[at + 2] << 8 | data[at + 3])
-        if mark == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
-            return data[at + 10 : behind]
-        at = behind
+    for mark, start, end in segments(data):
+        if mark == EXIF and data[start : start + 6] == b"Exif\0\0":
+            return data[start + 6 : end]
     return b""
 
 
-def _frame_of(data: bytes) -> tuple[tuple[int, int], str]:
+def _frame_size(data: bytes) -> tuple[tuple[int, int], str]:
     """Read the frame header: libjpeg-turbo stops at some harmless oddities before it."""
-    for mark, body in jpeg_segments(data):
-        if 0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xC8, 0xCC) and len(body) >= 6:
-            _, height, width, channels = struct.unpack_from(">BHHB", body)
-            if height and width:
-                return (height, width), {1: "Gray", 4: "CMYK"}.get(channels, "YCbCr")
-    raise CodecError("the JPEG has no frame header: it is cut or damaged")
+    frame = frame_of(data)
+    if frame is None or not (frame.height and frame.width):
+        raise CodecError("the JPEG has no frame header: it is cut or damaged")
+    check_jpeg_kind(data)
+    space = {1: "Gray", 4: "CMYK"}.get(len(frame.components), "YCbCr")
+    return (frame.height, frame.width), space
 
 
-def jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the marker and the contents of each segment before the first scan."""
-    at = 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF:
-            return
-        mark = data[at + 1]
-        if mark == 0xFF:  # a fill byte
-            at += 1
-            continue
-        if mark == 0xDA:
-            return
-        (length,) = struct.unpack_from(">H", data, at + 2)
-        yield mark, data[at + 4 : at + 2 + length]
-        at += 2 + length
+def check_jpeg_kind(data: bytes) -> None:
+    """Raise CodecError for a JPEG of a kind that nothing here reads."""
+    frame = frame_of(data)
+    if frame is not None and frame.unusual:
+        raise CodecError(f"it is {frame.unusual}, which cannot be read: convert it to a PNG")
 
 
 def _png_header(data: bytes) -> Header:

@@ -31,8 +31,10 @@ import PIL.Image
 import PIL.ImageOps
 
 from loaders.codecs.heads import MAX_PIXELS
+from loaders.codecs.picture import decode_cv2
 from loaders.errors import CodecError
 from packdata.images.fit import MIN_REDUCED
+from packdata.images.foreign import kind_of
 from packdata.images.headers import PNG_START, Header, is_lossless_webp, read_header
 from packdata.images.jpegs import decode_strictly
 
@@ -44,7 +46,10 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_PIL_FORMATS = ("GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "JPEG", "MPO", "PNG", "WEBP")
+_PIL_FORMATS = (
+    *("GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "JPEG", "MPO", "PNG", "WEBP"),
+    *("HEIF", "JXL"),  # of plugins
+)
 # Pillow's plugins raise nearly anything on damage; warnings are errors where the user says so.
 _PIL_ERRORS = (
     *(OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError),
@@ -65,6 +70,7 @@ _STARTS = {
     b"\0\0\0\x0cjP  ": "the jpeg2000 is cut or damaged",
     **dict.fromkeys(_TIFFS, "the tiff is cut or damaged, or of a kind that is not known"),
 }
+ODD_JPEG = "odd jpeg"
 _ORIENTATION_TAG = 0x0112
 _PNG_DEPTH_AT = 24
 
@@ -81,6 +87,7 @@ class Picture:
         gray: True if the file itself holds a single channel.
         changes: What keeps the file from being stored as it is: ``rotated``, ``cmyk``,
             ``palette``, ``alpha``, ``16-bit``, ``8-bit``, ``animated``, ``gif``, ``odd jpeg``, ...
+        mended: The file without what makes it an odd JPEG.
     """
 
     pixels: Array
@@ -88,6 +95,13 @@ class Picture:
     format: str
     gray: bool
     changes: tuple[str, ...]
+    mended: bytes | None = None
+
+    def kept(self, data: bytes) -> bytes | None:
+        """Return the file, or what is mended of it, if that can be stored; else None."""
+        if self.changes == (ODD_JPEG,):
+            return self.mended
+        return None if self.changes else data
 
 
 class _OtherNumbersError(ValueError):
@@ -127,24 +141,30 @@ def decode_picture(
     """
     if not len(data):
         raise CodecError("the file is empty")
-    header = read_header(data)
+    header, mended = read_header(data), None
     if header is None or header.color == "cmyk" or header.animated:
         if header is not None and header.format == "jpeg":
             _check_size(header.size)
-            decode_strictly(data, colorspace="CMYK")  # Pillow, which reads it, hears no warning
-        pixels, name, notes = _decode_other(data)
+            _, mended = decode_strictly(
+                data, colorspace="CMYK"
+            )  # Pillow, which reads it, hears no warning
+        pixels, name, notes = _decode_other(mended or data)
         size = (pixels.shape[0], pixels.shape[1])
         gray = pixels.ndim == 2
     else:
         _check_size(header.size)
         reduction = _reduction(header, needed)
-        pixels, notes = _decode_known(data, header, channels, reduction, scratch)
+        if header.format == "jpeg":
+            pixels, mended = _decode_jpeg(data, header.size, channels, reduction, scratch)
+            notes = [] if mended is None else [ODD_JPEG]
+        else:
+            pixels, notes = _decode_known(data, header)
         pixels, notes = _turn(pixels, header.orientation, notes)
         size = header.size if header.orientation < 5 else header.size[::-1]
         name, gray = header.format, header.color == "gray"
     pixels, notes = _flatten(pixels, notes)
     pixels, notes = _to_dtype(pixels, np.dtype(dtype), notes)
-    return Picture(_to_channels(pixels, channels), size, name, gray, tuple(notes))
+    return Picture(_to_channels(pixels, channels), size, name, gray, tuple(notes), mended)
 
 
 def _check_size(size: Size) -> None:
@@ -168,11 +188,7 @@ def _reduction(header: Header, needed: Callable[[Size], Size] | None) -> int:
     return 1
 
 
-def _decode_known(
-    data: bytes, header: Header, channels: int, reduction: int, scratch: Scratch | None
-) -> tuple[Array, list[str]]:
-    if header.format == "jpeg":
-        return _decode_jpeg(data, header.size, channels, reduction, scratch)
+def _decode_known(data: bytes, header: Header) -> tuple[Array, list[str]]:
     notes = ["palette"] if header.color == "palette" else []
     if header.depth < 8 and not notes:
         notes = [f"{header.depth}-bit"]
@@ -187,7 +203,7 @@ def _decode_known(
 
 def _decode_jpeg(
     data: bytes, size: Size, channels: int, reduction: int, scratch: Scratch | None
-) -> tuple[Array, list[str]]:
+) -> tuple[Array, bytes | None]:
     height, width = (-(-side // reduction) for side in size)
     space = "GRAY" if channels == 1 else "RGB"
     options: dict[str, Any] = {"min_factor": reduction, "colorspace": space}
@@ -195,17 +211,13 @@ def _decode_jpeg(
         options["buffer"] = scratch.block("decoded", height * width * channels)
     if reduction > 1:
         options |= {"min_height": height, "min_width": width}
-    pixels, is_odd = decode_strictly(data, **options)
-    return pixels, ["odd jpeg"] if is_odd else []
+    return decode_strictly(data, **options)
 
 
 def _decode_cv2(data: bytes, name: str) -> Array:
     """Decode to gray, RGB or RGBA of 8 or 16 bits."""
-    try:
-        flags = cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    except cv2.error as error:
-        raise CodecError(f"the {name} cannot be decoded ({error.err})") from error
+    flags = cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
+    pixels = decode_cv2(np.frombuffer(data, np.uint8), flags)
     if pixels is None:
         raise CodecError(f"the {name} is cut or damaged")
     if pixels.dtype not in (np.uint8, np.uint16):
@@ -289,17 +301,23 @@ def _scale_clear(image: PIL.Image.Image, data: bytes) -> None:
 def open_pil(data: bytes) -> PIL.Image.Image:
     """Open a file of the formats that are pictures (not EPS, which would run a program)."""
     PIL.Image.init()
+    kind = kind_of(data)
+    if kind is not None:
+        kind.load_plugin()
     formats = [name for name in _PIL_FORMATS if name in PIL.Image.OPEN]
     try:
         image = PIL.Image.open(io.BytesIO(data), formats=formats)
     except PIL.UnidentifiedImageError:
+        if kind is not None:
+            raise CodecError(kind.why_unread(data)) from None
         start = bytes(data[:12])
         known = next((what for begin, what in _STARTS.items() if start.startswith(begin)), None)
         raise CodecError(known or f"it is not a picture: it starts with {start!r}") from None
     except PIL.Image.DecompressionBombError as error:
         raise CodecError(str(error)) from error
     except _PIL_ERRORS as error:
-        raise CodecError(f"it cannot be opened as a picture ({error})") from error
+        what = f"it cannot be opened as a picture ({error})"
+        raise CodecError(what if kind is None else kind.why_unread(data)) from error
     _check_size((image.height, image.width))
     return image
 

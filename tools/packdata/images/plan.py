@@ -14,7 +14,7 @@ from packdata.describe import codec_text, counted
 from packdata.files.plan import FilesPlan
 from packdata.files.splits import SourceOptions
 from packdata.images.fit import Resize
-from packdata.images.recipe import SMALLER, ImageOptions, ImagesRecipe, image_recipes
+from packdata.images.recipe import MENDED, SMALLER, ImageOptions, ImagesRecipe, image_recipes
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, check_options, take
 from packdata.values import describe
@@ -66,6 +66,10 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
             f"{counted(n, 'picture')} {'is' if n == 1 else 'are'} {what} and kept that size"
             for what, n in smaller.items()
         ]
+        if mended := counts.pop(MENDED, 0):
+            notes.append(
+                f"{counted(mended, 'JPEG')} mended, with no pixel changed (no end marker, padding)"
+            )
         if not counts["kept"]:
             return notes
         encoded = counts["re-encoded"]

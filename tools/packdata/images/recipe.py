@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
 _ONE_SIZE = ("raw", "yuv420", "dct")
-TURNED = "turned without loss"
+TURNED, MENDED = "turned without loss", "mended"
 SMALLER = "smaller than "
 _NUM_PEEKED = 16
 
@@ -292,7 +292,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             return None
         if not output.keeps(picture.size) or (self.options.gray and not picture.gray):
             return None
-        return None if picture.changes else data
+        return picture.kept(data)
 
     def _encode_image(self, output: _Output, picture: Picture, data: bytes | Pixels) -> bytes:
         options = self.options
@@ -300,7 +300,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         if isinstance(data, bytes) and output.keeps(picture.size):
             record = encode_jpeg_planes(codec, picture, data)
             if record is None and options.codec is None and picture.format == "jpeg":
-                record = self._encode_alike(picture, data)
+                record = self._encode_alike(picture, picture.mended or data)
             if record is not None:
                 return record
         pixels = output.fitted(picture, self._scratch)
@@ -370,7 +370,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         counts = self._counted()
         counts["kept" if kept else "re-encoded"] += 1
         for change in picture.changes:
-            counts[change] += 1
+            counts[MENDED if kept else change] += 1
         for resize in self.options.sizes:
             if resize.fixed is None and min(picture.size) < resize.height:
                 counts[f"{SMALLER}{resize.name}"] += 1

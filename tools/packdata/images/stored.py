@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import codec_for
+from loaders.codecs.markers import JPEG_START
 from loaders.codecs.picture import PictureCodec
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
 from packdata.images.alike import encode_alike
-from packdata.images.headers import JPEG_START, read_header
+from packdata.images.headers import read_header
 from packdata.images.pictures import decode_mask, decode_picture, turned
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ def stored_picture(
     Raises:
         CodecError: The file is damaged, or is not a picture that the field can hold.
     """
-    array, is_kept = _mask(data, field) if isinstance(field, Mask) else _image(data, field)
+    array, kept = _mask(data, field) if isinstance(field, Mask) else _image(data, field)
     size = (int(array.shape[0]), int(array.shape[1]))
-    if is_kept and field.codec in _KEPT:
-        return data, size
+    if kept is not None and field.codec in _KEPT:
+        return kept, size
     if field.codec == "jpeg" and data[:2] == JPEG_START:
         return encode_alike(array, data), size
     return _encoder(field, quality)(array), size
@@ -56,28 +57,29 @@ def check_takes_files(field: Image | Mask) -> None:
         )
 
 
-def _image(data: bytes, field: Image) -> tuple[Array, bool]:
+def _image(data: bytes, field: Image) -> tuple[Array, bytes | None]:
+    """Return the pixels, and the file if that can be the record."""
     if field.channels == 4:
         return _with_alpha(data, field)
     picture = decode_picture(data, channels=field.channels, dtype=field.dtype)
-    return picture.pixels, not picture.changes and picture.format in _KEPT
+    return picture.pixels, picture.kept(data) if picture.format in _KEPT else None
 
 
-def _with_alpha(data: bytes, field: Image) -> tuple[Array, bool]:
-    """Return RGBA as the file has it, upright, and whether readers would see that in the file."""
+def _with_alpha(data: bytes, field: Image) -> tuple[Array, bytes | None]:
+    """Return RGBA as the file has it, upright, and the file if readers would see that in it."""
     header = read_header(data)
     pixels = PictureCodec(replace(field, codec="png")).decode(np.frombuffer(data, np.uint8))
     if header is None or header.orientation == 1:
-        return pixels, True
-    return turned(pixels, header.orientation), False
+        return pixels, data
+    return turned(pixels, header.orientation), None
 
 
-def _mask(data: bytes, field: Mask) -> tuple[Array, bool]:
+def _mask(data: bytes, field: Mask) -> tuple[Array, bytes | None]:
     mask = decode_mask(data)
     cast = mask.astype(field.dtype)
     if not np.array_equal(cast, mask):
         raise CodecError(f"the mask has values up to {mask.max()}, the field holds {field.dtype}")
-    return cast, _serves(data, field, cast)
+    return cast, data if _serves(data, field, cast) else None
 
 
 def _serves(data: bytes, field: Mask, expected: Array) -> bool:

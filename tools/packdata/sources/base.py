@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 _JPEG_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif"}
 _ODD_SUFFIXES = {".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"}
-PICTURE_SUFFIXES = frozenset({".png", ".webp"} | _JPEG_SUFFIXES | _ODD_SUFFIXES)
+_PLUGIN_SUFFIXES = {".heic", ".heif", ".hif", ".jxl"}
+PICTURE_SUFFIXES = frozenset({".png", ".webp"} | _JPEG_SUFFIXES | _ODD_SUFFIXES | _PLUGIN_SUFFIXES)
 PATH_COLUMNS = ("path", "file", "filename", "image", "file_name", "filepath", "image_path")
 LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes the field "label"
 _RESERVED = frozenset(

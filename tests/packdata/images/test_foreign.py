@@ -1,0 +1,199 @@
+"""Files of other kinds than they are called, or that decoders refuse for reasons of their own."""
+
+from __future__ import annotations
+
+import io
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from loaders.codecs.heads import MAX_PIXELS
+from loaders.codecs.markers import frame_of, with_end
+from loaders.codecs.picture import PictureCodec
+from loaders.errors import CodecError
+from loaders.schema import Image
+from packdata.images.foreign import kind_of
+from packdata.images.pictures import decode_picture
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)
+
+
+def saved(format: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    PIL.Image.fromarray(PIXELS).save(file, format, **options)
+    return file.getvalue()
+
+
+def box(kind: bytes, body: bytes) -> bytes:
+    return (len(body) + 8).to_bytes(4, "big") + kind + body
+
+
+def container(brand: bytes, more: bytes = b"", size: tuple[int, int] | None = None) -> bytes:
+    """Return the boxes of a picture (height, width) without its data."""
+    start = box(b"ftyp", brand + bytes(4) + more)
+    if size is None:
+        return start
+    return start + box(b"ispe", bytes(4) + size[1].to_bytes(4, "big") + size[0].to_bytes(4, "big"))
+
+
+def small_webp(width: int, height: int) -> bytes:
+    """Return a lossless WebP of black in 28 bytes: five prefix codes of one symbol each."""
+    codes = sum(bit << i for i, bit in enumerate([0, 0, 0] + [1, 0, 0, 0] * 5))
+    size = (width - 1) | (height - 1) << 14
+    stream = b"\x2f" + size.to_bytes(4, "little") + codes.to_bytes(3, "little")
+    body = b"WEBPVP8L" + len(stream).to_bytes(4, "little") + stream
+    return b"RIFF" + len(body).to_bytes(4, "little") + body
+
+
+def reason(data: bytes) -> str:
+    with pytest.raises(CodecError) as caught:
+        decode_picture(data)
+    return str(caught.value)
+
+
+class TestEndMarker:
+    @pytest.mark.parametrize("missing", [1, 2])
+    @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}])
+    def test_a_jpeg_that_lacks_only_its_end_is_whole(
+        self, missing: int, options: dict[str, Any]
+    ) -> None:
+        whole = saved("JPEG", **options)
+
+        picture = decode_picture(whole[:-missing])
+
+        assert np.array_equal(picture.pixels, decode_picture(whole).pixels)
+        assert (picture.changes, picture.mended) == (("odd jpeg",), whole)
+        assert picture.kept(whole[:-missing]) == whole
+
+    @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}])
+    def test_one_that_lacks_more_is_cut(self, options: dict[str, Any]) -> None:
+        """Also between two scans of a progressive file, where no decoder warns."""
+        whole = saved("JPEG", **options)
+
+        for length in range(700, len(whole) - 4, 97):
+            assert "cut or damaged" in reason(whole[:length])
+        second = whole.find(b"\xff\xda", whole.index(b"\xff\xda") + 2)
+        if options.get("progressive"):
+            tables = whole.rfind(b"\xff\xc4", 0, second)
+            assert "cut or damaged" in reason(whole[:tables])
+
+    def test_every_scan_of_a_progressive_file_counts(self) -> None:
+        whole = saved("JPEG", progressive=True)
+        last = whole.rfind(b"\xff\xda")
+
+        assert with_end(whole) is None
+        assert with_end(whole[:-2]) == whole
+        assert with_end(whole[: whole.rfind(b"\xff\xc4", 0, last)]) is None
+
+    @pytest.mark.parametrize("reduction", [1, 2])
+    def test_it_is_served_too(self, reduction: int) -> None:
+        codec, whole = PictureCodec(Image(codec="jpeg")), np.frombuffer(saved("JPEG"), np.uint8)
+
+        assert np.array_equal(codec.decode(whole[:-2], reduction), codec.decode(whole, reduction))
+        with pytest.raises(CodecError):
+            codec.decode(whole[:-9], reduction)
+
+
+class TestKinds:
+    @pytest.mark.parametrize(
+        ("data", "name"),
+        [
+            (container(b"heic"), "HEIC"),
+            (container(b"mif1", b"mif1heic"), "HEIC"),
+            (container(b"msf1", b"hevc"), "HEIC"),
+            (container(b"avif"), "AVIF"),
+            (container(b"mif1", b"mif1avifmiaf"), "AVIF"),
+            (b"\xff\x0a\x00\x00", "JPEG XL"),
+            (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+        ],
+    )
+    def test_a_format_is_told_by_its_bytes(self, data: bytes, name: str) -> None:
+        kind = kind_of(data)
+
+        assert kind is not None
+        assert kind.name == name
+        assert name in reason(data)
+
+    def test_a_film_is_none(self) -> None:
+        assert kind_of(container(b"isom", b"mp42")) is None
+        assert "not a picture" in reason(container(b"isom", b"mp42"))
+
+    @pytest.mark.parametrize(
+        ("data", "module", "package"),
+        [
+            (container(b"heic"), "pillow_heif", "pillow-heif"),
+            (b"\xff\x0a\x00\x00", "pillow_jxl", "pillow-jxl-plugin"),
+        ],
+    )
+    def test_what_reads_it_is_named_where_it_is_missing(
+        self, data: bytes, module: str, package: str
+    ) -> None:
+        assert (f"pip install {package}" in reason(data)) == (find_spec(module) is None)
+
+    @pytest.mark.parametrize(
+        ("format", "module"), [("HEIF", "pillow_heif"), ("JXL", "pillow_jxl")]
+    )
+    def test_it_is_read_where_the_plugin_is_installed(self, format: str, module: str) -> None:
+        plugin = pytest.importorskip(module)
+        if format == "HEIF":
+            plugin.register_heif_opener()
+        data = saved(format)
+
+        picture = decode_picture(data)
+
+        assert (picture.size, picture.changes) == ((40, 56), (format.lower(),))
+        assert np.corrcoef(picture.pixels.ravel(), PIXELS.ravel())[0, 1] > 0.5  # of noise
+
+    def test_a_large_avif_is_not_called_damaged(self) -> None:
+        assert "17000 x 17000" in reason(container(b"avif", size=(17_000, 17_000)))
+        assert MAX_PIXELS < 17_000**2
+        assert "16 x 40000" in reason(container(b"avif", size=(16, 40_000)))
+        assert "cut" in reason(container(b"avif"))
+
+    @pytest.mark.parametrize(
+        ("depth", "mark", "expected"),
+        [
+            (12, 0xC1, "12 bits"),
+            (8, 0xC3, "lossless"),
+            (8, 0xC5, "hierarchical"),
+            (8, 0xF7, "JPEG-LS"),
+        ],
+    )
+    def test_a_jpeg_of_another_kind_is_called_so(
+        self, depth: int, mark: int, expected: str
+    ) -> None:
+        data = bytearray(saved("JPEG"))
+        at = data.index(b"\xff\xc0")
+        data[at + 1], data[at + 4] = mark, depth
+
+        frame = frame_of(bytes(data))
+
+        assert frame is not None
+        assert (frame.depth, frame.height, frame.width, frame.components) == (
+            depth,
+            40,
+            56,
+            (1, 2, 3),
+        )
+        assert expected in reason(bytes(data))
+
+    def test_a_tiny_webp_is_read_kept_and_served(self) -> None:
+        data = small_webp(3, 2)
+
+        picture = decode_picture(data)
+        served = PictureCodec(Image(codec="webp")).decode(np.frombuffer(data, np.uint8))
+
+        assert len(data) == 28
+        assert picture.kept(data) == data
+        for pixels in (picture.pixels, served):
+            assert _is_black(pixels)
+
+
+def _is_black(pixels: npt.NDArray[Any]) -> bool:
+    return pixels.shape == (2, 3, 3) and not pixels.any()
