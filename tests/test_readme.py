@@ -122,9 +122,7 @@ def test_every_subcommand_is_on_the_page() -> None:
     """What the command can do is what the page shows."""
     from packdata.cli import build_parser
 
-    actions = build_parser()._subparsers
-    assert actions is not None
-    commands = set(actions._group_actions[0].choices or ())
+    commands = build_parser().parsers
     page = (ROOT / "README.md").read_text()
 
     assert commands

@@ -20,6 +20,7 @@ from loaders.bench.plot import check_plot, plot
 from loaders.bench.sweep import Dropper, Limits, Sweep, grid, run_sweep
 from loaders.bench.targets import CROP, Target, holds, is_map_style, load, load_object
 from loaders.bench.verdict import BUSY, Verdict, judge
+from loaders.commandline import Commands
 from loaders.datasets.base import BatchDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import LoadersError
@@ -30,7 +31,6 @@ from loaders.tuning import write_workers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("sweep", "recommend", "plan", "doctor")
 _BACKENDS = ("thread", "subprocess", "process")
 _MAX_PIXELS = 65_535  # a JPEG's side, at most
 _WAITS = 0.1  # of its time on a core, for a sample to count as one that waits
@@ -39,10 +39,7 @@ _SWEEP_SHARE, _STAGES_SHARE, _TRIALS_SHARE = 0.5, 0.25, 0.25
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0 for done, 1 for what cannot be measured (argparse exits 2)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] not in (*COMMANDS, "-h", "--help"):
-        words.insert(0, "sweep")
-    args = build_parser().parse_args(words)
+    args = build_parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
         status = int(args.run(args))
         sys.stdout.flush()
@@ -59,10 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all subcommands."""
-    parser = argparse.ArgumentParser(prog="python -m loaders.bench", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def build_parser() -> Commands:
+    """Return the parsers of all commands."""
+    groups = {"measure": ("sweep", "recommend"), "look": ("plan", "doctor")}
+    commands = Commands(
+        "python -m loaders.bench", str(__doc__), groups, default="sweep", script="loaders-bench"
+    )
     sweep = commands.add_parser(
         "sweep", help="measure settings; say what bounds the run and what to change"
     )
@@ -118,7 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=run_doctor)
-    return parser
+    return commands
 
 
 def _add_dataset(parser: argparse.ArgumentParser) -> None:

@@ -171,7 +171,7 @@ def test_a_command_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str
 
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("packdata: error: argument COMMAND: invalid choice: 'image'")
+    assert err.startswith("packdata: error: there is no command 'image': did you mean 'images'?")
     assert err.endswith("'packdata --help' lists what it takes.\n")
 
 
@@ -898,7 +898,7 @@ def test_help_says_that_a_name_that_is_no_text_is_not_skipped(
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     top = build_parser().format_help()
     for command in COMMANDS:
-        assert f"\n    {command}" in top
+        assert f"\n  {command} " in top
         with pytest.raises(SystemExit) as caught:
             run(command, "--help")
         assert caught.value.code == 0

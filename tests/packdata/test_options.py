@@ -5,7 +5,6 @@ What that is, is tested beside the functions; here, that it arrives: a command t
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import shlex
@@ -160,10 +159,9 @@ BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("preview", "--colum
 
 def options() -> set[tuple[str, str]]:
     """Return every command with every option it has."""
-    (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     return {
         (name, action.option_strings[0])
-        for name, parser in commands.choices.items()
+        for name, parser in build_parser().parsers.items()
         for action in parser._actions
         if action.option_strings and action.dest != "help"
     }

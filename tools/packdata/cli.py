@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import warnings
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from loaders import __version__
+from loaders.commandline import Commands
 from loaders.errors import LoadersError
-from packdata.commands import COMMANDS, arrays, images, tables, tokens
-from packdata.commands.common import Parser
+from packdata.commands import GROUPS
 from packdata.commands.extend import spelled_anew
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import ModuleType
     from typing import Literal, TextIO
 
-_DONE, _BAD_DATA, _WRONG_USAGE, _INTERRUPTED = 0, 1, 2, 130  # beside a command's own 3
+_DONE, _BAD_DATA, _INTERRUPTED = 0, 1, 130  # beside a command's own 3
 
 _DESCRIPTION = """\
 Pack images, tokens, tables and arrays into shards that the Python package 'loaders' serves,
@@ -37,20 +38,17 @@ Exit status: 0 done, 1 bad data or target, 2 wrong usage, 3 done but some items 
 130 interrupted."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command."""
-    parser = Parser(
-        prog="packdata",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    parser.set_defaults(run=lambda _: parser.exit(_WRONG_USAGE, parser.format_help()))
-    subparsers = parser.add_subparsers(metavar="COMMAND")
-    for command in (images, tokens, tables, arrays, *COMMANDS):
-        command.add_parser(subparsers)
-    return parser
+def build_parser() -> Commands:
+    """Return the parsers of all commands."""
+    groups = {title: [_name(each) for each in modules] for title, modules in GROUPS.items()}
+    commands = Commands("packdata", _DESCRIPTION, groups, examples=_EXAMPLES, version=__version__)
+    for module in chain.from_iterable(GROUPS.values()):
+        module.add_parser(commands)
+    return commands
+
+
+def _name(module: ModuleType) -> str:
+    return module.__name__.rpartition(".")[2]
 
 
 def _open_closed_streams() -> None:
@@ -90,8 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        0 for done, 1 for bad data, 3 for done with rejects, 130 for Ctrl-C (argparse exits with
-        2).
+        0 for done, 1 for bad data, 3 for done with rejects, 130 for Ctrl-C (wrong usage exits with 2).
     """
     _open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)

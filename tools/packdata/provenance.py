@@ -23,7 +23,7 @@ _ELSEWHERE = frozenset({"command", "recipe", "source", "sources", "kind", "packe
 # The defaults of options that are recorded though nobody gave them.
 USUAL: dict[str, dict[str, Any]] = {
     "images": {"fit": "shorter", "quality": 90},
-    "tokens": {"documents": "file", "text_column": "text", "bin_dtype": "uint16"},
+    "tokens": {"documents": "file", "text_column": "text"},
     "tables": {"missing": "error", "dtype": "float32"},
     "split": {"by": "shuffle"},
     "copy": {"on": "key"},

@@ -10,7 +10,7 @@ from loaders.schema import Array
 from packdata.arrays.files import ArrayOptions
 from packdata.arrays.recipe import ARRAY, ArraysRecipe, array_recipes
 from packdata.files.plan import FilesPlan
-from packdata.files.splits import SourceOptions
+from packdata.files.splits import SourceOptions, listed_sources
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, check_options, take
 from packdata.shards import MAX_RECORD_BYTES, Format
@@ -62,7 +62,7 @@ def _flat_volume(dims: Sequence[int | None]) -> str:
 
 
 def plan_arrays(
-    src: Path | str,
+    src: Path | str | Sequence[Path | str],
     *,
     format: Format | None = None,
     array_column: str | None = None,
@@ -79,16 +79,21 @@ def plan_arrays(
     source = take(SourceOptions, options, column=array_column)
     array_options = ArrayOptions(**options)
     parts = array_recipes(src, array_options, source)
-    list_again = partial(array_recipes, Path(src).absolute(), array_options, source.absolute())
+    again = [Path(path).absolute() for path in listed_sources(src)]
+    list_again = partial(array_recipes, again, array_options, source.absolute())
     largest = max(recipe.num_bytes for _, recipe in parts)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
     for _, recipe in parts:
         recipe.files.max_nbytes = MAX_RECORD_BYTES[chosen]
-    return ArraysPlan(src, parts, chosen, list_again)
+    return ArraysPlan(listed_sources(src), parts, chosen, list_again)
 
 
 def pack_arrays(
-    src: Path | str, dst: Path | str, *, format: Format | None = None, **options: Any
+    src: Path | str | Sequence[Path | str],
+    dst: Path | str,
+    *,
+    format: Format | None = None,
+    **options: Any,
 ) -> Summary:
     """Pack arrays as ``packdata arrays`` does.
 

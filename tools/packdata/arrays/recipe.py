@@ -22,6 +22,7 @@ from packdata.recipe import Target
 from packdata.sources.base import ARRAYS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from packdata.files.splits import SourceOptions, Split
@@ -31,13 +32,15 @@ ARRAY, MASK = "array", "mask"
 
 
 def array_recipes(
-    src: Path | str, options: ArrayOptions | None = None, source: SourceOptions | None = None
+    src: Path | str | Sequence[Path | str],
+    options: ArrayOptions | None = None,
+    source: SourceOptions | None = None,
 ) -> list[tuple[str, ArraysRecipe]]:
     """Return a recipe for each split of a source, named ``""`` if it has no splits.
 
     Args:
         src: A folder of ``.npy`` and ``.npz`` files, or of one folder per class; a ``.csv``,
-            ``.tsv`` or ``.jsonl`` list of such files; or a folder of splits.
+            ``.tsv`` or ``.jsonl`` list of such files; or a folder of splits; or several of these, in order.
         options: What becomes of each array.
         source: What is said of the source.
 

@@ -1,22 +1,31 @@
-"""The commands on packed datasets, one module each, thin over functions that a notebook can call.
+"""The commands, one module each, thin over functions that a notebook can call.
 
-Every module has ``add_parser(subparsers)``, which adds its command and sets ``run``: a function
-from the parsed arguments to the exit status.
+Every module has ``add_parser(commands)``, which adds its command and sets ``run``: a function from the
+parsed arguments to the exit status.
 """
 
 from packdata.commands import (
+    arrays,
     copy,
     diff,
     extend,
+    images,
     info,
     merge,
     preview,
     repair,
     split,
     stats,
+    tables,
+    tokens,
     verify,
 )
 
-COMMANDS = (info, verify, repair, preview, stats, extend, merge, split, diff, copy)
+GROUPS = {
+    "pack": (images, tokens, tables, arrays),
+    "look": (info, preview, stats, diff),
+    "derive": (copy, split, merge, extend),
+    "keep whole": (verify, repair),
+}
 
-__all__ = ["COMMANDS"]
+__all__ = ["GROUPS"]

@@ -15,6 +15,8 @@ from packdata.commands.packing import (
 if TYPE_CHECKING:
     import argparse
 
+    from loaders.commandline import Commands
+
 _ABOUT = """\
 Pack .npy and .npz files from a folder per class, a flat folder, or a .csv, .tsv or .jsonl list.
 A folder of splits (train, val, test, ...) gives one dataset each. Arrays have one dtype; where
@@ -33,11 +35,11 @@ examples:
   packdata arrays maps packed --channels last                      H x W x C becomes C x H x W"""
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "pack volumes and other arrays (.npy, .npz) with their labels and masks"
-    src = "folder of .npy and .npz files, or a list"
-    parser = new_packing_parser(subparsers, "arrays", summary, _ABOUT, _EXAMPLES, src=src)
+    src = "folder of .npy and .npz files, or a list; several become one dataset, in order"
+    parser = new_packing_parser(commands, "arrays", summary, _ABOUT, _EXAMPLES, src=src)
     _add_array_options(parser.add_argument_group("arrays"))
     add_source_options(parser.add_argument_group("source"), files="array")
     usual = "lmdb for arrays of 1 MB and more, else parquet"

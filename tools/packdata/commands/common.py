@@ -10,7 +10,7 @@ import shlex
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, ManifestError, SchemaError
 from loaders.manifest import MANIFEST_NAME
@@ -20,43 +20,23 @@ from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from loaders.commandline import Commands, Parser
     from loaders.manifest import Manifest
 
 SIZES = "K, M and G are powers of 1024, up to 256MB in Parquet and 64GB in LMDB"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in a line, and where to read on: usage is longer than most mistakes."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the mistake, and exit with status 2."""
-        self.exit(2, f"{self.prog}: error: {message}\n'{self.prog} --help' lists what it takes.\n")
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as ever, but let the command itself name the arguments that it does not know."""
-        found, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            parser: argparse.ArgumentParser = getattr(found, "parser", self)
-            paths = not any(word.startswith("-") for word in unknown)
-            hint = ": quote a pattern, or the shell makes several of it" if paths else ""
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return found
-
-
 def new_parser(
-    subparsers: Any, name: str, summary: str, example: str, details: str = ""
-) -> argparse.ArgumentParser:
+    commands: Commands, name: str, summary: str, example: str, details: str = ""
+) -> Parser:
     """Add a command with help, and an example below it."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    return commands.add_parser(
         name,
         help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.{' ' if details else ''}{details}",
+        description=f"{summary[0].upper()}{summary[1:]}.\n{details}".rstrip(),
         epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(parser=parser)
-    return parser
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaders.schema import PICTURE_CODECS
 from packdata.commands.common import (
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from loaders.commandline import Commands
+
 _DETAILS = (
     "Records that nothing is asked of are copied byte for byte.\n\n"
     "A condition has comparisons, and, or, not, in, literals, names of fields with one value:\n"
@@ -35,13 +37,13 @@ _DETAILS = (
 )  # fmt: skip
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "copy a dataset with other samples, fields or codecs"
     example = "packdata copy packed/all packed/cats --where 'label == \"cat\"' --fields image,key"
-    parser = new_parser(subparsers, "copy", summary, example, _DETAILS)
-    parser.add_argument("src", type=parse_path, help="folder of the dataset")
-    parser.add_argument("dst", type=parse_path, help="folder of the copy")
+    parser = new_parser(commands, "copy", summary, example, _DETAILS)
+    parser.add_argument("src", type=parse_path, metavar="SRC", help="folder of the dataset")
+    parser.add_argument("dst", type=parse_path, metavar="DST", help="folder of the copy")
     parser.add_argument(
         "--where", metavar="EXPR", help="keep the samples that fulfil a condition (default: all)"
     )

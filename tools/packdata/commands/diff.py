@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packdata.commands.common import add_json, new_parser, parse_count, parse_path, show, show_json
 from packdata.compare import Difference, diff
@@ -11,19 +11,21 @@ from packdata.describe import counted
 if TYPE_CHECKING:
     import argparse
 
+    from loaders.commandline import Commands
+
 _DETAILS = (
     "The exit status is 1 if they differ, or if one of them is damaged.\n"
     "Records are compared as they are stored, and with their checksums."
 )
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "list the differences of two datasets: fields, samples by key, order, records"
     example = "packdata diff packed/v1 packed/v2"
-    parser = new_parser(subparsers, "diff", summary, example, _DETAILS)
-    parser.add_argument("a", type=parse_path, help="folder of a dataset")
-    parser.add_argument("b", type=parse_path, help="folder of the other")
+    parser = new_parser(commands, "diff", summary, example, _DETAILS)
+    parser.add_argument("a", type=parse_path, metavar="A", help="folder of a dataset")
+    parser.add_argument("b", type=parse_path, metavar="B", help="folder of the other")
     parser.add_argument(
         "--limit",
         type=parse_count,

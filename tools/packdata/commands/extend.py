@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packdata.combine import extend
 from packdata.commands.common import (
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from loaders.commandline import Commands
 
-def add_parser(subparsers: Any) -> None:
+
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "add the shards of other datasets with the same fields to a dataset"
     example = "packdata extend packed/new-photos packed/train"
-    parser = new_parser(subparsers, "extend", summary, example, f"\n{LINKS}")
+    parser = new_parser(commands, "extend", summary, example, LINKS)
     add_sources(parser, "datasets to add; they stay as they are", "dataset that grows")
     add_json(parser)
     parser.set_defaults(run=run)

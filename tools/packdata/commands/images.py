@@ -17,6 +17,8 @@ from packdata.commands.packing import (
 if TYPE_CHECKING:
     import argparse
 
+    from loaders.commandline import Commands
+
 _ABOUT = """\
 Pack pictures from a folder per class, a flat folder, a .csv, .tsv or .jsonl list, WebDataset
 tars, Parquet or IDX (MNIST). A folder of splits (train, val, test, ...) gives one dataset each.
@@ -32,15 +34,18 @@ examples:
   packdata images photos packed --size 224 --fit cover --codec dct     finished on the GPU
   packdata images photos packed --size 256 --size 128       both, from one decoding
   packdata images scans packed --masks masks --keep-depth
+  packdata images part1 part2 packed                        one after the other, one list of classes
   packdata images val packed/val --classes packed/train     the classes of another dataset
   packdata images photos packed --on-error skip --dry-run"""
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "pack pictures with their labels and masks"
-    src = "folder, list, tar, Parquet or IDX file, or a quoted pattern: 'a/*.tar'"
-    parser = new_packing_parser(subparsers, "images", summary, _ABOUT, _EXAMPLES, src=src)
+    src = (
+        "folder, list, tar, Parquet or IDX file, or pattern; several become one dataset, in order"
+    )
+    parser = new_packing_parser(commands, "images", summary, _ABOUT, _EXAMPLES, src=src)
     _add_picture_options(parser.add_argument_group("pictures"))
     add_source_options(parser.add_argument_group("source"), files="picture")
     add_packing_options(parser, item="file", usual="lmdb for files, else parquet")

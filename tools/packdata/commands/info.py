@@ -12,16 +12,20 @@ from packdata.provenance import describe_origin
 if TYPE_CHECKING:
     import argparse
 
+    from loaders.commandline import Commands
 
-def add_parser(subparsers: Any) -> None:
+
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "show fields, samples, shards and origin of a packed dataset"
     details = (
         "Fields that are 'served' are in a batch where no others are asked for. Of the origin it\n"
         "shows what differs from the defaults; --json has all that is recorded."
     )
-    parser = new_parser(subparsers, "info", summary, "packdata info packed/train", details)
-    parser.add_argument("dataset", type=parse_path, help="folder of the dataset, or of several")
+    parser = new_parser(commands, "info", summary, "packdata info packed/train", details)
+    parser.add_argument(
+        "dataset", type=parse_path, metavar="DATASET", help="folder of the dataset, or of several"
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packdata.combine import merge
 from packdata.commands.common import (
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
+    from loaders.commandline import Commands
 
-def add_parser(subparsers: Any) -> None:
+
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "make one dataset of several with the same fields and classes"
     example = "packdata merge packed/train packed/val packed/all"
-    parser = new_parser(subparsers, "merge", summary, example, f"\n{LINKS}")
+    parser = new_parser(commands, "merge", summary, example, LINKS)
     add_sources(parser, "datasets, in order; they stay as they are", "folder of the new dataset")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a dataset that merge has made in DST"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
@@ -18,41 +17,29 @@ from packdata.commands.common import (
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS, check_shard_options
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
+    from loaders.commandline import Commands, Parser
     from packdata.engine import Summary
     from packdata.plan import Plan
     from packdata.shards import Format
 
 
 def new_packing_parser(
-    subparsers: Any,
-    name: str,
-    summary: str,
-    about: str,
-    examples: str,
-    *,
-    src: str,
-    nargs: str | None = None,
-) -> argparse.ArgumentParser:
-    """Add a command that packs SRC, or ``nargs`` of them, to DST, with help and examples."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        name,
-        help=summary,
-        description=about,
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("src", type=parse_place, metavar="SRC", nargs=nargs, help=src)
+    commands: Commands, name: str, summary: str, about: str, examples: str, *, src: str
+) -> Parser:
+    """Add a command that packs SRC... to DST, with help and examples."""
+    parser = commands.add_parser(name, help=summary, description=about, epilog=examples)
+    parser.add_argument("src", type=parse_place, metavar="SRC", nargs="+", help=src)
     parser.add_argument(
         "dst", type=parse_place, metavar="DST", help="folder to pack into: new or empty"
     )
-    parser.set_defaults(parser=parser)
     return parser
 
 
 def add_packing_options(
-    parser: argparse.ArgumentParser,
+    parser: Parser,
     *,
     item: str,
     format: Format | None = None,
@@ -127,7 +114,7 @@ def run_packing(
     from packdata.progress import progress_on
     from packdata.target import is_unfinished
 
-    check_outside(args.dst, [args.src] if isinstance(args.src, str) else args.src)
+    check_outside(args.dst, args.src)
     with usage_errors(args, schema=True):
         if args.format is not None:  # before a source is read for long
             check_shard_options(args.format, args.shard_size)

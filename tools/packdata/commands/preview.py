@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from loaders.errors import SchemaError
 from packdata.commands.common import new_parser, parse_count, parse_path, show, show_notes
@@ -12,15 +12,20 @@ from packdata.describe import counted
 from packdata.preview import as_text, choose, contact_sheet, has_pictures, save_sheet
 from packdata.reader import PackedReader
 
+if TYPE_CHECKING:
+    from loaders.commandline import Commands
 
-def add_parser(subparsers: Any) -> None:
+
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = (
         "draw a labelled contact sheet of some samples, or print them if they have no pictures"
     )
     example = "packdata preview packed/train --out sheet.png --num 24"
-    parser = new_parser(subparsers, "preview", summary, example)
-    parser.add_argument("dataset", type=parse_path, help="folder of the dataset")
+    parser = new_parser(commands, "preview", summary, example)
+    parser.add_argument(
+        "dataset", type=parse_path, metavar="DATASET", help="folder of the dataset"
+    )
     parser.add_argument(
         "--out",
         type=_png,

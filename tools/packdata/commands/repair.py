@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packdata.commands.common import add_json, new_parser, parse_path, show, show_json
 from packdata.describe import counted
@@ -12,13 +12,17 @@ from packdata.repair import repair
 if TYPE_CHECKING:
     import argparse
 
+    from loaders.commandline import Commands
 
-def add_parser(subparsers: Any) -> None:
+
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "restore damaged or missing shards from a copy of the dataset"
     example = "packdata repair packed/train --from /backup/train"
-    parser = new_parser(subparsers, "repair", summary, example)
-    parser.add_argument("dataset", type=parse_path, help="folder of the damaged dataset")
+    parser = new_parser(commands, "repair", summary, example)
+    parser.add_argument(
+        "dataset", type=parse_path, metavar="DATASET", help="folder of the damaged dataset"
+    )
     parser.add_argument(
         "--from", dest="source", type=parse_path, required=True, metavar="OTHER", help="the copy"
     )

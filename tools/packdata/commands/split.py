@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packdata.commands.common import (
     add_json,
@@ -24,18 +24,22 @@ from packdata.tokens.split import has_tokens
 if TYPE_CHECKING:
     import argparse
 
+    from loaders.commandline import Commands
+
 _DETAILS = (
     "Each part is a dataset DST/NAME with the same fields and classes; records stay as they are."
 )
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "divide a dataset into parts, such as train and val"
     example = "packdata split packed/all packed --parts train=0.9 val=0.1 --stratify label"
-    parser = new_parser(subparsers, "split", summary, example, _DETAILS)
-    parser.add_argument("dataset", type=parse_path, help="folder of the dataset")
-    parser.add_argument("dst", type=parse_path, help="folder of the parts' folders")
+    parser = new_parser(commands, "split", summary, example, _DETAILS)
+    parser.add_argument(
+        "dataset", type=parse_path, metavar="DATASET", help="folder of the dataset"
+    )
+    parser.add_argument("dst", type=parse_path, metavar="DST", help="folder of the parts' folders")
     parser.add_argument(
         "--parts",
         nargs="+",

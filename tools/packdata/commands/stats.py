@@ -21,18 +21,22 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
+    from loaders.commandline import Commands
+
 _MAX_CLASSES = 20
 _DETAILS = (
     "With --json the result is what Normalize.from_stats reads: mean and std in pixel units."
 )
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "compute mean and std of the pixels, sizes, and counts of the classes"
     example = "packdata stats packed/train --json > stats.json"
-    parser = new_parser(subparsers, "stats", summary, example, _DETAILS)
-    parser.add_argument("dataset", type=parse_path, help="folder of the dataset")
+    parser = new_parser(commands, "stats", summary, example, _DETAILS)
+    parser.add_argument(
+        "dataset", type=parse_path, metavar="DATASET", help="folder of the dataset"
+    )
     parser.add_argument(
         "--limit",
         type=parse_count,

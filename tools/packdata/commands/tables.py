@@ -12,6 +12,8 @@ from packdata.shards import TABLE_SHARD_BYTES
 if TYPE_CHECKING:
     import argparse
 
+    from loaders.commandline import Commands
+
 _ABOUT = """\
 Pack tables: .csv, .tsv, .jsonl, .parquet, .arrow and .feather files of any size, one or many, by
 name, pattern or folder. Numbers become the field 'features' (one row of numbers a sample), texts
@@ -32,12 +34,10 @@ examples:
   packdata tables test.parquet packed/test --like packed/train"""
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary, src = "pack rows of numbers and categories", "files, patterns, folders"
-    parser = new_packing_parser(
-        subparsers, "tables", summary, _ABOUT, _EXAMPLES, src=src, nargs="+"
-    )
+    parser = new_packing_parser(commands, "tables", summary, _ABOUT, _EXAMPLES, src=src)
     _add_column_options(parser.add_argument_group("columns (NAMES: separated by commas)"))
     _add_value_options(parser.add_argument_group("values"))
     add_packing_options(parser, item="row", format="parquet", shard_bytes=TABLE_SHARD_BYTES)

@@ -9,6 +9,7 @@ from packdata.commands.common import parse_count, parse_place, unescaped
 from packdata.commands.packing import add_packing_options, new_packing_parser, run_packing
 
 if TYPE_CHECKING:
+    from loaders.commandline import Commands
     from packdata.tokens.plan import TokensPlan
 
 _ABOUT = """\
@@ -28,13 +29,11 @@ _EXAMPLES = r"""examples:
   packdata tokens openwebtext/train.bin packed --vocab-size 50257 --eod 50256"""
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "pack text, or ids that others wrote, as a stream of tokens"
     src = "files, folders or patterns"
-    parser = new_packing_parser(
-        subparsers, "tokens", summary, _ABOUT, _EXAMPLES, src=src, nargs="+"
-    )
+    parser = new_packing_parser(commands, "tokens", summary, _ABOUT, _EXAMPLES, src=src)
     _add_text_options(parser.add_argument_group("text"))
     _add_token_options(parser.add_argument_group("tokens"))
     add_packing_options(parser, item="text", format="parquet")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaders.errors import ManifestError
 from loaders.manifest import read_manifest
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
+    from loaders.commandline import Commands
+
 _DETAILS = (
     "Every fault is listed with file, field, rows and keys; with a fault the exit status is 1.\n"
     "It reads each shard once from disk for the hash of the file and the checksums of its rows,\n"
@@ -30,11 +32,13 @@ _DETAILS = (
 )
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "check every byte of a packed dataset"
-    parser = new_parser(subparsers, "verify", summary, "packdata verify packed/train", _DETAILS)
-    parser.add_argument("dataset", type=parse_path, help="folder of the dataset, or of several")
+    parser = new_parser(commands, "verify", summary, "packdata verify packed/train", _DETAILS)
+    parser.add_argument(
+        "dataset", type=parse_path, metavar="DATASET", help="folder of the dataset, or of several"
+    )
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_true", help="only sizes and hashes of the files")
     depth.add_argument("--decode", action="store_true", help="also decode every record")

@@ -29,21 +29,20 @@ class FilesPlan(Generic[_R]):
     """The plan of pictures or arrays: a recipe for each split.
 
     Attributes:
-        src: The source.
+        sources: As they were given.
         parts: (split, recipe) each.
         format: Of the shards.
         list_again: Returns the parts as the source is now.
     """
 
-    src: Path | str
+    sources: Sequence[Path | str]
     parts: Sequence[tuple[str, _R]]
     format: Format
     list_again: Callable[[], Sequence[tuple[str, _R]]]
 
     @property
-    def sources(self) -> list[Path | str]:
-        """The source alone."""
-        return [self.src]
+    def _place(self) -> str:
+        return ", ".join(map(str, self.sources))
 
     @property
     def recipes(self) -> list[_R]:
@@ -53,7 +52,7 @@ class FilesPlan(Generic[_R]):
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON types."""
         return {
-            "src": str(self.src),
+            "src": str(self.sources[0]) if len(self.sources) == 1 else [*map(str, self.sources)],
             "format": self.format,
             "items": sum(map(len, self.recipes)),
             "parts": [
@@ -79,7 +78,7 @@ class FilesPlan(Generic[_R]):
     def _lines(self) -> Iterator[str]:
         for split, recipe in self.parts:
             name = f"{split}: " if split else ""
-            yield f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {self.src}"
+            yield f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {self._place}"
             for folder, target in zip(target_folders(split, recipe), recipe.targets, strict=True):
                 yield f"  to {folder or 'the destination itself'}, as {self.format}:"
                 for field_name, field in target.schema.fields.items():

@@ -15,6 +15,7 @@ from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.sources import (
     MaskFolder,
     Source,
+    are_of_one_archive,
     files_beside,
     find_splits,
     joined_splits,
@@ -23,6 +24,7 @@ from packdata.sources import (
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, is_folder
 from packdata.sources.folders import FolderSource
 from packdata.sources.idx import IdxSource
+from packdata.sources.joined import join_splits
 from packdata.sources.layouts import check_layout
 
 if TYPE_CHECKING:
@@ -78,9 +80,11 @@ class Split(NamedTuple):
 
 
 def open_splits(
-    src: Path | str, options: SourceOptions | None = None, kind: FileKind = PICTURES
+    src: Path | str | Sequence[Path | str],
+    options: SourceOptions | None = None,
+    kind: FileKind = PICTURES,
 ) -> list[Split]:
-    """Open each split of a source.
+    """Open each split of a source; of several sources, what they have together, in their order.
 
     Raises:
         SourceError: The source cannot be listed or recognized, its folders are probably no classes and
@@ -88,8 +92,44 @@ def open_splits(
             splits.
     """
     options = options or SourceOptions()
-    splits_of = find_splits(src, kind)
-    found, beside = splits_of or {"": [Path(src)]}, files_beside(splits_of or {})
+    beside: Counter[str] = Counter()
+    sources = _open_all(src, options, kind, beside)
+    labels = label_fields(sources, options.classes)
+    splits = [
+        Split(name, source, labels[name], _masks_of(options.masks, name, kind), beside)
+        for name, source in sources.items()
+    ]
+    if len(splits) > 1:
+        _check_masks_apart(splits)
+    return splits
+
+
+def listed_sources(src: Path | str | Sequence[Path | str]) -> list[Path | str]:
+    """Return sources as a list."""
+    return [src] if isinstance(src, Path | str) else list(src)
+
+
+def _open_all(
+    src: Path | str | Sequence[Path | str],
+    options: SourceOptions,
+    kind: FileKind,
+    beside: Counter[str],
+) -> dict[str, Source]:
+    """Return the source of each split, and count the files that lie ``beside`` them."""
+    given = listed_sources(src)
+    if len(given) > 1 and are_of_one_archive(given):  # as a pattern of them is read
+        return {"": _open({"": [Path(path) for path in given]}, options, kind)[""]}
+    opened: list[dict[str, Source]] = []
+    for path in given:
+        splits_of = find_splits(path, kind)
+        beside.update(files_beside(splits_of or {}))
+        opened.append(_open(splits_of or {"": [Path(path)]}, options, kind))
+    return opened[0] if len(opened) == 1 else join_splits(opened)
+
+
+def _open(
+    splits: Mapping[str, Sequence[Path]], options: SourceOptions, kind: FileKind
+) -> dict[str, Source]:
     sources = {
         name: open_source(
             paths,
@@ -98,18 +138,11 @@ def open_splits(
             mask_column=options.mask_column,
             label_column=options.label_column,
         )
-        for name, paths in found.items()
+        for name, paths in splits.items()
     }
-    labels = label_fields(sources, options.classes)
     for source in sources.values():
         _check_layout(source, options, kind)
-    splits = [
-        Split(name, source, labels[name], _masks_of(options.masks, name, kind), beside)
-        for name, source in sources.items()
-    ]
-    if len(splits) > 1:
-        _check_masks_apart(splits)
-    return splits
+    return sources
 
 
 def _check_layout(source: Source, options: SourceOptions, kind: FileKind) -> None:

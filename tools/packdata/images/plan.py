@@ -12,7 +12,7 @@ from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Label
 from packdata.describe import codec_text, counted
 from packdata.files.plan import FilesPlan
-from packdata.files.splits import SourceOptions
+from packdata.files.splits import SourceOptions, listed_sources
 from packdata.images.fit import Resize
 from packdata.images.recipe import MENDED, SMALLER, ImageOptions, ImagesRecipe, image_recipes
 from packdata.plan import pack_plan
@@ -80,7 +80,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
 
 
 def plan_images(
-    src: Path | str,
+    src: Path | str | Sequence[Path | str],
     *,
     format: Format | None = None,
     sizes: Sequence[int | str | Size] | int | str = (),
@@ -105,8 +105,9 @@ def plan_images(
     made = tuple(Resize.parse(size, fit) for size in listed)
     image_options = ImageOptions(sizes=made, **options)
     parts = image_recipes(src, image_options, source)
-    list_again = partial(image_recipes, Path(src).absolute(), image_options, source.absolute())
-    return ImagesPlan(src, parts, format or _usual_format(parts), list_again)
+    again = [Path(path).absolute() for path in listed_sources(src)]
+    list_again = partial(image_recipes, again, image_options, source.absolute())
+    return ImagesPlan(listed_sources(src), parts, format or _usual_format(parts), list_again)
 
 
 def _usual_format(parts: Sequence[tuple[str, ImagesRecipe]]) -> Format:
@@ -117,12 +118,17 @@ def _usual_format(parts: Sequence[tuple[str, ImagesRecipe]]) -> Format:
 
 
 def pack_images(
-    src: Path | str, dst: Path | str, *, format: Format | None = None, **options: Any
+    src: Path | str | Sequence[Path | str],
+    dst: Path | str,
+    *,
+    format: Format | None = None,
+    **options: Any,
 ) -> Summary:
     """Pack pictures as ``packdata images`` does.
 
     Args:
-        src: A folder, list, tar, Parquet or IDX source, or a folder of splits.
+        src: A folder, list, tar, Parquet or IDX source, or a folder of splits; several become one
+            dataset, in their order, with one list of classes.
         dst: A folder that is new or empty.
         format: ``"lmdb"`` or ``"parquet"``; by default Parquet for raw pixels, LMDB for files.
         options: ``sizes`` (``256``, or ``"224x320"`` as height x width; a list makes a dataset of

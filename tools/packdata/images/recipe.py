@@ -38,6 +38,7 @@ from packdata.images.scratch import Scratch
 from packdata.recipe import Target
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from packdata.files.splits import SourceOptions, Split
@@ -140,12 +141,14 @@ class ImageOptions:
 
 
 def image_recipes(
-    src: Path | str, options: ImageOptions | None = None, source: SourceOptions | None = None
+    src: Path | str | Sequence[Path | str],
+    options: ImageOptions | None = None,
+    source: SourceOptions | None = None,
 ) -> list[tuple[str, ImagesRecipe]]:
     """Return a recipe for each split of a source, named ``""`` if it has no splits.
 
     Args:
-        src: What ``packdata.sources.open_source`` reads, or a folder of splits.
+        src: What ``packdata.sources.open_source`` reads, or a folder of splits; or several, in order.
         options: What becomes of each picture.
         source: What is said of the source.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = [
     "Item",
     "MaskFolder",
     "Source",
+    "are_of_one_archive",
     "files_beside",
     "find_splits",
     "joined_splits",
@@ -281,6 +283,12 @@ def _archive_kind(name: str) -> str:
     if end(".parquet"):
         return "parquet"
     return "idx" if end(IDX_SUFFIXES) and IDX_IMAGES.fullmatch(name) else ""
+
+
+def are_of_one_archive(paths: Sequence[Path | str]) -> bool:
+    """Tell whether files are tars, or Parquet, all of them."""
+    kinds = {_archive_kind(os.fspath(path)) for path in paths if os.path.isfile(path)}
+    return len(kinds) == 1 and kinds <= {"tar", "parquet"} and all(map(os.path.isfile, paths))
 
 
 def _files_at(path: Path) -> list[Path] | None:

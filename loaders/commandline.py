@@ -1,0 +1,252 @@
+"""A command with subcommands: help in groups, suggestions for what was misspelled, shell completion."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from loaders.checks import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+SHELLS = ("bash", "zsh", "fish")
+_WRONG_USAGE = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Parses one command: options may stand anywhere, none is shortened, and mistakes are one line.
+
+    Attributes:
+        summary: What the command does, in a line.
+    """
+
+    def __init__(self, summary: str = "", **options: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=formatter, **options)
+        self.summary = summary
+        self.set_defaults(parser=self)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the mistake, and exit with status 2: usage is longer than most mistakes."""
+        where = f"'{self.prog} --help' lists what it takes."
+        self.exit(_WRONG_USAGE, f"{self.prog}: error: {message}\n{where}\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words; what is not known is an error that says what is close to it."""
+        words = sys.argv[1:] if args is None else list(args)
+        # Behind -- all are names, which the two passes of the other way would take for options.
+        parse = self.parse_known_args if "--" in words else self.parse_known_intermixed_args
+        found, unknown = parse(words, namespace)
+        if unknown:
+            self.error(self._unexpected(unknown))
+        return found
+
+    def _unexpected(self, words: Sequence[str]) -> str:
+        option = next((word for word in words if word.startswith("-")), None)
+        if option is None:
+            places = " ".join(str(a.metavar) for a in self._actions if not a.option_strings)
+            return (
+                f"{', '.join(map(repr, words))} is too many: it takes {places or 'options alone'}"
+            )
+        name = option.split("=")[0]
+        return f"there is no option {name}{did_you_mean(name, self._option_string_actions)}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = action.choices
+        if choices is not None and value not in choices:
+            near = did_you_mean(value, choices) or "."
+            what = f"invalid choice: {value!r}{near} Choose from {', '.join(map(str, choices))}"
+            raise argparse.ArgumentError(action, what)
+
+
+class Commands:
+    """The parsers of all commands, in groups.
+
+    Args:
+        prog: What the user types before a command.
+        description: What it is for.
+        groups: The names of the commands by what they have in common.
+        examples: Printed below.
+        version: Printed for ``--version``.
+        default: The command that is meant where none is named.
+        script: What shells complete, where that is not ``prog``.
+    """
+
+    def __init__(
+        self,
+        prog: str,
+        description: str,
+        groups: Mapping[str, Sequence[str]],
+        *,
+        examples: str = "",
+        version: str = "",
+        default: str = "",
+        script: str = "",
+    ) -> None:
+        self.prog, self.parsers = prog, dict[str, Parser]()
+        self._description, self._examples, self._version = description, examples, version
+        self._groups = {**groups, "help": ("help", "completion")}
+        self._default, self._script = default, script or prog
+        self._add_help()
+
+    def add_parser(self, name: str, *, help: str, **options: Any) -> Parser:
+        """Add a command; the arguments are those of ``argparse``."""
+        self.parsers[name] = Parser(help, prog=f"{self.prog} {name}", **options)
+        return self.parsers[name]
+
+    def _add_help(self) -> None:
+        one = self.add_parser("help", help="say what there is, or what a command takes")
+        one.add_argument(
+            "command", nargs="?", metavar="COMMAND", help="of which to print the help"
+        )
+        one.set_defaults(run=self._print_help)
+        place = f"~/.local/share/bash-completion/completions/{self._script}"
+        about = f"example:\n  {self._script} completion bash > {place}"
+        shell = self.add_parser(
+            "completion", help="print a script that completes words in a shell", epilog=about
+        )
+        shell.add_argument("shell", choices=SHELLS, metavar="SHELL", help=" or ".join(SHELLS))
+        shell.set_defaults(run=self._print_completion)
+
+    def _print_help(self, args: argparse.Namespace) -> int:
+        text = (
+            self.format_help()
+            if args.command is None
+            else self._parser(args.command).format_help()
+        )
+        sys.stdout.write(text)
+        return 0
+
+    def _print_completion(self, args: argparse.Namespace) -> int:
+        sys.stdout.write(completion(args.shell, self._script, self.parsers))
+        return 0
+
+    def format_help(self) -> str:
+        """Return what ``--help`` prints."""
+        width = max(map(len, self.parsers))
+        lines = [f"usage: {self.prog} COMMAND ...", "", self._description, ""]
+        for title, names in self._groups.items():
+            lines.append(f"{title}:")
+            lines += [f"  {name:<{width}}  {self.parsers[name].summary}" for name in names]
+            lines.append("")
+        lines.append(f"'{self.prog} help COMMAND' says what a command takes.")
+        return "\n".join([*lines, *(["", self._examples] if self._examples else []), ""])
+
+    def parse_args(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse words; exits as argparse does."""
+        first, *rest = words or [""]
+        if first in ("-h", "--help"):
+            first, rest = "help", rest[:0]
+        elif first == "--version" and self._version:
+            sys.stdout.write(f"{self.prog} {self._version}\n")
+            sys.exit(0)
+        elif not first:
+            sys.stderr.write(self.format_help())
+            sys.exit(_WRONG_USAGE)
+        elif self._default and first not in self.parsers and not self._is_misspelled(first):
+            first, rest = self._default, list(words)
+        found: argparse.Namespace = self._parser(first).parse_args(rest)
+        return found
+
+    def _is_misspelled(self, word: str) -> bool:
+        return bool(did_you_mean(word, self.parsers)) and not os.path.exists(word)
+
+    def _parser(self, name: str) -> Parser:
+        if name not in self.parsers:
+            what = "option" if name.startswith("-") else "command"
+            near = did_you_mean(name, [*self.parsers, "--help", "--version"])
+            self.error(f"there is no {what} {name!r}{near}")
+        return self.parsers[name]
+
+    def error(self, message: str) -> NoReturn:
+        """Print a mistake that is of no single command, and exit with status 2."""
+        sys.stderr.write(
+            f"{self.prog}: error: {message}\n'{self.prog} --help' lists what it takes.\n"
+        )
+        sys.exit(_WRONG_USAGE)
+
+
+# -- completion ------------------------------------------------------------------------------------
+
+_BASH = """\
+_{name}() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" words=""
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        words="{commands}"
+    else
+        case "${{COMP_WORDS[1]}} ${{COMP_WORDS[COMP_CWORD-1]}}" in
+{values}
+        *)
+            case "${{COMP_WORDS[1]}} $current" in
+{options}
+            esac ;;
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _{name} {prog}
+"""
+_ZSH = """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+autoload -Uz bashcompinit && bashcompinit  # zsh then reads what bash reads
+"""
+
+
+def completion(shell: str, prog: str, parsers: Mapping[str, Parser]) -> str:
+    """Return a script that completes commands, options and their values; where none fits, files."""
+    if shell == "fish":
+        return "".join(f"complete -c {prog} {line}\n" for line in _fish(parsers))
+    values = (
+        f'        "{command} {word}") words="{" ".join(choices)}" ;;'
+        for command, word, choices in _choices(parsers)
+    )
+    options = (
+        f'            "{command} -"*) words="{" ".join(a.option_strings[-1] for a in _options(parser))}" ;;'
+        for command, parser in parsers.items()
+    )
+    script = _BASH.format(
+        name=re.sub(r"\W", "_", prog),
+        prog=prog,
+        commands=" ".join(parsers),
+        values="\n".join(values),
+        options="\n".join(options),
+    )
+    return script if shell == "bash" else f"{_ZSH}{script}"
+
+
+def _options(parser: Parser) -> list[argparse.Action]:
+    return [action for action in parser._actions if action.option_strings]
+
+
+def _choices(parsers: Mapping[str, Parser]) -> Iterator[tuple[str, str, Sequence[str]]]:
+    """Yield a command, a word of it, and the few values that may follow that."""
+    yield "help", "help", list(parsers)
+    for command, parser in parsers.items():
+        for action in parser._actions:
+            if action.choices is not None:
+                word = action.option_strings[-1] if action.option_strings else command
+                yield command, word, list(map(str, action.choices))
+
+
+def _fish(parsers: Mapping[str, Parser]) -> Iterator[str]:
+    for command, parser in parsers.items():
+        summary = _quoted(parser.summary)
+        yield f"-n __fish_use_subcommand -f -a {command} -d {summary}"
+        for action in _options(parser):
+            name = action.option_strings[-1].lstrip("-")
+            takes = "" if action.nargs == 0 else " -r"
+            about = _quoted(re.split(r"[;(.:]", action.help or "")[0].strip())
+            yield f"-n '__fish_seen_subcommand_from {command}' -l {name}{takes} -d {about}"
+    for command, word, choices in _choices(parsers):
+        option = f" -l {word[2:]} -x" if word.startswith("-") else " -f"
+        listed = _quoted(" ".join(choices))
+        yield f"-n '__fish_seen_subcommand_from {command}'{option} -a {listed}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

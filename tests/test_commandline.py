@@ -1,0 +1,191 @@
+"""What is misspelled on a command line is named with what is close to it; shells complete what there is."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loaders.bench.cli import build_parser as bench
+from loaders.commandline import Commands, completion
+from packdata.cli import build_parser as packdata
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BUILDERS = {"packdata": packdata, "loaders-bench": bench}
+
+
+def small(default: str = "") -> Commands:
+    commands = Commands(
+        "tool", "Does things.", {"make": ["bake"], "see": ["look"]}, version="1.2", default=default
+    )
+    bake = commands.add_parser("bake", help="make bread")
+    bake.add_argument("src", nargs="+", metavar="SRC")
+    bake.add_argument("dst", metavar="DST")
+    bake.add_argument("--flour", choices=("rye", "wheat"), help="what it is made of: one of two")
+    bake.add_argument("--salt", action="store_true", help="it isn't needed")
+    commands.add_parser("look", help="see bread").add_argument("what", metavar="WHAT")
+    return commands
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str, default: str = "") -> str:
+    with pytest.raises(SystemExit) as caught:
+        small(default).parse_args(words)
+    assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 2
+    return err.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["bakke", "a", "b"], "'bake'"),
+        (["bake", "a", "b", "--salty"], "'--salt'"),
+        (["bake", "a", "b", "--fluor=rye"], "'--flour'"),
+        (["bake", "a", "b", "--flour", "wheet"], "'wheat'"),
+        (["--versoin"], "'--version'"),
+    ],
+)
+def test_what_may_be_meant_is_named(
+    capsys: pytest.CaptureFixture[str], words: list[str], meant: str
+) -> None:
+    assert f"did you mean {meant}?" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("words", [["bake", "a", "b", "--sal"], ["bake", "a", "b", "--fl", "rye"]])
+def test_no_option_is_shortened(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    """A shortened one would change its meaning with the next release that has another of the kind."""
+    assert "there is no option" in refused(capsys, *words)
+
+
+def test_a_command_may_be_left_out_unless_the_word_looks_like_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert small("look").parse_args(["bread"]).what == "bread"
+    assert "did you mean 'bake'" in refused(capsys, "bakee", default="look")
+    (tmp_path / "bakee").mkdir()
+    assert small("look").parse_args(["bakee"]).what == "bakee"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--salt", "a", "b", "c"],
+        ["a", "--salt", "b", "c"],
+        ["a", "b", "--salt", "c"],
+        ["a", "b", "c", "--salt"],
+    ],
+)
+def test_options_stand_anywhere(words: list[str]) -> None:
+    args = small().parse_args(["bake", *words])
+
+    assert (args.src, args.dst, args.salt) == (["a", "b"], "c", True)
+
+
+def test_behind_two_dashes_all_are_names() -> None:
+    args = small().parse_args(["bake", "--", "-a", "--salt", "c"])
+
+    assert (args.src, args.dst, args.salt) == (["-a", "--salt"], "c", False)
+
+
+def test_surplus_words_are_named_with_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "look", "a", "b", "c").endswith("'b', 'c' is too many: it takes WHAT")
+
+
+def test_help_has_every_command_in_its_group_and_help_of_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    args = small().parse_args(["help"])
+    assert args.run(args) == 0
+    text = capsys.readouterr().out
+    args = small().parse_args(["help", "bake"])
+    assert args.run(args) == 0
+    of_one = capsys.readouterr().out
+
+    assert "make:\n  bake        make bread\n\nsee:\n  look        see bread\n" in text
+    assert "usage: tool bake" in of_one
+    assert "--flour {rye,wheat}" in of_one
+
+
+def test_help_of_a_command_that_is_none_names_one(capsys: pytest.CaptureFixture[str]) -> None:
+    args = small().parse_args(["help", "loook"])
+
+    with pytest.raises(SystemExit, match="2"):
+        args.run(args)
+
+    assert "did you mean 'look'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_command_stands_in_the_help_once(name: str) -> None:
+    commands = BUILDERS[name]()
+
+    text = commands.format_help()
+
+    assert {each: text.count(f"\n  {each} ") for each in commands.parsers} == dict.fromkeys(
+        commands.parsers, 1
+    )
+
+
+# -- completion, in the shells themselves ----------------------------------------------------------
+
+_BASH = """
+source {script}
+COMP_WORDS=({words} {last})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_tool
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+_FISH = "source {script}; complete -C '{words} {given}'"
+COMPLETED = [
+    ("tool", "lo", ["look"]),
+    ("tool", "b", ["bake"]),
+    ("tool help", "ba", ["bake"]),
+    ("tool bake", "--f", ["--flour"]),
+    ("tool bake --flour", "", ["rye", "wheat"]),
+    ("tool bake --flour", "w", ["wheat"]),
+    ("tool completion", "z", ["zsh"]),
+]
+
+
+@pytest.mark.parametrize(("words", "last", "found"), COMPLETED)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes(
+    tmp_path: Path, shell: str, words: str, last: str, found: list[str]
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    script = tmp_path / "script"
+    script.write_text(completion(shell, "tool", small().parsers))
+    template = _FISH if shell == "fish" else _BASH
+    if shell == "zsh":  # as its bashcompinit calls a function
+        template = template.replace("\nCOMP", "\nsetopt ksharrays shwordsplit\nCOMP", 1)
+    given = template.format(script=script, words=words, last=last or "''", given=last)
+
+    done = subprocess.run(
+        [shell, "-c", given], capture_output=True, text=True, timeout=30, cwd=tmp_path
+    )
+
+    offered = [line.split("\t")[0] for line in done.stdout.splitlines()]
+    assert [word for word in offered if word.startswith(last)] == found, done.stderr
+    assert shell == "zsh" or offered == found  # zsh itself looks at what was typed
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_real_command_has_no_fault(tmp_path: Path, shell: str, name: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    script = tmp_path / "script"
+    script.write_text(completion(shell, name, BUILDERS[name]().parsers))
+
+    done = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True, timeout=30)
+
+    assert (done.returncode, done.stderr) == (0, "")
