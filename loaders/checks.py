@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sized
 from difflib import get_close_matches
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -162,3 +162,21 @@ def shares(parts: Any) -> list[float]:
     last = max(i for i, number in enumerate(numbers) if number)
     numbers[last] += max(0.0, 1 - sum(numbers))  # no sample is left out
     return numbers
+
+
+class Settled:
+    """Settings that are given once: assigning another value later, which nothing would follow, is a ``ValueError``."""
+
+    _settled: ClassVar[frozenset[str]] = frozenset()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ and name in self._settled:
+            before = self.__dict__[name]
+            if before is not value and not (type(before) is type(value) and before == value):
+                self._refuse(name, value)
+        super().__setattr__(name, value)
+
+    def _refuse(self, name: str, value: Any) -> None:
+        kind = type(self).__name__
+        what = f"{name} of a {kind} cannot change after it was made, got {shown(value)}"
+        raise ValueError(f"{what}: make another {kind}")

@@ -201,12 +201,18 @@ def checked_dataset(dataset: Any) -> Any:
 
 def check_kinds(collate_fn: Any, worker_init_fn: Any, generator: Any) -> None:
     """Refuse what cannot be called, and what is no generator of torch's."""
-    if collate_fn is not None and not callable(collate_fn):
-        raise TypeError(f"collate_fn must be a function of samples, got {shown(collate_fn)}")
-    if worker_init_fn is not None and not callable(worker_init_fn):
-        raise TypeError(f"worker_init_fn must be a function, got {shown(worker_init_fn)}")
+    for name, given in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
+        if given is not None:
+            called(name, given)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator, got {shown(generator)}")
+
+
+def called(name: str, value: Any) -> Any:
+    """Return a function; TypeError where it is none."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {shown(value)}")
+    return value
 
 
 def checked_batch_size(batch_size: Any) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -30,8 +30,9 @@ from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
 from loaders.cached import cached_property
-from loaders.checks import one_of, real_number, shown, whole_number
+from loaders.checks import Settled, one_of, real_number, shown, whole_number
 from loaders.choices import (
+    called,
     check_alone,
     check_foreign_order,
     check_kinds,
@@ -61,7 +62,7 @@ from loaders.sampling.foreign import NumberedBatches, Passes, kept, single
 from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, check_state, is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from loaders.backends.ordered import Pool
     from loaders.choices import AugmentOn, Backend, Halves
@@ -84,9 +85,33 @@ _NOT_PICKLED = frozenset(
         "_slots",
     ]
 )
+# Of the settings, what cannot change later; what is refused without worker processes of torch; how others are checked.
+_SETTLED = frozenset(
+    ["seed", "rank", "world_size", "pad", "backend", "device", "augment_on", "as_dict"]
+)
+_TORCHS = frozenset(
+    [
+        "worker_init_fn",
+        "generator",
+        "pin_memory",
+        "pin_memory_device",
+        "in_order",
+        "_DataLoader__multiprocessing_context",
+    ]
+)
+_CHECKS: dict[str, Callable[[Any, Any], Any]] = {
+    "collate_fn": lambda _, value: called("collate_fn", value),
+    "num_workers": lambda loader, value: choose_workers(value, loader.dataset),
+    "prefetch_factor": lambda _, value: (
+        value if value is None else whole_number("prefetch_factor", value, at_least=1)
+    ),
+    "device_prefetch": lambda _, value: whole_number("device_prefetch", value, at_least=0),
+    "timeout": lambda _, value: real_number("timeout", value, at_least=0),
+    "stall_warning_s": lambda _, value: real_number("stall_warning_s", value, at_least=0),
+}
 
 
-class DataLoader(torch.utils.data.DataLoader[_T]):
+class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
     """Serve batches of a dataset, in an order that depends on the seed and the epoch alone.
 
     Takes what ``torch.utils.data.DataLoader`` takes; what differs or is new:
@@ -136,6 +161,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     OpenCV's own threads are switched off for the whole process when threads are first used:
     workers are the threads.
+
+    Assigned later, ``num_workers``, ``collate_fn``, ``prefetch_factor``, ``device_prefetch``, ``timeout`` and
+    ``stall_warning_s`` count from the next iteration on; any other setting is refused.
     """
 
     _singles: EpochBatches | None = None  # steps of an order of ours, where batch_size is None
@@ -340,13 +368,24 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """
         self._collate = self.collate_fn
         if self.collate_fn is collate_dict or (self.as_dict and self.collate_fn is collate):
-            self.as_dict, self._collate = True, collate
+            self.__dict__["as_dict"], self._collate = True, collate
             super().__setattr__("collate_fn", collate_dict)
 
+    @property
+    def _settled(self) -> frozenset[str]:  # type: ignore[override]  # what torch's workers follow, is torch's
+        return _SETTLED if self.__dict__.get("backend") == "process" else _SETTLED | _TORCHS
+
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; another ``collate_fn`` makes the batches of the next iteration."""
+        """Set an attribute, which counts from the next iteration on; ValueError if it cannot."""
+        is_made = "_children" in self.__dict__
+        if is_made and name == "shuffle":  # an argument that is no attribute
+            self._refuse(name, value)
+        if is_made and name in _CHECKS:
+            value = _CHECKS[name](self, value)
         super().__setattr__(name, value)
-        if name == "collate_fn" and hasattr(self, "_children"):
+        if is_made and name == "prefetch_factor":
+            self._given_prefetch = value
+        if is_made and name in ("collate_fn", "num_workers"):
             self._settle_collate()
             self._make_parts()
 
@@ -461,7 +500,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     def _go_over(self, maker: Maker) -> ChildPool:
         pool = self._child_pool(maker)
-        self.backend = "subprocess"  # for the next epochs, too
+        self.__dict__["backend"] = "subprocess"  # for the next epochs, too
         return pool
 
     def _child_pool(self, maker: Maker) -> ChildPool:

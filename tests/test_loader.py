@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialS
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, collate
 from loaders.errors import BatchError, SampleError, StateError
+from loaders.sampling import Sequential
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
@@ -977,3 +978,57 @@ def test_a_path_is_not_a_dataset(one: Path) -> None:
 def test_a_misspelt_shuffle_is_refused(one: Path) -> None:
     with pytest.raises(ValueError, match="shuffle must be True, False or 'block', got 'blocks'"):
         DataLoader(only_ids(one), 4, shuffle="blocks")  # type: ignore[arg-type]
+
+
+# -- settings that are assigned later -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", 5), ("rank", 1), ("world_size", 2), ("pad", False), ("backend", "process"), ("device", "cpu"),
+        ("augment_on", "host"), ("as_dict", True), ("batch_size", 3), ("drop_last", True), ("shuffle", False),
+        ("worker_init_fn", print), ("generator", torch.Generator()), ("pin_memory", True), ("in_order", False),
+        ("persistent_workers", True), ("multiprocessing_context", "spawn"), ("num_workers", -1), ("timeout", -1),
+        ("prefetch_factor", 0), ("device_prefetch", -1), ("stall_warning_s", "a"), ("collate_fn", 3),
+        ("sampler", range(3)), ("dataset", [1]),
+    ],
+)  # fmt: skip
+def test_a_setting_that_cannot_change_is_refused(one: Path, name: str, value: Any) -> None:
+    loader = DataLoader(only_ids(one), 5, shuffle=True, num_workers=1)
+    before = ids(loader)
+    loader.set_epoch(0)
+
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        setattr(loader, name, value)
+
+    assert ids(loader) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("order", Sequential(3)), ("pad", False), ("drop_last", True), ("seed", 5), ("rank", 1), ("shuffle", False)],
+)  # fmt: skip
+def test_a_setting_of_a_sampler_that_is_in_use_is_refused(
+    one: Path, name: str, value: Any
+) -> None:
+    loader = DataLoader(only_ids(one), 5, shuffle=True, num_workers=1)
+
+    for part in (loader.sampler, loader.batch_sampler):
+        if hasattr(part, name):
+            with pytest.raises((ValueError, AttributeError)):
+                setattr(part, name, value)
+
+
+def test_what_can_change_counts_from_the_next_iteration_on(one: Path) -> None:
+    loader = DataLoader(only_ids(one), 5, num_workers=0)
+    before = ids(loader)
+
+    loader.num_workers, loader.timeout = 2, 30.0
+    loader.prefetch_factor, loader.device_prefetch, loader.stall_warning_s = 3, 1, 20.0
+    loader.seed, loader.pad = loader.seed, loader.pad  # as they are
+
+    assert ids(loader) == before
+    assert loader.stats().backend == "thread"
+    loader.sampler.epoch = 4  # type: ignore[attr-defined]
+    assert loader.state_dict()["sampler"]["epoch"] == 4

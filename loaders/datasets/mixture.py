@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import xxhash
 
-from loaders.checks import as_list, one_of, real_number, shown
+from loaders.checks import Settled, as_list, one_of, real_number, shown
 from loaders.datasets.base import BatchDataset, check_stored, from_start, index_array
 from loaders.datasets.interleave import InterleavedJob
 from loaders.datasets.joining import concat
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 
-class Mixture(BatchDataset):
+class Mixture(Settled, BatchDataset):
     """Samples of several datasets, each as often as its weight says.
 
     ``DataLoader(mixture)`` serves it in an order of its own (``MixtureOrder``, which says how even
@@ -74,6 +74,8 @@ class Mixture(BatchDataset):
         for images, labels in DataLoader(mixture, batch_size=256, seed=0):
             loss = cross_entropy(model(normalize(images)), labels)
     """
+
+    _settled = frozenset(["sources", "weights", "stop", "batch_from"])
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 import numpy as np
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from loaders.checks import shown, whole_number
+from loaders.checks import Settled, shown, whole_number
 from loaders.errors import StateError
 from loaders.sampling.batch import IndexBatch, SampleIndex, evaluate, index_batches
 from loaders.sampling.order import Order, Sequential, Shuffled
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _PER_EPOCH = ("weights", "labels")  # of what an order chooses by
 _STATE_VERSION = 1
+_SETTLED = frozenset(["order", "dataset", "shuffle", "seed", "drop_last", "pad", "given_ranks"])
 
 
-class EpochSampler(DistributedSampler[SampleIndex]):
+class EpochSampler(Settled, DistributedSampler[SampleIndex]):
     """One rank's samples of each epoch, in an order that is computed, never stored.
 
     A ``DistributedSampler``, so that frameworks which slice other samplers by rank leave it alone.
@@ -61,6 +62,13 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         ([1, 3, 5], 1)
     """
 
+    _is_used = False  # by batches, which have its seed
+
+    @property
+    def _settled(self) -> frozenset[str]:  # type: ignore[override]
+        is_open = isinstance(self.order, Sequential) and not self._is_used
+        return _SETTLED - {"seed"} if is_open else _SETTLED
+
     def __init__(
         self,
         order: Order | SupportsIndex,
@@ -80,7 +88,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
         given = self.order.describe().get("seed", 0) if seed is None else seed
         self.seed = whole_number("seed", given)
         self.drop_last, self.pad = drop_last, pad
-        self.epoch = 0
+        self._epoch = 0
         self.start = 0  # where the next iter begins: 0 but for the first one after load_state_dict
         self.chosen: int | None = None  # the epoch that set_epoch() named last
         self._is_resumed = False  # a state was loaded, and nothing was taken since
@@ -227,7 +235,16 @@ class EpochSampler(DistributedSampler[SampleIndex]):
             raise StateError(
                 f"{what}, and there are {order.length} now: set_epoch() begins one of these"
             )
-        self.order, self.dataset = order, range(order.length)
+        self.__dict__.update(order=order, dataset=range(order.length))
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch; assigning one is ``set_epoch``."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.set_epoch(epoch)
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # resolved late
@@ -267,7 +284,7 @@ class EpochSampler(DistributedSampler[SampleIndex]):
     def _go_to(self, epoch: int, delivered: int) -> None:
         if self._pass is not None:
             self._pass.is_moved = not self._pass.num_steps
-        self.epoch, self.start, self._is_resumed = epoch, delivered, False
+        self._epoch, self.start, self._is_resumed = epoch, delivered, False
         # passes of before go on counting, and nobody reads them
         self._pass, self._is_ambiguous = None, False
 
@@ -342,7 +359,7 @@ class Pass:
             self.is_moved = False
 
 
-class EpochBatches(BatchSampler):
+class EpochBatches(Settled, BatchSampler):
     """The batches of an ``EpochSampler``: one ``IndexBatch`` per step of this rank.
 
     Epoch, position, state and ranks are the sampler's. Of any other sampler, also a subclass that yields something
@@ -359,6 +376,8 @@ class EpochBatches(BatchSampler):
         >>> [list(batch) for batch in EpochSampler(5, shuffle=False).batches(2)]
         [[0, 1], [2, 3], [4]]
     """
+
+    _settled = frozenset(["sampler", "batch_size", "drop_last", "pad", "seed"])
 
     def __new__(
         cls, sampler: Any, batch_size: int, drop_last: bool = False, *args: Any, **settings: Any
@@ -384,6 +403,7 @@ class EpochBatches(BatchSampler):
     ) -> None:
         super().__init__(sampler, batch_size, drop_last)
         self.sampler: EpochSampler = sampler
+        sampler._is_used = True
         self.seed = sampler.seed if seed is None else seed
         self.pad: Pad = sampler.pad if pad is None else pad
 
