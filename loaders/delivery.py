@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.backends.ordered import Interrupted, TimedOut
+from loaders.device.modes import without_modes
 from loaders.device.nested import map_tensors
 from loaders.device.prefetch import Prefetcher
 from loaders.errors import BatchError
@@ -156,9 +157,10 @@ class Delivery:
     def _next(self) -> Any:
         began = self._waiting_since = time.monotonic()
         try:
-            batch, valid = next(self._source)
-            batch = self._finish(batch)
-            return batch if valid is None else _with_marks(batch, valid)
+            with without_modes():
+                batch, valid = next(self._source)
+                batch = self._finish(batch)
+                return batch if valid is None else _with_marks(batch, valid)
         finally:
             self._waiting_since = None
             self._stats.wait_s += time.monotonic() - began

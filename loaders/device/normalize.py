@@ -89,8 +89,8 @@ class Normalize(nn.Module):
         self.dtype = dtype
         # By name: torch.memory_format objects cannot be pickled or deep-copied (torch 2.13).
         self._memory_format = None if memory_format is None else str(memory_format).split(".")[-1]
-        self.register_buffer("mean", torch.tensor(means) * scale)
-        self.register_buffer("std", torch.tensor(stds) * scale)
+        self.register_buffer("mean", torch.tensor(means, dtype=torch.float32) * scale)
+        self.register_buffer("std", torch.tensor(stds, dtype=torch.float32) * scale)
 
     @property
     def memory_format(self) -> torch.memory_format | None:
