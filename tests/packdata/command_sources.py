@@ -104,11 +104,20 @@ def _make_tables(folder: Path) -> None:
     pack_tables(folder / "t.csv", folder / "train", standardize=True)
 
 
+_CHAT = {
+    "numbers": [1, 2, 3],
+    "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+    "turns": [{"role": "assistant", "content": "b"}],
+}
+
+
 def _make_texts(folder: Path) -> None:
     """``a.txt``, ``rows.jsonl``, ``ids.npy``, ``ids.bin``, ``latin.txt``, ``tokenizer.json``, ``stream``."""
     lines = [f"{i}: {_WORDS * (i % 4 + 1)}" for i in range(40)]
     (folder / "a.txt").write_text("\n".join(lines))
-    _append_lines(folder / "rows.jsonl", ({"text": x, "body": x[::-1]} for x in lines))
+    _append_lines(folder / "rows.jsonl", ({"text": x, "body": x[::-1], **_CHAT} for x in lines))
+    template = "{{ strftime_now('%d %b') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    (folder / "chat.jinja").write_text(template)
     _append_lines(folder / "bad.jsonl", [{"text": "one"}, {"no": 1}, {"text": "two"}])
     (folder / "latin.txt").write_bytes(b"caf\xe9")
     ids = np.arange(300, dtype=np.uint32)

@@ -38,6 +38,7 @@ IN_HALVES = {"parts": {"a": 0.5, "b": 0.5}}
 LABELS = "packed --add labels.csv --fields score --missing skip"
 LABELLED: dict[str, Any] = {"add": "labels.csv", "fields": ["score"], "skip_missing": True}
 LINES = "a.txt --documents line"
+CHAT: dict[str, Any] = {"chat_template": "chat.jinja"}
 BY_LINE = {"documents": "line"}
 
 # Of commands that make a dataset: the command, its source with other options, the option, and what both are in Python.
@@ -60,6 +61,11 @@ MAKING: list[tuple[str, str, str, dict[str, Any]]] = [
     ("images", "broken", "--on-error skip", {"on_error": "skip"}),
     ("tokens", "a.txt", "--documents '3: the'", {"documents": "3: the"}),
     ("tokens", "rows.jsonl", "--text-column body", {"text_column": "body"}),
+    ("tokens", "rows.jsonl", "--ids-column numbers", {"ids_column": "numbers"}),
+    ("tokens", "rows.jsonl", "--chat-template chat.jinja", CHAT),
+    ("tokens", "rows.jsonl --chat-template chat.jinja", "--messages-column turns", CHAT | {"messages_column": "turns"}),
+    ("tokens", "rows.jsonl --chat-template chat.jinja", "--chat-date 2024-07-26", CHAT | {"chat_date": "2024-07-26"}),
+    ("tokens", LINES, "--bos 10", BY_LINE | {"bos": 10}),
     ("tokens", "a.txt", "--tokenizer tokenizer.json", {"tokenizer": "tokenizer.json"}),
     ("tokens", "a.txt", "--train-bpe 280", {"train_bpe": 280}),
     ("tokens", LINES, "--eod 10", BY_LINE | {"eod": 10}),

@@ -65,6 +65,7 @@ class DocumentJob:
         length: Tokens of a window.
         dtype: int64 or int32, of tokens and targets.
         memory: Where the batch goes.
+        labels: Where targets are that are not the tokens themselves.
     """
 
     num_parts = 1
@@ -77,8 +78,10 @@ class DocumentJob:
         length: int,
         dtype: str,
         memory: Memory,
+        labels: TokenStream | None = None,
     ) -> None:
         self._stream, self._plan, self._windows = stream, plan, windows
+        self._labels = stream if labels is None else labels
         self._length, self._dtype, self._memory = length, np.dtype(dtype), memory
         self._values: tuple[Any, ...] = ()
 
@@ -107,20 +110,24 @@ class DocumentJob:
 
     def _read(self, parts: Indices, lengths: Indices) -> tuple[Any, Indices]:
         """Return the tokens of some parts end to end, and what follows each in its document."""
-        stream, item = self._stream, self._stream.dtype.itemsize
-        raw = np.empty(int(lengths.sum()) * item, np.uint8)
-        stream.gather_ranges(self._plan.starts[parts], lengths, raw)
-        tokens = raw.view(stream.dtype)
+        tokens = self._gather(self._stream, parts, lengths)
+        labels = self._labels
+        follow = tokens if labels is self._stream else self._gather(labels, parts, lengths)
         targets = np.full(len(tokens), IGNORED, np.int64)
-        targets[:-1] = tokens[1:]
+        targets[:-1] = follow[1:]
         lasts = np.cumsum(lengths) - 1
         targets[lasts] = IGNORED
         goes_on = np.flatnonzero(self._plan.goes_on[parts])
         if len(goes_on):
-            after = np.empty((len(goes_on), item), np.uint8)
-            stream.gather((self._plan.starts[parts] + lengths)[goes_on], 1, after)
-            targets[lasts[goes_on]] = after.view(stream.dtype)[:, 0]
+            after = np.empty((len(goes_on), labels.dtype.itemsize), np.uint8)
+            labels.gather((self._plan.starts[parts] + lengths)[goes_on], 1, after)
+            targets[lasts[goes_on]] = after.view(labels.dtype)[:, 0]
         return tokens, targets
+
+    def _gather(self, stream: TokenStream, parts: Indices, lengths: Indices) -> npt.NDArray[Any]:
+        raw = np.empty(int(lengths.sum()) * stream.dtype.itemsize, np.uint8)
+        stream.gather_ranges(self._plan.starts[parts], lengths, raw)
+        return raw.view(stream.dtype)
 
     def _laid(
         self, name: str, values: Any, used: npt.NDArray[np.bool_], dtype: np.dtype[Any], rest: int

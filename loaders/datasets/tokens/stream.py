@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Indices = npt.NDArray[np.int64]
 TOKENS, NUM_TOKENS, DOCUMENT_ENDS = "tokens", "num_tokens", "document_ends"
+LABELS = "labels"
 
 
 class TokenStream:
@@ -34,10 +35,11 @@ class TokenStream:
 
     Args:
         dataset: What ``packdata tokens`` made, mapped or in memory; all of it, in its own order.
+        column: ``tokens``, or ``labels``, which lie beside them in the same way.
 
     Attributes:
         field: What is known of the tokens.
-        dtype: Their numpy type.
+        dtype: The numpy type of the column.
         num_tokens: How many there are.
 
     Raises:
@@ -45,7 +47,7 @@ class TokenStream:
         ShardError: Its rows contradict each other.
     """
 
-    def __init__(self, dataset: PackedDataset) -> None:
+    def __init__(self, dataset: PackedDataset, column: str = TOKENS) -> None:
         field = dataset.schema.fields.get(TOKENS)
         if not isinstance(field, Tokens):
             raise SchemaError(
@@ -58,7 +60,7 @@ class TokenStream:
                 "rows that were selected are no stream: windows are divided with TokenWindows.split"
             )
         self._dataset, self._store, self.field = dataset, dataset.store, field
-        self.dtype = np.dtype(field.dtype)
+        self._column, self.dtype = column, np.dtype(dataset.schema.fields[column].dtype)
         counts = dataset.column(NUM_TOKENS).astype(np.int64)
         bad = (counts < 0) | (counts > field.row_tokens)
         if bad.any():
@@ -123,13 +125,13 @@ class TokenStream:
             what = "its documents do not follow each other within the tokens of the row"
             raise ShardError(what, path, number, DOCUMENT_ENDS, "Pack it again")
 
-    def read(self, start: int, stop: int) -> npt.NDArray[np.unsignedinteger]:
-        """Return the tokens from one position to another, a copy."""
+    def read(self, start: int, stop: int) -> npt.NDArray[np.integer]:
+        """Return the values from one position to another, a copy."""
         out = np.empty((1, (stop - start) * self.dtype.itemsize), np.uint8)
         if stop > start:
             self.gather(np.array([start], np.int64), stop - start, out)
-        tokens: npt.NDArray[np.unsignedinteger] = out.view(self.dtype)[0]
-        return tokens
+        values: npt.NDArray[np.integer] = out.view(self.dtype)[0]
+        return values
 
     def gather(self, starts: Indices, length: int, out: npt.NDArray[np.uint8]) -> None:
         """Copy ``length`` tokens from each of some positions.
@@ -249,10 +251,11 @@ class TokenStream:
 
     def _data(self, number: int) -> npt.NDArray[np.uint8]:
         shard = self._store.shard(number)
-        column, nbytes = shard.columns[TOKENS], self.field.record_nbytes
+        column = shard.columns[self._column]
+        nbytes = self.field.row_tokens * self.dtype.itemsize
         if not isinstance(column, FixedColumn) or column.data.shape[1] != nbytes:
-            what = f"its rows of tokens are not {nbytes} bytes each, one after the other"
-            raise ShardError(what, shard.path, None, TOKENS, "Pack it again")
+            what = f"its rows of {self._column} are not {nbytes} bytes each, one after the other"
+            raise ShardError(what, shard.path, None, self._column, "Pack it again")
         return column.data
 
     def _verify(self, starts: Indices, stops: Indices) -> None:
@@ -262,8 +265,8 @@ class TokenStream:
         always = self._store.check == "always"
         if always or not self._verified[rows].all():
             wanted = self._store.rows(rows)
-            self._store.prefetch(TOKENS, wanted)
-            self._store.verify(TOKENS, wanted)
+            self._store.prefetch(self._column, wanted)
+            self._store.verify(self._column, wanted)
             self._verified[rows] = True
             self._all_verified = not always and bool(self._verified.all())
 

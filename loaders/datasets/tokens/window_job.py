@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.datasets.reading.request import Memory
+    from loaders.datasets.tokens.stream import TokenStream
     from loaders.datasets.tokens.windows import TokenWindows
 
     Indices = npt.NDArray[np.int64]
@@ -71,6 +72,8 @@ class WindowJob:
         narrow = raw.view(self._windows.stream.dtype)
         np.copyto(out[0], narrow[:, :-1])
         np.copyto(out[1], narrow[:, 1:])
+        if self._windows.labels is not None:
+            self._read_labels(self._windows.labels, numbers, out[1])
         self._pad(numbers, out[1])
 
     def _begin(self) -> tuple[torch.Tensor, ...]:
@@ -102,6 +105,20 @@ class WindowJob:
             row = np.ascontiguousarray(windows.stream.read(start, stop)).view(np.uint8)
             out[i, : len(row)] = row
             out[i, len(row) :].view(windows.stream.dtype)[:] = windows.stream.field.eod or 0
+
+    def _read_labels(
+        self, labels: TokenStream, numbers: Indices, targets: npt.NDArray[Any]
+    ) -> None:
+        """Replace the tokens that follow by their labels."""
+        starts = self._windows.span[0] + numbers * self._windows.stride + 1
+        stops = np.minimum(starts + self._windows.length, self._windows.span[1])
+        if (stops - starts == self._windows.length).all():
+            raw = scratch(targets.size * labels.dtype.itemsize).reshape(len(targets), -1)
+            labels.gather(starts, self._windows.length, raw)
+            np.copyto(targets, raw.view(labels.dtype))
+            return
+        for row, start, stop in zip(targets, starts.tolist(), stops.tolist(), strict=True):
+            row[: stop - start] = labels.read(start, stop)
 
     def _pad(self, numbers: Indices, targets: npt.NDArray[Any]) -> None:
         windows = self._windows

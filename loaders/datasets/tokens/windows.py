@@ -18,7 +18,7 @@ from loaders.datasets.packed import PackedDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.binpack import Fit
 from loaders.datasets.tokens.documents import DocumentJob, DocumentPlan
-from loaders.datasets.tokens.stream import TokenStream
+from loaders.datasets.tokens.stream import LABELS, TokenStream
 from loaders.datasets.tokens.window_job import Widen, WindowJob, read_group
 from loaders.errors import SchemaError
 
@@ -42,7 +42,9 @@ class TokenWindows(BatchDataset):
 
     ``windows[i]`` has both, ``length`` tokens each, and a batch has ``batch_size`` rows of them.
     ``by="stream"`` cuts the whole stream, documents and all, every ``stride`` tokens; target ``i``
-    is token ``i + 1``. ``by="document"`` packs whole documents into windows (longer ones are
+    is token ``i + 1``. Where the dataset has ``labels`` (of conversations, or packed beside lists of
+    ids), targets are these instead: target ``i`` is label ``i + 1``, -100 where it does not matter.
+    ``by="document"`` packs whole documents into windows (longer ones are
     split); a target is the next token of the same document, -100 where there is none, and samples
     also have ``position_ids`` (from 0 in each part of a document) and ``document_ids`` (from 0 in
     each window, -1 where it is padded). A batch of these also has ``cu_seqlens`` (int32: where
@@ -116,9 +118,17 @@ class TokenWindows(BatchDataset):
         if dtype != "stored":
             # Making them wide takes the trainer longer than reading; laying documents out is Python.
             self.max_workers = 1
-        self.stream = TokenStream(self.dataset)
+        self._open_streams()
         self.span = self._check_span(span)
         self._make_plan()
+
+    def _open_streams(self) -> None:
+        self.stream = TokenStream(self.dataset)
+        self.labels = TokenStream(self.dataset, LABELS) if LABELS in self.schema.fields else None
+        if self.labels is not None and self.dtype == "stored":
+            raise ValueError(
+                "the dataset has labels, of which some are -100: give dtype='int64' or 'int32'"
+            )
 
     def _make_plan(self) -> None:
         """Lay out the windows of the span."""
@@ -250,7 +260,8 @@ class TokenWindows(BatchDataset):
         So what is prefetched and copied is as narrow as what is stored; and what is handed over is
         still in the cache. None where targets of -100 are made with the batch.
         """
-        if self.by == "document" or self.tail == "pad" or self.dtype == "stored":
+        plain = self.by == "stream" and self.tail == "drop" and self.labels is None
+        if not plain or self.dtype == "stored":
             return None
         return Widen(self.dtype)
 
@@ -294,11 +305,15 @@ class TokenWindows(BatchDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings; where tokens and windows lie is found anew."""
-        return {name: v for name, v in self.__dict__.items() if name not in ("stream", "_plan")}
+        return {
+            name: v
+            for name, v in self.__dict__.items()
+            if name not in ("stream", "labels", "_plan")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.stream = TokenStream(self.dataset)
+        self._open_streams()
         self._make_plan()
 
     # -- samples -----------------------------------------------------------------------------------
@@ -308,7 +323,8 @@ class TokenWindows(BatchDataset):
         numbers = self.numbers(indices)
         if self._plan is not None:
             dtype = self.dtype
-            return DocumentJob(self.stream, self._plan, numbers, self.length, dtype, memory)
+            length, labels = self.length, self.labels
+            return DocumentJob(self.stream, self._plan, numbers, length, dtype, memory, labels)
         return WindowJob(self, numbers, memory, num_workers)
 
     def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:

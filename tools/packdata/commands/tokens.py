@@ -1,4 +1,4 @@
-"""``packdata tokens``: text, or token ids that others wrote, to a packed stream of tokens."""
+"""``packdata tokens``: text, conversations or token ids to a packed stream of tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from packdata.tokens.plan import TokensPlan
 
 _ABOUT = """\
-Pack text files, JSON lines and Parquet (text and JSON lines also as .gz and .zst), or token ids:
-.npy, flat .bin (nanoGPT, llm.c, modded-nanogpt), Megatron-LM's .bin with .idx, datatrove's .ds
-with its index. Ids are stored in the smallest of 8, 16 and 32 bits that holds the vocabulary, as
-one stream that knows where documents end; loaders.TokenWindows serves it.
+Pack text files, JSON lines, Parquet and Arrow (text and JSON lines also as .gz and .zst), of which
+rows are texts, lists of ids or conversations; or files of ids: .npy, flat .bin (nanoGPT, llm.c,
+modded-nanogpt), Megatron-LM's .bin with .idx, datatrove's .ds with its index. Ids are stored in the
+smallest of 8, 16 and 32 bits that holds the vocabulary, as one stream that knows where documents
+end; loaders.TokenWindows serves it.
 
 The same command run again continues after a kill, a full disk or Ctrl-C; the result does not
 depend on --workers."""
@@ -25,13 +26,14 @@ _EXAMPLES = r"""examples:
   packdata tokens shakespeare.txt packed                      every byte is an id
   packdata tokens corpus/*.jsonl.zst packed --tokenizer tokenizer.json
   packdata tokens books packed --train-bpe 8192 --val-share 0.01
+  packdata tokens sft.jsonl packed --chat-template tokenizer_config.json --tokenizer tokenizer.json
   packdata tokens poems.txt packed --documents '\n\n'
   packdata tokens openwebtext/train.bin packed --vocab-size 50257 --eod 50256"""
 
 
 def add_parser(commands: Commands) -> None:
     """Add the command."""
-    summary = "pack text, or ids that others wrote, as a stream of tokens"
+    summary = "pack text, conversations or token ids as a stream of tokens"
     src = "files, folders or patterns"
     parser = new_packing_parser(commands, "tokens", summary, _ABOUT, _EXAMPLES, src=src)
     _add_text_options(parser.add_argument_group("text"))
@@ -51,9 +53,27 @@ def _add_text_options(group: Any) -> None:
     )
     add(
         "--text-column",
-        default="text",
         metavar="NAME",
-        help="key of JSON lines, column of Parquet (default: text)",
+        help="key of JSON lines, column of Parquet or Arrow (default: text)",
+    )
+    add(
+        "--ids-column",
+        metavar="NAME",
+        help="the one that holds lists of ids, a document each (default: input_ids, where there is "
+        "one); labels and attention_mask beside it are heeded",
+    )
+    add(
+        "--chat-template",
+        type=parse_place,
+        metavar="FILE",
+        help="a Jinja file or a tokenizer_config.json, which makes text of conversations: lists of "
+        "messages with role and content. Targets are what the assistant says",
+    )
+    add("--messages-column", metavar="NAME", help="the one with conversations (default: messages)")
+    add(
+        "--chat-date",
+        metavar="YYYY-MM-DD",
+        help="for templates that write the date (default: today)",
     )
 
 
@@ -81,7 +101,15 @@ def _add_token_options(group: Any) -> None:
         help="id to put behind each document (default: the tokenizer's own, none for bytes: there "
         "256, the highest, is an id of its own, for which ids become two bytes wide, and 10 the line "
         "break); "
-        "of ids: the one behind which documents end",
+        "of lists of ids and conversations: put where it is not there (default: none); of files of "
+        "ids: the one behind which documents end",
+    )
+    add(
+        "--bos",
+        type=_eod,
+        default="none",
+        metavar="ID|auto|none",
+        help="id to put before each document (auto: the tokenizer's own; default: none)",
     )
     add(
         "--vocab-size",
@@ -132,10 +160,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> TokensPlan:
+    from dataclasses import fields
+
     from packdata.tokens.plan import TokenOptions, plan_tokens
 
-    names = ("text_column", "tokenizer", "train_bpe", "eod", "vocab_size", "bin_dtype")
-    options = {name: getattr(args, name) for name in (*names, "row_tokens", "val_share", "seed")}
+    names = [field.name for field in fields(TokenOptions) if field.name != "documents"]
+    options = {name: getattr(args, name) for name in names}
     options["documents"] = unescaped(args.documents)
     return plan_tokens(
         args.src, TokenOptions(**options), format=args.format, on_error=args.on_error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from loaders.errors import SourceError
 
 Place = Callable[[int], str]
 Reject = tuple[str, SourceError]
+IGNORED = -100  # as a label: torch's cross_entropy counts no such target
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,15 @@ class Documents:
             last one goes on in the next piece.
         place: Says where the element of this position stands in the source.
         rejects: Place and error of each document that is left out.
+        labels: Aligned with ``data``, or None. Of ids, int32: what the model shall say there, -100
+            where it does not matter; of bytes, uint8: 1 where the model shall say them.
     """
 
     data: npt.NDArray[Any]
     ends: npt.NDArray[np.int64]
     place: Place
     rejects: tuple[Reject, ...] = ()
+    labels: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -49,8 +53,10 @@ class Documents:
     def select(self, chosen: npt.NDArray[np.bool_]) -> Documents:
         """Return some of the documents; all of them must end here."""
         lengths = self.ends - self.starts
-        data = self.data[: int(lengths.sum())][np.repeat(chosen, lengths)]
-        return replace(self, data=data, ends=np.cumsum(lengths[chosen]))
+        keep = np.repeat(chosen, lengths)
+        data = self.data[: len(keep)][keep]
+        labels = None if self.labels is None else self.labels[: len(keep)][keep]
+        return replace(self, data=data, ends=np.cumsum(lengths[chosen]), labels=labels)
 
     def only_utf8(self) -> Documents:
         """Leave out documents that are not UTF-8; all of them must end here."""
@@ -74,6 +80,24 @@ class Documents:
         bounds = zip((self.starts * item).tolist(), (self.ends * item).tolist(), strict=True)
         digest, seed = xxhash.xxh3_64_intdigest, seed % 2**64
         return np.fromiter((digest(data[a:b], seed) for a, b in bounds), np.uint64, len(self))
+
+
+def join_documents(
+    documents: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any] | None]],
+    place: Callable[[int], str],
+    rejects: Sequence[Reject] = (),
+) -> Documents:
+    """Return single documents, data and labels each, end to end; ``place`` is of their numbers."""
+    sizes = np.fromiter((len(data) for data, _ in documents), np.int64, len(documents))
+    ends = np.cumsum(sizes, dtype=np.int64)
+    data = np.concatenate([np.empty(0, np.uint8), *(d for d, _ in documents)])
+    labels = [beside for _, beside in documents if beside is not None]
+
+    def where(at: int) -> str:
+        return place(int(np.searchsorted(ends, at, "right")))
+
+    joined = np.concatenate(labels) if labels else None
+    return Documents(data, ends, where, tuple(rejects), joined)
 
 
 def not_utf8(byte: int, where: str) -> Reject:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import BinaryIO
 
-Kind = Literal["text", "jsonl", "parquet", "npy", "bin", "ds"]
+Kind = Literal["text", "jsonl", "parquet", "arrow", "npy", "bin", "ds"]
 _KINDS: dict[str, Kind] = {
     ".txt": "text",
     ".text": "text",
@@ -28,12 +28,15 @@ _KINDS: dict[str, Kind] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".parquet": "parquet",
+    ".arrow": "arrow",
     ".npy": "npy",
     ".bin": "bin",
     ".idx": "bin",
     ".ds": "ds",
 }
 IDS_KINDS = ("npy", "bin", "ds")
+ROW_KINDS = ("parquet", "arrow")
+LINE_KINDS = ("jsonl", *ROW_KINDS)  # of named columns
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _NOT_READ = {
     ".npz": "Save the array of ids by itself, with numpy.save",

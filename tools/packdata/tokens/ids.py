@@ -287,6 +287,7 @@ class IdsSource:
     eod: int | None = None
     cut: int | None = PIECE_TOKENS
     kind: str = "ids"
+    has_labels: bool = False
     empty_files: list[str] = field(default_factory=list)
     opened: list[IdsFile] = field(default_factory=list)
     _plan: list[IdsPiece] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, of which one value is the text."""
+"""JSON lines: one object a line, which is one document."""
 
 from __future__ import annotations
 
@@ -6,74 +6,80 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
 from loaders.errors import SourceError
-from packdata.tokens.documents import Documents, not_utf8
+from packdata.tokens.documents import Documents, join_documents, not_utf8
 
 if TYPE_CHECKING:
+    from packdata.tokens.contents import Content, Document
     from packdata.tokens.documents import Place, Reject
 
 
-def parse_jsonl(data: bytes, column: str, place: Place, *, is_utf8: bool = True) -> Documents:
-    """Return the texts of whole lines; blank lines are passed over.
+def parse_jsonl(data: bytes, content: Content, place: Place, *, is_utf8: bool = True) -> Documents:
+    """Return the documents of whole lines; blank lines are passed over.
 
     Args:
         data: Lines.
-        column: The key of the text.
+        content: What they hold.
         place: Says where a byte of ``data`` stands.
         is_utf8: False if some bytes are known not to be text.
     """
-    found = _parse_at_once(data, column) if is_utf8 else None
-    if found is not None:
-        return Documents(*found, lambda at: place(0))
-    return _parse_lines(data, column, place)
+    table = _parse_at_once(data, content) if is_utf8 else None
+    if table is not None:
+        documents = content.of_table(table, lambda row: place(_begin_of(data, row)))
+        if not documents.rejects:
+            return documents
+    return _parse_lines(data, content, place)
 
 
-def _parse_at_once(data: bytes, column: str) -> tuple[Any, Any] | None:
+def _parse_at_once(data: bytes, content: Content) -> pa.Table | None:
     """Let Arrow parse, without the GIL; None where something is not as it should be."""
-    schema = pa.schema([pa.field(column, pa.string())])
+    if None in content.types.values():
+        return None
+    small = {pa.large_string(): pa.string(), pa.large_list(pa.int64()): pa.list_(pa.int64())}
+    schema = pa.schema({name: small[kind] for name, kind in content.types.items()})
     parsing = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     reading = pa.json.ReadOptions(use_threads=False, block_size=max(1, len(data)) + 1)
     try:
         table = pa.json.read_json(io.BytesIO(data), reading, parsing)
     except (pa.ArrowException, ValueError):
         return None
-    texts = table[column].combine_chunks()
-    if texts.null_count or len(texts) == 0:
-        return None
-    return text_buffers(texts)
+    return table.cast(pa.schema(dict(content.types))) if len(table) else None
 
 
-def text_buffers(texts: Any) -> tuple[Any, Any]:
-    """Return the bytes of an Arrow array of strings as uint8, and where each ends; nothing is copied."""
-    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
-    offsets = np.frombuffer(texts.buffers()[1], width)[texts.offset :][: len(texts) + 1]
-    data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-    return data, offsets[1:].astype(np.int64) - offsets[0]
+def _begin_of(data: bytes, row: int) -> int:
+    """Return where the line of a row begins: lines that are blank are none."""
+    at = 0
+    for line in data.split(b"\n"):
+        if line.strip():
+            if row == 0:
+                return at
+            row -= 1
+        at += len(line) + 1
+    return at
 
 
-def _parse_lines(data: bytes, column: str, place: Place) -> Documents:
-    texts: list[bytes] = []
+def _parse_lines(data: bytes, content: Content, place: Place) -> Documents:
+    found: list[Document] = []
+    begins: list[int] = []
     rejects: list[Reject] = []
     at = 0
     for line in data.split(b"\n"):
         if line.strip():
             try:
-                texts.append(_text_of(line, column))
+                found.append(content.of_row(_object_of(line)))
+                begins.append(at)
             except UnicodeDecodeError as error:
                 rejects.append(not_utf8(line[error.start], place(at)))
             except ValueError as error:
                 rejects.append((place(at), SourceError(str(error), place(at))))
         at += len(line) + 1
-    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), dtype=np.int64)
-    joined = np.frombuffer(b"".join(texts), np.uint8)
-    return Documents(joined, ends, lambda at: place(0), tuple(rejects))
+    return join_documents(found, lambda row: place(begins[row]), rejects)
 
 
-def _text_of(line: bytes, column: str) -> bytes:
+def _object_of(line: bytes) -> dict[str, Any]:
     text = line.decode()
     try:
         row = json.loads(text)
@@ -81,13 +87,4 @@ def _text_of(line: bytes, column: str) -> bytes:
         raise ValueError(f"it is not JSON ({error})") from error
     if not isinstance(row, dict):
         raise ValueError(f"it is a {type(row).__name__}, not an object")
-    if column not in row:
-        raise ValueError(f"it has no {column!r}; it has {sorted(row)[:8]} (see --text-column)")
-    value = row[column]
-    if not isinstance(value, str):
-        what = "null" if value is None else f"a {type(value).__name__}"
-        raise ValueError(f"{column!r} is {what}, not a text")
-    try:
-        return value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{column!r} holds half a surrogate pair ({error})") from error
+    return row

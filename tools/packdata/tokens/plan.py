@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from loaders.checks import shown
 from loaders.errors import SourceError
@@ -14,8 +14,13 @@ from packdata.plan import pack_plan
 from packdata.reader import PackedReader
 from packdata.settings import PackSettings, check_options
 from packdata.sources import joined_splits
-from packdata.tokens.files import IDS_KINDS, Listing, identity_of, list_files
+from packdata.tokens.chat import Chat
+from packdata.tokens.contents import LABELS, Ids
+from packdata.tokens.detect import content_of
+from packdata.tokens.files import IDS_KINDS, LINE_KINDS, Listing, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE, PIECE_TOKENS, IdsSource
+from packdata.tokens.options import Eod
+from packdata.tokens.options import TokenOptions as TokenOptions
 from packdata.tokens.recipe import TokensRecipe
 from packdata.tokens.show import count
 from packdata.tokens.texts import PIECE_BYTES, TextOptions, TextSource
@@ -34,62 +39,10 @@ if TYPE_CHECKING:
     from packdata.engine import DatasetSummary, Summary
     from packdata.settings import OnError
     from packdata.shards import Format
+    from packdata.tokens.contents import Content
     from packdata.tokens.recipe import TokenSource
 
-Eod = int | Literal["auto", "none"]
-DEFAULT_ROW_TOKENS = 8192
-_MAX_ROW_TOKENS = 1 << 24
 TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
-_BIN_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
-
-
-@dataclass(frozen=True, slots=True)
-class TokenOptions:
-    """What becomes of text or ids.
-
-    Attributes:
-        documents: What is a document of a text file: ``file``, ``line``, or the text between them.
-        text_column: The column of Parquet, or key of JSON lines, that holds the text.
-        tokenizer: ``bytes``, or the path of a ``tokenizer.json``; of ids: what they stand for.
-        train_bpe: Make a byte-level BPE of so many ids from the corpus instead.
-        eod: The id to put behind each document, of bytes at most 256; ``auto``: the tokenizer's
-            own, if it has one. Of ids: the one that is behind each document already.
-        vocab_size: Of ids, where no tokenizer tells.
-        bin_dtype: Type of ids without a header, in ``.bin`` files (None: uint16) and ``.npy``.
-        row_tokens: Tokens of a stored row.
-        val_share: Share of the documents that go to ``DST/val``, the others to ``DST/train``.
-        seed: For that division.
-
-    Raises:
-        ValueError: An option is out of range, or contradicts another.
-    """
-
-    documents: str = "file"
-    text_column: str = "text"
-    tokenizer: Path | str | None = None
-    train_bpe: int | None = None
-    eod: Eod = "auto"
-    vocab_size: int | None = None
-    bin_dtype: str | None = None
-    row_tokens: int = DEFAULT_ROW_TOKENS
-    val_share: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.val_share < 1:
-            raise ValueError(f"val_share must be in [0, 1), got {self.val_share}")
-        if not 2 <= self.row_tokens <= _MAX_ROW_TOKENS:
-            raise ValueError(
-                f"row_tokens must be in [2, {_MAX_ROW_TOKENS}], got {self.row_tokens}"
-            )
-        if self.bin_dtype not in (None, *_BIN_DTYPES):
-            raise ValueError(f"bin_dtype must be one of {_BIN_DTYPES}, got {self.bin_dtype!r}")
-        if self.tokenizer is not None and self.train_bpe is not None:
-            raise ValueError("a tokenizer is given or made: leave out one of the two")
-        if isinstance(self.eod, str) and self.eod not in ("auto", "none"):
-            raise ValueError(f"eod must be an id, 'auto' or 'none', got {self.eod!r}")
-        if self.vocab_size is not None and self.vocab_size < 1:
-            raise ValueError(f"vocab_size must be at least 1, got {self.vocab_size}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +108,8 @@ class TokensPlan:
         if empty:
             notes.append(f"empty: {', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}")
         notes += self._separator_notes()
+        if isinstance(self.recipe.source, TextSource):
+            notes += self.recipe.source.options.content.notes()
         notes += joined_splits([file.path for file in self.listing.files])
         return [*notes, *self._end_notes()]
 
@@ -260,7 +215,9 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
     usual = TokenOptions()
     for name, takes, what in (
         ("documents", {"text"}, "plain text"),
-        ("text_column", {"jsonl", "parquet"}, "JSON lines and Parquet"),
+        ("text_column", set(LINE_KINDS), "JSON lines, Parquet and Arrow"),
+        ("ids_column", set(LINE_KINDS), "JSON lines, Parquet and Arrow"),
+        ("chat_template", set(LINE_KINDS), "JSON lines, Parquet and Arrow"),
         ("bin_dtype", {"bin", "npy"}, "ids without a header"),
     ):
         if getattr(options, name) != getattr(usual, name) and not takes & kinds:
@@ -268,8 +225,6 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
 
 
 def _text_recipe(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
-    if options.vocab_size is not None:
-        raise ValueError("vocab_size is for ids: a tokenizer has its own")
     if (
         options.val_share
         and options.documents == "file"
@@ -278,33 +233,64 @@ def _text_recipe(listing: Listing, options: TokenOptions, *, may_cut: bool) -> T
         hint = "--documents line, or --documents SEPARATOR, makes several of it"
         what = "it is one document, which cannot be divided into train and val"
         raise SourceError(what, listing.files[0].name, hint)
+    content = content_of(listing.files, options)
     is_bytes = options.train_bpe is None and options.tokenizer in (None, "bytes")
     rows = max(1, PIECE_BYTES // options.row_tokens)
-    # Then all rows but a file's last are full. With an id behind it a document is longer.
-    cut = rows * options.row_tokens if is_bytes and may_cut else None
-    source = TextSource(
-        listing.files,
-        TextOptions(options.documents, options.text_column, cut, PIECE_BYTES),
-    )
+    # Then all rows but a file's last are full. With an id before or behind it a document is longer.
+    is_plain = is_bytes and content.kind == "text" and options.bos == "none"
+    cut = rows * options.row_tokens if is_plain and may_cut else None
+    source = TextSource(listing.files, TextOptions(options.documents, content, cut, PIECE_BYTES))
+    if content.kind == "lists":
+        return _lists_recipe(listing, options, source)
+    if options.vocab_size is not None:
+        raise ValueError("vocab_size is for ids: a tokenizer has its own")
     if options.train_bpe is not None:
         data = train_bpe(source.documents_of(TRAIN_BYTES), options.train_bpe)
         tokenizer: Tokenizer = JsonTokenizer(data, "the trained tokenizer")
     else:
-        tokenizer = open_tokenizer(options.tokenizer or "bytes")
-    eod = tokenizer.end if options.eod == "auto" else options.eod
-    eod = None if isinstance(eod, str) else eod
+        is_chat = content.kind == "chat"
+        tokenizer = open_tokenizer(options.tokenizer or "bytes", is_chat=is_chat)
+    ends = tokenizer.end if content.kind == "text" else None
+    eod = ends if options.eod == "auto" else _given(options.eod)
+    bos = tokenizer.begin if options.bos == "auto" else _given(options.bos)
     size = tokenizer.vocab_size
-    if isinstance(tokenizer, BytesTokenizer) and eod is not None:
-        if eod > size:
-            what = f"eod must be a byte (0 to {size - 1}) or {size}, an id of its own behind them"
-            raise ValueError(f"{what}, got {eod}")
-        size = max(size, eod + 1)  # an id of its own behind the bytes
-    return _recipe(listing, options, source, Vocabulary.of(size, 4, eod), tokenizer, cut)
+    if isinstance(tokenizer, BytesTokenizer):
+        size = _size_with(size, {"eod": eod, "bos": bos})
+    return _recipe(listing, options, source, Vocabulary.of(size, 4, eod, bos), tokenizer, cut)
+
+
+def _given(token: Eod) -> int | None:
+    return None if isinstance(token, str) else token
+
+
+def _size_with(size: int, added: dict[str, int | None]) -> int:
+    """Return the size of a vocabulary of bytes with ids of their own behind these."""
+    for name, token in sorted(added.items(), key=lambda item: item[1] or 0):
+        if token is not None and token > size:
+            what = f"{name} must be a byte (0 to 255) or {size}, an id of its own behind them"
+            raise ValueError(f"{what}, got {token}")
+        size = max(size, (token or 0) + 1)
+    return size
+
+
+def _lists_recipe(listing: Listing, options: TokenOptions, source: TextSource) -> TokensRecipe:
+    if options.train_bpe is not None:
+        raise ValueError("train_bpe is for text: these are ids already")
+    tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
+    size = options.vocab_size
+    if size is None and tokenizer is not None:
+        size = tokenizer.vocab_size
+    begin = None if tokenizer is None else tokenizer.begin
+    bos = begin if options.bos == "auto" else _given(options.bos)
+    vocabulary = Vocabulary.of(size, 4, _given(options.eod), bos)
+    return _recipe(listing, options, source, vocabulary, tokenizer, None)
 
 
 def _ids_recipe(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
     if options.train_bpe is not None:
         raise ValueError("train_bpe is for text: these are ids already")
+    if options.bos != "none":
+        raise ValueError("bos is for text and lists of ids: where documents begin in files, it is")
     tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
     size = options.vocab_size
     if size is None and tokenizer is not None:
@@ -325,9 +311,9 @@ def _recipe(
     tokenizer: Tokenizer | None,
     cut: int | None,
 ) -> TokensRecipe:
-    told = {
+    told: dict[str, Any] = {
         "documents": options.documents,
-        "text_column": options.text_column,
+        "text_column": options.text_column or "text",
         "tokenizer": None if tokenizer is None else tokenizer.name,
         "trained": options.train_bpe,
         "eod": vocabulary.eod,
@@ -337,6 +323,10 @@ def _recipe(
         "val_share": options.val_share,
         "seed": options.seed,
     }
+    if isinstance(source, TextSource):
+        told |= _told_of(source.options.content)
+    if vocabulary.bos is not None:
+        told["bos"] = vocabulary.bos
     provenance = {"recipe": "tokens", "source": [f.name for f in listing.files[:16]], **told}
     identity = {"recipe": "tokens", "files": identity_of(listing.files), "cut": cut, **told}
     if windows := _windows_files(source):
@@ -353,7 +343,15 @@ def _recipe(
     )
 
 
-def open_tokenizer(name: Path | str) -> Tokenizer:
+def _told_of(content: Content) -> dict[str, Any]:
+    if isinstance(content, Chat):
+        return {"messages_column": content.column, "chat_template": content.template.digest}
+    if isinstance(content, Ids):
+        return {"ids_column": content.column, LABELS: content.has_labels}
+    return {}
+
+
+def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
     """Return the tokenizer of a name: ``bytes``, a ``tokenizer.json``, or a folder that holds one.
 
     Raises:
@@ -364,7 +362,7 @@ def open_tokenizer(name: Path | str) -> Tokenizer:
     path = Path(name)
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
-        return JsonTokenizer(path.read_bytes(), path)
+        return JsonTokenizer(path.read_bytes(), path, is_chat=is_chat)
     except OSError as error:
         hint = "Give 'bytes' or the path of a tokenizer.json"
         raise SourceError(f"it cannot be read ({error.strerror})", path, hint) from error

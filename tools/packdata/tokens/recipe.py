@@ -11,20 +11,20 @@ from loaders.errors import SourceError
 from loaders.schema import Array, Field, Schema, Tokens
 from packdata.recipe import Block, Recipe, Target
 from packdata.settings import OVERWRITE
-from packdata.tokens.documents import Documents
 from packdata.tokens.rows import (
     DOCUMENT_ENDS,
+    LABELS,
     NUM_TOKENS,
     TOKENS,
-    add_eod,
     block_of,
+    enclose,
     ends_dtype,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.tokens.documents import Piece, Reject
+    from packdata.tokens.documents import Documents, Piece, Reject
     from packdata.tokens.tokenizer import Tokenizer, Vocabulary
 
 
@@ -32,11 +32,13 @@ class TokenSource(Protocol):
     """Gives pieces in a fixed order.
 
     Attributes:
-        kind: ``text`` or ``ids``.
+        kind: ``text``, ``chat``, ``lists`` (of ids, by document), or ``ids`` (files of them).
+        has_labels: True if its documents have labels.
         empty_files: Names of files that hold nothing.
     """
 
     kind: str
+    has_labels: bool
     empty_files: list[str]
 
     def __len__(self) -> int:
@@ -50,7 +52,8 @@ class TokensRecipe(Recipe):
     """Turns each piece into a block of rows; how many, nobody knows before a text is cut into tokens.
 
     Fields: ``tokens``; ``num_tokens``, how many of a row are valid (all but in the last row of a
-    piece); ``document_ends``, behind which of them a document ends (1 to ``row_tokens``).
+    piece); ``document_ends``, behind which of them a document ends (1 to ``row_tokens``); ``labels``
+    beside the tokens, where the source has some.
 
     Args:
         source: Where the pieces come from.
@@ -102,6 +105,8 @@ class TokensRecipe(Recipe):
             NUM_TOKENS: Array(dtype="int32"),
             DOCUMENT_ENDS: Array(dtype=ends_dtype(self.row_tokens), dims=(None,)),
         }
+        if self.source.has_labels:
+            fields[LABELS] = Array(dtype="int32", dims=(self.row_tokens,))
         return Schema(fields)
 
     def __len__(self) -> int:
@@ -142,9 +147,16 @@ class TokensRecipe(Recipe):
         return [self._block(train, documents.rejects), self._block(val)]
 
     def _block(self, documents: Documents, rejects: Sequence[Reject] = ()) -> Block:
-        if self.source.kind == "text" and self.tokenizer is not None:
+        if self.source.kind in ("text", "chat") and self.tokenizer is not None:
             documents = self.tokenizer.encode(documents).without_empty()
-        ids, ends = self.vocabulary.narrow(documents), documents.ends
-        if self.source.kind == "text" and self.vocabulary.eod is not None:
-            ids, ends = add_eod(Documents(ids, ends, documents.place), self.vocabulary.eod)
-        return replace(block_of(ids, np.asarray(ends, np.int64), self.row_tokens), rejects=rejects)
+        documents = replace(documents, data=self.vocabulary.narrow(documents))
+        if self.source.kind != "ids":
+            bos, eod = self.vocabulary.bos, self.vocabulary.eod
+            only_missing = self.source.kind != "text"
+            documents = enclose(documents, bos, eod, only_missing=only_missing)
+        ends = np.asarray(documents.ends, np.int64)
+        labels = documents.labels
+        if labels is None and self.source.has_labels:  # every document was left out
+            labels = np.empty(0, np.int32)
+        block = block_of(documents.data, ends, self.row_tokens, labels)
+        return replace(block, rejects=rejects)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loaders.columns import Column, FixedColumn, VarColumn
 from packdata.recipe import Block
+from packdata.tokens.documents import IGNORED
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from packdata.tokens.documents import Documents
 
 TOKENS, NUM_TOKENS, DOCUMENT_ENDS = "tokens", "num_tokens", "document_ends"
+LABELS = "labels"
 
 
 def ends_dtype(row_tokens: int) -> str:
@@ -22,39 +25,68 @@ def ends_dtype(row_tokens: int) -> str:
     return "uint16" if row_tokens < 1 << 16 else "uint32"
 
 
-def add_eod(documents: Documents, eod: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Return ids with ``eod`` behind each document, and where these end then."""
-    ids, ends = documents.data, documents.ends
-    behind = ends + np.arange(1, len(ends) + 1)
-    out = np.empty(len(ids) + len(ends), ids.dtype)
-    is_text = np.ones(len(out), bool)
-    is_text[behind - 1] = False
-    out[is_text] = ids
-    out[behind - 1] = eod
-    return out, behind
+def enclose(
+    documents: Documents, bos: int | None, eod: int | None, *, only_missing: bool
+) -> Documents:
+    """Return ids with ``bos`` before and ``eod`` behind each document.
+
+    Args:
+        documents: All of them begin here where ``bos`` is given.
+        bos: None for none.
+        eod: None for none.
+        only_missing: Not where a document begins or ends so already.
+    """
+    ids, starts, ends = documents.data, documents.starts, documents.ends
+    before = np.full(len(ends), bos is not None)
+    behind = np.full(len(ends), eod is not None)
+    if only_missing and len(ends):
+        before &= ids[starts] != bos
+        behind &= ids[ends - 1] != eod
+    # Where one document ends the next one begins: its end comes first.
+    at = np.concatenate([ends[behind], starts[before]])
+    added = np.concatenate([np.full(behind.sum(), eod or 0), np.full(before.sum(), bos or 0)])
+    labels = documents.labels
+    return replace(
+        documents,
+        data=np.insert(ids, at, added.astype(ids.dtype)),
+        ends=ends + np.cumsum(before) + np.cumsum(behind),
+        labels=None if labels is None else np.insert(labels, at, added.astype(labels.dtype)),
+    )
 
 
-def block_of(ids: npt.NDArray[Any], ends: npt.NDArray[np.int64], row_tokens: int) -> Block:
+def block_of(
+    ids: npt.NDArray[Any],
+    ends: npt.NDArray[np.int64],
+    row_tokens: int,
+    labels: npt.NDArray[Any] | None = None,
+) -> Block:
     """Lay ids out in rows.
 
     Args:
         ids: 1-D, in the width that is stored.
         ends: Positions behind the documents that end in it.
         row_tokens: Tokens of a row; the last row is filled up with zeros.
+        labels: Of each id, where there are any; the last row is filled up with -100.
     """
     num_rows = -(-len(ids) // row_tokens)
-    short = num_rows * row_tokens - len(ids)
-    if short:
-        ids = np.concatenate([ids, np.zeros(short, ids.dtype)])
-    ids = np.ascontiguousarray(ids, ids.dtype.newbyteorder("<"))
     num_tokens = np.full(num_rows, row_tokens, "<i4")
-    num_tokens[-1:] -= short
+    num_tokens[-1:] -= num_rows * row_tokens - len(ids)
     columns: dict[str, Column] = {
-        TOKENS: FixedColumn(ids.view(np.uint8).reshape(num_rows, row_tokens * ids.itemsize)),
+        TOKENS: _filled(ids, num_rows, row_tokens, 0),
         NUM_TOKENS: FixedColumn(num_tokens.view(np.uint8).reshape(num_rows, 4)),
         DOCUMENT_ENDS: _ends_column(ends, num_rows, row_tokens),
     }
+    if labels is not None:
+        columns[LABELS] = _filled(labels.astype(np.int32), num_rows, row_tokens, IGNORED)
     return Block(columns)
+
+
+def _filled(values: npt.NDArray[Any], num_rows: int, row_tokens: int, rest: int) -> FixedColumn:
+    short = num_rows * row_tokens - len(values)
+    if short:
+        values = np.concatenate([values, np.full(short, rest, values.dtype)])
+    values = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    return FixedColumn(values.view(np.uint8).reshape(num_rows, row_tokens * values.itemsize))
 
 
 def _ends_column(ends: npt.NDArray[np.int64], num_rows: int, row_tokens: int) -> VarColumn:

@@ -9,7 +9,7 @@ import numpy as np
 from loaders.codecs import codec_for
 from loaders.errors import SchemaError
 from loaders.schema import Schema, Tokens
-from packdata.tokens.rows import DOCUMENT_ENDS, NUM_TOKENS, TOKENS, block_of
+from packdata.tokens.rows import DOCUMENT_ENDS, LABELS, NUM_TOKENS, TOKENS, block_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -61,28 +61,34 @@ def rows_of_documents(
     assert isinstance(field, Tokens)
     chosen = np.zeros(num_documents(reader) + 1, bool)
     chosen[documents] = True
-    ids, ends = np.empty(0, field.dtype), np.empty(0, np.int64)
-    first = 0
-    for more_ids, more_ends in shards_of(reader):
-        kept, kept_ends = _select(more_ids, more_ends, chosen[first:])
+    names = [name for name in (TOKENS, LABELS) if name in reader.schema.fields]
+    values = [np.empty(0, reader.schema.fields[name].dtype) for name in names]
+    first, ends = 0, np.empty(0, np.int64)
+    for more_ends, *more in _streams_of(reader, names):
+        keep, kept_ends = _select(len(more[0]), more_ends, chosen[first:])
         first += len(more_ends)
-        ends = np.concatenate([ends, kept_ends + len(ids)])
-        ids = np.concatenate([ids, kept])
-        full = len(ids) // field.row_tokens * field.row_tokens
-        yield from _rows(block_of(ids[:full], ends[ends <= full], field.row_tokens), tick)
-        ids, ends = ids[full:], ends[ends > full] - full
-    if len(ids):
-        yield from _rows(block_of(ids, ends, field.row_tokens), tick)
+        ends = np.concatenate([ends, kept_ends + len(values[0])])
+        values = [np.concatenate([v, m[keep]]) for v, m in zip(values, more, strict=True)]
+        full = len(values[0]) // field.row_tokens * field.row_tokens
+        yield from _rows(_block(values, ends[ends <= full], full, field.row_tokens), tick)
+        values, ends = [v[full:] for v in values], ends[ends > full] - full
+    if len(values[0]):
+        yield from _rows(_block(values, ends, len(values[0]), field.row_tokens), tick)
+
+
+def _block(values: Sequence[npt.NDArray[Any]], ends: Indices, num: int, row_tokens: int) -> Block:
+    ids, *labels = (v[:num] for v in values)
+    return block_of(ids, ends, row_tokens, *labels)
 
 
 def _select(
-    ids: npt.NDArray[Any], ends: Indices, chosen: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[Any], Indices]:
-    """Return the ids of chosen documents, of which the last may have no end, and their ends."""
-    lengths = np.diff(np.concatenate([np.zeros(1, np.int64), ends, [len(ids)]]))
+    num: int, ends: Indices, chosen: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.bool_], Indices]:
+    """Return which tokens are of chosen documents, of which the last may have no end, and their ends."""
+    lengths = np.diff(np.concatenate([np.zeros(1, np.int64), ends, [num]]))
     keep = np.repeat(chosen[: len(lengths)], lengths)
     kept_ends: Indices = np.cumsum(keep, dtype=np.int64)[ends[chosen[: len(ends)]] - 1]
-    return ids[keep], kept_ends
+    return keep, kept_ends
 
 
 def _rows(block: Block, tick: Callable[[int], object]) -> Iterator[Records]:
@@ -93,17 +99,25 @@ def _rows(block: Block, tick: Callable[[int], object]) -> Iterator[Records]:
 
 def shards_of(reader: PackedReader) -> Iterator[tuple[npt.NDArray[Any], Indices]]:
     """Yield the valid ids of each shard, and the positions among them at which documents end."""
+    for ends, ids in _streams_of(reader, [TOKENS]):
+        yield ids, ends
+
+
+def _streams_of(reader: PackedReader, names: Sequence[str]) -> Iterator[list[npt.NDArray[Any]]]:
+    """Yield of each shard where documents end, and the valid values of some columns."""
     codecs = {
-        name: codec_for(reader.schema.fields[name]) for name in (TOKENS, NUM_TOKENS, DOCUMENT_ENDS)
+        name: codec_for(reader.schema.fields[name]) for name in (*names, NUM_TOKENS, DOCUMENT_ENDS)
     }
     for number, info in enumerate(reader.manifest.shards):
         first = reader.first_sample(number)
-        ids, ends, total = [], [], 0
+        found: list[list[npt.NDArray[Any]]] = [[] for _ in names]
+        ends, total = [], 0
         for i in range(first, first + info.num_samples):
             records = reader.records(i, tuple(codecs))
             values = {name: codecs[name].decode(records[name]) for name in codecs}
             num = int(values[NUM_TOKENS])
-            ids.append(values[TOKENS][:num])
+            for name, rows in zip(names, found, strict=True):
+                rows.append(values[name][:num])
             ends.append(values[DOCUMENT_ENDS].astype(np.int64) + total)
             total += num
-        yield np.concatenate(ids), np.concatenate(ends)
+        yield [np.concatenate(ends), *map(np.concatenate, found)]

@@ -1,4 +1,4 @@
-"""Text sources: files, lines, JSON lines and Parquet columns, cut into pieces when they are listed.
+"""Sources of documents: text files, lines, JSON lines, Parquet and Arrow columns, cut into pieces when they are listed.
 
 A piece is whole documents of about 4 MB together; a longer document is a piece of its own, unless
 the tokenizer lets files be cut anywhere. Where the cuts lie follows from the files alone.
@@ -8,24 +8,28 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from codecs import utf_8_decode
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SourceError
 from packdata.describe import counted
+from packdata.tokens.contents import Texts
 from packdata.tokens.documents import Documents, Piece, not_utf8, texts_of
-from packdata.tokens.files import Reader, SourceFile, count_lines
+from packdata.tokens.files import ROW_KINDS, Reader, SourceFile, count_lines
 from packdata.tokens.headers import recognize
 from packdata.tokens.jsonl import parse_jsonl
-from packdata.tokens.parquet import ParquetColumn, ParquetPart
+from packdata.tokens.tables import RowsPart, open_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from packdata.tokens.contents import Content
+    from packdata.tokens.tables import RowFile
 
 PIECE_BYTES = 4 << 20
 _MAX_CHAR_BYTES = 4
@@ -85,8 +89,8 @@ class TextPart:
             raise not_utf8(blob[bad], line(bad))[1]
         first = len(_BOM) if self.start == 0 and blob.startswith(_BOM) else 0
         if self.file.kind == "jsonl":
-            column, text = self.options.text_column, blob[first:length]
-            return parse_jsonl(text, column, lambda at: line(first + at), is_utf8=bad is None)
+            content, text = self.options.content, blob[first:length]
+            return parse_jsonl(text, content, lambda at: line(first + at), is_utf8=bad is None)
         documents = self._split(np.frombuffer(blob, np.uint8)[first:length])
         place = documents.place
         documents = replace(documents, place=lambda at: line(first + int(place(at))))
@@ -213,13 +217,13 @@ class TextOptions:
 
     Attributes:
         documents: ``file``, ``line``, or the text that separates documents.
-        text_column: The column, or JSON key, that holds the text.
+        content: What the rows of JSON lines and Parquet hold.
         cut: Files may be cut at multiples of so many bytes; None: only where a document ends.
         piece_bytes: Size of a piece.
     """
 
     documents: str = "file"
-    text_column: str = "text"
+    content: Content = field(default_factory=lambda: Texts("text"))
     cut: int | None = None
     piece_bytes: int = PIECE_BYTES
 
@@ -238,21 +242,12 @@ class TextOptions:
             return NEWLINE
         return self.separator
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON types."""
-        return {
-            "documents": self.documents,
-            "text_column": self.text_column,
-            "cut": self.cut,
-            "piece_bytes": self.piece_bytes,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
     """Parts that are packed together."""
 
-    parts: tuple[TextPart | ParquetPart, ...]
+    parts: tuple[TextPart | RowsPart, ...]
 
     @property
     def where(self) -> str:
@@ -279,12 +274,14 @@ def join(documents: Sequence[Documents]) -> Documents:
 
     rejects = tuple(reject for d in documents for reject in d.rejects)
     data = np.concatenate([d.data for d in documents])
-    return Documents(data, np.concatenate(ends), place, rejects)
+    labels = [d.labels for d in documents if d.labels is not None]
+    joined = np.concatenate(labels) if labels else None
+    return Documents(data, np.concatenate(ends), place, rejects, joined)
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """A part as it is planned; of Parquet, rows instead of bytes, in one row group."""
+    """A part as it is planned; of Parquet, rows instead of bytes, in one group of rows."""
 
     file: int
     start: int
@@ -295,9 +292,11 @@ class _Range:
 
 
 class TextSource:
-    r"""Pieces of text files, JSON lines and Parquet columns, in a fixed order.
+    r"""Pieces of text files, JSON lines, Parquet and Arrow columns, in a fixed order.
 
     Attributes:
+        kind: Of its documents: ``text``, ``lists`` or ``chat``.
+        has_labels: True if these have labels.
         empty_files: Names of files without a byte.
         windows_files: Names of files in which lines, and so those of the separator, end in ``\r\n``.
 
@@ -305,13 +304,12 @@ class TextSource:
         SourceError: A file cannot be read, or lacks the column.
     """
 
-    kind = "text"
-
     def __init__(self, files: Sequence[SourceFile], options: TextOptions) -> None:
         self.files, self.options = files, options
+        self.kind, self.has_labels = options.content.kind, options.content.has_labels
         self.empty_files: list[str] = []
         self.windows_files: list[str] = []
-        self._columns: dict[int, ParquetColumn] = {}
+        self._row_files: dict[int, RowFile] = {}
         self._plan = self._group([r for i, f in enumerate(files) for r in self._ranges(i, f)])
 
     def __len__(self) -> int:
@@ -319,9 +317,9 @@ class TextSource:
 
     def _ranges(self, number: int, file: SourceFile) -> Iterator[tuple[_Range, int]]:
         """Yield the parts of a file, with their sizes in bytes."""
-        if file.kind == "parquet":
-            column = self._columns[number] = ParquetColumn(file, self.options.text_column)
-            for group, first, last, nbytes in column.ranges(self.options.piece_bytes):
+        if file.kind in ROW_KINDS:
+            rows = self._row_files[number] = open_rows(file, self.options.content)
+            for group, first, last, nbytes in rows.ranges(self.options.piece_bytes):
                 yield _Range(number, first, last, False, group), nbytes
             return
         ends, mark = self._ends(file)
@@ -390,9 +388,9 @@ class TextSource:
         finally:
             streams.close()
 
-    def _part(self, part: _Range, streams: _Streams) -> TextPart | ParquetPart:
+    def _part(self, part: _Range, streams: _Streams) -> TextPart | RowsPart:
         if part.group >= 0:
-            return self._columns[part.file].part(part.group, part.start, part.stop)
+            return self._row_files[part.file].part(part.group, part.start, part.stop)
         file, blob = self.files[part.file], None
         if file.compression is not None:
             blob = streams.read(part.file, part.start, part.stop)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ import xxhash
 
 from loaders.codecs.tokenizer import BytesDecoder, Decoder, JsonDecoder, import_tokenizers
 from loaders.errors import SourceError
-from packdata.tokens.documents import Documents, texts_of
+from packdata.tokens.documents import IGNORED, Documents, join_documents, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +33,14 @@ _END_TOKENS = (
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "[SEP]",
 )
+# Of Llama 3; Llama 2 and Mistral; Gemma; DeepSeek; BERT.
+_BEGIN_TOKENS = (
+    "<|begin_of_text|>",
+    "<s>",
+    "<bos>",
+    "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
+    "[CLS]",
+)
 _MAX_VOCAB = 1 << 32
 
 
@@ -42,12 +50,14 @@ class Tokenizer(Decoder, Protocol):
     Attributes:
         name: What the schema keeps: ``bytes``, or a file name.
         vocab_size: Ids are below it.
+        begin: The id that begins a document by convention, or None.
         end: The id that ends a document by convention, or None.
         file: The file to keep with the dataset, or None.
     """
 
     name: str
     vocab_size: int
+    begin: int | None
     end: int | None
     file: bytes | None
 
@@ -60,47 +70,73 @@ class BytesTokenizer(BytesDecoder):
 
     name = "bytes"
     vocab_size = 256
+    begin: int | None = None
     end: int | None = None
     file: bytes | None = None
 
     def encode(self, documents: Documents) -> Documents:
         """Return the documents as they are."""
-        return documents
+        if documents.labels is None:
+            return documents
+        labels = np.where(documents.labels != 0, documents.data.astype(np.int32), IGNORED)
+        return replace(documents, labels=labels)
 
 
 class JsonTokenizer(JsonDecoder):
     """A ``tokenizer.json``.
 
-    Text is text: special tokens that are spelled out in it are not recognized, none are added, and
-    nothing is cut or padded, whatever the file says.
+    No special tokens are added, and nothing is cut or padded, whatever the file says. Text is text:
+    special tokens that are spelled out in it are not recognized. In a conversation they are: the
+    template spells them out.
 
     Args:
         data: The file.
         where: Its name, for messages.
+        is_chat: Special tokens that a text spells out are recognized.
 
     Raises:
         LoadersError: ``tokenizers`` is not installed.
         SourceError: It is not such a file.
     """
 
-    def __init__(self, data: bytes, where: Path | str) -> None:
+    def __init__(self, data: bytes, where: Path | str, *, is_chat: bool = False) -> None:
         super().__init__(data, where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True
-        ends: Iterable[int | None] = map(self._tokenizer.token_to_id, _END_TOKENS)
-        self.end = next((token for token in ends if token is not None), None)
+        self._tokenizer.encode_special_tokens = not is_chat
+        self.begin, self.end = self._first_of(_BEGIN_TOKENS), self._first_of(_END_TOKENS)
         self.file: bytes | None = data
         self.digest = xxhash.xxh3_128_hexdigest(data)
         self.name = f"tokenizer-{self.digest[:16]}.json"
 
+    def _first_of(self, names: Iterable[str]) -> int | None:
+        ids: Iterable[int | None] = map(self._tokenizer.token_to_id, names)
+        return next((token for token in ids if token is not None), None)
+
     def encode(self, documents: Documents) -> Documents:
-        """Return the ids of each document."""
+        """Return the ids of each document, and their labels where its bytes have some."""
+        if documents.labels is not None:
+            return self._encode_labelled(documents, documents.labels)
         batch = self._tokenizer.encode_batch_fast(texts_of(documents), add_special_tokens=False)
         ids = [encoding.ids for encoding in batch]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         flat = np.fromiter(itertools.chain.from_iterable(ids), np.uint32, int(lengths.sum()))
         return Documents(flat, np.cumsum(lengths), documents.place)
+
+    def _encode_labelled(self, documents: Documents, wanted: npt.NDArray[Any]) -> Documents:
+        """Return ids, of which those have a label that hold a character whose bytes are ``wanted``."""
+        batch = self._tokenizer.encode_batch(texts_of(documents), add_special_tokens=False)
+        found = []
+        bounds = zip(documents.starts.tolist(), documents.ends.tolist(), strict=True)
+        for encoding, (start, end) in zip(batch, bounds, strict=True):
+            ids = np.array(encoding.ids, np.uint32)
+            is_first = documents.data[start:end] & 0xC0 != 0x80  # byte of a character
+            before = np.cumsum(np.append(0, wanted[start:end][is_first]), dtype=np.int64)
+            spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+            is_wanted = before[spans[:, 1]] > before[spans[:, 0]]
+            found.append((ids, np.where(is_wanted, ids.astype(np.int32), IGNORED)))
+        starts = documents.starts
+        return join_documents(found, lambda number: documents.place(int(starts[number])))
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
@@ -138,14 +174,18 @@ class Vocabulary:
         size: Ids are below it, or None if only the dtype limits them.
         dtype: uint8, uint16 or uint32.
         eod: The id that ends documents, or None.
+        bos: The id to put before documents, or None.
     """
 
     size: int | None
     dtype: str
     eod: int | None
+    bos: int | None = None
 
     @classmethod
-    def of(cls, size: int | None, itemsize: int, eod: int | None) -> Vocabulary:
+    def of(
+        cls, size: int | None, itemsize: int, eod: int | None, bos: int | None = None
+    ) -> Vocabulary:
         """Choose the smallest width that holds a vocabulary, or else the source's own."""
         if size is None:
             width = {1: 8, 2: 16}.get(itemsize, 32)
@@ -154,9 +194,10 @@ class Vocabulary:
         else:
             width = 8 if size <= 1 << 8 else 16 if size <= 1 << 16 else 32
         limit = 1 << width if size is None else size
-        if eod is not None and not 0 <= eod < limit:
-            raise ValueError(f"eod must be an id below {limit}, got {eod}")
-        return cls(size, f"uint{width}", eod)
+        for name, token in (("eod", eod), ("bos", bos)):
+            if token is not None and not 0 <= token < limit:
+                raise ValueError(f"{name} must be an id below {limit}, got {token}")
+        return cls(size, f"uint{width}", eod, bos)
 
     def narrow(self, documents: Documents) -> npt.NDArray[Any]:
         """Return ids in the stored width; SourceError with the place of one that does not fit."""

@@ -1,0 +1,270 @@
+"""Conversations through a chat template: the text is the template's, targets are what the assistant says."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tokenizers
+
+from loaders import TokenWindows
+from loaders.errors import SourceError
+from packdata.cli import main
+from packdata.tokens.chat import open_template
+from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
+from tests.packdata.test_token_lists import labels_of
+from tests.packdata.test_tokens import documents, pack, texts, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content "
+    "+ '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA2 = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + message['content'].strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'].strip() + ' ' + eos_token }}"
+    "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
+)
+# As of models that think: an opened answer begins by a thought, and earlier turns lose theirs.
+THINKING = """\
+{%- set last = namespace(user=0) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in messages %}
+    {{- '<|' + message.role + '|>' }}
+    {%- if message.role == 'assistant' and loop.index0 > last.user %}
+        {{- '<think></think>' }}
+    {%- endif %}
+    {{- message.content.split('</think>')[-1] + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Größe?"},
+    {"role": "assistant", "content": "Drei Äpfel."},
+    {"role": "user", "content": "And?"},
+    {"role": "assistant", "content": "No."},
+]
+
+
+def write_chats(path: Path, *chats: Any, **more: Any) -> Path:
+    rows = [
+        {"messages": chat} | {name: v[i] for name, v in more.items()}
+        for i, chat in enumerate(chats)
+    ]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return path
+    return write(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def said(folder: Path) -> list[str]:
+    """Return what of each document, packed as bytes, is a target."""
+    return [bytes(x for x in labels if x != -100).decode() for labels in labels_of(folder)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_targets_are_the_turns_of_the_assistant_with_what_ends_them(
+    tmp_path: Path, kind: str
+) -> None:
+    template = write(tmp_path / "chat.jinja", CHATML)
+    source = write_chats(tmp_path / f"a.{kind}", CHAT, CHAT[:3], CHAT[:2])
+
+    folder = pack(source, tmp_path / "p", chat_template=template, row_tokens=32)
+
+    assert texts(folder)[1] == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGröße?<|im_end|>\n"
+        "<|im_start|>assistant\nDrei Äpfel.<|im_end|>\n"
+    )
+    turn = "Drei Äpfel.<|im_end|>\n"
+    assert said(folder) == [f"{turn}No.<|im_end|>\n", turn, ""]
+
+
+def test_masked_prompts_are_no_targets_of_windows(tmp_path: Path) -> None:
+    template = write(
+        tmp_path / "chat.jinja", "{% for m in messages %}{{ m.role[0] + m.content }}{% endfor %}"
+    )
+    chat = [{"role": "user", "content": "12"}, {"role": "assistant", "content": "34"}]
+
+    folder = pack(write_chats(tmp_path / "a.jsonl", chat), tmp_path / "p", chat_template=template)
+    (window,) = TokenWindows(folder, 8, by="document")
+
+    assert bytes(window.tokens.tolist()[:6]) == b"u12a34"
+    assert window.targets.tolist() == [-100, -100, *b"a34", -100, -100, -100]
+
+
+@pytest.fixture(scope="module")
+def bpe() -> str:
+    """A byte-level BPE with the special tokens of ChatML."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|im_start|>", "<|im_end|>", "<s>", "</s>"],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the assistant and the user, Drei Äpfel. " * 9], trainer)
+    return str(tokenizer.to_str())
+
+
+def test_special_tokens_of_the_template_are_ids_and_targets_follow_their_characters(
+    tmp_path: Path, bpe: str
+) -> None:
+    tokenizer = write(tmp_path / "tokenizer.json", bpe)
+    template = write(tmp_path / "chat.jinja", CHATML)
+    source = write_chats(tmp_path / "a.jsonl", CHAT)
+
+    folder = pack(source, tmp_path / "p", chat_template=template, tokenizer=tokenizer)
+
+    known = tokenizers.Tokenizer.from_str(bpe)
+    ((ids,), (labels,)) = documents(folder), labels_of(folder)
+    assert sum(known.id_to_token(token) == "<|im_start|>" for token in ids) == len(CHAT)
+    assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
+    spoken = known.decode([x for x in labels if x != -100], skip_special_tokens=False)
+    assert spoken == "Drei Äpfel.<|im_end|>\nNo.<|im_end|>\n"
+
+
+def test_a_configuration_gives_template_and_special_tokens(tmp_path: Path) -> None:
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": True}
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": LLAMA2}]
+    for number, template in enumerate((LLAMA2, named)):
+        path = tmp_path / f"{number}/tokenizer_config.json"
+        write(path, json.dumps({**config, "chat_template": template}))
+        source = write_chats(tmp_path / "a.jsonl", CHAT[1:])
+
+        folder = pack(source, tmp_path / f"p{number}", chat_template=path)
+
+        assert texts(folder) == [
+            "<s>[INST] Größe? [/INST] Drei Äpfel. </s><s>[INST] And? [/INST] No. </s>"
+        ]
+        assert said(folder) == [" Drei Äpfel. </s> No. </s>"]
+
+
+def test_special_tokens_of_a_jinja_file_are_looked_for_beside_it(tmp_path: Path) -> None:
+    template = write(tmp_path / "chat_template.jinja", LLAMA2)
+    source = write_chats(tmp_path / "a.jsonl", CHAT[1:])
+
+    with pytest.raises(SourceError, match="bos_token and eos_token") as caught:
+        pack(source, tmp_path / "p", chat_template=template)
+    write(tmp_path / "tokenizer_config.json", '{"bos_token": "<s>", "eos_token": "</s>"}')
+    for given in (template, tmp_path, tmp_path / "tokenizer_config.json"):
+        plan = plan_tokens(source, TokenOptions(chat_template=given))
+        assert plan.recipe.identity["chat_template"]
+
+    assert caught.value.path == template
+
+
+def test_thoughts_that_earlier_turns_lose_do_not_move_the_targets(tmp_path: Path) -> None:
+    template = write(tmp_path / "chat.jinja", THINKING)
+    source = write_chats(tmp_path / "a.jsonl", CHAT)
+
+    folder = pack(source, tmp_path / "p", chat_template=template)
+
+    assert said(folder) == ["Drei Äpfel.<|end|><think></think>No.<|end|>"]
+
+
+def test_a_turn_whose_place_cannot_be_told_is_refused_with_its_row(tmp_path: Path) -> None:
+    template = write(tmp_path / "chat.jinja", "{{ messages | length }}" + CHATML)
+    source = write_chats(tmp_path / "a.jsonl", CHAT[:1], CHAT)
+
+    with pytest.raises(SourceError, match="message 3") as caught:
+        pack(source, tmp_path / "p", chat_template=template)
+
+    assert caught.value.path == "a.jsonl, line 2"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_conversations_that_the_template_refuses_can_be_skipped(tmp_path: Path, kind: str) -> None:
+    template = write(
+        tmp_path / "chat.jinja",
+        LLAMA2.replace("bos_token", "'<s>'").replace("eos_token", "'</s>'"),
+    )
+    source = write_chats(tmp_path / f"a.{kind}", CHAT[1:], CHAT, CHAT[1:3])
+
+    options = TokenOptions(chat_template=template)
+    summary = pack_tokens(source, tmp_path / "p", options, on_error="skip")
+
+    assert len(documents(tmp_path / "p")) == 2
+    ((item, error),) = summary.rejected
+    assert item == ("a.jsonl, line 2" if kind == "jsonl" else "a.parquet, row 1")
+    assert "only user and assistant" in error
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"messages": []}',
+        '{"messages": null}',
+        '{"messages": "hi"}',
+        '{"messages": [{"from": "human"}]}',
+        '{"chat": []}',
+    ],
+)
+def test_rows_that_are_no_conversation_are_refused(tmp_path: Path, row: str) -> None:
+    template = write(tmp_path / "chat.jinja", CHATML)
+
+    with pytest.raises(SourceError) as caught:
+        pack(write(tmp_path / "a.jsonl", row), tmp_path / "p", chat_template=template)
+
+    assert caught.value.path == "a.jsonl, line 1"
+
+
+def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
+    for text in (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(1000000000) %}{% endfor %}",
+    ):
+        template = open_template(write(tmp_path / "chat.jinja", text), None, None)
+        with pytest.raises(ValueError, match="Error"):
+            template.render(CHAT, None)
+    for text in ("{% if %}", "{{ 'a' "):
+        with pytest.raises(SourceError):
+            open_template(write(tmp_path / "chat.jinja", text), None, None)
+
+
+def test_what_templates_may_use_is_there(tmp_path: Path) -> None:
+    text = (
+        "{{ tools | tojson(indent=1) }}{{ strftime_now('%d %b %Y') }}"
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
+    )
+    template = write(tmp_path / "chat.jinja", text)
+    source = write_chats(tmp_path / "a.jsonl", CHAT, tools=[[{"name": "ü"}]])
+
+    options: dict[str, Any] = {"chat_template": template, "chat_date": "2024-07-26"}
+    folder = pack(source, tmp_path / "p", **options)
+
+    assert texts(folder) == ['[\n {\n  "name": "ü"\n }\n]26 Jul 2024Be brief.']
+    other = plan_tokens(source, TokenOptions(**{**options, "chat_date": "2024-07-27"}))
+    assert other.recipe.identity != plan_tokens(source, TokenOptions(**options)).recipe.identity
+    assert any("2024-07-27" in note for note in other.notes())
+
+
+def test_conversations_without_a_template_are_refused_with_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="--chat-template"):
+        pack(write_chats(tmp_path / "a.jsonl", CHAT), tmp_path / "p")
+    template = write(tmp_path / "chat.jinja", CHATML)
+    with pytest.raises(ValueError, match="JSON lines"):
+        pack(write(tmp_path / "a.txt", "x"), tmp_path / "p", chat_template=template)
+
+
+def test_the_command_packs_conversations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = write(tmp_path / "chat.jinja", CHATML)
+    source = write(tmp_path / "a.jsonl", json.dumps({"turns": CHAT}))
+
+    options = ["--chat-template", str(template), "--messages-column", "turns", "--eod", "10"]
+    status = main(["tokens", str(source), str(tmp_path / "p"), *options])
+
+    assert status == 0
+    assert "what the assistant says in 'turns'" in capsys.readouterr().out
+    assert texts(tmp_path / "p")[0].endswith("No.<|im_end|>\n")  # which ends so already

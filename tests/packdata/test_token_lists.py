@@ -1,0 +1,291 @@
+"""Lists of ids, as tokenizers of other libraries leave them in Parquet, Arrow and JSON lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loaders import DataLoader, ShardDataset, TokenWindows, concat
+from loaders.errors import SourceError
+from loaders.manifest import read_manifest
+from packdata.combine import merge
+from packdata.partition import split
+from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
+from packdata.verify import verify
+from tests.packdata.test_tokens import documents, pack, texts, write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+LISTS = [[5, 6, 7], [8], [], [9, 10, 11, 12]]
+LABELS = [[-100, 6, 7], [8], [], [-100, -100, 11, -100]]
+KINDS = ["parquet", "arrow", "stream.arrow", "jsonl", "jsonl.gz"]
+
+
+def write_rows(path: Path, columns: dict[str, Any]) -> Path:
+    """Write columns as the suffix says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if ".jsonl" in path.name:
+        rows = [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ]
+        data = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+        return write(path, gzip.compress(data) if path.suffix == ".gz" else data)
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=3)
+        return path
+    make = pa.ipc.new_stream if "stream" in path.name else pa.ipc.new_file
+    with make(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return path
+
+
+def labels_of(folder: Path) -> list[list[int]]:
+    """Return the labels of each document."""
+    found = ShardDataset(folder, fields=["labels", "num_tokens"])
+    flat = np.concatenate([x.labels[: int(x.num_tokens)].numpy() for x in found])
+    ends = np.cumsum([len(ids) for ids in documents(folder)])
+    return [part.tolist() for part in np.split(flat, ends[:-1])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_of_ids_are_documents(tmp_path: Path, kind: str) -> None:
+    source = write_rows(tmp_path / f"a.{kind}", {"input_ids": LISTS, "url": ["x"] * 4})
+
+    folder = pack(source, tmp_path / "p", row_tokens=4, vocab_size=13)
+
+    assert documents(folder) == [ids for ids in LISTS if ids]
+    assert "labels" not in read_manifest(folder).schema.fields
+    assert read_manifest(folder).schema.fields["tokens"].dtype == "uint8"
+    assert verify(folder).ok
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_beside_the_ids_are_kept(tmp_path: Path, kind: str) -> None:
+    source = write_rows(tmp_path / f"a.{kind}", {"ids": LISTS, "labels": LABELS})
+
+    folder = pack(source, tmp_path / "p", row_tokens=4, ids_column="ids")
+
+    assert documents(folder) == [ids for ids in LISTS if ids]
+    assert labels_of(folder) == [labels for labels in LABELS if labels]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_padding_that_an_attention_mask_marks_is_left_out(tmp_path: Path, kind: str) -> None:
+    columns = {
+        "input_ids": [[5, 6, 0, 0], [0, 0, 7, 8]],
+        "attention_mask": [[1, 1, 0, 0], [0, 0, 1, 1]],
+        "labels": [[-100, 6, -100, -100], [-100, -100, 7, 8]],
+    }
+
+    folder = pack(write_rows(tmp_path / f"a.{kind}", columns), tmp_path / "p")
+
+    assert documents(folder) == [[5, 6], [7, 8]]
+    assert labels_of(folder) == [[-100, 6], [7, 8]]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.uint16()),
+        pa.large_list(pa.int32()),
+        pa.list_(pa.int8(), 2),
+        pa.list_(pa.uint64()),
+    ],
+)
+def test_lists_of_any_type_of_arrow_are_read(tmp_path: Path, kind: pa.DataType) -> None:
+    source = write_rows(tmp_path / "a.parquet", {"input_ids": pa.array([[1, 2], [3, 4]], kind)})
+
+    assert documents(pack(source, tmp_path / "p")) == [[1, 2], [3, 4]]
+
+
+def test_text_is_packed_where_the_options_mean_it_and_ids_else(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.parquet", {"text": ["a"], "input_ids": [[300]]})
+
+    assert documents(pack(source, tmp_path / "ids")) == [[300]]
+    assert any("input_ids" in note for note in plan_tokens(source).notes())
+    assert texts(pack(source, tmp_path / "text", text_column="text")) == ["a"]
+    assert texts(pack(source, tmp_path / "bytes", tokenizer="bytes")) == ["a"]
+
+
+def test_ids_that_begin_and_end_documents_are_put_where_they_are_missing(tmp_path: Path) -> None:
+    columns = {"input_ids": [[1, 5, 2], [6]], "labels": [[-100, 5, 2], [6]]}
+    source = write_rows(tmp_path / "a.parquet", columns)
+
+    folder = pack(source, tmp_path / "p", bos=1, eod=2)
+
+    assert documents(folder) == [[1, 5, 2], [1, 6, 2]]
+    assert labels_of(folder) == [[-100, 5, 2], [1, 6, 2]]
+
+
+# -- targets ---------------------------------------------------------------------------------------
+
+
+def following(ids: Sequence[int], labels: Sequence[int]) -> list[tuple[int, int]]:
+    """Return each id with its target: the next label, none behind the last one."""
+    return list(zip(ids, [*labels[1:], -100], strict=True))
+
+
+@pytest.mark.parametrize("row_tokens", [2, 3, 64])
+def test_the_target_of_an_id_is_the_next_label(tmp_path: Path, row_tokens: int) -> None:
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, 99, n).tolist() for n in (3, 7, 1, 20, 5, 11)]
+    labels = [
+        np.where(rng.random(len(x)) < 0.5, -100, rng.integers(0, 9, len(x))).tolist() for x in ids
+    ]
+    source = write_rows(tmp_path / "a.parquet", {"input_ids": ids, "labels": labels})
+    folder = pack(source, tmp_path / "p", row_tokens=row_tokens)
+
+    windows = TokenWindows(folder, 8, by="document")
+
+    found = []
+    for batch in DataLoader(windows, batch_size=2):
+        used = batch.document_ids >= 0
+        found += list(zip(batch.tokens[used].tolist(), batch.targets[used].tolist(), strict=True))
+        assert (batch.targets[~used] == -100).all()
+    wanted = [pair for x, y in zip(ids, labels, strict=True) for pair in following(x, y)]
+    assert sorted(found) == sorted(wanted)
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_windows_of_the_stream_have_labels_as_targets_too(
+    tmp_path: Path, tail: Any, dtype: Any
+) -> None:
+    ids, labels = np.arange(100, 130), np.arange(30) - 100
+    columns = {"input_ids": [ids[:13].tolist(), ids[13:].tolist()]}
+    columns["labels"] = [labels[:13].tolist(), labels[13:].tolist()]
+    folder = pack(write_rows(tmp_path / "a.parquet", columns), tmp_path / "p", row_tokens=8)
+
+    windows = TokenWindows(folder, 7, tail=tail, dtype=dtype)
+    batches = list(DataLoader(windows, batch_size=3))
+
+    tokens = np.concatenate([batch.tokens.reshape(-1).numpy() for batch in batches])
+    targets = np.concatenate([batch.targets.reshape(-1).numpy() for batch in batches])
+    num = 28 if tail == "drop" else 29
+    assert tokens[:num].tolist() == ids[:num].tolist()
+    assert targets[:num].tolist() == labels[1 : num + 1].tolist()
+    assert (targets[num:] == -100).all()
+    assert targets.dtype == dtype
+
+
+def test_labels_and_narrow_targets_contradict_each_other(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.parquet", {"input_ids": LISTS, "labels": LABELS})
+
+    with pytest.raises(ValueError, match="labels"):
+        TokenWindows(pack(source, tmp_path / "p"), 2, dtype="stored")
+
+
+def test_labels_go_with_their_documents_when_these_are_divided_and_joined(tmp_path: Path) -> None:
+    ids = [[i, i + 1, i + 2][: 1 + i % 3] for i in range(60)]
+    columns = {"input_ids": ids, "labels": [[-x for x in row] for row in ids]}
+    source = write_rows(tmp_path / "a.parquet", columns)
+
+    pack(source, tmp_path / "p", row_tokens=16, val_share=0.3, seed=1)
+    split(tmp_path / "p/train", tmp_path / "s", parts={"a": 0.5, "b": 0.5})
+    merge(tmp_path / "m", [tmp_path / "s/a", tmp_path / "s/b", tmp_path / "p/val"])
+
+    for folder in ("p/train", "p/val", "s/a", "s/b", "m"):
+        found = documents(tmp_path / folder)
+        assert labels_of(tmp_path / folder) == [[-x for x in row] for row in found]
+    assert sorted(documents(tmp_path / "m")) == sorted(ids)
+    parts = [ShardDataset(tmp_path / "s" / name) for name in "ab"]
+    windows = TokenWindows(concat(parts), 4, by="document")
+    assert windows.num_tokens == sum(map(len, documents(tmp_path / "p/train")))
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"input_ids": [[1], None]},
+        {"input_ids": [[1], [2, None]]},
+        {"input_ids": [[1], [2]], "labels": [[1], [2, 3]]},
+        {"input_ids": [[1], [2]], "labels": [[1], None]},
+    ],
+)
+def test_rows_that_are_no_document_are_named_and_may_be_skipped(
+    tmp_path: Path, kind: str, columns: dict[str, Any]
+) -> None:
+    source = write_rows(tmp_path / f"a.{kind}", columns)
+    where = "a.parquet, row 1" if kind == "parquet" else "a.jsonl, line 2"
+
+    with pytest.raises(SourceError) as caught:
+        pack(source, tmp_path / "p")
+    summary = pack_tokens(source, tmp_path / "q", TokenOptions(), on_error="skip")
+
+    assert caught.value.path == where
+    assert [item for item, _ in summary.rejected] == [where]
+    assert documents(tmp_path / "q") == [[1]]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"input_ids": [1, 2.5]}', '{"input_ids": [true]}', '{"input_ids": "1 2"}', '{"ids": [1]}'],
+)
+def test_json_that_holds_no_list_of_ids_is_refused(tmp_path: Path, line: str) -> None:
+    source = write(tmp_path / "a.jsonl", f'{{"input_ids": [1]}}\n\n{line}\n')
+
+    with pytest.raises(SourceError) as caught:
+        pack(source, tmp_path / "p")
+
+    assert caught.value.path == "a.jsonl, line 3"
+
+
+def test_an_id_beyond_the_vocabulary_is_named_with_its_row(tmp_path: Path) -> None:
+    for kind, where in (("parquet", "row 3"), ("jsonl", "line 4")):
+        source = write_rows(tmp_path / f"a.{kind}", {"input_ids": LISTS})
+        with pytest.raises(SourceError) as caught:
+            pack(source, tmp_path / "p", vocab_size=12)
+        assert caught.value.path == f"a.{kind}, {where}"
+
+
+def test_columns_and_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.parquet", {"input_ids": [["x"]], "n": [1]})
+
+    with pytest.raises(SourceError, match="n"):
+        pack(source, tmp_path / "p", ids_column="missing")
+    with pytest.raises(SourceError, match="not lists"):
+        pack(source, tmp_path / "p", ids_column="n")
+    with pytest.raises(ValueError, match="text_column"):
+        pack(source, tmp_path / "p", ids_column="input_ids", text_column="n")
+    ids = write_rows(tmp_path / "b.parquet", {"input_ids": [[1]]})
+    with pytest.raises(ValueError, match="train_bpe"):
+        pack(ids, tmp_path / "p", train_bpe=300)
+
+
+def test_files_of_which_only_later_ones_have_labels_are_refused(tmp_path: Path) -> None:
+    write_rows(tmp_path / "src/a.parquet", {"input_ids": [[1]]})
+    later = write_rows(tmp_path / "src/b.parquet", {"input_ids": [[1]], "labels": [[1]]})
+
+    with pytest.raises(SourceError) as caught:
+        pack(tmp_path / "src", tmp_path / "p")
+
+    assert caught.value.path == later
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def test_an_id_can_be_put_before_each_text(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", "ab\ncd\n")
+
+    folder = pack(source, tmp_path / "p", documents="line", bos=257, eod=256)
+
+    assert documents(folder) == [[257, 97, 98, 256], [257, 99, 100, 256]]
+    assert TokenWindows(folder, 4).vocab_size == 258
+    with pytest.raises(ValueError, match="bos"):
+        pack(source, tmp_path / "q", bos=258)
+    with pytest.raises(ValueError, match="bos"):
+        pack(write(tmp_path / "a.bin", b"\1\0"), tmp_path / "q", bos=1)

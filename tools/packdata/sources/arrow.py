@@ -1,0 +1,89 @@
+"""Arrow files, and the folders of them that ``datasets.save_to_disk`` writes.
+
+Source:
+    Hugging Face datasets, ``Dataset.save_to_disk``: ``state.json`` lists the files (streams of
+    Arrow), ``dataset_dict.json`` the splits, each a folder of that form.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from loaders.errors import SourceError
+from packdata.regular import check_regular, read_regular
+from packdata.sources.base import check_name
+
+STATE, SPLITS = "state.json", "dataset_dict.json"
+
+
+def open_arrow(path: Path) -> pa.Table:
+    """Map an Arrow file or stream as a table: nothing is read before it is used.
+
+    Raises:
+        SourceError: It cannot be read, or is neither.
+    """
+    check_regular(path, path)
+    check_name(str(path), path)
+    try:
+        source = pa.memory_map(str(path))
+        try:
+            return pa.ipc.open_file(source).read_all()
+        except pa.ArrowInvalid:
+            source.seek(0)
+            return pa.ipc.open_stream(source).read_all()
+    except (OSError, pa.ArrowException) as error:
+        hint = "Is it complete?"
+        raise SourceError(f"it cannot be read as Arrow ({error})", path, hint) from error
+
+
+def is_saved(folder: Path) -> bool:
+    """Tell whether ``save_to_disk`` wrote a folder: one dataset, or one for each split."""
+    return (folder / SPLITS).is_file() or (folder / STATE).is_file()
+
+
+def saved_splits(folder: Path) -> dict[str, Path]:
+    """Return the folders of splits, in their order; none if it is one dataset."""
+    if not (folder / SPLITS).is_file():
+        return {}
+    names = _json(folder / SPLITS).get("splits")
+    if not isinstance(names, list) or not all(_is_plain(name) for name in names):
+        raise SourceError("it lists no splits", folder / SPLITS, "Save the dataset again")
+    return {name: folder / name for name in names}
+
+
+def saved_files(folder: Path) -> list[Path]:
+    """Return the Arrow files of one dataset, in their order.
+
+    Raises:
+        SourceError: A file is missing, or rows were chosen that are only listed.
+    """
+    state = _json(folder / STATE)
+    files = state.get("_data_files")
+    names = [file.get("filename") for file in files] if isinstance(files, list) else None
+    if names is None or not all(_is_plain(name) for name in names):
+        raise SourceError("it lists no data files", folder / STATE, "Save the dataset again")
+    if state.get("_indices_data_files"):
+        hint = "Save it again: dataset.flatten_indices().save_to_disk(...)"
+        raise SourceError("its rows are chosen by a list of indices", folder / STATE, hint)
+    paths = [folder / str(name) for name in names]
+    if lost := [path for path in paths if not path.is_file()]:
+        raise SourceError("it is listed in state.json and is not there", lost[0], "Copy it again")
+    return paths
+
+
+def _is_plain(name: Any) -> bool:
+    return isinstance(name, str) and name == Path(name).name and name not in ("", "..")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(read_regular(path, path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"it cannot be read ({error})", path) from error
+    if not isinstance(value, dict):
+        raise SourceError("it is not as datasets.save_to_disk writes it", path)
+    return value

@@ -1,0 +1,333 @@
+"""Conversations: messages, made text by a chat template, of which the assistant's turns are targets.
+
+Source:
+    The environment in which templates run is that of Hugging Face transformers,
+    ``utils/chat_template_utils.py``: sandboxed, with ``raise_exception``, ``strftime_now``, ``tojson``
+    without escapes, loop controls, and a tag ``generation``, which is passed through.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from loaders.errors import LoadersError, SourceError
+from packdata.regular import read_regular
+from packdata.tokens.contents import as_utf8, value_of
+from packdata.tokens.documents import join_documents
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from packdata.tokens.contents import Document, RowPlace
+    from packdata.tokens.documents import Documents, Reject
+
+    Message = Mapping[str, Any]
+
+CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+TOOLS = "tools"
+_NOW = "strftime_now"
+
+
+class ChatTemplate:
+    """A template, with the special tokens that it may spell out.
+
+    Args:
+        text: Jinja.
+        tokens: ``bos_token``, ``eos_token`` and so on.
+        where: Its file, for messages.
+        day: What the template gets if it asks for the time: this day's midnight.
+
+    Attributes:
+        digest: Identifies what it makes of messages.
+        day: What it gets if it asks for the time; None if it does not.
+
+    Raises:
+        LoadersError: ``jinja2`` is not installed.
+        SourceError: It is no template, or needs a token that is not given.
+    """
+
+    def __init__(self, text: str, tokens: Mapping[str, Any], where: Path | str, day: date) -> None:
+        jinja2 = import_jinja2()
+        environment = _environment(day)
+        try:
+            asked = jinja2.meta.find_undeclared_variables(environment.parse(text))
+            self._template = environment.from_string(text)
+        except jinja2.TemplateError as error:
+            raise SourceError(f"it is not a chat template ({error})", where) from error
+        names = environment.parse(text).find_all(jinja2.nodes.Name)
+        self.day = day if _NOW in {name.name for name in names} else None
+        self.tokens = {name: value for name, value in tokens.items() if name in asked}
+        if lost := sorted(n for n in asked - set(tokens) if n in ("bos_token", "eos_token")):
+            hint = f"Put the tokenizer's {CONFIG} beside it, or give that as the template"
+            raise SourceError(f"it writes {' and '.join(lost)}, which are not known", where, hint)
+        told = json.dumps([text, self.tokens, str(self.day)], sort_keys=True)
+        self.digest = xxhash.xxh3_128_hexdigest(told.encode(errors="surrogatepass"))
+
+    def render(self, messages: Sequence[Message], tools: Any, *, opens_turn: bool = False) -> str:
+        """Return the text of some messages; ValueError if the template refuses them.
+
+        Args:
+            messages: Of one conversation, from its beginning.
+            tools: What the template calls ``tools``, or None.
+            opens_turn: Begin an answer behind them (``add_generation_prompt``).
+        """
+        try:
+            return str(
+                self._template.render(
+                    messages=messages,
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=opens_turn,
+                    **self.tokens,
+                )
+            )
+        except Exception as error:  # it is a program: whatever it raises is about these messages
+            what = f"{type(error).__name__}: {error}"
+            raise ValueError(f"the chat template cannot write it ({what})") from error
+
+    def turns(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of a conversation, and where in it the assistant speaks.
+
+        Raises:
+            ValueError: The template refuses the messages, or writes an earlier turn differently
+                once there are later ones, so that where it lies cannot be told.
+        """
+        text = self.render(messages, tools)
+        found = []
+        for number, message in enumerate(messages):
+            if message.get("role") == "assistant":
+                found.append(self._turn(text, messages[: number + 1], tools))
+        return text, found
+
+    def _turn(self, text: str, messages: Sequence[Message], tools: Any) -> tuple[int, int]:
+        """Return where the last of some messages lies in the text of the whole conversation."""
+        before, upto = self.render(messages[:-1], tools), self.render(messages, tools)
+        # An opened answer may go on in another way than this one does, such as by a thought.
+        opened = self.render(messages[:-1], tools, opens_turn=True)
+        start = max(len(before), _num_alike(text, opened))
+        if text.startswith(before):
+            if text.startswith(upto) and len(upto) > start:
+                return start, len(upto)
+            # Thoughts are left out of earlier turns: the turn is its content, and what ends it.
+            content = str(messages[-1].get("content") or "").strip()
+            turn = content + upto.rpartition(content)[2] if content in upto else ""
+            if content and text.startswith(turn, start):
+                return start, start + len(turn)
+        what = f"the chat template writes message {len(messages)} differently when others follow"
+        raise ValueError(f"{what}: what the assistant says cannot be told from the rest")
+
+
+def _num_alike(text: str, other: str) -> int:
+    """Return how many characters two texts begin alike with."""
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(text), len(other)))
+
+
+def _environment(day: date) -> Any:
+    jinja2 = import_jinja2()
+
+    class Generation(jinja2.ext.Extension):  # type: ignore[misc, name-defined]
+        """Passes through what is between ``generation`` and ``endgeneration``."""
+
+        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body).set_lineno(line)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[Generation, jinja2.ext.loopcontrols],
+    )
+    now = datetime.combine(day, time())
+    environment.filters["tojson"] = tojson
+    environment.globals |= {"raise_exception": raise_exception, _NOW: now.strftime}
+    return environment
+
+
+def import_jinja2() -> Any:
+    """Return the package ``jinja2``; LoadersError if it is not installed."""
+    try:
+        import jinja2.ext
+        import jinja2.meta
+        import jinja2.sandbox
+    except ImportError as error:
+        what = "a chat template needs the package 'jinja2': pip install 'loaders[text]'"
+        raise LoadersError(what) from error
+    return jinja2
+
+
+def open_template(path: Path, tokenizer: Path | str | None, day: date | None) -> ChatTemplate:
+    """Open a Jinja file, or a ``tokenizer_config.json`` with a template.
+
+    Args:
+        path: Either, or a folder that holds them.
+        tokenizer: Beside it the special tokens are looked for, too.
+        day: What the template gets if it asks for the time; None for today.
+
+    Raises:
+        SourceError: It cannot be read, holds no template, or needs a token that is not known.
+        LoadersError: ``jinja2`` is not installed.
+    """
+    if path.is_dir():
+        path = next((path / n for n in (TEMPLATE, CONFIG) if (path / n).exists()), path / CONFIG)
+    text, config = _read(path), {}
+    if path.suffix == ".json":
+        config = _config(text, path)
+        text = _template_in(config, path)
+    else:
+        folders = [path.parent] if tokenizer is None else [path.parent, Path(tokenizer).parent]
+        if isinstance(tokenizer, Path) and tokenizer.is_dir():
+            folders.append(tokenizer)
+        beside = next((f / CONFIG for f in folders if (f / CONFIG).is_file()), None)
+        config = {} if beside is None else _config(_read(beside), beside)
+    return ChatTemplate(text, _special_tokens(config), path, day or date.today())
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_regular(path, path).decode()
+    except OSError as error:
+        hint = f"Give a Jinja file or a {CONFIG}"
+        raise SourceError(f"it cannot be read ({error.strerror})", path, hint) from error
+    except UnicodeDecodeError as error:
+        raise SourceError(f"it is not UTF-8 ({error})", path) from error
+
+
+def _config(text: str, path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"it is not JSON ({error})", path) from error
+    if not isinstance(config, dict):
+        raise SourceError(f"it is not a {CONFIG}", path)
+    return config
+
+
+def _template_in(config: Mapping[str, Any], path: Path) -> str:
+    """Return the template of a configuration, of several the one called ``default``."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        by_name = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = by_name.get("default")
+    if template is None and (path.parent / TEMPLATE).is_file():
+        template = _read(path.parent / TEMPLATE)
+    if not isinstance(template, str):
+        hint = f"Give a {TEMPLATE}, or the {CONFIG} of a model that was tuned for chat"
+        raise SourceError("it has no 'chat_template'", path, hint)
+    return template
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens by name: each is a string, or an object with its ``content``."""
+    found = {}
+    for name, value in config.items():
+        token = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(token, str):
+            found[name] = token
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A column of conversations: lists of messages with ``role`` and ``content``.
+
+    Attributes:
+        column: Its name.
+        template: Makes text of them.
+        has_tools: A column ``tools`` is beside it.
+    """
+
+    column: str
+    template: ChatTemplate
+    has_tools: bool = False
+    kind: str = field(default="chat", init=False)
+    has_labels: bool = field(default=True, init=False)
+
+    @property
+    def types(self) -> Mapping[str, pa.DataType | None]:
+        """The columns, as they are."""
+        return dict.fromkeys((self.column, TOOLS) if self.has_tools else (self.column,))
+
+    def notes(self) -> list[str]:
+        """Say what is a target, and which day the template writes."""
+        notes = [f"targets are what the assistant says in {self.column!r}"]
+        if self.template.day is not None:
+            notes.append(f"the template writes the date: {self.template.day} (see --chat-date)")
+        return notes
+
+    def check(self, schema: pa.Schema, path: Path) -> None:
+        """Raise SourceError if a column is missing, or holds no lists of messages."""
+        for name in self.types:
+            if name not in schema.names:
+                has = ", ".join(schema.names[:12])
+                hint = f"It has {has}: give --messages-column"
+                raise SourceError(f"it has no column {name!r}", path, hint)
+        kind = schema.field(self.column).type
+        if not (hasattr(kind, "value_type") and pa.types.is_struct(kind.value_type)):
+            raise SourceError(f"column {self.column!r} holds {kind}, not lists of messages", path)
+
+    def of_table(self, table: pa.Table, place: RowPlace) -> Documents:
+        """Return each row as a document, less those that the template refuses."""
+        found: list[Document] = []
+        rows: list[int] = []
+        rejects: list[Reject] = []
+        for number, row in enumerate(table.to_pylist()):
+            try:
+                found.append(self.of_row({name: _without_null(v) for name, v in row.items()}))
+                rows.append(number)
+            except ValueError as error:
+                rejects.append((place(number), SourceError(str(error), place(number))))
+        return join_documents(found, lambda document: place(rows[document]), rejects)
+
+    def of_row(self, row: Mapping[str, Any]) -> Document:
+        """Return the text as UTF-8, and 1 for each byte that the assistant says."""
+        messages = value_of(row, self.column, "--messages-column")
+        _check_messages(messages, self.column)
+        tools = row.get(TOOLS)
+        if isinstance(tools, str):
+            tools = json.loads(tools)
+        text, turns = self.template.turns(messages, tools or None)
+        data = np.frombuffer(as_utf8(text, self.column), np.uint8)
+        wanted = np.zeros(len(data), np.uint8)
+        for start, stop in turns:
+            first = len(text[:start].encode())
+            wanted[first : first + len(text[start:stop].encode())] = 1
+        return data, wanted
+
+
+def _without_null(value: Any) -> Any:
+    """Leave out what is null in objects: in a table all messages have the keys of any of them."""
+    if isinstance(value, list):
+        return [_without_null(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_null(item) for name, item in value.items() if item is not None}
+    return value
+
+
+def _check_messages(messages: Any, column: str) -> None:
+    """Raise ValueError for what is no list of messages with roles."""
+    if not isinstance(messages, list) or not messages:
+        what = "null" if messages is None else "empty" if messages == [] else "no list of messages"
+        raise ValueError(f"{column!r} is {what}")
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            has = sorted(message) if isinstance(message, dict) else type(message).__name__
+            what = f"message {number} of {column!r} has no 'role'; it has {has}"
+            raise ValueError(f"{what}: messages have 'role' and 'content'")

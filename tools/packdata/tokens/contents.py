@@ -1,0 +1,327 @@
+"""What the rows of Parquet, Arrow and JSON lines hold: text, or ids that another tokenizer made.
+
+``packdata.tokens.chat`` has conversations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from loaders.errors import SourceError
+from packdata.tokens.documents import Documents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from packdata.tokens.documents import Reject
+
+    RowPlace = Callable[[int], str]
+    Document = tuple[npt.NDArray[Any], npt.NDArray[Any] | None]  # data, and its labels
+
+LABELS, ATTENTION_MASK = "labels", "attention_mask"  # as Hugging Face's tokenizers name them
+_INT32 = np.iinfo(np.int32)
+
+
+class Content(Protocol):
+    """How rows become documents.
+
+    Attributes:
+        kind: ``text``, ``lists`` or ``chat``.
+        has_labels: True if documents have labels.
+        types: The columns that are read, and what they are cast to; None for a column that only
+            ``of_row`` reads.
+    """
+
+    @property
+    def kind(self) -> str:
+        """What documents are."""
+
+    @property
+    def has_labels(self) -> bool:
+        """Tell whether documents have labels."""
+
+    @property
+    def types(self) -> Mapping[str, pa.DataType | None]:
+        """Columns and types."""
+
+    def notes(self) -> list[str]:
+        """Say what is worth knowing of how rows are read."""
+
+    def check(self, schema: pa.Schema, path: Path) -> None:
+        """Raise SourceError if a file's columns cannot be read."""
+
+    def of_table(self, table: pa.Table, place: RowPlace) -> Documents:
+        """Return each row as a document, less those that cannot be one."""
+
+    def of_row(self, row: Mapping[str, Any]) -> Document:
+        """Return a document of JSON values; ValueError if there is none."""
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, without copying where it is one."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def value_of(row: Mapping[str, Any], column: str, option: str) -> Any:
+    """Return a value of a JSON object; ValueError if it has none of that name."""
+    if column not in row:
+        raise ValueError(f"it has no {column!r}; it has {sorted(row)[:8]} (see {option})")
+    return row[column]
+
+
+def placed(ends: npt.NDArray[np.int64], place: RowPlace) -> Callable[[int], str]:
+    """Return what says in which row a position of the data lies."""
+    return lambda at: place(int(np.searchsorted(ends, at, "right")))
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A column of strings.
+
+    Attributes:
+        column: Its name.
+    """
+
+    column: str
+    kind: str = "text"
+    has_labels: bool = False
+
+    @property
+    def types(self) -> Mapping[str, pa.DataType | None]:
+        """The column, as strings."""
+        return {self.column: pa.large_string()}
+
+    def notes(self) -> list[str]:
+        """Return nothing."""
+        return []
+
+    def check(self, schema: pa.Schema, path: Path) -> None:
+        """Raise SourceError if the column is missing, or holds no text."""
+        kind = _type_of(schema, self.column, path, "--text-column")
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+        if not any(test(kind) for test in tests):
+            raise SourceError(f"column {self.column!r} holds {kind}, not text", path)
+
+    def of_table(self, table: pa.Table, place: RowPlace) -> Documents:
+        """Return each row as a document, less those that are null or not UTF-8."""
+        texts = one_array(table[self.column])
+        data, ends = _text_buffers(texts)
+        documents = Documents(data, ends, placed(ends, place))
+        try:
+            str(data.data, "utf-8")
+        except UnicodeDecodeError:
+            documents = documents.only_utf8()
+        return replace(documents, rejects=(*documents.rejects, *self._nulls(texts, place)))
+
+    def _nulls(self, texts: pa.Array, place: RowPlace) -> Iterator[Reject]:
+        """Yield the rows without a text: in the buffers they are empty, as are those of empty text."""
+        if texts.null_count:
+            is_null = texts.is_null().to_numpy(zero_copy_only=False)
+            for where in map(place, np.flatnonzero(is_null).tolist()):
+                yield where, SourceError("the text is null", where)
+
+    def of_row(self, row: Mapping[str, Any]) -> Document:
+        """Return the text as UTF-8."""
+        value = value_of(row, self.column, "--text-column")
+        if not isinstance(value, str):
+            what = "null" if value is None else f"a {type(value).__name__}"
+            raise ValueError(f"{self.column!r} is {what}, not a text")
+        return np.frombuffer(as_utf8(value, self.column), np.uint8), None
+
+
+def as_utf8(text: str, name: str) -> bytes:
+    """Return a string as UTF-8; ValueError if it holds half a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name!r} holds half a surrogate pair ({error})") from error
+
+
+def _text_buffers(texts: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Return the bytes of large strings, and where each ends; nothing is copied."""
+    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset :][: len(texts) + 1]
+    if len(offsets) == 0:
+        return np.empty(0, np.uint8), np.empty(0, np.int64)
+    data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    return data, offsets[1:] - offsets[0]
+
+
+def _type_of(schema: pa.Schema, column: str, path: Path, option: str) -> pa.DataType:
+    if column not in schema.names:
+        has = ", ".join(schema.names[:12])
+        raise SourceError(f"it has no column {column!r}", path, f"It has {has}: give {option}")
+    return schema.field(column).type
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """A column of lists of ids, perhaps with lists of labels and of what is padding beside it.
+
+    Attributes:
+        column: Its name.
+        has_labels: ``labels`` are aligned with the ids.
+        has_mask: ``attention_mask`` is 0 where an id is padding, which is left out.
+    """
+
+    column: str
+    has_labels: bool = False
+    has_mask: bool = False
+    kind: str = "lists"
+
+    @property
+    def types(self) -> Mapping[str, pa.DataType | None]:
+        """The columns, as lists of whole numbers."""
+        return dict.fromkeys(self._names(), pa.large_list(pa.int64()))
+
+    def _names(self) -> list[str]:
+        beside = {LABELS: self.has_labels, ATTENTION_MASK: self.has_mask}
+        return [self.column, *(name for name, is_there in beside.items() if is_there)]
+
+    def notes(self) -> list[str]:
+        """Say which columns are heeded."""
+        targets = f", targets are those in {LABELS!r}" if self.has_labels else ""
+        masked = f", without padding as {ATTENTION_MASK!r} says" if self.has_mask else ""
+        return [f"documents are the ids in {self.column!r}{targets}{masked}"]
+
+    def check(self, schema: pa.Schema, path: Path) -> None:
+        """Raise SourceError if a column is missing, or holds no lists of whole numbers."""
+        for name in self._names():
+            kind = _type_of(schema, name, path, "--ids-column")
+            if not is_list_of_ids(kind):
+                raise SourceError(f"column {name!r} holds {kind}, not lists of ids", path)
+        if (
+            not self.has_labels
+            and LABELS in schema.names
+            and is_list_of_ids(schema.field(LABELS).type)
+        ):
+            hint = "Pack files with labels and files without them one after the other"
+            raise SourceError(f"it has {LABELS!r}, and the first file has not", path, hint)
+
+    def of_table(self, table: pa.Table, place: RowPlace) -> Documents:
+        """Return each row as a document, less those with nulls, and those whose labels do not fit."""
+        lists = {name: _Lists.of(one_array(table[name])) for name in self._names()}
+        lengths = lists[self.column].lengths
+        good = np.ones(len(lengths), bool)
+        rejects: list[Reject] = []
+        for name, beside in lists.items():
+            bad = good & (beside.has_null | (beside.lengths != lengths))
+            good &= ~bad
+            for row in np.flatnonzero(bad).tolist():
+                what = _what_is_wrong(name, beside, row, self.column, int(lengths[row]))
+                rejects.append((place(row), SourceError(what, place(row))))
+        return self._joined(lists, good, place, tuple(rejects))
+
+    def _joined(
+        self,
+        lists: Mapping[str, _Lists],
+        good: npt.NDArray[np.bool_],
+        place: RowPlace,
+        rejects: tuple[Reject, ...],
+    ) -> Documents:
+        values = {name: beside.of_rows(good) for name, beside in lists.items()}
+        ends = np.cumsum(np.where(good, lists[self.column].lengths, 0), dtype=np.int64)
+        ids, labels = values[self.column], values.get(LABELS)
+        if self.has_mask:
+            keep = values[ATTENTION_MASK] != 0
+            ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])[ends]
+            ids, labels = ids[keep], None if labels is None else labels[keep]
+        where = placed(ends, place)
+        return Documents(ids, ends, where, rejects, _as_labels(labels, where))
+
+    def of_row(self, row: Mapping[str, Any]) -> Document:
+        """Return the ids, and the labels if there are any."""
+        values = {name: self._numbers(row, name) for name in self._names()}
+        ids, labels = values[self.column], values.get(LABELS)
+        for name, beside in values.items():
+            if len(beside) != len(ids):
+                raise ValueError(f"{name!r} has {len(beside)} values, {self.column!r} {len(ids)}")
+        if self.has_mask:
+            keep = values[ATTENTION_MASK] != 0
+            ids, labels = ids[keep], None if labels is None else labels[keep]
+        if labels is not None and _beyond_int32(labels).any():
+            raise ValueError(f"{LABELS!r} holds a number beyond 32 bits")
+        return ids, None if labels is None else labels.astype(np.int32)
+
+    def _numbers(self, row: Mapping[str, Any], name: str) -> npt.NDArray[np.int64]:
+        value = value_of(row, name, "--ids-column")
+        if not isinstance(value, list):
+            what = "null" if value is None else f"a {type(value).__name__}"
+            raise ValueError(f"{name!r} is {what}, not a list of ids")
+        for number in value:
+            if type(number) is not int or abs(number) >= 1 << 63:
+                raise ValueError(f"{name!r} holds {str(number)[:40]!r}, which is no id")
+        return np.array(value, np.int64)
+
+
+def is_list_of_ids(kind: pa.DataType) -> bool:
+    """Tell whether a type of Arrow is lists of whole numbers."""
+    tests = (
+        "is_list",
+        "is_large_list",
+        "is_fixed_size_list",
+        "is_list_view",
+        "is_large_list_view",
+    )
+    is_list = any(getattr(pa.types, test)(kind) for test in tests)
+    return is_list and bool(pa.types.is_integer(kind.value_type))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """Lists of one column, end to end.
+
+    Attributes:
+        values: Of all rows; 0 for a null.
+        lengths: Of each row, 0 for one that is null.
+        has_null: Rows that are null or hold one.
+    """
+
+    values: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    has_null: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, array: pa.Array) -> _Lists:
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        has_null = array.is_null().to_numpy(zero_copy_only=False).copy()
+        values = array.flatten()  # of a row that is null: nothing
+        if values.null_count:
+            is_null = values.is_null().to_numpy(zero_copy_only=False)
+            has_null[np.repeat(np.arange(len(lengths)), lengths)[is_null]] = True
+            values = pc.fill_null(values, 0)
+        return cls(values.to_numpy(zero_copy_only=False), lengths.astype(np.int64), has_null)
+
+    def of_rows(self, good: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        return self.values if good.all() else self.values[np.repeat(good, self.lengths)]
+
+
+def _what_is_wrong(name: str, lists: _Lists, row: int, ids: str, num_ids: int) -> str:
+    if lists.has_null[row]:
+        return f"{name!r} is null, or holds one"
+    return f"{name!r} has {lists.lengths[row]} values, {ids!r} {num_ids}"
+
+
+def _beyond_int32(labels: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    return (labels < _INT32.min) | (labels > _INT32.max)
+
+
+def _as_labels(
+    labels: npt.NDArray[np.int64] | None, place: Callable[[int], str]
+) -> npt.NDArray[np.int32] | None:
+    if labels is None:
+        return None
+    beyond = _beyond_int32(labels)
+    if beyond.any():
+        at = int(beyond.argmax())
+        raise SourceError(f"label {labels[at]} does not fit into 32 bits", place(at))
+    return labels.astype(np.int32)
