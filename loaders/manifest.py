@@ -21,6 +21,7 @@ from typing import Any
 import xxhash
 
 from loaders.errors import ManifestError, SchemaError
+from loaders.regular import read_regular
 from loaders.schema import Schema
 
 FORMAT_VERSION = 1
@@ -211,9 +212,7 @@ def read_manifest(folder: Path | str) -> Manifest:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MAX_MANIFEST_BYTES:
-            raise ManifestError("it is larger than 1 GiB", path, "This is not a manifest")
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path, _MAX_MANIFEST_BYTES))
     except FileNotFoundError:
         raise ManifestError(*_missing(path.parent)) from None
     except NotADirectoryError:

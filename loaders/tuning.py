@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from loaders.regular import read_regular
+
 _VERSION = 1
 _MAX_ENTRIES = 1000
 
@@ -81,7 +83,7 @@ def write_workers(dataset: Any, num_cores: int, num_workers: int) -> Path | None
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(read_regular(file))
     except (OSError, ValueError):
         return {}
     if not isinstance(content, dict) or content.get("version") != _VERSION:

@@ -491,7 +491,7 @@ def test_a_manifest_of_another_gigabyte_is_not_read(tmp_path: Path) -> None:
     with open(tmp_path / "manifest.json", "wb") as file:
         file.truncate((1 << 30) + 1)  # a hole: takes no space
 
-    with pytest.raises(ManifestError, match="larger than 1 GiB"):
+    with pytest.raises(ManifestError, match="more than 1,073,741,824 bytes"):
         read_manifest(tmp_path)
 
 

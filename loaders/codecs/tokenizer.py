@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from loaders.errors import LoadersError, ShardError, SourceError
+from loaders.regular import read_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,7 +104,7 @@ def decoder_of(folder: Path, field: Tokens) -> Decoder | None:
 @lru_cache(maxsize=4)
 def _opened(path: Path, field: Tokens) -> Decoder:
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise ShardError(f"it cannot be read ({error.strerror})", path) from error
     if xxhash.xxh3_128_hexdigest(data) != field.tokenizer_xxh3_128:

@@ -13,6 +13,7 @@ from torch import nn
 from loaders.checks import as_list, as_path, real_number, shown
 from loaders.device import fused
 from loaders.errors import BatchError
+from loaders.regular import read_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -215,7 +216,7 @@ def _read_stats(path: Any) -> Mapping[str, Any]:
     what = "what 'packdata stats DATASET --json > stats.json' wrote, or a mapping of it"
     file = as_path("stats", path, what)
     try:
-        data = json.loads(file.read_text())
+        data = json.loads(read_regular(file))
     except (OSError, ValueError) as error:
         raise ValueError(f"stats must be {what}, got {file}: {error}") from error
     if not isinstance(data, Mapping):

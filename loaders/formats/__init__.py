@@ -25,6 +25,7 @@ from loaders.errors import ShardError
 from loaders.formats.checksums import Checksums, dump_checksums, load_checksums
 from loaders.limits import available_memory
 from loaders.manifest import Place, ShardInfo
+from loaders.regular import regular
 from loaders.schema import MAX_RECORD_NBYTES, Field
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def write_shard(
 
 
 def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         os.fsync(file.fileno())
 
 
@@ -109,7 +110,7 @@ def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
 def hash_file(path: Path) -> str:
     """Return the xxh3-128 of a file's bytes, hexadecimal."""
     state = xxhash.xxh3_128()
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         while block := file.read(1 << 20):
             state.update(block)
     return state.hexdigest()
@@ -138,7 +139,7 @@ def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
 
 
 def _map(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         if size != info.size_bytes:
             what = f"it has {size} bytes, the manifest says {info.size_bytes}"
@@ -230,7 +231,7 @@ def open_checksums(path: Path, info: ShardInfo) -> dict[str, Checksums]:
     """
     offset, nbytes = info.checksums
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             # Or the read would reserve memory for what is not there.
             if os.fstat(file.fileno()).st_size < offset + nbytes:
                 raise ValueError("the file ends before them")

@@ -14,9 +14,14 @@ import pytest
 
 from loaders.errors import PackError
 from loaders.manifest import Place, ShardInfo
+from packdata.edit import copy_dataset
+from packdata.images.plan import pack_images
 from packdata.journal import Header, Journal, Reject, State, TargetLock, flatten_plan
+from packdata.repair import repair
+from tests.packdata.command_sources import make_sources
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SHARD = ShardInfo("shard-00000.lmdb", 3, 100, "ff", {"x": Place(8, row_nbytes=4)}, (50, 9))
@@ -188,7 +193,7 @@ def test_a_full_disk_costs_nobody_the_lock(
 
     path = tmp_path / ".packing" / "lock"
     path.parent.mkdir()
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "write", full)
 
     lock = TargetLock(path)
 
@@ -208,7 +213,7 @@ def test_a_lock_that_cannot_be_taken_leaves_no_file_open(
     path.parent.mkdir()
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", interrupted)
+        patch.setattr(os, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             TargetLock(path)
 
@@ -264,3 +269,29 @@ def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
     assert done.returncode == -9
     assert path.exists()
     TargetLock(path).release()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+@pytest.mark.parametrize("command", ["images", "copy", "repair"])
+def test_a_file_system_without_locks_is_no_reason_to_try_again(
+    tmp_path: Path, code: int, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Lustre is without -o flock, and some network drives."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    make_sources(tmp_path)
+    act: dict[str, Callable[[], object]] = {
+        "images": lambda: pack_images(tmp_path / "photos", tmp_path / "out"),
+        "copy": lambda: copy_dataset(tmp_path / "packed", tmp_path / "out"),
+        "repair": lambda: repair(tmp_path / "packed", tmp_path / "copy"),
+    }
+    monkeypatch.setattr("fcntl.flock", refuse)
+
+    with pytest.raises(PackError) as caught:
+        act[command]()
+
+    assert "-o flock" in caught.value.hint
+    assert "again" not in str(caught.value)
+    assert not (tmp_path / "out").exists()

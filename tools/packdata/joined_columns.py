@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.regular import regular
 from loaders.schema import Array, Field, Json, Label, MultiLabel, Text, check_field_name
 from packdata.describe import counted
 
@@ -202,7 +203,7 @@ def _indicators(field: MultiLabel, text: str) -> list[int]:
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with open(path, newline="", encoding="utf-8-sig", opener=regular) as file:
             header, *rows = [row for row in csv.reader(file, strict=True) if row] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error

@@ -28,6 +28,7 @@ import xxhash
 
 from loaders.errors import PackError
 from loaders.manifest import Place, ShardInfo, publish_bytes
+from loaders.regular import read_regular, regular
 from packdata.settings import OVERWRITE
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ def _read(
 ) -> tuple[Header, State, int] | None:
     """Return header, state and size of a journal, up to where it can be trusted."""
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = read_regular(path).splitlines(keepends=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
     header = _parse_header(lines[0] if lines else b"", path)
@@ -284,10 +285,15 @@ class TargetLock:
         self._fd = -1
         while self._fd < 0:
             path.parent.mkdir(exist_ok=True)  # its last owner may have removed it just now
+            is_new = not path.exists()
             try:
                 self._acquire(os.open(path, os.O_RDWR | os.O_CREAT | _CLOEXEC, 0o644))
             except FileNotFoundError:
                 continue
+            except OSError:  # there are no locks, then: nobody has one on the file that was made
+                if is_new:
+                    path.unlink(missing_ok=True)
+                raise
 
     def _acquire(self, fd: int) -> None:
         try:
@@ -314,7 +320,7 @@ class TargetLock:
 def lock_owner(path: Path) -> str | None:
     """Return who holds the lock at a path, in words; None if nobody does."""
     try:
-        fd = os.open(path, os.O_RDONLY | _CLOEXEC)
+        fd = regular(str(path), 0)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:

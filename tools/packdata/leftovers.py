@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import ManifestError
 from loaders.manifest import MANIFEST_NAME, publish_bytes, read_manifest
+from loaders.regular import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -76,7 +77,7 @@ class _Record(NamedTuple):
 def _read_record(work: Path) -> _Record | None:
     """Return what was written down, as far as it can be followed."""
     try:
-        record = json.loads((work / RECORD_NAME).read_bytes())
+        record = json.loads(read_regular(work / RECORD_NAME))
         new = {name: mark for name, mark in record["new"].items() if _is_plain(name)}
         old = [name for name in record["old"] if _is_plain(name)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

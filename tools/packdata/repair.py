@@ -17,6 +17,7 @@ from loaders.manifest import (
     publish_manifest,
     read_manifest,
 )
+from loaders.regular import read_regular
 from packdata.combine import copy_shard
 from packdata.journal import LOCK_NAME, TargetLock
 from packdata.rewrite import cannot_write
@@ -139,7 +140,7 @@ def _repair_file(path: Path, digest: str, good: Path, done: Repair) -> None:
     if what is not None:
         done.failed[path.name] = f"in the copy, {what}"
         return
-    publish_bytes(path, good.read_bytes())
+    publish_bytes(path, read_regular(good))
     done.restored.append(path.name)
 
 

@@ -29,6 +29,7 @@ from loaders.manifest import (
     read_manifest,
     sync_folder,
 )
+from loaders.regular import read_regular
 from packdata.journal import JOURNAL_NAME, LOCK_NAME, TargetLock, read_journal
 from packdata.leftovers import RECORD_NAME, published_by, record_changes, remove_leftovers
 from packdata.settings import OVERWRITE
@@ -207,7 +208,7 @@ class Staging:
             what = "nobody has it" if source is None else file_fault(source / name, digest)
             if what is not None or source is None:
                 raise PackError(f"its file {name} cannot be copied: {what}", source or self.folder)
-            publish_bytes(self.path / name, (source / name).read_bytes())
+            publish_bytes(self.path / name, read_regular(source / name))
             copied[name] = name
         return copied
 

@@ -577,6 +577,9 @@ def remedy_of(error: Exception, path: Path) -> str:
         return f"Make room there. Then {_GO_ON}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "Choose a folder that may be written to"
+    if code in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+        where = "The file system there has no locks (flock)"
+        return f"{where}: write to another and copy the folder, or mount it with them (Lustre: -o flock)"
     if code == errno.ENOTDIR:
         file = next((above for above in path.parents if above.is_file()), None)
         found = "A part of this path" if file is None else str(file)

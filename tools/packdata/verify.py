@@ -24,6 +24,7 @@ from loaders.errors import CodecError, ManifestError, ShardError
 from loaders.formats import hash_file, open_checksums, open_columns
 from loaders.limits import usable_cores
 from loaders.manifest import MANIFEST_NAME, Manifest, ShardInfo, manifest_bytes, read_manifest
+from loaders.regular import read_regular
 from loaders.schema import Label, MultiLabel, Text, Tokens
 from packdata.readback import ReadBack
 from packdata.reader import KEY_FIELD
@@ -390,7 +391,7 @@ def file_fault(path: Path, expected: str) -> str | None:
 
 
 def _notes(folder: Path, manifest: Manifest) -> Iterator[str]:
-    if (folder / MANIFEST_NAME).read_bytes() != manifest_bytes(manifest):
+    if read_regular(folder / MANIFEST_NAME) != manifest_bytes(manifest):
         yield f"{MANIFEST_NAME}: all that it says is right, but its spaces or line ends were changed"
     known = _OWN_FILES | {shard.file for shard in manifest.shards} | set(manifest.schema.files)
     for path in sorted(folder.iterdir()):

@@ -38,6 +38,7 @@ from loaders.datasets.settings import check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import CodecError, SchemaError, ShardError, SourceError
+from loaders.regular import read_regular
 from loaders.schema import Array, Field, Image, Label, Mask, Schema, Text
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ def _size(file: Path) -> int:
 
 def _read_image(file: Path, out: npt.NDArray[np.uint8]) -> None:
     try:
-        data = file.read_bytes()
+        data = read_regular(file)
         picture_size(data)
     except (OSError, CodecError) as error:
         what = getattr(error, "strerror", None) or str(error)

@@ -14,6 +14,7 @@ from loaders.checks import shown
 from loaders.codecs import Codec, codec_for
 from loaders.errors import CodecError, SourceError
 from loaders.manifest import read_manifest
+from loaders.regular import read_regular
 from loaders.schema import Array, Bytes, Field, Json, Label, Text
 from packdata.sources import Column, Item, Source
 from packdata.sources.base import is_folder, is_missing
@@ -215,7 +216,7 @@ def _classes_of_dataset(folder: Path) -> tuple[str, ...]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SourceError(f"class names cannot be read from it ({reason})", path) from error

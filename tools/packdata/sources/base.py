@@ -18,7 +18,8 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import SourceError
-from packdata.regular import check_regular, read_regular
+from loaders.regular import regular
+from packdata.regular import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -199,8 +200,7 @@ def read_head(path: Path | str) -> bytes:
     What cannot be read gives b"": it is rejected when it is packed.
     """
     try:
-        check_regular(path, path)
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             head = file.read(HEAD_NBYTES)
             return head if head.startswith(b"\x89PNG") else head + file.read()
     except (OSError, ValueError):  # ValueError: a NUL in the name, or no regular file

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.checks import shown
 from loaders.errors import SourceError
+from loaders.regular import read_regular
 from packdata.describe import counted, describe_field
 from packdata.plan import pack_plan
 from packdata.reader import PackedReader
@@ -362,7 +363,7 @@ def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
     path = Path(name)
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
-        return JsonTokenizer(path.read_bytes(), path, is_chat=is_chat)
+        return JsonTokenizer(read_regular(path), path, is_chat=is_chat)
     except OSError as error:
         hint = "Give 'bytes' or the path of a tokenizer.json"
         raise SourceError(f"it cannot be read ({error.strerror})", path, hint) from error
