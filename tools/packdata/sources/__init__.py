@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
 from packdata.regular import check_regular
+from packdata.sources.arrow import STATE, saved_files, saved_splits
 from packdata.sources.base import (
     PICTURE_SUFFIXES,
     PICTURES,
@@ -26,7 +27,8 @@ from packdata.sources.folders import FolderSource, Listing, MaskFolder, files_be
 from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
 from packdata.sources.layouts import SPLIT_NAMES, split_commands
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
-from packdata.sources.parquet import ParquetSource
+from packdata.sources.rowfiles import ROW_SUFFIXES
+from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIXES, TarSource
 
 if TYPE_CHECKING:
@@ -44,10 +46,12 @@ __all__ = [
     "open_source",
 ]
 
+_ROW_KINDS = {suffix[1:] for suffix in ROW_SUFFIXES}
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLIT_NAMES)}|t10k)([-_.].*)?", re.IGNORECASE)
 _LOOKED_FOR = (
     "Sources are a folder of pictures or of one folder per class, a .csv, .tsv or .jsonl list, "
-    "WebDataset .tar files, .parquet files with pictures, or MNIST's images-idx3-ubyte"
+    "WebDataset .tar files, .parquet files with pictures, folders of datasets.save_to_disk, or "
+    "MNIST's images-idx3-ubyte"
 )
 
 
@@ -92,8 +96,8 @@ def open_source(
         check_regular(file, file)
     _check_one_kind(path, files)
     first, archive = files[0], _archive_kind(files[0].name)
-    if archive == "parquet":
-        return ParquetSource(files, name, **columns)
+    if archive in _ROW_KINDS:
+        return RowsSource(files, name, **columns)
     if archive == "tar":
         _check_columns_unused(path, columns)
         return TarSource(files, name)
@@ -141,6 +145,8 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
     path = Path(path)
     if not is_folder(path):
         return None
+    if kind is PICTURES and (saved := saved_splits(path)):
+        return {name: [folder] for name, folder in saved.items()}
     inside = _look_into(path)
     archives = _archives(inside) if kind is PICTURES else []
     splits = {name: [path / name] for name in inside.folders if name.lower() in SPLIT_NAMES}
@@ -248,7 +254,7 @@ def _split_files(inside: _Inside, archives: Sequence[Path]) -> dict[str, list[Pa
 
 
 def _check_alone(inside: _Inside, archives: Sequence[Path]) -> None:
-    """Raise SourceError if pictures lie beside tar, Parquet or IDX files, or in folders there."""
+    """Raise SourceError if pictures lie beside tar, IDX or files of rows, or in folders there."""
     if picture := next(_pictures(inside), None):
         what = f"it holds both pictures ({picture}) and {_few([file.name for file in archives])}"
         hint = "Move either away, or pack one by itself: a folder, a file or a pattern of files"
@@ -269,7 +275,9 @@ def _is_picture(name: str) -> bool:
 
 
 def _archives(inside: _Inside) -> list[Path]:
-    """Return the tar, Parquet and IDX files; of an IDX file that is there twice, not the .gz."""
+    """Return the tar, IDX and files of rows; of an IDX file that is there twice, not the .gz."""
+    if STATE in inside.files:
+        return saved_files(inside.folder)
     kinds = {name: kind for name in inside.files if (kind := _archive_kind(name))}
     files = [inside.folder / name for name in kinds if (inside.folder / name).is_file()]
     twice = {f"{file.name}.gz" for file in files if kinds[file.name] == "idx"}
@@ -280,15 +288,15 @@ def _archive_kind(name: str) -> str:
     end = name.lower().endswith
     if end(TAR_SUFFIXES):
         return "tar"
-    if end(".parquet"):
-        return "parquet"
+    if end(ROW_SUFFIXES):
+        return suffix_of(name)[1:]
     return "idx" if end(IDX_SUFFIXES) and IDX_IMAGES.fullmatch(name) else ""
 
 
 def are_of_one_archive(paths: Sequence[Path | str]) -> bool:
-    """Tell whether files are tars, or Parquet, all of them."""
+    """Tell whether files are tars, or files of rows of one kind, all of them."""
     kinds = {_archive_kind(os.fspath(path)) for path in paths if os.path.isfile(path)}
-    return len(kinds) == 1 and kinds <= {"tar", "parquet"} and all(map(os.path.isfile, paths))
+    return len(kinds) == 1 and kinds <= {"tar", *_ROW_KINDS} and all(map(os.path.isfile, paths))
 
 
 def _files_at(path: Path) -> list[Path] | None:

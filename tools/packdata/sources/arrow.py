@@ -40,11 +40,6 @@ def open_arrow(path: Path) -> pa.Table:
         raise SourceError(f"it cannot be read as Arrow ({error})", path, hint) from error
 
 
-def is_saved(folder: Path) -> bool:
-    """Tell whether ``save_to_disk`` wrote a folder: one dataset, or one for each split."""
-    return (folder / SPLITS).is_file() or (folder / STATE).is_file()
-
-
 def saved_splits(folder: Path) -> dict[str, Path]:
     """Return the folders of splits, in their order; none if it is one dataset."""
     if not (folder / SPLITS).is_file():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from loaders.errors import SourceError
 from packdata.regular import check_regular
+from packdata.sources.arrow import STATE, saved_files
 from packdata.sources.base import is_hidden, suffix_of
 from packdata.tables.arrow import ArrowTable, ParquetTable
 from packdata.tables.delimited import DelimitedFile
@@ -110,6 +111,9 @@ def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
 
 def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
     inside = [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
+    if folder / STATE in inside:  # beside the files of a dataset lie those of caches
+        saved = saved_files(folder)
+        inside = [path for path in inside if path.suffix != ".arrow" or path in saved]
     tables = {path for path in inside if suffix_of(path.name) in _SUFFIXES}
     found: list[tuple[Path, str | None]] = []
     for path in inside:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaders.errors import SourceError
+from packdata.sources.rowfiles import open_row_file
 from packdata.tokens.chat import TOOLS, Chat, open_template
 from packdata.tokens.contents import ATTENTION_MASK, LABELS, Ids, Texts, is_list_of_ids
 from packdata.tokens.files import LINE_KINDS, Reader
-from packdata.tokens.tables import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,9 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
 def _columns_of(file: SourceFile) -> dict[str, bool]:
     """Return the columns of a file, and whether they hold lists of whole numbers."""
     if file.kind != "jsonl":
-        return {field.name: is_list_of_ids(field.type) for field in schema_of(file)}
+        return {
+            field.name: is_list_of_ids(field.type) for field in open_row_file(file.path).schema
+        }
     row = _first_row(file)
     return {
         name: isinstance(value, list) and all(type(item) is int for item in value)

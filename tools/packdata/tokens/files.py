@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from loaders.errors import SourceError
 from packdata.regular import check_mode
+from packdata.sources.arrow import STATE, saved_files
 from packdata.sources.base import is_hidden
 from packdata.sources.folders import LINK_ABOVE, files_below
 
@@ -134,6 +135,9 @@ def _list_folder(folder: Path, listing: Listing) -> None:
         if entries is None:
             listing.ignored[LINK_ABOVE] += 1
         shown = [entry for entry in entries or () if not is_hidden(entry.name)]
+        if any(entry.name == STATE for entry in shown):
+            saved = {path.name for path in saved_files(folder / relative)}
+            shown = [e for e in shown if not e.name.endswith(".arrow") or e.name in saved]
         found += [(f"{relative}/{entry.name}".lstrip("/"), Path(entry.path)) for entry in shown]
     for name, path in sorted(found):
         suffix, compression = _suffixes(path)

@@ -23,13 +23,12 @@ from packdata.tokens.documents import Documents, Piece, not_utf8, texts_of
 from packdata.tokens.files import ROW_KINDS, Reader, SourceFile, count_lines
 from packdata.tokens.headers import recognize
 from packdata.tokens.jsonl import parse_jsonl
-from packdata.tokens.tables import RowsPart, open_rows
+from packdata.tokens.tables import RowRanges, RowsPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from packdata.tokens.contents import Content
-    from packdata.tokens.tables import RowFile
 
 PIECE_BYTES = 4 << 20
 _MAX_CHAR_BYTES = 4
@@ -309,7 +308,7 @@ class TextSource:
         self.kind, self.has_labels = options.content.kind, options.content.has_labels
         self.empty_files: list[str] = []
         self.windows_files: list[str] = []
-        self._row_files: dict[int, RowFile] = {}
+        self._row_files: dict[int, RowRanges] = {}
         self._plan = self._group([r for i, f in enumerate(files) for r in self._ranges(i, f)])
 
     def __len__(self) -> int:
@@ -318,7 +317,7 @@ class TextSource:
     def _ranges(self, number: int, file: SourceFile) -> Iterator[tuple[_Range, int]]:
         """Yield the parts of a file, with their sizes in bytes."""
         if file.kind in ROW_KINDS:
-            rows = self._row_files[number] = open_rows(file, self.options.content)
+            rows = self._row_files[number] = RowRanges(file, self.options.content)
             for group, first, last, nbytes in rows.ranges(self.options.piece_bytes):
                 yield _Range(number, first, last, False, group), nbytes
             return

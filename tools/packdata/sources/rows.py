@@ -1,4 +1,4 @@
-"""Parquet files with encoded pictures.
+"""Files of rows, such as Parquet, with encoded pictures.
 
 Pictures are a binary column, or Hugging Face's struct of ``bytes`` and ``path``.
 """
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
 from packdata.sources.base import (
@@ -24,7 +23,6 @@ from packdata.sources.base import (
     Column,
     Item,
     broken_item,
-    check_name,
     check_unique,
     column_of,
     field_names,
@@ -32,17 +30,20 @@ from packdata.sources.base import (
     read_file,
     read_head,
     relative_names,
+    suffix_of,
 )
+from packdata.sources.rowfiles import open_row_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from packdata.sources.rowfiles import RowFile
+
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
-_BATCH_ROWS = 32
 
 
-class ParquetSource:
-    """The rows of Parquet files that share a schema.
+class RowsSource:
+    """The rows of files that share a schema.
 
     Args:
         paths: The files, in order.
@@ -52,7 +53,6 @@ class ParquetSource:
         label_column: The column of labels; None for the first usual one.
     """
 
-    kind = "parquet"
     pixels: tuple[int, int] | None = None
 
     def __init__(
@@ -65,14 +65,15 @@ class ParquetSource:
         label_column: str | None = None,
     ) -> None:
         self.paths, self.name = list(paths), name
+        self.kind = suffix_of(paths[0].name)[1:]
         self.identity: Mapping[str, Any] = files_identity(self.kind, self.paths)
-        schemas = [_open(path).schema_arrow for path in self.paths]
-        schema = schemas[0]
-        for path, other in zip(self.paths, schemas, strict=True):
-            _check_alike(path, other, self.paths[0], schema)
+        self._files = [open_row_file(path) for path in self.paths]
+        schema = self._files[0].schema
+        for file in self._files:
+            _check_alike(file.path, file.schema, self.paths[0], schema)
         self._image = _find_image(schema, image_column, self.paths[0])
         self._mask = _find_mask(schema, mask_column, self.paths[0])
-        self._lengths = [_open(path).metadata.num_rows for path in self.paths]
+        self._lengths = [sum(file.groups) for file in self._files]
         if not sum(self._lengths):
             raise SourceError("it has no rows", self.paths[0])
         self.has_masks = self._mask is not None
@@ -90,49 +91,42 @@ class ParquetSource:
         return sum(self._lengths)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        """Yield the rows from number ``start`` on; a row group is read from its beginning."""
-        for path, length in zip(self.paths, self._lengths, strict=True):
+        """Yield the rows from number ``start`` on; a group of rows is read from its beginning."""
+        for file, length in zip(self._files, self._lengths, strict=True):
             if start < length:
-                yield from self._rows(path, start)
+                yield from self._rows(file, start)
             start = max(0, start - length)
 
     def keys(self) -> Iterator[str]:
         """Yield the keys: of rows without one, what stands for it."""
-        for path, length in zip(self.paths, self._lengths, strict=True):
-            keys = _read_column(path, "key").to_pylist() if self._has_keys else [None] * length
+        for file, length in zip(self._files, self._lengths, strict=True):
+            keys = _read_column(file, "key").to_pylist() if self._has_keys else [None] * length
             for row, key in enumerate(keys):
-                yield self._row_key(path, row) if key is None else str(key)
+                yield self._row_key(file.path, row) if key is None else str(key)
 
     def mask_heads(self) -> Iterator[bytes]:
         """Yield the masks: the one column that holds them is read."""
-        for path in self.paths if self._mask is not None else []:
-            file = _open(path)
-            batches = file.iter_batches(_BATCH_ROWS, columns=[self._mask], use_threads=False)
-            row = 0
-            while (batch := _next_batch(batches, path, row)) is not None:
-                for value in batch.column(self._mask).to_pylist():
-                    data, file_path = _content(value, path.parent)
-                    yield data or (read_head(file_path) if file_path else b"")
-                row += len(batch)
+        mask = self._mask
+        for file in self._files if mask is not None else []:
+            for group in range(len(file.groups)):
+                for value in file.read(group, [str(mask)]).column(0):
+                    data, path = _content(value.as_py(), file.path.parent)
+                    yield data or (read_head(path) if path else b"")
 
     def _row_key(self, path: Path, row: int) -> str:
         return f"{self._stems[path]}/{row:08d}"
 
-    def _rows(self, path: Path, start: int) -> Iterator[Item]:
-        file, first = _open(path), 0
-        for group in range(file.num_row_groups):
-            end = first + file.metadata.row_group(group).num_rows
-            if end > start:
-                yield from self._group_rows(file, path, group, first, start)
-            first = end
+    def _rows(self, file: RowFile, start: int) -> Iterator[Item]:
+        first = 0
+        for group, length in enumerate(file.groups):
+            if first + length > start:
+                yield from self._group_rows(file, group, first, start)
+            first += length
 
-    def _group_rows(
-        self, file: pq.ParquetFile, path: Path, group: int, row: int, start: int
-    ) -> Iterator[Item]:
-        batches = file.iter_batches(_BATCH_ROWS, row_groups=[group], use_threads=False)
-        while (batch := _next_batch(batches, path, row)) is not None:
+    def _group_rows(self, file: RowFile, group: int, row: int, start: int) -> Iterator[Item]:
+        for batch in file.batches(group):
             for i in range(max(0, start - row), len(batch)):
-                yield self._item(batch, i, path, row + i)
+                yield self._item(batch, i, file.path, row + i)
             row += len(batch)
 
     def _item(self, batch: pa.RecordBatch, i: int, path: Path, row: int) -> Item:
@@ -176,8 +170,8 @@ class ParquetSource:
     def _num_missing(self, name: str) -> int:
         """Count the numbers that are missing in a column; 0 if float64, with its NaN, may round others."""
         total, largest = 0, 0
-        for path in self.paths:
-            column = _read_column(path, name)
+        for file in self._files:
+            column = _read_column(file, name)
             total += column.null_count
             if pa.types.is_dictionary(column.type):
                 column = column.cast(column.type.value_type)
@@ -188,37 +182,21 @@ class ParquetSource:
 
     def _distinct(self, name: str) -> list[str | None]:
         values: set[str | None] = set()
-        for path in self.paths:
-            values.update(_read_column(path, name).unique().to_pylist())
+        for file in self._files:
+            values.update(_read_column(file, name).unique().to_pylist())
         return list(values - {None})
 
     def _read_keys(self) -> Iterator[tuple[str, str]]:
-        for path, name in zip(self.paths, relative_names(self.paths), strict=True):
-            for row, key in enumerate(_read_column(path, "key").to_pylist()):
+        for file, name in zip(self._files, relative_names(self.paths), strict=True):
+            for row, key in enumerate(_read_column(file, "key").to_pylist()):
                 if key is not None:
                     yield str(key), f"{name}, row {row}"
 
 
-def _open(path: Path) -> pq.ParquetFile:
-    check_name(str(path), path)
-    try:
-        return pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"it cannot be read as Parquet ({error})", path) from error
-
-
-def _read_column(path: Path, name: str) -> pa.ChunkedArray:
-    try:
-        return pq.read_table(path, columns=[name], partitioning=None, use_threads=False).column(0)
-    except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"column {name!r} cannot be read ({error})", path) from error
-
-
-def _next_batch(batches: Iterator[pa.RecordBatch], path: Path, row: int) -> pa.RecordBatch | None:
-    try:
-        return next(batches, None)
-    except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"it cannot be read ({error})", f"{path}, row {row}") from error
+def _read_column(file: RowFile, name: str) -> pa.ChunkedArray:
+    parts = [file.read(group, [name]).column(0) for group in range(len(file.groups))]
+    chunks = [chunk for part in parts for chunk in part.chunks]
+    return pa.chunked_array(chunks, file.schema.field(name).type)
 
 
 def _check_alike(path: Path, schema: pa.Schema, first: Path, wanted: pa.Schema) -> None:

@@ -1,0 +1,130 @@
+"""Files of rows with named columns, whichever library wrote them: Arrow's types, read in order.
+
+``packdata images`` and ``tokens`` read Parquet, Arrow, MDS, LitData and TFRecord through this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from loaders.errors import SourceError
+from packdata.sources.arrow import open_arrow
+from packdata.sources.base import check_name, suffix_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+BATCH_ROWS = 32  # of pictures, say
+
+
+class RowFile(Protocol):
+    """One file.
+
+    Attributes:
+        path: Where it is.
+        schema: Its columns, with Hugging Face's notes on them where there are some.
+        groups: Rows of each part that can be read by itself.
+    """
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+
+    @property
+    def groups(self) -> Sequence[int]:
+        """Rows of each part."""
+
+    def nbytes(self, group: int, columns: Sequence[str]) -> int:
+        """Return about how many bytes some columns of a group take."""
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Return some columns of a group; SourceError if they cannot be read."""
+
+    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a group, few at a time; SourceError where they cannot be read."""
+
+
+class ParquetRows:
+    """A Parquet file; its groups are row groups."""
+
+    def __init__(self, path: Path) -> None:
+        check_name(str(path), path)
+        self.path = path
+        try:
+            with self._open() as file:
+                self.schema, self._metadata = file.schema_arrow, file.metadata
+        except (OSError, pa.ArrowException) as error:
+            raise SourceError(f"it cannot be read as Parquet ({error})", path) from error
+        numbers = range(self._metadata.num_row_groups)
+        self.groups = [self._metadata.row_group(i).num_rows for i in numbers]
+
+    def _open(self) -> Any:
+        return pq.ParquetFile(self.path, coerce_int96_timestamp_unit="us")
+
+    def nbytes(self, group: int, columns: Sequence[str]) -> int:
+        """Return the uncompressed bytes of some columns."""
+        metadata = self._metadata.row_group(group)
+        chunks = [metadata.column(i) for i in range(metadata.num_columns)]
+        mine = [c for c in chunks if c.path_in_schema.split(".")[0] in columns]
+        return sum(c.total_uncompressed_size for c in mine)
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Return some columns of a row group."""
+        try:
+            with self._open() as file:
+                return file.read_row_group(group, columns=[*columns], use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            what = f"row group {group} cannot be read ({error})"
+            raise SourceError(what, self.path) from error
+
+    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a row group."""
+        row = sum(self.groups[:group])
+        try:
+            with self._open() as file:
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], use_threads=False):
+                    yield batch
+                    row += len(batch)
+        except (OSError, pa.ArrowException) as error:
+            raise SourceError(f"it cannot be read ({error})", f"{self.path}, row {row}") from error
+
+
+class ArrowRows:
+    """An Arrow file or stream, mapped; all rows are one group."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._table = path, open_arrow(path)
+        self.schema, self.groups = self._table.schema, [len(self._table)]
+
+    def nbytes(self, group: int, columns: Sequence[str]) -> int:
+        """Return the bytes of some columns."""
+        return int(self._table.select([*columns]).nbytes)
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Return some columns."""
+        return self._table.select([*columns])
+
+    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows."""
+        yield from self._table.to_batches(BATCH_ROWS)
+
+
+_KINDS: dict[str, Callable[[Path], RowFile]] = {".parquet": ParquetRows, ".arrow": ArrowRows}
+ROW_SUFFIXES = tuple(_KINDS)
+
+
+def open_row_file(path: Path) -> RowFile:
+    """Open a file as what its suffix says.
+
+    Raises:
+        SourceError: It cannot be read.
+    """
+    return _KINDS[suffix_of(path.name)](path)
