@@ -62,7 +62,7 @@ from loaders.sampling.foreign import NumberedBatches, Passes, kept, single
 from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, check_state, is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from loaders.backends.ordered import Pool
     from loaders.choices import AugmentOn, Backend, Halves
@@ -600,10 +600,40 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         listed = [f"{name}={value!r}" for name, value in settings.items() if value is not None]
         return f"{type(self).__name__}({', '.join([shown(self.dataset), *listed])})"
 
+    def forever(self) -> Iterator[_T]:
+        """Return batches, epoch after epoch, without end: from where the loader stands, and ``state_dict`` as ever.
+
+        Raises:
+            ValueError: Ranks have unequal steps (``pad=False``), and would drift; or, at ``next``, there is no batch.
+        """
+        steps = self._steps
+        if steps is not None and not (steps.pad or steps.drop_last):
+            last = replace(steps.plan(), rank=steps.sampler.num_replicas - 1)
+            if last.num_steps < replace(last, rank=0).num_steps:
+                what = "with pad=False ranks have unequal steps, and forever() would let their epochs drift"
+                raise ValueError(f"{what}: give drop_last=True, or leave out pad")
+        return self._forever()
+
+    def _forever(self) -> Iterator[_T]:
+        num_empty = 0
+        while num_empty < 2:  # of a resumed epoch, nothing may be left for this rank
+            num_empty += 1
+            for batch in self:
+                num_empty = 0
+                yield batch
+        raise ValueError(f"forever() has nothing to serve: {self!r} has no batch")
+
     # -- resume ------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position: what was delivered, not what was prefetched. Primitives only, the same on every rank."""
+    def state_dict(self, pending: int = 0) -> dict[str, Any]:
+        """Return the position: what was delivered, not what was prefetched. Primitives only, the same on every rank.
+
+        Args:
+            pending: Batches that were handed over and not trained on yet: they are served again after a resume.
+
+        Raises:
+            StateError: Samples are in an order that no state can tell, or fewer batches were handed over.
+        """
         steps = self._own_steps()
         if not self.in_order:
             raise StateError(
@@ -619,7 +649,7 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
             "version": _STATE_VERSION,
             "dataset": fingerprint_of(self.dataset),
             "seed": steps.seed,
-            "sampler": steps.sampler.state_dict(),
+            "sampler": steps.sampler.state_dict(pending),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -978,6 +978,48 @@ def test_a_path_is_not_a_dataset(one: Path) -> None:
 def test_a_misspelt_shuffle_is_refused(one: Path) -> None:
     with pytest.raises(ValueError, match="shuffle must be True, False or 'block', got 'blocks'"):
         DataLoader(only_ids(one), 4, shuffle="blocks")  # type: ignore[arg-type]
+
+
+# -- batches without end, and those that are not trained on yet ----------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_taken", [1, 3, 5, 6, 11])
+@pytest.mark.parametrize("pending", [0, 1, 2])
+def test_batches_that_are_pending_come_again(
+    one: Path, num_taken: int, pending: int, num_workers: int
+) -> None:
+    """Also where they are of the epoch before."""
+
+    def loader() -> DataLoader:
+        return DataLoader(only_ids(one), 5, shuffle=True, num_workers=num_workers)
+
+    everything = flat_batches(loader(), 20)
+    first = loader()
+    batches = first.forever()
+    for _ in range(num_taken):
+        next(batches)
+    if pending > num_taken:
+        with pytest.raises(StateError):
+            first.state_dict(pending=pending)
+        return
+    resumed = loader()
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict(pending=pending))))
+
+    assert flat_batches(resumed, 9) == everything[num_taken - pending :][:9]
+    with pytest.raises(StateError):
+        resumed.state_dict(pending=10)
+
+
+def flat_batches(loader: DataLoader, num: int) -> list[list[int]]:
+    return [batch.sample_id.tolist() for batch in islice(loader.forever(), num)]
+
+
+def test_forever_refuses_what_would_drift_or_spin(one: Path) -> None:
+    with pytest.raises(ValueError, match="drift"):
+        DataLoader(only_ids(one), 11, pad=False, rank=1, world_size=2).forever()
+    with pytest.warns(UserWarning, match="no batch"), pytest.raises(ValueError, match="no batch"):
+        next(DataLoader(only_ids(one), 500, drop_last=True).forever())
 
 
 # -- settings that are assigned later -----------------------------------------------------------------

@@ -6,6 +6,7 @@ What they hold is where the epoch stands: as little as a resume needs.
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _PER_EPOCH = ("weights", "labels")  # of what an order chooses by
 _STATE_VERSION = 1
+_MAX_PENDING = 1024  # batches that a state can leave out
 _SETTLED = frozenset(["order", "dataset", "shuffle", "seed", "drop_last", "pad", "given_ranks"])
 
 
@@ -96,6 +98,8 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
             False  # ... by a loader: other iterations skip what is done by themselves
         )
         self._pass: Pass | None = None  # that the state tells of; None: nothing was begun
+        # Before each of the last batches, where the epoch stood: a pass, and how many of its steps were done.
+        self._places: deque[tuple[Pass, int]] = deque(maxlen=_MAX_PENDING)
         self._is_ambiguous = False  # a pass that was overtaken went on
         self._ranks: tuple[int, int] | None = None
         if rank is not None or world_size is not None:  # whatever is wrong with them is said now
@@ -154,6 +158,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         """Begin a pass over the current epoch; the state tells of it from now on."""
         if self._pass is not None:
             self._pass.is_overtaken = True
+            self._places.clear()
         self._pass, self._is_ambiguous = Pass(self, self.epoch, plan), False
         return self._pass
 
@@ -184,11 +189,17 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
             self._pass.is_chosen = self._pass.is_over
         self.chosen = epoch
 
-    def state_dict(self) -> dict[str, int | str]:
+    def state_dict(self, pending: int = 0) -> dict[str, int | str]:
         """Return where the epoch stands, in primitives, the same on every rank; at its end, the start of the next.
 
         Counted is what was taken from the iterators. A DataLoader that prefetches takes more than
         it has delivered: ``loaders.DataLoader`` therefore counts what it hands over.
+
+        Args:
+            pending: How many of the last steps to leave out: they come again after a resume.
+
+        Raises:
+            StateError: Fewer steps were done since the iteration began, or the state was loaded.
         """
         if self._is_ambiguous:
             self._is_ambiguous = False
@@ -199,6 +210,8 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         epoch, delivered = self.epoch, self.start if current is None else current.delivered
         if current is not None and current.is_over and not current.is_chosen:
             epoch, delivered = epoch + 1, 0
+        if whole_number("pending", pending, at_least=0):
+            epoch, delivered = self._place_before(pending)
         state = {"version": _STATE_VERSION, **self.order.describe()}
         state |= {"epoch": epoch, "delivered": delivered}
         if self.chosen not in (
@@ -208,6 +221,13 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         ):  # went on by itself: a shorter one of several
             state["chosen"] = self.chosen
         return state
+
+    def _place_before(self, num_steps: int) -> tuple[int, int]:
+        if num_steps > len(self._places):
+            most = f"of {len(self._places)} batches it is known where they began (at most {_MAX_PENDING})"
+            raise StateError(f"pending={num_steps} batches cannot be left out of a state: {most}")
+        current, num_done = self._places[-num_steps]
+        return current.epoch, current.plan.delivered(num_done)
 
     def load_state_dict(self, state: Mapping[str, Any], *, skips: bool = True) -> None:
         """Let the next ``iter`` go on where the state was taken, on any world and batch size.
@@ -221,6 +241,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
             StateError: The state is not of this order; it says in what they differ.
         """
         check_state(state, self.order)
+        self._places.clear()
         self._go_to(state["epoch"], state["delivered"])
         self.chosen, self._is_resumed, self._is_skipped_to = state.get("chosen"), True, not skips
 
@@ -348,6 +369,7 @@ class Pass:
         """Note that steps are done: what was resumed is used up, the next ``iter`` begins at the start."""
         if self.sampler._pass is self:
             self.sampler.start, self.sampler._is_resumed = 0, False
+            self.sampler._places.append((self, self.num_steps))
         elif self.is_overtaken:
             self.sampler._is_ambiguous = True
         self.num_steps += num_steps  # last: an interrupt before it has counted nothing
