@@ -97,7 +97,7 @@ def as_rows(column: Column, nbytes: int) -> UInt8Array:
     return np.stack([column.row(i) for i in range(len(column))]).reshape(len(column), nbytes)
 
 
-def var_column(rows: Sequence[bytes]) -> VarColumn:
+def var_column(rows: Sequence[bytes | memoryview]) -> VarColumn:
     """Lay records of any size out as a column."""
     lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
     return VarColumn(np.frombuffer(b"".join(rows), np.uint8), ends(lengths) - lengths, lengths)

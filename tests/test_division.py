@@ -11,9 +11,8 @@ from loaders.division import _deal, check_strata, divide, divide_by_key
 from loaders.errors import SchemaError
 from loaders.rng import hash64, key64
 from loaders.schema import Label, Text
-from packdata.partition import split_indices
-from packdata.reader import PackedReader
 from tests.packdata.packing import pack
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,7 +102,7 @@ def test_a_division_is_the_same_in_every_release() -> None:
     [
         ({}, {}),
         ({"stratify": "label"}, {"stratify": "label"}),
-        ({"by": "key"}, {"by": "key-hash"}),
+        ({"by": "key"}, {"by_key": True}),
     ],
 )
 def test_a_dataset_divides_as_the_command_does(tmp_path: Path, here: Any, there: Any) -> None:
@@ -111,7 +110,7 @@ def test_a_dataset_divides_as_the_command_does(tmp_path: Path, here: Any, there:
     pack(tmp_path / "a", {"label": Label(), "key": Text()}, rows)
 
     views = ShardDataset(tmp_path / "a", fields=["sample_id"]).split([0.6, 0.4], seed=3, **here)
-    parts = split_indices(PackedReader(tmp_path / "a"), [0.6, 0.4], seed=3, **there)
+    parts = PackedReader(tmp_path / "a").divide([0.6, 0.4], seed=3, **there)
 
     for view, part in zip(views, parts, strict=True):
         assert view.numbers_of(np.arange(len(view))).tolist() == part.tolist()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from loaders.augment import Views, as_augment, has_draws
 from loaders.buffers import SMALL_BYTES
 from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
+from loaders.data.view import View
 from loaders.datasets import frame
 from loaders.datasets.base import BatchDataset, from_start, index_array, is_one, whole_numbers
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
@@ -57,8 +59,6 @@ from loaders.schema import (
 from loaders.schema.tables import column_names, find_column
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
     from loaders.data.finder import Rows
@@ -340,6 +340,15 @@ class PackedDataset(BatchDataset):
             self._whole.count_replaced(error)
 
     # -- looking things up -------------------------------------------------------------------------
+
+    @property
+    def view(self) -> View:
+        """These samples without settings; with the fields that were chosen, else with all that are stored."""
+        path = getattr(self, "path", Path(type(self).__name__))
+        fingerprint = self._source_fingerprint
+        view = View(self.store, self.schema, self._view, fingerprint=fingerprint, path=path)
+        chosen = tuple(name for name in self.fields if name in self.schema.fields)
+        return view if chosen == self.schema.defaults else view.with_fields(chosen, chosen)
 
     @property
     def classes(self) -> tuple[str, ...] | None:

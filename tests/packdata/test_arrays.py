@@ -23,10 +23,10 @@ from packdata.arrays.recipe import ArraysRecipe, array_recipes
 from packdata.cli import main
 from packdata.engine import pack_recipe
 from packdata.preview import contact_sheet
-from packdata.reader import PackedReader
 from packdata.slices import middle_slice
 from packdata.stats import stats
 from packdata.verify import verify
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

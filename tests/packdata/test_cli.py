@@ -32,11 +32,11 @@ from packdata.images.fit import Resize
 from packdata.images.plan import pack_images
 from packdata.images.recipe import ImageOptions
 from packdata.provenance import USUAL, describe_origin
-from packdata.reader import PackedReader
 from packdata.tables.options import TableOptions
 from packdata.target import PACKING_NAME
 from packdata.tokens.plan import TokenOptions
 from tests.packdata.breaking import deny_looking
+from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 
 if TYPE_CHECKING:

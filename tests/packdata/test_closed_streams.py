@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from packdata.reader import PackedReader
 from tests.packdata.command_sources import make_sources
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ from packdata.cli import main
 from packdata.combine import extend, merge
 from packdata.compare import diff, schema_differences
 from packdata.edit import CopyOptions, copy_dataset
-from packdata.reader import PackedReader
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path

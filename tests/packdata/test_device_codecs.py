@@ -22,9 +22,9 @@ from loaders.manifest import read_manifest
 from loaders.schema import Image
 from packdata.cli import main
 from packdata.images.planes import jpeg_planes
-from packdata.reader import PackedReader
 from tests.codecs.test_heads import of_441
 from tests.packdata.packing import pack
+from tests.packdata.reading import PackedReader
 
 PHOTOS = Path(__file__).parents[1] / "data/photos"
 

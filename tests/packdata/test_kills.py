@@ -20,9 +20,9 @@ from loaders.manifest import MANIFEST_NAME, read_manifest
 from loaders.schema import Label
 from packdata.cli import main
 from packdata.journal import LOCK_NAME
-from packdata.reader import PackedReader
 from packdata.target import PACKING_NAME
 from tests.packdata.packing import pack, pack_samples
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,7 +166,7 @@ def made_in(dst: Path) -> Made:
         hashes = [shard.xxh3_128 for shard in reader.manifest.shards]
         made[folder.name] = (
             hashes,
-            [reader.records(i)["label"].tobytes() for i in range(len(reader))],
+            [reader.records_of(i)["label"].tobytes() for i in range(len(reader))],
         )
     return made
 

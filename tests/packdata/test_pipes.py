@@ -15,11 +15,11 @@ from loaders.errors import SourceError
 from loaders.schema import Image
 from packdata.arrays.plan import pack_arrays
 from packdata.images.plan import pack_images
-from packdata.reader import PackedReader
 from packdata.sources.base import read_head
 from packdata.tables import pack_tables
 from packdata.tokens.plan import pack_tokens
 from tests.packdata.command_sources import make_sources
+from tests.packdata.reading import PackedReader
 
 ERROR = "it is not a regular file"
 

@@ -16,8 +16,8 @@ from loaders.schema import Image, Label
 from packdata.arrays.plan import pack_arrays
 from packdata.images.plan import pack_images
 from packdata.progress import Quiet
-from packdata.reader import PackedReader
 from tests.packdata.command_sources import make_sources
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

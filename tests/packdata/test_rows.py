@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import packdata
+from loaders.data import view
 from loaders.schema import Array, Features
-from packdata import reader
 from packdata.cli import main
-from packdata.reader import PackedReader
 from packdata.stats import stats
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,13 +65,12 @@ def test_stats_of_embeddings(tmp_path: Path, format: Any) -> None:
 def test_rows_come_in_pieces(
     wide: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr(reader, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(view, "_PIECE_BYTES", piece_bytes)
 
-    pieces = list(PackedReader(wide).rows("features"))
+    pieces = list(PackedReader(wide).blocks("features"))
 
     assert [len(piece) for piece in pieces] == [max(1, piece_bytes // 4400)] * len(pieces)
-    whole = np.concatenate(pieces).view("<f4")
-    np.testing.assert_array_equal(whole, PackedReader(wide).column("features"))
+    np.testing.assert_array_equal(np.concatenate(pieces), PackedReader(wide).column("features"))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -16,7 +16,7 @@ from loaders.schema import Label
 from packdata.arrays.plan import pack_arrays
 from packdata.cli import main
 from packdata.images.plan import pack_images
-from packdata.reader import PackedReader
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path

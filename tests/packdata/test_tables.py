@@ -22,12 +22,11 @@ from loaders.schema import Array, Categories, Features, Label
 from packdata.cli import main
 from packdata.combine import extend, merge
 from packdata.edit import CopyOptions, copy_dataset
-from packdata.partition import split_indices
-from packdata.reader import PackedReader
 from packdata.stats import stats
 from packdata.tables import pack_tables, plan_tables
 from packdata.verify import verify
 from tests.packdata.breaking import interrupted
+from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def test_a_table_is_divided_by_a_column(diamonds: tuple[Path, pd.DataFrame]) -> 
     reader = PackedReader(packed)
 
     for name in ("cut", "kind", "depth"):
-        parts = split_indices(reader, [0.75, 0.25], stratify=name)
+        parts = reader.divide([0.75, 0.25], stratify=name)
         assert sorted(np.concatenate(parts).tolist()) == list(range(ROWS))
         for _, rows in table.groupby(name, dropna=False):
             assert abs(np.isin(rows.index, parts[1]).sum() - len(rows) / 4) < 1.01

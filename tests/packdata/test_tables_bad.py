@@ -14,8 +14,8 @@ import pytest
 
 from loaders.errors import SchemaError, SourceError
 from packdata.cli import main
-from packdata.reader import PackedReader
 from packdata.tables import pack_tables, plan_tables
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packdata.reader import PackedReader
 from packdata.tables import delimited, pack_tables
 from packdata.tables.delimited import DelimitedFile, first_record_end, last_record_end
+from tests.packdata.reading import PackedReader
 
 # What matters to a CSV reader, and something that does not; stray quotes are not opened in front.
 TEXT = st.text('ab,"\n\r ', max_size=12)

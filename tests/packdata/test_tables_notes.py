@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from packdata.reader import PackedReader
 from packdata.tables import pack_tables, plan_tables
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path

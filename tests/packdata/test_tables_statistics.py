@@ -12,9 +12,9 @@ import pytest
 
 from loaders.errors import PackError, SourceError
 from packdata.cli import main
-from packdata.reader import PackedReader
 from packdata.tables import pack_tables, plan_tables
 from tests.packdata.breaking import interrupted
+from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import SourceError
-from packdata.reader import PackedReader
 from packdata.tables import pack_tables, plan_tables
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import PackError, SourceError
-from packdata.reader import PackedReader
 from packdata.tables import pack_tables
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ from loaders.errors import ManifestError, PackError
 from packdata import combine
 from packdata.cli import main
 from packdata.journal import Header, Journal
-from packdata.reader import PackedReader
 from tests.packdata.packing import pack_samples
+from tests.packdata.reading import PackedReader
 from tests.packdata.test_commands import SMALL, run, samples_of
 
 if TYPE_CHECKING:

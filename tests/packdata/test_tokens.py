@@ -22,7 +22,6 @@ from packdata.combine import extend, merge
 from packdata.edit import CopyOptions, copy_dataset
 from packdata.partition import split
 from packdata.preview import as_text
-from packdata.reader import PackedReader
 from packdata.repair import repair
 from packdata.stats import stats
 from packdata.tokens.documents import texts_of
@@ -34,6 +33,7 @@ from packdata.tokens.texts import TextOptions, TextSource
 from packdata.tokens.tokenizer import JsonTokenizer, Vocabulary, train_bpe
 from packdata.verify import verify
 from tests.packdata.breaking import interrupted
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ from loaders import ShardDataset
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Json, Label, Text
 from packdata.edit import CopyOptions, copy_dataset
-from packdata.reader import PackedReader
 from tests.packdata.packing import CLASSES, pack, pack_samples
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,8 +42,8 @@ def test_named_cells_change_and_all_else_stays(folder: Path) -> None:
     assert [after.sample(i)["tags"].tolist() for i in (1, 3)] == [[1, 1], [0, 0]]
     changed = {(1, "label"), (1, "score"), (1, "tags"), (3, "tags"), (8, "label")}
     for i in range(9):
-        records = before.records(i)
-        for name, record in after.records(i).items():
+        records = before.records_of(i)
+        for name, record in after.records_of(i).items():
             assert (record.tobytes() == records[name].tobytes()) == ((i, name) not in changed)
 
 

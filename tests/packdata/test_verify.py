@@ -28,12 +28,12 @@ from loaders.schema import Array, Field, Image, Label, Schema, Text
 from packdata.cli import main
 from packdata.journal import LOCK_NAME, TargetLock
 from packdata.readback import ReadBack
-from packdata.reader import PackedReader
 from packdata.repair import repair
 from packdata.stats import stats
 from packdata.target import PACKING_NAME
 from packdata.verify import Fault, Report, verify
 from tests.packdata.packing import CLASSES, pack, pack_samples, sample
+from tests.packdata.reading import PackedReader
 
 FORMATS = ["lmdb", "parquet"]
 FIELDS = ["image", "label", "key", "pixels"]

@@ -23,9 +23,9 @@ from loaders.schema import Array, Boxes, Bytes, Image, Json, Label, Mask, MultiL
 from packdata import Writer, pack
 from packdata.journal import LOCK_NAME, TargetLock
 from packdata.progress import Quiet
-from packdata.reader import PackedReader
 from packdata.target import PACKING_NAME
 from tests.packdata.pngs import clear_png
+from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 
 if TYPE_CHECKING:

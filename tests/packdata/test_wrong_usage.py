@@ -10,10 +10,9 @@ import pytest
 
 from loaders.manifest import read_manifest
 from packdata.cli import main
-from packdata.partition import split_indices
-from packdata.reader import PackedReader
 from tests.packdata.command_sources import make_sources
 from tests.packdata.packing import pack_samples
+from tests.packdata.reading import PackedReader
 
 USAGE = [
     ("images '' {dst}", "argument SRC: the path is empty: write . for the folder you are in"),
@@ -104,7 +103,7 @@ DATA = [
     ("copy packed {dst} --add empty.csv", "empty.csv: its first line must name the columns"),
     ("copy packed {dst} --add labels.csv --as gade=text", "it has no column 'gade' to add; it has label, grade"),
     ("copy packed {dst} --add labels.csv --fields key --on image", "it has no column 'image'"),
-    ("copy flipped {dst}/a/b", "its checksum differs"),
+    ("copy flipped {dst}/a/b", "its checksum does not match"),
     ("copy packed packed/inner", "packed/inner: it lies inside of the source packed. Choose a folder beside it"),
     ("merge packed more more/inner", "more/inner: it lies inside of the source more."),
     ("split packed packed --parts a=0.5 b=0.5", "packed/a: it lies inside of the source packed."),
@@ -176,7 +175,7 @@ def test_a_part_that_cannot_be_read_leaves_none_of_the_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged = pack_samples(tmp_path / "packed", 8, fields=["label", "key"], per_shard=1)
-    _, second = split_indices(PackedReader(damaged), [0.5, 0.5])
+    _, second = PackedReader(damaged).divide([0.5, 0.5])
     (damaged / f"shard-{second[-1]:05}.lmdb").unlink()
 
     assert run(f"split {damaged} {{dst}}/halves --parts a=0.5 b=0.5", tmp_path / "dst") == 1

@@ -1,7 +1,8 @@
 """Packs images, tokens, tables and arrays into shards that ``loaders`` serves.
 
-The command is ``packdata``; from Python there are ``Writer`` and ``pack`` for any samples, and
-``pack_images`` for what ``packdata images`` does. Nothing here imports torch.
+The command is ``packdata``; from Python there are ``Writer`` and ``pack`` for any samples,
+``write`` for a view of what was packed, and ``pack_images`` for what ``packdata images`` does.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from packdata.recipe import Block, Recipe, Records, Target
     from packdata.tables import pack_tables
     from packdata.tokens.plan import TokenOptions, pack_tokens
+    from packdata.views import write
     from packdata.writer import Writer, pack
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "pack_recipes",
     "pack_tables",
     "pack_tokens",
+    "write",
 ]
 
 _HOMES = {
@@ -50,6 +53,7 @@ _HOMES = {
     "pack_recipes": "engine",
     "pack_tables": "tables",
     "pack_tokens": "tokens.plan",
+    "write": "views",
 }
 
 

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.errors import PackError, SchemaError, ShardError
-from loaders.formats import hash_file
+from loaders.data.view import join_views, open_view
+from loaders.errors import PackError, SchemaError
 from loaders.manifest import read_manifest
-from packdata.compare import key_hashes, schema_differences
+from packdata.compare import schema_differences
+from packdata.content import ViewContent
 from packdata.describe import counted
 from packdata.journal import JOURNAL_NAME, read_journal
+from packdata.links import stage_whole
 from packdata.plan import check_outside
-from packdata.provenance import origin
-from packdata.reader import PackedReader
+from packdata.provenance import origin_of
 from packdata.rewrite import (
     Staging,
-    cannot_write,
     check_target,
     command_text,
     finished_before,
+    write_dataset,
 )
 from packdata.target import PACKING_NAME, find_datasets
-from packdata.verify import size_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from loaders.manifest import Manifest, ShardInfo
+    from loaders.data.view import View
+    from loaders.manifest import Manifest
+    from packdata.links import OnLink
     from packdata.rewrite import Note
-
-    OnLink = Callable[[Path], object]
 
 _ENCODE = "'packdata copy --codec' encodes the pictures of one as those of the other"
 _REMEDIES = {  # by the option of a field that differs
@@ -62,9 +59,7 @@ def merge(
     Args:
         dst: Folder of the new dataset.
         sources: Folders of the datasets, in the order in which their samples follow.
-        link: Use hard links where the file system has them: no byte is copied. Shards are never
-            changed once published, so sharing them is safe; but what damages one damages the
-            other, and what is linked is not read. Copies are verified.
+        link: Use hard links where the file system has them, as ``packdata.links.stage_whole`` does.
         overwrite: Replace a dataset at ``dst`` that ``merge`` has made.
         on_link: Called with each shard that was linked.
         note: Called with what is no error and deserves a look: it was killed before, and is finished.
@@ -74,21 +69,26 @@ def merge(
         PackError: The target is taken or cannot be written, is a source, lies inside of one or holds one.
     """
     check_outside(dst, sources)
-    readers = [PackedReader(path) for path in sources]
-    command = command_text("merge", dst, readers)
+    views = [open_view(path, "never") for path in sources]
+    command = command_text("merge", dst, views)
     finished = finished_before(dst, command, note)
     if finished is not None:
         return finished
     _check_merged_before(Path(dst))
     check_target(Path(dst), overwrite=overwrite)
-    _check_alike(readers)
-    with Staging(dst, command, overwrite=overwrite) as staging:
-        staged = _stage(staging, readers, link=link, on_link=on_link)
-        made_from = [origin(reader.path, reader.manifest) for reader in readers]
-        provenance = {"command": "merge", "sources": made_from}
-        manifest = staging.prepare(staged, readers[0].schema, provenance, readers[0].path)
-        staging.publish()
-        return manifest
+    _check_alike(views)
+    joined = join_views(views)
+    return write_dataset(
+        dst,
+        command,
+        ViewContent(joined, joined.schema),
+        provenance={"command": "merge", "sources": list(map(origin_of, views))},
+        overwrite=overwrite,
+        files_of=joined.path,
+        whole=joined.whole_shards,
+        link=link,
+        on_link=on_link,
+    )
 
 
 def extend(
@@ -114,17 +114,18 @@ def extend(
     """
     check_outside(dst, sources)
     read_manifest(dst)  # says what is there instead, before anything is touched
-    added = [PackedReader(path) for path in sources]
+    added = [open_view(path, "never") for path in sources]
     command = command_text("append", dst, added)  # as records of killed commands have it
     finished = finished_before(dst, command, note)
     if finished is not None:
         return finished
     with Staging(dst, command, extend=True) as staging:
-        grown = PackedReader(dst)
+        grown = open_view(dst, "never")
         _check_alike([grown, *added])
-        staged = _stage(staging, added, link=link, on_link=on_link)
-        before = dict(grown.manifest.provenance)
-        made_from = [origin(reader.path, reader.manifest) for reader in added]
+        whole = [shard for view in added for shard in view.whole_shards or ()]
+        staged = stage_whole(staging.path, whole, link=link, on_link=on_link)
+        before = dict(read_manifest(dst).provenance)
+        made_from = list(map(origin_of, added))
         provenance: dict[str, Any] = before | {
             "appended": [*before.get("appended", ()), *made_from]
         }
@@ -147,18 +148,18 @@ def _check_merged_before(folder: Path) -> None:
         raise PackError("packing into it was not finished", folder, hint)
 
 
-def _check_alike(readers: Sequence[PackedReader]) -> None:
+def _check_alike(views: Sequence[View]) -> None:
     """Raise SchemaError unless the samples of all can stand in one dataset."""
-    first = readers[0]
-    for reader in readers[1:]:
-        different = schema_differences(first.schema, reader.schema, defaults=False)
+    first = views[0]
+    for view in views[1:]:
+        different = schema_differences(first.schema, view.schema, defaults=False)
         if different:
             what = "; ".join(different[:5])
             raise SchemaError(
-                f"{reader.path} (B) does not match {first.path} (A): {what}. {_remedy(different)}"
+                f"{view.path} (B) does not match {first.path} (A): {what}. {_remedy(different)}"
             )
     if first.has_keys:
-        _check_keys(readers)
+        _check_keys(views)
 
 
 def _remedy(different: Sequence[str]) -> str:
@@ -168,73 +169,19 @@ def _remedy(different: Sequence[str]) -> str:
     return "; ".join(dict.fromkeys(map(of, different)))
 
 
-def _check_keys(readers: Sequence[PackedReader]) -> None:
-    hashes = [key_hashes(reader) for reader in readers]
+def _check_keys(views: Sequence[View]) -> None:
+    hashes = [view.key_hashes() for view in views]
     every = np.concatenate(hashes)
-    source = np.repeat(np.arange(len(readers)), [len(part) for part in hashes])
+    source = np.repeat(np.arange(len(views)), [len(part) for part in hashes])
     order = np.argsort(every, kind="stable")
     twice = np.flatnonzero(every[order][1:] == every[order][:-1])
     if len(twice):
         first = twice[order[twice + 1].argmin()]
         one, other = int(order[first]), int(order[first + 1])
-        start = sum(len(readers[i]) for i in range(int(source[other])))
-        key = readers[source[other]].key(other - start)
-        where = f"{readers[source[one]].path} and {readers[source[other]].path}"
+        start = sum(len(views[i]) for i in range(int(source[other])))
+        key = views[source[other]].key(other - start)
+        where = f"{views[source[one]].path} and {views[source[other]].path}"
         raise SchemaError(
             f"{counted(len(twice), 'key')} would stand twice: {key!r} is in {where}. "
             "'packdata copy --where' leaves samples out"
         )
-
-
-def _stage(
-    staging: Staging, readers: Sequence[PackedReader], *, link: bool, on_link: OnLink
-) -> list[ShardInfo]:
-    staged: list[ShardInfo] = []
-    for reader in readers:
-        for info in reader.manifest.shards:
-            suffix = Path(info.file).suffix
-            new = replace(info, file=f"staged-{len(staged):05d}{suffix}")
-            source = reader.path / info.file
-            if _link_or_copy(source, staging.path / new.file, info, link=link):
-                on_link(source)
-            staged.append(new)
-    return staged
-
-
-def _link_or_copy(source: Path, target: Path, info: ShardInfo, *, link: bool) -> bool:
-    """Return whether it is linked: then nobody has read it."""
-    what = size_fault(source, info)
-    if what is not None:
-        raise ShardError(what, source, hint="Run 'packdata verify'; 'packdata repair' restores it")
-    if link:
-        try:
-            os.link(source.resolve(), target)
-        except OSError:  # another file system, or one without links
-            pass
-        else:
-            return True
-    copy_shard(source, target, info)
-    return False
-
-
-def copy_shard(source: Path, target: Path, info: ShardInfo) -> None:
-    """Copy a shard durably, and make sure that what was copied is what the manifest says.
-
-    Raises:
-        ShardError: The source is damaged; the target is gone again.
-        PackError: The target cannot be written.
-    """
-    try:
-        shutil.copyfile(source, target)
-        with open(target, "rb+") as file:
-            os.fsync(file.fileno())
-        digest = hash_file(target)
-    except BaseException as error:
-        target.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        raise cannot_write(error, target) from error
-    if digest != info.xxh3_128:
-        target.unlink()
-        what = f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}"
-        raise ShardError(what, source, hint="Run 'packdata verify' on it")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
+from loaders.data.view import View, open_view
+from loaders.errors import ShardError
+from loaders.formats import hash_file
 from packdata.describe import counted
-from packdata.reader import KEY_FIELD, PackedReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,11 +88,11 @@ def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
     Raises:
         ShardError: A or B is damaged.
     """
-    first, second = PackedReader(a, check=True), PackedReader(b, check=True)
+    first, second = open_view(a), open_view(b)
     found = Difference(schema_differences(first.schema, second.schema))
     found.by_key = first.has_keys and second.has_keys
     _check_files(first, second)
-    if first.manifest.fingerprint == second.manifest.fingerprint:
+    if first.fingerprint == second.fingerprint:
         found.num_same = len(first)
         return found
     in_a, in_b = _matches(first, second, by_key=found.by_key)
@@ -99,58 +100,69 @@ def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
     moved = in_a[in_b != np.sort(in_b)]
     found.moved = len(moved)
     rest_a, rest_b = (
-        np.setdiff1d(np.arange(len(reader)), matched)
-        for reader, matched in ((first, in_a), (second, in_b))
+        np.setdiff1d(np.arange(len(view)), matched)
+        for view, matched in ((first, in_a), (second, in_b))
     )
-    for kind, reader, rows in (
+    for kind, view, rows in (
         ("only_a", first, rest_a),
         ("only_b", second, rest_b),
         ("moved", first, moved),
     ):
         for i in rows[:limit].tolist():
-            found.note(kind, _name(reader, i), limit)
+            found.note(kind, _name(view, i), limit)
     common = [name for name in first.schema.fields if name in second.schema.fields]
-    for i, j in zip(in_a.tolist(), in_b.tolist(), strict=True):
-        records, others = first.records(i, common), second.records(j, common)
+    if not common:
+        return found
+    pairs = zip(
+        in_a.tolist(),
+        first.select(in_a).all_records(*common),
+        second.select(in_b).all_records(*common),
+        strict=True,
+    )
+    for i, records, others in pairs:
         unequal = [name for name in common if not np.array_equal(records[name], others[name])]
-        found.num_same += bool(common) and not unequal
+        found.num_same += not unequal
         for name in unequal:
             found.changed[name] += 1
             found.note(name, _name(first, i), limit)
     return found
 
 
-def _check_files(*readers: PackedReader) -> None:
+def _check_files(*views: View) -> None:
     """Raise ShardError where a file is not what its manifest says, also where no record lies."""
-    for reader in readers:
-        for number in range(len(reader.manifest.shards)):
-            reader.check_shard(number)
+    for view in views:
+        for number, shard in enumerate(view.whole_shards or ()):
+            digest = hash_file(shard.path)
+            if digest != shard.info.xxh3_128:
+                _raise_damage(view, number, digest)
+
+
+def _raise_damage(view: View, number: int, digest: str) -> NoReturn:
+    """Raise ChecksumError with the row where it is one, else ShardError."""
+    store, shard = view.store, view.store.shards[number]
+    here = view.select(np.arange(store.starts[number], store.ends[number]))
+    for name in view.schema.fields:
+        here.verify(name)
+    what = f"its xxh3-128 is {digest}, and not that of the manifest; the damage lies between rows"
+    hint = "Run 'packdata verify' on it; 'packdata repair' restores shards from a copy"
+    raise ShardError(what, shard.path, hint=hint)
 
 
 def _matches(
-    a: PackedReader, b: PackedReader, *, by_key: bool
+    a: View, b: View, *, by_key: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the positions in A and in B of the samples that both hold, in A's order."""
     if not by_key:
         both = np.arange(min(len(a), len(b)))
         return both, both
-    hashes = key_hashes(a), key_hashes(b)
+    hashes = a.key_hashes(), b.key_hashes()
     _, in_a, in_b = np.intersect1d(*hashes, return_indices=True)
     order = np.argsort(in_a)
     return in_a[order], in_b[order]
 
 
-def key_hashes(reader: PackedReader) -> npt.NDArray[np.uint64]:
-    """Return the xxh3-64 of every sample's key: equal for equal keys, and small."""
-    parts = [np.empty(0, np.uint64)]
-    for column in reader.column_parts(KEY_FIELD):
-        rows = (xxhash.xxh3_64_intdigest(column.row(i).tobytes()) for i in range(len(column)))
-        parts.append(np.fromiter(rows, np.uint64, len(column)))
-    return np.concatenate(parts)
-
-
-def _name(reader: PackedReader, i: int) -> str:
-    key = reader.key(i)
+def _name(view: View, i: int) -> str:
+    key = view.key(i)
     return f"sample {i}" if key is None else key
 
 

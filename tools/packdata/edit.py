@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import codec_for
-from loaders.codecs.dct import DctCodec
-from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
-from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.data.view import KEY_FIELD, View, open_view
+from loaders.errors import SchemaError, SourceError
 from loaders.formats import hash_file
-from loaders.limits import usable_cores
 from loaders.schema import Boxes, Field, Image, Schema
 from loaders.schema.tables import find_column
+from packdata.content import ViewContent, column_of
 from packdata.describe import counted
 from packdata.joined_columns import KINDS, JoinedColumns, read_columns, read_updates
 from packdata.plan import check_outside
-from packdata.pool import OrderedPool, one_opencv_thread
-from packdata.provenance import origin
-from packdata.reader import KEY_FIELD, PackedReader
+from packdata.provenance import origin_of
+from packdata.recode import RecodeOptions
 from packdata.rewrite import (
     check_target,
     command_text,
@@ -32,7 +30,7 @@ from packdata.rewrite import (
     format_of,
     write_dataset,
 )
-from packdata.rows import column_fields, read_column
+from packdata.rows import column_fields
 from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.tokens.split import check_no_stream, check_whole_stream
 from packdata.where import ClassNumber, Where, has_scalar, parse_condition, scalar
@@ -41,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from loaders.manifest import Manifest
-    from packdata.recipe import Records
     from packdata.shards import Format
 
-_MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG", "webp": b"RIFF"}
+    Indices = npt.NDArray[np.int64]
+
 _SHOWN = 5
 
 
@@ -83,10 +81,7 @@ class CopyOptions:
     compression: str | None = None
 
     def __post_init__(self) -> None:
-        if self.quality is not None and not 1 <= self.quality <= 100:
-            raise ValueError(f"quality must be in [1, 100], got {self.quality}")
-        if self.quality is not None and self.codec not in ("jpeg", "webp", "dct"):
-            raise ValueError(f"quality is for codec jpeg, webp or dct, got codec {self.codec}")
+        self.recoding()  # checks what it is made of
         if self.where is not None:
             parse_condition(self.where)
         if self.fields is not None and (
@@ -101,9 +96,10 @@ class CopyOptions:
         unknown = [kind for kind in self.kinds.values() if kind not in KINDS]
         if unknown:
             raise ValueError(f"kinds are {', '.join(KINDS)}, got {unknown[0]!r}")
-        for name in ("subsampling", "compression"):
-            if getattr(self, name) is not None and self.codec != "dct":
-                raise ValueError(f"{name} is for codec dct, got codec {self.codec}")
+
+    def recoding(self) -> RecodeOptions:
+        """Return how pictures are to be stored."""
+        return RecodeOptions(self.codec, self.quality, self.subsampling, self.compression)
 
     def to_json(self) -> dict[str, Any]:
         """Return what was asked for, for the provenance: no paths."""
@@ -143,7 +139,7 @@ def copy_dataset(
         shard_bytes: A shard ends with the sample that reaches this size.
         overwrite: Replace a dataset at ``dst``.
         workers: Threads that encode pictures; all cores by default.
-        tick: Called with the number of samples written, one at a time.
+        tick: Called with the number of samples written since the last call.
         note: Called with what is no error and deserves a look: rows to add that no sample has.
 
     Raises:
@@ -155,58 +151,47 @@ def copy_dataset(
     """
     options = options or CopyOptions()
     check_outside(dst, [src])
-    reader = PackedReader(src, check=True)
-    format = format or format_of(reader.manifest)
+    view = open_view(src)
+    format = format or format_of(view)
     asked = options.to_json() | {"tables": options.digests()}
-    command = command_text("copy", dst, [reader], **asked, format=format, shard_bytes=shard_bytes)
+    command = command_text("copy", dst, [view], **asked, format=format, shard_bytes=shard_bytes)
     finished = finished_before(dst, command, note)
     if finished is not None:
         return finished
     check_target(Path(dst), overwrite=overwrite)
     if options.where is not None or options.skip_missing:
-        check_no_stream(reader, "choosing rows")
+        check_no_stream(view, "choosing rows")
     table = None
     if options.add is not None:
-        field = reader.schema.fields.get(options.on)
+        field = view.schema.fields.get(options.on)
         table = read_columns(
             options.add, options.on, options.kinds, field, skip_missing=options.skip_missing
         )
-    plan = _Plan(reader, table, options)
+    plan = _Plan(view, table, options)
     for text in plan.notes():
         note(text)
-    with one_opencv_thread():
-        return write_dataset(
-            dst,
-            command,
-            plan.schema,
-            _ticking(plan.samples(workers or usable_cores()), tick),
-            format=format,
-            shard_bytes=shard_bytes,
-            provenance={
-                "command": "copy",
-                "source": origin(reader.path, reader.manifest),
-                "options": options.to_json(),
-            },
-            overwrite=overwrite,
-            files_of=reader.path,
-        )
-
-
-def _ticking(samples: Iterator[Records], tick: Callable[[int], object]) -> Iterator[Records]:
-    for records in samples:
-        yield records
-        tick(1)
+    provenance = {"command": "copy", "source": origin_of(view), "options": options.to_json()}
+    return write_dataset(
+        dst,
+        command,
+        plan.content(workers),
+        format=format,
+        shard_bytes=shard_bytes,
+        provenance=provenance,
+        overwrite=overwrite,
+        files_of=view.path,
+        tick=tick,
+    )
 
 
 class _Plan:
     """What becomes of each sample, checked before anything is written."""
 
-    def __init__(
-        self, reader: PackedReader, table: JoinedColumns | None, options: CopyOptions
-    ) -> None:
-        self.reader, self.table, self.options = reader, table, options
-        self.kept = list(reader.check_fields(options.fields))
-        check_whole_stream(reader, self.kept)
+    def __init__(self, view: View, table: JoinedColumns | None, options: CopyOptions) -> None:
+        self.view, self.table, self.options = view, table, options
+        self.kept = list(view.schema.fields if options.fields is None else options.fields)
+        view.check_fields(self.kept)
+        check_whole_stream(view, self.kept)
         self.added = {} if table is None else dict(table.fields)
         for name in self.added:
             if name in self.kept:
@@ -214,21 +199,37 @@ class _Plan:
                     f"field {name!r} is there already: leave it out with --fields, or rename "
                     "the column; --update changes values"
                 )
-        self.recoders = dict(self._recoders())
+        self.recoders = options.recoding().recoders({n: view.schema.fields[n] for n in self.kept})
         if options.codec is not None and not self.recoders:
             raise SchemaError(
-                f"{reader.path}: no field that is kept has pictures for codec {options.codec!r}"
+                f"{view.path}: no field that is kept has pictures for codec {options.codec!r}"
             )
         self.schema = self._schema()
         self.updates = {} if options.update is None else self._read_updates(options.update)
         self.keys = self._keys() if table is not None or self.updates else []
         self._check_updates()
-        self._columns: dict[str, tuple[Field, Any]] = {}  # of tables, that the condition names
         self.indices = self._select()
+
+    def content(self, workers: int | None) -> ViewContent:
+        """Return the samples to write."""
+        at = {i: n for n, i in enumerate(self.indices.tolist())} if self.updates else {}
+        changes: dict[str, dict[int, bytes]] = {}
+        for i, n in at.items():
+            for name, record in self._updated(i).items():
+                changes.setdefault(name, {})[n] = record
+        values = {}
+        if self.table is not None:
+            rows = [self.table.records[self.keys[i]] for i in self.indices.tolist()]
+            values = {
+                name: column_of(field, [row[name] for row in rows])
+                for name, field in self.added.items()
+            }
+        view = self.view.select(self.indices)
+        return ViewContent(view, self.schema, self.recoders, values, changes, workers)
 
     def _read_updates(self, path: Path | str) -> dict[str, dict[str, bytes]]:
         """Return the records that change, by key."""
-        updates = read_updates(path, self.options.on, self.reader.schema)
+        updates = read_updates(path, self.options.on, self.view.schema)
         lost = {name for records in updates.values() for name in records} - set(self.kept)
         if lost:
             raise SchemaError(f"field {min(lost)!r} is to change, and is not among those to keep")
@@ -250,61 +251,42 @@ class _Plan:
             yield f"{self.options.add}: {rows} {are} of no sample here: {_few(extra)}"
 
     def _schema(self) -> Schema:
-        old = self.reader.schema
+        old = self.view.schema
         fields: dict[str, Field] = {name: old.fields[name] for name in self.kept} | self.added
         fields |= {name: recode.field for name, recode in self.recoders.items()}
         served = [*(name for name in old.defaults if name in fields), *self.added]
-        self._check_boxes(old.fields, fields)
+        check_boxes(old.fields, fields)
         return Schema(fields, tuple(dict.fromkeys(served)))
-
-    def _check_boxes(self, old: Mapping[str, Field], new: Mapping[str, Field]) -> None:
-        """Raise SchemaError if boxes would be taken for those of another image than they were drawn on."""
-        before, after = (
-            [n for n, f in each.items() if isinstance(f, Image)] for each in (old, new)
-        )
-        boxes = [name for name, field in new.items() if isinstance(field, Boxes)]
-        if boxes and after and after[0] != before[0]:
-            what = f"boxes {boxes[0]!r} are in pixels of {before[0]!r}, the first image"
-            raise SchemaError(f"{what}: keep it, before {after[0]!r}, or leave out the boxes")
-
-    def _recoders(self) -> Iterator[tuple[str, Recode]]:
-        if self.options.codec is None:
-            return
-        for name in self.kept:
-            field = self.reader.schema.fields[name]
-            if isinstance(field, Image):
-                try:
-                    yield name, Recode(field, self.options)
-                except CodecError as error:
-                    hint = "choose another codec, or leave the field out (--fields)"
-                    raise SchemaError(f"field {name!r}: {error}; {hint}") from error
 
     def _keys(self) -> list[str]:
         """Return what each sample is called in the table."""
         on = self.options.on
-        self.reader.check_fields([on])
-        field = self.reader.schema.fields[on]
+        self.view.check_fields([on])
+        field = self.view.schema.fields[on]
         if not has_scalar(field):
             raise SchemaError(f"field {on!r} has no single value to match a column with")
-        values = (self.reader.sample(i, [on])[on] for i in range(len(self.reader)))
-        return [_name(scalar(field, value)) for value in values]
+        every = np.arange(len(self.view))
+        return [_name(scalar(field, value)) for value in self._decoded(on, every)]
 
-    def _select(self) -> npt.NDArray[np.int64]:
-        keep = np.ones(len(self.reader), bool)
+    def _select(self) -> Indices:
+        keep = np.ones(len(self.view), bool)
         if self.table is not None:
             keep = np.array([key in self.table.records for key in self.keys], bool)
             if not keep.all() and not (self.options.skip_missing and keep.any()):
                 raise self._lacking(self.table, keep)
         if self.options.where is not None:
-            columns = column_fields(self.reader.schema)
-            known = columns | dict(self.reader.schema.fields) | self.added
+            columns = column_fields(self.view.schema)
+            known = columns | dict(self.view.schema.fields) | self.added
             where = Where(self.options.where, known)
-            self._columns |= self._read_columns(where.names & columns.keys())
-            for i in np.flatnonzero(keep).tolist():
-                keep[i] = where(self._values(i, where.names))
+            left = np.flatnonzero(keep)
+            names = sorted(where.names)
+            values = [self._scalars(name, known[name], left) for name in names]
+            rows = zip(*values, strict=True) if values else [()] * len(left)
+            found = [where(dict(zip(names, row, strict=True))) for row in rows]
+            keep[left] = found
             if not keep.any():
                 what = f"none of its {counted(len(keep), 'sample')} meets --where {self.options.where!r}"
-                raise SourceError(what, self.reader.path)
+                raise SourceError(what, self.view.path)
         return np.flatnonzero(keep)
 
     def _lacking(self, table: JoinedColumns, keep: npt.NDArray[np.bool_]) -> SourceError:
@@ -317,60 +299,46 @@ class _Plan:
             hint = f"{has}; --on NAME matches by another"
         return SourceError(what, self.options.add or "", hint)
 
-    def _read_columns(self, names: Iterable[str]) -> Iterator[tuple[str, tuple[Field, Any]]]:
-        """Yield columns of tables whole, with what they are: row by row would take long."""
-        schema = self.reader.schema
-        for name in names:
-            place = find_column(schema, name)
-            if place is not None and name not in self.added:
-                yield name, (column_fields(schema)[name], read_column(self.reader, *place))
+    def _scalars(self, name: str, field: Field, positions: Indices) -> Iterator[Any]:
+        """Yield what a condition sees of a field, or of a column of a table, in some samples."""
+        if name in self.added and self.table is not None:
+            records = (self.table.records[self.keys[i]][name] for i in positions.tolist())
+            values: Iterator[Any] = (_decoded(field, record) for record in records)
+        elif find_column(self.view.schema, name) is not None:
+            column = self.view.column(name)
+            values = (column[i : i + 1] for i in positions.tolist())
+        else:
+            values = self._with_updates(name, field, positions)
+        return (scalar(field, value) for value in values)
 
-    def _values(self, i: int, names: set[str]) -> dict[str, Any]:
-        values = {}
-        for name in names:
-            if name in self.added and self.table is not None:
-                field, record = self.added[name], self.table.records[self.keys[i]][name]
-                value = codec_for(field).decode(np.frombuffer(record, np.uint8))
-            elif name in self._columns:
-                field, column = self._columns[name]
-                value = column[i : i + 1]
-            else:
-                field = self.reader.schema.fields[name]
-                changed = self._updated(i)
-                value = (
-                    codec_for(field).decode(np.frombuffer(changed[name], np.uint8))
-                    if name in changed
-                    else self.reader.sample(i, [name])[name]
-                )
-            values[name] = scalar(field, value)
-        return values
+    def _with_updates(self, name: str, field: Field, positions: Indices) -> Iterator[Any]:
+        stored = self._decoded(name, positions)
+        for i, value in zip(positions.tolist(), stored, strict=True):
+            changed = self._updated(i)
+            yield _decoded(field, changed[name]) if name in changed else value
 
-    def samples(self, workers: int) -> Iterator[Records]:
-        """Yield the records of every sample of the copy."""
-        if not self.recoders:
-            yield from map(self._records, self.indices.tolist())
-            return
-        with OrderedPool(self._records, workers, size_of=_nbytes) as pool:
-            done = (pool.put(i) for i in self.indices.tolist())
-            yield from chain.from_iterable(done)
-            yield from pool.drain()
-
-    def _records(self, i: int) -> Records:
-        stored = self.reader.records(i, self.kept)
-        records = {name: record.tobytes() for name, record in stored.items()}
-        for name, recode in self.recoders.items():
-            if recode.transcodes:
-                records[name] = recode.transcode(stored[name])
-            elif not recode.keeps(records[name]):
-                picture = self.reader.decode(i, name, stored[name])
-                records[name] = recode.encode(picture)
-        if self.table is not None:
-            records |= self.table.records[self.keys[i]]
-        return records | self._updated(i)
+    def _decoded(self, name: str, positions: Indices) -> Iterator[Any]:
+        """Yield the stored values of a field."""
+        view = self.view.select(positions)
+        for n, records in enumerate(view.all_records(name)):
+            yield view.decode(n, name, records[name])
 
     def _updated(self, i: int) -> dict[str, bytes]:
         """Return the records of a sample that change."""
         return self.updates.get(self.keys[i], {}) if self.updates else {}
+
+
+def check_boxes(old: Mapping[str, Field], new: Mapping[str, Field]) -> None:
+    """Raise SchemaError if boxes would be taken for those of another image than they were drawn on."""
+    before, after = ([n for n, f in each.items() if isinstance(f, Image)] for each in (old, new))
+    boxes = [name for name, field in new.items() if isinstance(field, Boxes)]
+    if boxes and after and after[0] != before[0]:
+        what = f"boxes {boxes[0]!r} are in pixels of {before[0]!r}, the first image"
+        raise SchemaError(f"{what}: keep it, before {after[0]!r}, or leave out the boxes")
+
+
+def _decoded(field: Field, record: bytes) -> Any:
+    return codec_for(field).decode(np.frombuffer(record, np.uint8))
 
 
 def _name(value: Any) -> str:
@@ -381,57 +349,3 @@ def _name(value: Any) -> str:
 
 def _few(names: Iterable[str]) -> str:
     return ", ".join(islice(names, _SHOWN))
-
-
-def _nbytes(records: Records) -> int:
-    return sum(map(len, records.values()))
-
-
-class Recode:
-    """Stores pictures of one field with another codec or quality.
-
-    Attributes:
-        field: The field afterwards.
-        transcodes: True if only the compression changes: nothing is decoded, nothing lost.
-
-    Raises:
-        SchemaError: The codec is for pictures of one size, and these vary.
-    """
-
-    def __init__(self, field: Image, options: CopyOptions) -> None:
-        codec, self._quality = options.codec or field.codec, options.quality
-        if codec in ("dct", "yuv420") and field.size is None:
-            what = f"codec {codec!r} is for pictures of one size, and these may vary"
-            raise SchemaError(f"{what}: pack them with --size and --fit cover, contain or stretch")
-        dct: dict[str, Any] = dict.fromkeys(("quality", "subsampling", "compression"))
-        if codec == "dct":
-            dct = {name: getattr(options, name) or getattr(field, name) for name in dct}
-        self.field = dataclasses.replace(field, codec=codec, **dct)
-        self._codec = codec_for(self.field)
-        self._is_same = codec not in _MAGIC and self.field == field
-        self.transcodes = codec == "dct" == field.codec and not self._is_same
-        if self.transcodes:
-            recompressed = dataclasses.replace(field, compression=self.field.compression)
-            self.transcodes = recompressed == self.field
-        self._old_codec = codec_for(field)
-        self._from_file = field.codec in _MAGIC
-
-    def keeps(self, record: bytes) -> bool:
-        """Return whether a record is as wanted already."""
-        if self._is_same:
-            return True
-        magic = _MAGIC.get(self.field.codec)
-        alike = self._from_file and magic is not None and record.startswith(magic)
-        return alike and self._quality is None
-
-    def transcode(self, record: npt.NDArray[np.uint8]) -> bytes:
-        """Return the new record of a record."""
-        assert isinstance(self._codec, DctCodec)
-        assert isinstance(self._old_codec, DctCodec)
-        return self._codec.pack(self._old_codec.unpack(record).astype(np.int64))
-
-    def encode(self, picture: npt.NDArray[Any]) -> bytes:
-        """Return the new record of a picture."""
-        if isinstance(self._codec, PictureCodec):
-            return self._codec.encode(picture, self._quality or DEFAULT_QUALITY)
-        return self._codec.encode(picture)

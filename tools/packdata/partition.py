@@ -8,18 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-import xxhash
-
-from loaders.division import check_strata, divide, divide_by_key
+from loaders.data.view import KEY_FIELD, View, open_view
+from loaders.division import divide
 from loaders.errors import PackError, SchemaError
 from loaders.manifest import MANIFEST_NAME
-from loaders.schema.tables import find_column
+from packdata.content import ViewContent
 from packdata.leftovers import RECORD_NAME, published_by
 from packdata.plan import check_outside
-from packdata.provenance import origin
-from packdata.reader import KEY_FIELD, PackedReader
+from packdata.provenance import origin_of
 from packdata.rewrite import (
     Staging,
     check_target,
@@ -28,16 +24,15 @@ from packdata.rewrite import (
     format_of,
     stage,
 )
-from packdata.rows import read_column
 from packdata.shards import DEFAULT_SHARD_BYTES, check_shard_options
 from packdata.target import PACKING_NAME, REJECTED_NAME, find_datasets
-from packdata.tokens.split import has_tokens, num_documents, rows_of_documents
+from packdata.tokens.split import DocumentContent, has_tokens, num_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from loaders.manifest import Manifest
-    from packdata.recipe import Records
+    from packdata.content import Content
     from packdata.rewrite import Note
     from packdata.shards import Format
 
@@ -93,23 +88,21 @@ def split(
         PackError: A part would be empty, its folder is taken, or is the source itself or inside of
             it.
     """
-    reader = PackedReader(src, check=True)
-    by_document = has_tokens(reader.schema)
-    if by_document:
-        if by != "shuffle" or stratify is not None:
-            raise ValueError("documents have neither keys nor labels: divide them by shuffle")
-        indices = split_documents(reader, list(parts.values()), seed)
-    else:
-        indices = split_indices(reader, list(parts.values()), by=by, stratify=stratify, seed=seed)
-    rows = rows_of_documents if by_document else _samples
-    chosen = dict(zip(parts, indices, strict=True))
-    _check_parts(chosen, Path(dst), reader.path)
-    format = format or format_of(reader.manifest)
+    view = open_view(src)
+    by_document = has_tokens(view.schema)
+    check_fractions(list(parts.values()))
+    contents = _documents if by_document else _samples
+    if by_document and (by != "shuffle" or stratify is not None):
+        raise ValueError("documents have neither keys nor labels: divide them by shuffle")
+    made_of = contents(view, list(parts.values()), by=by, stratify=stratify, seed=seed)
+    chosen = dict(zip(parts, made_of, strict=True))
+    _check_parts(chosen, Path(dst), view.path)
+    format = format or format_of(view)
     check_shard_options(format, shard_bytes)
     options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
     written: dict[str, Any] = {"format": format, "shard_bytes": shard_bytes}
-    command = command_text("split", dst, [reader], **options, **written)
-    made_from = {"command": "split", "source": origin(reader.path, reader.manifest)}
+    command = command_text("split", dst, [view], **options, **written)
+    made_from = {"command": "split", "source": origin_of(view)}
     provenances = {name: made_from | {"options": options | {"part": name}} for name in parts}
     made = _parts_made_before(Path(dst), provenances, command)
     missing = [name for name in parts if name not in made]
@@ -119,8 +112,8 @@ def split(
         ready: list[Staging] = []
         for name in missing:
             staging = stack.enter_context(Staging(Path(dst) / name, command, overwrite=overwrite))
-            staged = stage(staging, reader.schema, rows(reader, chosen[name], tick), **written)
-            made[name] = staging.prepare(staged, reader.schema, provenances[name], reader.path)
+            staged = stage(staging, chosen[name], **written, tick=tick)
+            made[name] = staging.prepare(staged, view.schema, provenances[name], view.path)
             ready.append(staging)
         for staging in ready:
             staging.publish()
@@ -129,12 +122,33 @@ def split(
     return {name: made[name] for name in parts}
 
 
-def _check_parts(chosen: Mapping[str, npt.NDArray[np.int64]], dst: Path, source: Path) -> None:
+def _samples(
+    view: View, fractions: Sequence[float], *, by: By, stratify: str | None, seed: int
+) -> Iterator[Content]:
+    """Yield the samples of each part."""
+    if by == "key-hash" and stratify is not None:
+        raise ValueError("key-hash looks at one key at a time: it cannot stratify")
+    by_key = by == "key-hash"
+    if by_key and not view.has_keys:
+        raise SchemaError(f"{view.path} has no field {KEY_FIELD!r}: divide it by shuffle")
+    for positions in view.divide(fractions, by_key=by_key, stratify=stratify, seed=seed):
+        yield ViewContent(view.select(positions), view.schema)
+
+
+def _documents(
+    view: View, fractions: Sequence[float], *, seed: int, **_: Any
+) -> Iterator[Content]:
+    """Yield the rows of the documents of each part."""
+    for documents in divide(num_documents(view), fractions, seed):
+        yield DocumentContent(view, documents)
+
+
+def _check_parts(chosen: Mapping[str, Content], dst: Path, source: Path) -> None:
     """Raise ValueError for a name that no folder has; PackError for a part that is empty, or in the way."""
-    for name, indices in chosen.items():
+    for name, content in chosen.items():
         if not _PART_NAME.fullmatch(name) or name in _FILES:
             raise ValueError(f"a part is named by a plain folder name, got {name!r}")
-        if not len(indices):
+        if not len(content):
             raise PackError(f"part {name!r} would be empty", source, "Give it a larger share")
         check_outside(dst / name, [source])
 
@@ -159,68 +173,12 @@ def _parts_made_before(
     return made
 
 
-def _samples(
-    reader: PackedReader, indices: npt.NDArray[np.int64], tick: Callable[[int], object]
-) -> Iterator[Records]:
-    for i in indices.tolist():
-        yield {name: record.tobytes() for name, record in reader.records(i).items()}
-        tick(1)
-
-
-def split_indices(
-    reader: PackedReader,
-    fractions: Sequence[float],
-    *,
-    by: By = "shuffle",
-    stratify: str | None = None,
-    seed: int = 0,
-) -> list[npt.NDArray[np.int64]]:
-    """Return the positions of each part's samples, sorted; arguments as for ``split``."""
-    check_fractions(fractions)
-    if by == "key-hash":
-        if stratify is not None:
-            raise ValueError("key-hash looks at one key at a time: it cannot stratify")
-        return _by_key(reader, fractions, seed)
-    strata = None if stratify is None else _strata(reader, stratify)
-    return divide(len(reader), fractions, seed, strata)
-
-
-def _strata(reader: PackedReader, name: str) -> npt.NDArray[Any]:
-    """Return the value of each sample that a division goes by: of a field, or a table's column."""
-    place = find_column(reader.schema, name)
-    if place is None:
-        reader.check_fields([name])
-        if reader.schema.fields[name].shape != ():
-            raise SchemaError(f"field {name!r} is no label or number: it cannot stratify")
-    values = reader.column(name) if place is None else read_column(reader, *place)
-    check_strata(values, name)
-    return values
-
-
-def split_documents(
-    reader: PackedReader, fractions: Sequence[float], seed: int
-) -> list[npt.NDArray[np.int64]]:
-    """Return the numbers of each part's documents, sorted; of a dataset of tokens."""
-    check_fractions(fractions)
-    return divide(num_documents(reader), fractions, seed)
-
-
 def check_fractions(fractions: Sequence[float]) -> None:
     """Raise ValueError unless they are above 0 and together at most 1."""
     if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
         raise ValueError(
             f"fractions must be above 0 and together at most 1, got {list(fractions)}"
         )
-
-
-def _by_key(
-    reader: PackedReader, fractions: Sequence[float], seed: int
-) -> list[npt.NDArray[np.int64]]:
-    if not reader.has_keys:
-        raise SchemaError(f"{reader.path} has no field {KEY_FIELD!r}: divide it by shuffle")
-    keys = reader.keys()
-    hashes = (xxhash.xxh3_64_intdigest(key.encode()) for key in keys)
-    return divide_by_key(np.fromiter(hashes, np.uint64, len(reader)), fractions, seed)
 
 
 def parse_parts(texts: Sequence[str]) -> dict[str, float]:

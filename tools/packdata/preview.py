@@ -1,7 +1,7 @@
 """A contact sheet of a packed dataset: what the samples look like, with class, size and key.
 
 Masks lie over their picture in colours, boxes are drawn; in place of a picture that cannot be
-decoded stands why. A shard that is damaged is an error: of a checked reader, also in a single record.
+decoded stands why. A shard that is damaged is an error: of a checked view, also in a single record.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from PIL import Image as Pictures
 from PIL import ImageDraw, ImageFont
 
+from loaders.data.view import KEY_FIELD
 from loaders.errors import LoadersError, PackError, ShardError
 from loaders.rng import hash64, key64, uniform
 from loaders.schema import (
@@ -33,7 +34,6 @@ from loaders.schema import (
     Tokens,
 )
 from packdata.describe import counted, describe_size
-from packdata.reader import KEY_FIELD, PackedReader
 from packdata.rows import row_text
 from packdata.slices import is_array_mask, is_plane, middle_slice
 from packdata.tokens.show import token_text
@@ -41,6 +41,8 @@ from packdata.tokens.show import token_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from loaders.data.view import View
 
 _TOKENS_SHOWN = 400  # characters of a row of tokens
 _PURPOSE = 0x9E7
@@ -86,14 +88,14 @@ def choose(num_samples: int, num: int, seed: int = 0) -> list[int]:
     return sorted(chosen)
 
 
-def has_pictures(reader: PackedReader) -> bool:
+def has_pictures(view: View) -> bool:
     """Return whether a contact sheet can show anything."""
-    kinds = reader.schema.fields.values()
+    kinds = view.schema.fields.values()
     return any(isinstance(kind, Image | Mask) or is_plane(kind) for kind in kinds)
 
 
 def contact_sheet(
-    reader: PackedReader,
+    view: View,
     indices: Sequence[int],
     *,
     columns: int | None = None,
@@ -102,7 +104,7 @@ def contact_sheet(
     """Draw the samples with the given indices.
 
     Args:
-        reader: The dataset.
+        view: The dataset.
         indices: Which samples, in which order.
         columns: Tiles side by side; by default the sheet is a little wider than high.
         notes: Takes what the sheet does not show as it is.
@@ -113,7 +115,7 @@ def contact_sheet(
     Raises:
         ShardError: What it would show is damaged, or missing.
     """
-    tiles = [_tile(reader, i) for i in indices]
+    tiles = [_tile(view, i) for i in indices]
     side_by_side = max((len(tile.pictures) for tile in tiles), default=1) or 1
     columns = columns or math.ceil(math.sqrt(1.5 * len(tiles) / side_by_side))
     columns = max(1, min(columns, len(tiles)))
@@ -125,7 +127,7 @@ def contact_sheet(
     num_lines = max((len(tile.lines) for tile in tiles), default=0)
     height = _TILE + 8 + pen.title_height + num_lines * pen.line_height
     rows = math.ceil(len(tiles) / columns)
-    head = _head(reader, len(tiles))
+    head = _head(view, len(tiles))
     top = _MARGIN + pen.head_height + pen.line_height + 16
     sheet_width = 2 * _MARGIN + columns * width + (columns - 1) * _GAP
     sheet_width = max(sheet_width, 2 * _MARGIN + 320)
@@ -149,14 +151,14 @@ def contact_sheet(
     return sheet
 
 
-def _head(reader: PackedReader, num: int) -> tuple[str, str]:
-    manifest = reader.manifest
-    parts = [f"{num:,} of {counted(len(reader), 'sample')}", describe_size(manifest.size_bytes)]
-    for name, kind in reader.schema.fields.items():
+def _head(view: View, num: int) -> tuple[str, str]:
+    size = sum(shard.info.size_bytes for shard in view.whole_shards or ())
+    parts = [f"{num:,} of {counted(len(view), 'sample')}", describe_size(size)]
+    for name, kind in view.schema.fields.items():
         if isinstance(kind, Label | MultiLabel) and kind.classes is not None:
             parts.append(f"{name}: {counted(len(kind.classes), 'class')}")
-    parts.append(f"fingerprint {manifest.fingerprint[:8]}")
-    return reader.path.absolute().name, "  ·  ".join(parts)
+    parts.append(f"fingerprint {view.fingerprint[:8]}")
+    return view.path.absolute().name, "  ·  ".join(parts)
 
 
 class _Pen:
@@ -253,12 +255,12 @@ def _draw_tile(
         )
 
 
-def _tile(reader: PackedReader, i: int) -> _Tile:
-    fields, tile = reader.schema.fields, _Tile()
+def _tile(view: View, i: int) -> _Tile:
+    fields, tile = view.schema.fields, _Tile()
     values: dict[str, Any] = {}
     for name in fields:
         try:
-            values[name] = reader.sample(i, [name])[name]
+            values[name] = view.sample(i, [name])[name]
         except ShardError:  # it is not what was packed: nothing to show
             raise
         except LoadersError as error:
@@ -394,16 +396,16 @@ def save_sheet(sheet: Pictures.Image, path: Path) -> None:
         raise PackError(f"it cannot be written ({error.strerror or error})", path) from error
 
 
-def as_text(reader: PackedReader, i: int, width: int = 100) -> str:
+def as_text(view: View, i: int, width: int = 100) -> str:
     """Return a sample as lines of text, one for each field; ShardError where it is damaged."""
     lines = [f"sample {i}"]
-    for name, kind in reader.schema.fields.items():
+    for name, kind in view.schema.fields.items():
         most = width
         try:
             if isinstance(kind, Tokens):
-                value, most = token_text(reader, i), _TOKENS_SHOWN
+                value, most = token_text(view, i), _TOKENS_SHOWN
             else:
-                value = _short(kind, reader.sample(i, [name])[name])
+                value = _short(kind, view.sample(i, [name])[name])
         except ShardError:
             raise
         except LoadersError as error:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from loaders.manifest import read_manifest
 from packdata.describe import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from loaders.data.view import View
     from loaders.manifest import Manifest
 
 _MAX_ORIGINS = 8  # nested in a manifest: of a dataset copied daily JSON could not read all
@@ -34,6 +36,11 @@ def origin(path: Path, manifest: Manifest) -> dict[str, Any]:
     """Describe a source for the provenance of what is made from it: no path above its own name."""
     described = {"name": path.absolute().name, "fingerprint": manifest.fingerprint}
     return described | {"provenance": _bounded(manifest.provenance, _MAX_ORIGINS - 1)}
+
+
+def origin_of(view: View) -> dict[str, Any]:
+    """Describe the dataset of one folder that a view is of."""
+    return origin(view.path, read_manifest(view.path))
 
 
 def _bounded(provenance: Mapping[str, Any], depth: int) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 All that a command writes lies in ``DST/.packing`` until it is complete; then the shards get free
 names and the manifest is replaced. Whatever goes wrong before that leaves the target as it was; of
-a command that was killed, the next one removes what lies in the target already. If it was killed
-behind that, the same command finds itself finished (``finished_before``).
+a command that was killed, the next one removes what lies in the target already, and goes on behind its
+finished shards if it is the same (``Staging.begin``). If it was killed behind that, the same command finds
+itself finished (``finished_before``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import lmdb
 
+from loaders.data.shards import FileShard
 from loaders.errors import ManifestError, PackError
 from loaders.manifest import (
     MANIFEST_NAME,
@@ -30,42 +32,53 @@ from loaders.manifest import (
     sync_folder,
 )
 from loaders.regular import read_regular
-from packdata.journal import JOURNAL_NAME, LOCK_NAME, TargetLock, read_journal
+from packdata.journal import (
+    JOURNAL_NAME,
+    LOCK_NAME,
+    TargetLock,
+    read_journal,
+    shard_from_json,
+)
 from packdata.leftovers import RECORD_NAME, published_by, record_changes, remove_leftovers
+from packdata.links import stage_whole
 from packdata.settings import OVERWRITE
 from packdata.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
     ShardBuilder,
-    check_records,
+    block_ends,
+    check_block,
     check_shard_options,
     shard_name,
 )
 from packdata.target import (
+    PACKER,
     PACKING_NAME,
     REJECTED_NAME,
+    cannot_write,
     check_unclaimed,
     find_datasets,
     free_number,
     make_folder,
     missing_folders,
-    remedy_of,
     sync_made,
     write_staged,
 )
 from packdata.verify import file_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
+    from loaders.data.view import View
     from loaders.schema import Schema
-    from packdata.reader import PackedReader
-    from packdata.recipe import Records
+    from packdata.content import Content
+    from packdata.links import OnLink
 
     Note = Callable[[str], object]
 
 _STAGED_MANIFEST = "manifest.staged"
+_STAGED_LIST = "staged.jsonl"  # the command, and a line for each shard that is finished
 
 
 class Staging:
@@ -125,7 +138,26 @@ class Staging:
         self._check_target()  # again: now nobody else can change what is there
         if not self._overwrite:
             self._check_journal()
-        _clear(self.folder, self.path)
+        names = {info.file for info in _staged_before(self.path, self._command)}
+        _clear(self.folder, self.path, keep={_STAGED_LIST, *names} if names else frozenset())
+
+    def begin(self) -> list[ShardInfo]:
+        """Return the shards that the same command had finished before it was killed, and go on behind them."""
+        staged = _staged_before(self.path, self._command)
+        lines = [
+            {"command": self._command, "packer": PACKER},
+            *(each.to_json() for each in staged),
+        ]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        publish_bytes(self.path / _STAGED_LIST, text.encode())
+        return staged
+
+    def note(self, info: ShardInfo) -> None:
+        """Note that a shard is finished."""
+        with open(self.path / _STAGED_LIST, "ab") as file:
+            file.write(f"{json.dumps(info.to_json())}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     def _check_journal(self) -> None:
         """Raise PackError if something can still be made of an unfinished packing."""
@@ -213,22 +245,41 @@ class Staging:
         return copied
 
 
-def _clear(folder: Path, work: Path) -> None:
+def _staged_before(work: Path, command: str) -> list[ShardInfo]:
+    """Return the shards that are on the list as far as they are there; none of another command."""
+    try:
+        lines = (work / _STAGED_LIST).read_bytes().splitlines(keepends=True)
+        first, *rest = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        if first != {"command": command, "packer": PACKER}:
+            return []
+        staged = list(map(shard_from_json, rest))
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    is_there = [_size_of(work / info.file) == info.size_bytes for info in staged]
+    return staged[: [*is_there, False].index(False)]
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _clear(folder: Path, work: Path, keep: Collection[str] = ()) -> None:
     """Remove what a command has left but for the lock; the record goes last, it tells that all else did."""
     for left in work.iterdir():
-        if left.name not in (LOCK_NAME, RECORD_NAME):
+        if left.name not in (LOCK_NAME, RECORD_NAME, *keep):
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     remove_leftovers(folder, work)
 
 
-def command_text(
-    name: str, dst: Path | str, sources: Sequence[PackedReader], **options: Any
-) -> str:
+def command_text(name: str, dst: Path | str, sources: Sequence[View], **options: Any) -> str:
     """Return what tells a command from others: of a source that it replaces, that it does."""
     target = os.path.realpath(dst)
     prints = [
-        "" if os.path.realpath(reader.path) == target else reader.manifest.fingerprint
-        for reader in sources
+        "" if os.path.realpath(view.path) == target else view.source_fingerprint
+        for view in sources
     ]
     return json.dumps({"command": name, "sources": prints} | options, sort_keys=True)
 
@@ -249,6 +300,8 @@ def finished_before(dst: Path | str, command: str, note: Note = str) -> Manifest
         lock = TargetLock(work / LOCK_NAME)
         try:
             was_same = published_by(folder, work) == command
+            if not was_same and _staged_before(work, command):
+                return None  # it goes on there
             _clear(folder, work)
             (work / LOCK_NAME).unlink()
             work.rmdir()
@@ -268,12 +321,6 @@ def check_target(folder: Path, *, overwrite: bool = False) -> None:
         raise PackError("a packed dataset is there", folder, f"{OVERWRITE} replaces it")
 
 
-def cannot_write(error: Exception, path: Path) -> PackError:
-    """Return what is raised where a command that begins anew when it is run again cannot write."""
-    what = f"it cannot be written ({getattr(error, 'strerror', None) or error})"
-    return PackError(what, path, remedy_of(error, path).removesuffix(": it continues"))
-
-
 def _contents_of(folder: Path) -> tuple[tuple[ShardInfo, ...], Mapping[str, str]]:
     """Return the shards and the other files of the dataset that is there."""
     try:
@@ -287,72 +334,90 @@ def _format_of(info: ShardInfo) -> Format:
     return "lmdb" if info.file.endswith(".lmdb") else "parquet"
 
 
-def format_of(manifest: Manifest) -> Format:
-    """Return the format of a dataset's shards (of the first, should they differ)."""
-    return _format_of(manifest.shards[0]) if manifest.shards else "lmdb"
+def format_of(view: View) -> Format:
+    """Return the format of a view's shards (of the first, should they differ)."""
+    files = (shard for shard in view.store.shards if isinstance(shard, FileShard))
+    return next((_format_of(shard.info) for shard in files), "lmdb")
 
 
 def write_dataset(
     dst: Path | str,
     command: str,
-    schema: Schema,
-    samples: Iterable[Records],
+    content: Content,
     *,
     format: Format = "lmdb",
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     provenance: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     files_of: Path | None = None,
+    tick: Callable[[int], object] = int,
+    whole: Sequence[FileShard] | None = None,
+    link: bool = True,
+    on_link: OnLink = str,
 ) -> Manifest:
-    """Write records as a packed dataset; all of it appears, or nothing.
+    """Write samples as a packed dataset; all of it appears, or nothing. Killed, the same command continues.
 
     Args:
         dst: Its folder.
         command: What tells the command from others.
-        schema: The fields of every sample.
-        samples: The records of each sample, in order.
+        content: The samples.
         format: Format of the shards.
         shard_bytes: A shard ends with the sample that reaches this size.
         provenance: JSON for the manifest: what it was made from.
-        overwrite: Replace a dataset that is there; it may be the source of ``samples``.
+        overwrite: Replace a dataset that is there; it may be the source of the samples.
         files_of: A dataset that has the files which the schema names besides shards.
+        tick: Called with the number of samples written.
+        whole: Shards that hold just these samples, to be used as they are.
+        link: Link them, as ``packdata.links.stage_whole`` does.
+        on_link: Called with each that was linked.
 
     Raises:
         PackError: The target is taken or cannot be written, or there are no samples.
     """
     check_shard_options(format, shard_bytes)
     with Staging(dst, command, overwrite=overwrite) as staging:
-        staged = stage(staging, schema, samples, format=format, shard_bytes=shard_bytes)
-        manifest = staging.prepare(staged, schema, provenance or {}, files_of)
+        if whole is None:
+            staged = stage(staging, content, format=format, shard_bytes=shard_bytes, tick=tick)
+        else:
+            staged = stage_whole(staging.path, whole, link=link, on_link=on_link)
+        manifest = staging.prepare(staged, content.schema, provenance or {}, files_of)
         staging.publish()
         return manifest
 
 
 def stage(
     staging: Staging,
-    schema: Schema,
-    samples: Iterable[Records],
+    content: Content,
     *,
     format: Format,
     shard_bytes: int,
+    tick: Callable[[int], object] = int,
 ) -> list[ShardInfo]:
-    """Write records as staged shards, to be published; arguments as for ``write_dataset``.
+    """Write samples as staged shards, to be published, behind those that the same command has left.
+
+    Arguments as for ``write_dataset``.
 
     Raises:
         PackError: There are no samples.
     """
-    builder = ShardBuilder(schema, format, shard_bytes)
-    staged: list[ShardInfo] = []
+    builder = ShardBuilder(content.schema, format, shard_bytes)
+    staged = staging.begin()
+    done = sum(info.num_samples for info in staged)
+    tick(done)
 
     def flush() -> None:
         path = staging.path / shard_name("shard", len(staged), format)
-        staged.append(write_staged(path, builder.take(), schema))
+        staged.append(write_staged(path, builder.take(), content.schema))
+        staging.note(staged[-1])
 
-    for records in samples:
-        check_records(records, schema, format)
-        builder.add(records)
-        if builder.is_full:
-            flush()
+    for block in content.blocks(done):
+        check_block(block, content.schema, format)
+        ends, taken = block_ends(block), 0
+        while taken < len(block):
+            taken = builder.add_block(block, ends, taken)
+            if builder.is_full:
+                flush()
+        tick(len(block))
     if builder.num_samples:
         flush()
     if not staged:

@@ -12,11 +12,9 @@ from loaders.schema import Array, Categories, Features
 from packdata.moments import Moments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from loaders.data.view import View
     from loaders.schema import Field, Schema
     from packdata.moments import Summary
-    from packdata.reader import PackedReader
 
 _MAX_NUMBERS = 4096
 
@@ -27,19 +25,6 @@ def is_row(kind: Field) -> bool:
         return True
     is_short = isinstance(kind, Array) and kind.is_fixed and len(kind.dims) == 1
     return is_short and (kind.shape or (0,))[0] in range(1, _MAX_NUMBERS + 1)
-
-
-def blocks(reader: PackedReader, name: str) -> Iterator[npt.NDArray[Any]]:
-    """Yield the rows of a field, some megabytes at a time: ``(N, numbers)``."""
-    dtype = np.dtype(reader.schema.fields[name].dtype).newbyteorder("<")
-    for rows in reader.rows(name):
-        yield np.ascontiguousarray(rows).view(dtype)
-
-
-def read_column(reader: PackedReader, field: str, position: int) -> npt.NDArray[Any]:
-    """Return one column of a table, as stored: ``(N,)``, a copy."""
-    parts = [rows[:, position] for rows in blocks(reader, field)]
-    return np.concatenate([*parts, np.empty(0, reader.schema.fields[field].dtype)])
 
 
 def column_fields(schema: Schema) -> dict[str, Field]:
@@ -75,15 +60,15 @@ def standardized(values: _N, mean: float, std: float) -> _N:
     return (values - mean) / (std or 1.0)
 
 
-def features_stats(reader: PackedReader, name: str, kind: Features) -> dict[str, Any]:
+def features_stats(view: View, name: str, kind: Features) -> dict[str, Any]:
     """Return mean, deviation, range and number of NaN of each column, as stored."""
     found = [Moments() for _ in kind.columns]
-    for rows in blocks(reader, name):
+    for rows in view.blocks(name):
         for moments, values in zip(found, np.ascontiguousarray(rows.T), strict=True):
             moments.add(Moments.of(values[~np.isnan(values)]))
     columns = zip(kind.columns, found, strict=True)
     return ({"standardized": True} if kind.standardized else {}) | {
-        "columns": {name: numbers_of(each, len(reader) - each.count) for name, each in columns}
+        "columns": {name: numbers_of(each, len(view) - each.count) for name, each in columns}
     }
 
 
@@ -102,10 +87,10 @@ def finite(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def categories_stats(reader: PackedReader, name: str, kind: Categories) -> dict[str, Any]:
+def categories_stats(view: View, name: str, kind: Categories) -> dict[str, Any]:
     """Return how often each category of each column occurs; ``None`` counts 0."""
     counts = [np.zeros(num, np.int64) for num in kind.num_categories]
-    for rows in blocks(reader, name):
+    for rows in view.blocks(name):
         for i, total in enumerate(counts):
             found = np.bincount(rows[:, i].astype(np.int64), minlength=len(total))
             total += found[: len(total)]

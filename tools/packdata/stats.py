@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from loaders.columns import FixedColumn
+from loaders.data.view import open_view
 from loaders.limits import usable_cores
 from loaders.schema import (
     Array,
@@ -32,8 +32,7 @@ from loaders.schema import (
 )
 from packdata.moments import Moments, WholeMoments
 from packdata.pool import OrderedPool, one_opencv_thread
-from packdata.reader import PackedReader
-from packdata.rows import blocks, categories_stats, features_stats, finite, is_row, numbers_of
+from packdata.rows import categories_stats, features_stats, finite, is_row, numbers_of
 from packdata.tokens.rows import DOCUMENT_ENDS
 from packdata.tokens.show import token_stats
 from packdata.tokens.split import has_tokens
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from loaders.columns import Column
+    from loaders.data.view import View
     from loaders.schema import Field
     from packdata.moments import Summary
 
@@ -111,25 +110,25 @@ def stats(
         SampleError: A record cannot be decoded.
         ShardError: A shard is missing, or what is read of it is damaged.
     """
-    reader = PackedReader(path, check=True)
+    view = open_view(path)
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
-    num = len(reader) if limit is None else min(limit, len(reader))
-    indices = [i * len(reader) // num for i in range(num)]
-    fields = reader.schema.fields
+    num = len(view) if limit is None else min(limit, len(view))
+    indices = [i * len(view) // num for i in range(num)]
+    fields = view.schema.fields
     decoded = [name for name, kind in fields.items() if _is_decoded(kind)]
-    if has_tokens(reader.schema):
+    if has_tokens(view.schema):
         decoded.remove(DOCUMENT_ENDS)  # positions in rows mean nothing
-    found = {name: _of_all(reader, name, kind) for name, kind in fields.items()}
+    found = {name: _of_all(view, name, kind) for name, kind in fields.items()}
     gathered = {name: _Gathered(fields[name]) for name in decoded}
     if decoded:
-        for values in _decode(reader, indices, decoded, workers or usable_cores()):
+        for values in _decode(view, indices, decoded, workers or usable_cores()):
             for name, value in zip(decoded, values, strict=True):
                 gathered[name].add(value)
             tick(1)
     for name, field in gathered.items():
         found[name] |= field.to_json()
-    return Stats(len(reader), num, found, _percentiles(_bytes_per_sample(reader)))
+    return Stats(len(view), num, found, _percentiles(_bytes_per_sample(view)))
 
 
 def _is_decoded(kind: Field) -> bool:
@@ -138,11 +137,11 @@ def _is_decoded(kind: Field) -> bool:
 
 
 def _decode(
-    reader: PackedReader, indices: Sequence[int], names: Sequence[str], workers: int
+    view: View, indices: Sequence[int], names: Sequence[str], workers: int
 ) -> Iterator[list[_Value]]:
     def measure(i: int) -> list[_Value]:
-        sample = reader.sample(i, names)
-        return [_value_of(reader.schema.fields[name], sample[name]) for name in names]
+        sample = view.sample(i, names)
+        return [_value_of(view.schema.fields[name], sample[name]) for name in names]
 
     with one_opencv_thread(), OrderedPool(measure, workers) as pool:
         yield from chain.from_iterable(pool.put(i) for i in indices)
@@ -267,28 +266,29 @@ def _sizes(shapes: list[tuple[int, ...]]) -> dict[str, Any]:
     }
 
 
-def _of_all(reader: PackedReader, name: str, kind: Field) -> dict[str, Any]:
+def _of_all(view: View, name: str, kind: Field) -> dict[str, Any]:
     """Return what is cheap to know of every sample."""
     found: dict[str, Any] = {"kind": kind.kind}
     if isinstance(kind, Label):
-        numbers, counts = np.unique(reader.column(name), return_counts=True)
+        numbers, counts = np.unique(view.column(name), return_counts=True)
         classes = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
         if kind.classes is not None:  # also those that have no sample
             classes = {i: classes.get(i, 0) for i in {*range(len(kind.classes)), *classes}}
         found["classes"] = {_class_name(kind, i): n for i, n in sorted(classes.items())}
     elif isinstance(kind, MultiLabel):
-        counts = (reader.column(name) != 0).sum(axis=0)
+        counts = (view.column(name) != 0).sum(axis=0)
         found["classes"] = dict(zip(kind.classes, counts.tolist(), strict=True))
     elif isinstance(kind, Tokens):
-        found |= token_stats(reader)
+        found |= token_stats(view)
     elif isinstance(kind, Features):
-        found |= features_stats(reader, name, kind)
+        found |= features_stats(view, name, kind)
     elif isinstance(kind, Categories):
-        found |= categories_stats(reader, name, kind)
+        found |= categories_stats(view, name, kind)
     elif (isinstance(kind, Array) and kind.dims == ()) or is_row(kind):
-        found |= _stats_of_rows(blocks(reader, name))
+        found |= _stats_of_rows(view.blocks(name))
     elif isinstance(kind, Text):
-        found["nbytes"] = _percentiles(_lengths(reader.column_parts(name)))
+        view.verify(name)
+        found["nbytes"] = _percentiles(view.lengths(name))
     return found
 
 
@@ -305,21 +305,10 @@ def _class_name(kind: Label, number: int) -> str:
     return kind.classes[number] if known and kind.classes is not None else str(number)
 
 
-def _lengths(columns: Iterable[Column]) -> npt.NDArray[np.int64]:
-    parts = [np.empty(0, np.int64)]
-    for column in columns:
-        if isinstance(column, FixedColumn):
-            parts.append(np.full(len(column), column.data.shape[1], np.int64))
-        else:
-            parts.append(column.lengths)
-    return np.concatenate(parts)
-
-
-def _bytes_per_sample(reader: PackedReader) -> npt.NDArray[np.int64]:
-    total = np.zeros(len(reader), np.int64)
-    for name in reader.schema.fields:
-        # Only sizes are read here: checking the rows would read what --limit leaves out.
-        total += _lengths(columns[name] for _, columns in reader.shards())
+def _bytes_per_sample(view: View) -> npt.NDArray[np.int64]:
+    total = np.zeros(len(view), np.int64)
+    for name in view.schema.fields:
+        total += view.lengths(name)  # not the rows: --limit leaves most of them out
     return total
 
 

@@ -588,3 +588,9 @@ def remedy_of(error: Exception, path: Path) -> str:
     if code == errno.EEXIST and broken is not None and not broken.exists():
         return f"{broken} is a link to nothing: remove it, or make what it points to"
     return _GO_ON.capitalize()
+
+
+def cannot_write(error: Exception, path: Path) -> PackError:
+    """Return what is raised where a command that begins anew when it is run again cannot write."""
+    what = f"it cannot be written ({getattr(error, 'strerror', None) or error})"
+    return PackError(what, path, remedy_of(error, path).removesuffix(": it continues"))

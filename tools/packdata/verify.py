@@ -20,6 +20,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.codecs import codec_for
+from loaders.data.view import KEY_FIELD
 from loaders.errors import CodecError, ManifestError, ShardError
 from loaders.formats import hash_file, open_checksums, open_columns
 from loaders.limits import usable_cores
@@ -27,7 +28,6 @@ from loaders.manifest import MANIFEST_NAME, Manifest, ShardInfo, manifest_bytes,
 from loaders.regular import read_regular
 from loaders.schema import Label, MultiLabel, Text, Tokens
 from packdata.readback import ReadBack
-from packdata.reader import KEY_FIELD
 
 if TYPE_CHECKING:
     from loaders.columns import Column

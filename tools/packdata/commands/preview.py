@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loaders.data.view import open_view
 from loaders.errors import SchemaError
 from packdata.commands.common import new_parser, parse_count, parse_path, show, show_notes
 from packdata.describe import counted
 from packdata.preview import as_text, choose, contact_sheet, has_pictures, save_sheet
-from packdata.reader import PackedReader
 
 if TYPE_CHECKING:
     from loaders.commandline import Commands
@@ -69,18 +69,18 @@ def run(args: argparse.Namespace) -> int:
     sheet = [name for name in ("out", "columns") if getattr(args, name) is not None]
     if sheet and args.text:
         args.parser.error(f"--{sheet[0]} is of a sheet, and --text draws none")
-    reader = PackedReader(args.dataset, check=True)
-    indices = choose(len(reader), args.num, args.seed)
-    if sheet and not has_pictures(reader):
+    view = open_view(args.dataset)
+    indices = choose(len(view), args.num, args.seed)
+    if sheet and not has_pictures(view):
         hint = f"leave --{sheet[0]} out, and its samples are printed"
         raise SchemaError(f"{args.dataset} has no pictures to draw a sheet of: {hint}")
-    if args.text or not has_pictures(reader):
+    if args.text or not has_pictures(view):
         for i in indices:
-            show(as_text(reader, i))
+            show(as_text(view, i))
         return 0
     out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
     notes: list[str] = []
-    save_sheet(contact_sheet(reader, indices, columns=args.columns, notes=notes), out)
+    save_sheet(contact_sheet(view, indices, columns=args.columns, notes=notes), out)
     show_notes(notes)
-    show(f"{out}: {len(indices)} of {counted(len(reader), 'sample')}")
+    show(f"{out}: {len(indices)} of {counted(len(view), 'sample')}")
     return 0

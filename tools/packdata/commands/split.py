@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaders.data.view import open_view
 from packdata.commands.common import (
     add_json,
     add_writing,
@@ -18,7 +19,6 @@ from packdata.commands.common import (
 from packdata.describe import counted
 from packdata.partition import parse_parts, split
 from packdata.progress import progress_of
-from packdata.reader import PackedReader
 from packdata.tokens.split import has_tokens
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    reader = PackedReader(args.dataset)
-    num = len(reader)
+    view = open_view(args.dataset)
+    num = len(view)
     notes: list[str] = []
     with usage_errors(args, schema=False), progress_of("writing", num) as tick:
         manifests = split(
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     for name, part in manifests.items():
         show_made(args, args.dst / name, part)
     left = num - sum(part.num_samples for part in manifests.values())
-    if left and not has_tokens(reader.schema):  # their rows are laid out anew
+    if left and not has_tokens(view.schema):  # their rows are laid out anew
         show_left(left)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from loaders.data.view import open_view
 from packdata.commands.common import (
     add_json,
     new_parser,
@@ -14,7 +15,6 @@ from packdata.commands.common import (
 )
 from packdata.describe import counted
 from packdata.progress import progress_of
-from packdata.reader import PackedReader
 from packdata.stats import Stats, stats
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    num = len(PackedReader(args.dataset))
+    num = len(open_view(args.dataset))
     with progress_of("reading", min(num, args.limit or num)) as tick:
         found = stats(args.dataset, limit=args.limit, workers=args.workers, tick=tick)
     if args.json:

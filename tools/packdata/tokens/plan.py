@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.checks import shown
+from loaders.data.view import open_view
 from loaders.errors import SourceError
 from loaders.regular import read_regular
 from packdata.describe import counted, describe_field
 from packdata.plan import pack_plan
-from packdata.reader import PackedReader
 from packdata.settings import PackSettings, check_options
 from packdata.sources import joined_splits
 from packdata.tokens.chat import Chat
@@ -168,7 +168,7 @@ def _counts(packed: Summary) -> Iterator[str]:
 
 
 def _count(packed: Summary, dataset: DatasetSummary) -> tuple[int, int]:
-    return count(PackedReader(Path(packed.dst) / dataset.folder))
+    return count(open_view(Path(packed.dst) / dataset.folder, "never"))
 
 
 def _in_words(tokens: int, documents: int) -> str:

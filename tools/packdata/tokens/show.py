@@ -7,25 +7,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.codecs.tokenizer import decoder_of
-from loaders.columns import VarColumn
 from loaders.errors import LoadersError, ShardError
 from loaders.schema import Tokens
 from packdata.tokens.rows import DOCUMENT_ENDS, NUM_TOKENS, TOKENS
 from packdata.tokens.split import shards_of
 
 if TYPE_CHECKING:
-    from packdata.reader import PackedReader
+    from loaders.data.view import View
 
 
-def token_text(reader: PackedReader, i: int) -> str:
+def token_text(view: View, i: int) -> str:
     """Return the text of a row, its documents parted by ``¶``; ids where nobody knows what they stand for."""
-    field = reader.schema.fields[TOKENS]
+    field = view.schema.fields[TOKENS]
     assert isinstance(field, Tokens)
-    sample = reader.sample(i, [TOKENS, NUM_TOKENS, DOCUMENT_ENDS])
+    sample = view.sample(i, [TOKENS, NUM_TOKENS, DOCUMENT_ENDS])
     ids = sample[TOKENS][: int(sample[NUM_TOKENS])]
     note = ""
     try:
-        decoder = decoder_of(reader.path, field)
+        decoder = decoder_of(view.path, field)
     except ShardError:
         raise
     except LoadersError as error:
@@ -37,23 +36,19 @@ def token_text(reader: PackedReader, i: int) -> str:
     return " ¶ ".join(decoder.decode(part) for part in parts)
 
 
-def count(reader: PackedReader) -> tuple[int, int]:
+def count(view: View) -> tuple[int, int]:
     """Return the number of tokens, and of documents that end somewhere, without reading either."""
-    field, nbytes = reader.schema.fields[DOCUMENT_ENDS], 0
-    for _, columns in reader.shards():
-        ends = columns[DOCUMENT_ENDS]
-        assert isinstance(ends, VarColumn)
-        nbytes += int(ends.lengths.sum())
-    return int(reader.column(NUM_TOKENS).sum()), nbytes // np.dtype(field.dtype).itemsize
+    field, nbytes = view.schema.fields[DOCUMENT_ENDS], int(view.lengths(DOCUMENT_ENDS).sum())
+    return int(view.column(NUM_TOKENS).sum()), nbytes // np.dtype(field.dtype).itemsize
 
 
-def token_stats(reader: PackedReader) -> dict[str, Any]:
+def token_stats(view: View) -> dict[str, Any]:
     """Return the number of tokens, documents and different ids, and how long documents are."""
-    field = reader.schema.fields[TOKENS]
+    field = view.schema.fields[TOKENS]
     assert isinstance(field, Tokens)
     lengths, num, open_tokens = [np.empty(0, np.int64)], 0, 0
     seen = np.zeros(field.vocab_size or 1 << min(24, 8 * np.dtype(field.dtype).itemsize), bool)
-    for ids, ends in shards_of(reader):
+    for ids, ends in shards_of(view):
         seen[ids[ids < len(seen)]] = True
         num += len(ids)
         if len(ends):
@@ -62,7 +57,7 @@ def token_stats(reader: PackedReader) -> dict[str, Any]:
         else:
             open_tokens += len(ids)
     every = np.concatenate([*lengths, np.array([open_tokens] if open_tokens else [], np.int64)])
-    rows = len(reader) * field.row_tokens
+    rows = len(view) * field.row_tokens
     return {
         "num_tokens": num,
         "num_documents": len(every),

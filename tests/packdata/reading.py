@@ -1,0 +1,31 @@
+"""Packed datasets as tests look at them: a view, with the records of one sample and the manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaders.data.view import View, open_view
+from loaders.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class PackedReader(View):
+    """The dataset of a folder."""
+
+    def __init__(self, path: Path | str, *, check: bool = False) -> None:
+        view = open_view(path, "first" if check else "never")
+        fingerprint = view.source_fingerprint
+        super().__init__(view.store, view.schema, fingerprint=fingerprint, path=view.path)
+        self.manifest = read_manifest(path)
+
+    def record(self, i: int, name: str) -> np.ndarray[Any, Any]:
+        """Return one record."""
+        return self.records(name, np.array([i], np.int64))[0]
+
+    def records_of(self, i: int) -> dict[str, np.ndarray[Any, Any]]:
+        """Return all records of a sample."""
+        return {name: self.record(i, name) for name in self.schema.fields}

@@ -1,0 +1,295 @@
+"""``packdata.write``: views of packed samples as datasets of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import packdata
+from loaders import RAMDataset, ShardDataset, TokenWindows, augment, concat
+from loaders.errors import ChecksumError, PackError, SchemaError
+from loaders.manifest import read_manifest
+from loaders.schema import Array, Image, Mask
+from packdata.combine import merge
+from packdata.edit import CopyOptions, copy_dataset
+from packdata.partition import split
+from packdata.verify import verify
+from tests.packdata.packing import CLASSES, pack_samples, sample
+from tests.packdata.reading import PackedReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = ["label", "key", "score", "pixels"]
+
+
+@pytest.fixture(params=["lmdb", "parquet"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return pack_samples(tmp_path / "a", 10, format=request.param)
+
+
+def records(folder: Path, names: Any = None) -> list[dict[str, bytes]]:
+    reader = PackedReader(folder, check=True)
+    names = reader.schema.fields if names is None else names
+    return [{n: reader.record(i, n).tobytes() for n in names} for i in range(len(reader))]
+
+
+def hashes(folder: Path) -> list[str]:
+    return [shard.xxh3_128 for shard in read_manifest(folder).shards]
+
+
+def test_any_view_is_written_byte_for_byte(folder: Path, tmp_path: Path) -> None:
+    """In its order, with its fields; whatever is augmented."""
+    before = records(folder)
+    dataset = ShardDataset(folder, augment=[augment.RandomHorizontalFlip()])
+    other = ShardDataset(pack_samples(tmp_path / "b", 6, first=20))
+    views: dict[str, tuple[Any, list[int]]] = {
+        "all": (dataset, [*range(10)]),
+        "mask": (dataset.select(dataset.column("label") == 1), [1, 4, 7]),
+        "order": (dataset.select([9, 0, 5]), [9, 0, 5]),
+        "slice": (dataset[2:9:3], [2, 5, 8]),
+        "ram": (RAMDataset(dataset.replace(fields=list(before[0]))).select([3, 1]), [3, 1]),
+        "path": (folder, [*range(10)]),
+    }
+
+    for name, (view, indices) in views.items():
+        made = packdata.write(view, tmp_path / name)
+        assert made.samples == len(indices)
+        assert records(tmp_path / name) == [before[i] for i in indices]
+        assert verify(tmp_path / name).ok
+    joined = concat([dataset.replace(augment=[])[:3], other[::2]])
+    packdata.write(joined, tmp_path / "joined")
+    assert records(tmp_path / "joined") == [*before[:3], *records(other.path)[::2]]
+    assert ShardDataset(tmp_path / "joined").classes == CLASSES
+
+
+def test_the_fields_are_those_that_were_chosen(folder: Path, tmp_path: Path) -> None:
+    dataset = ShardDataset(folder)
+    packdata.write(dataset.replace(fields=["score", "sample_id", "image"]), tmp_path / "b")
+
+    schema = read_manifest(tmp_path / "b").schema
+    assert list(schema.fields) == ["score", "image"]
+    assert schema.defaults == ("score", "image")
+    assert records(tmp_path / "b") == records(folder, ["score", "image"])
+
+
+def test_commands_write_what_views_of_them_do(folder: Path, tmp_path: Path) -> None:
+    dataset = ShardDataset(folder)
+    options: Any = {"shard_bytes": 20_000, "link": False}
+    copy_dataset(folder, tmp_path / "copy", CopyOptions(where="label != 0"), shard_bytes=20_000)
+    packdata.write(dataset.select(dataset.column("label") != 0), tmp_path / "c", **options)
+    split(folder, tmp_path / "parts", {"a": 0.5, "b": 0.5}, seed=3, shard_bytes=20_000)
+    for name, part in zip("ab", dataset.split([0.5, 0.5], seed=3), strict=True):
+        packdata.write(part, tmp_path / f"part-{name}", **options)
+    more = pack_samples(
+        tmp_path / "more",
+        4,
+        first=50,
+        format=read_manifest(folder).shards[0].file.rpartition(".")[2],
+    )
+    merge(tmp_path / "merged", [folder, more])
+    packdata.write(concat([dataset, ShardDataset(more)]), tmp_path / "m")
+
+    assert hashes(tmp_path / "copy") == hashes(tmp_path / "c")
+    for name in "ab":
+        assert hashes(tmp_path / "parts" / name) == hashes(tmp_path / f"part-{name}")
+    assert hashes(tmp_path / "merged") == hashes(tmp_path / "m")
+
+
+def test_whole_shards_are_linked(folder: Path, tmp_path: Path) -> None:
+    """As long as nothing is asked of them."""
+    files = [folder / shard.file for shard in read_manifest(folder).shards]
+    suffix: Any = files[0].suffix[1:]
+
+    packdata.write(ShardDataset(folder), tmp_path / "b", format=suffix)
+    links = [tmp_path / "b" / shard.file for shard in read_manifest(tmp_path / "b").shards]
+    assert [os.path.samefile(a, b) for a, b in zip(files, links, strict=True)] == [True] * 3
+
+    changes: dict[str, dict[str, Any]] = {
+        "no": {"link": False},
+        "size": {"shard_bytes": 1 << 20},
+        "add": {"add": {"x": np.arange(10)}},
+        "format": {"format": "parquet" if suffix == "lmdb" else "lmdb"},
+    }
+    for name, options in changes.items():
+        packdata.write(ShardDataset(folder), tmp_path / name, **options)
+        made = [tmp_path / name / s.file for s in read_manifest(tmp_path / name).shards]
+        assert not any(os.path.samefile(a, b) for a in files for b in made)
+
+
+def test_values_are_added_and_changed(folder: Path, tmp_path: Path) -> None:
+    dataset = ShardDataset(folder).select([4, 2, 7])
+    add = {
+        "age": np.array([1, -2, 3], np.int16),
+        "emb": torch.arange(6, dtype=torch.float32).reshape(3, 2),
+        "note": ["a", "b", ""],
+        "meta": [{"x": 1}, [2], None],
+        "blob": [b"1", b"", b"23"],
+        "label": ["dog", 1, "bird"],
+        "key": ["p", "q", "r"],
+    }
+
+    packdata.write(dataset, tmp_path / "b", add=add)
+
+    made = ShardDataset(tmp_path / "b")
+    fields = made.schema.fields
+    assert fields["age"] == Array(dtype="int16")
+    assert fields["emb"] == Array(dtype="float32", dims=(2,))
+    assert [fields[n].kind for n in ("note", "meta", "blob")] == ["text", "json", "bytes"]
+    assert list(fields)[: len(read_manifest(folder).schema.fields)] == list(
+        read_manifest(folder).schema.fields
+    )
+    assert made.schema.defaults == ("image", "label", "age", "emb", "note", "meta", "blob")
+    assert made.column("age").tolist() == [1, -2, 3]
+    assert made.column("emb").tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert made.column("note").tolist() == ["a", "b", ""]
+    reader = PackedReader(tmp_path / "b")
+    assert [reader.sample(i)["meta"] for i in range(3)] == [{"x": 1}, [2], None]
+    assert made.column("label").tolist() == [2, 1, 0]
+    assert made.find("q") == 1
+    kept = ["image", "pixels", "score"]
+    assert records(tmp_path / "b", kept) == [records(folder, kept)[i] for i in (4, 2, 7)]
+
+
+def test_pictures_get_another_codec_and_size_without_decoding_the_rest(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 6, fields=["image", "pixels", "mask", "label"])
+    dataset = ShardDataset(folder)
+
+    packdata.write(dataset, tmp_path / "png", codec="png")
+    packdata.write(dataset, tmp_path / "small", size="8x10", fit="stretch")
+
+    fields = read_manifest(tmp_path / "png").schema.fields
+    assert (fields["image"].codec, fields["pixels"].codec) == ("png", "png")
+    assert records(tmp_path / "png", ["image", "mask"]) == records(folder, ["image", "mask"])
+    reader = PackedReader(tmp_path / "png")
+    assert all(np.array_equal(reader.sample(i)["pixels"], sample(i)["pixels"]) for i in range(6))
+    small = read_manifest(tmp_path / "small").schema.fields
+    for name, kind in (("image", Image), ("pixels", Image), ("mask", Mask)):
+        field = small[name]
+        assert isinstance(field, kind)
+        assert field.size == (8, 10)
+    shapes = {n: v.shape for n, v in PackedReader(tmp_path / "small").sample(2).items()}
+    assert shapes["image"] == shapes["pixels"] == (8, 10, 3)
+    assert shapes["mask"] == (8, 10)
+
+
+def test_what_cannot_be_written_is_refused_and_leaves_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    dataset = ShardDataset(folder)
+    boxed = dataset.replace(fields=["image", "boxes"])
+    wrong: list[tuple[type[Exception], Any, dict[str, Any]]] = [
+        (SchemaError, dataset.replace(transform=lambda s: s), {}),
+        (SchemaError, boxed, {"size": 8}),
+        (SchemaError, dataset.replace(fields=["pixels", "boxes"]), {}),
+        (SchemaError, dataset.replace(fields=["label"]), {"codec": "png"}),
+        (SchemaError, dataset, {"codec": "dct"}),  # of pictures of any size
+        (SchemaError, dataset.select([1, 2, 1]), {}),  # two samples of one key
+        (SchemaError, concat([dataset, dataset]), {}),
+        (SchemaError, dataset, {"add": {"x": [1, 2]}}),
+        (SchemaError, dataset, {"add": {"label": ["cow"] * 10}}),
+        (SchemaError, dataset, {"add": {"": [1] * 10}}),
+        (TypeError, dataset, {"add": {"x": "0123456789"}}),
+        (TypeError, [1, 2], {}),
+        (TypeError, torch.utils.data.TensorDataset(torch.zeros(3)), {}),
+        (ValueError, dataset, {"codec": "png", "quality": 80}),
+        (ValueError, dataset, {"format": "zip"}),
+        (PackError, dataset.select([]), {}),
+    ]
+
+    for error, view, options in wrong:
+        with pytest.raises(error):
+            packdata.write(view, tmp_path / "b", **options)
+        assert not (tmp_path / "b").exists()
+    for dst in (folder / "inside", folder):
+        with pytest.raises(PackError):
+            packdata.write(dataset, dst, overwrite=True)
+    packdata.write(dataset.select([1, 2, 1]).replace(fields=["image", "score"]), tmp_path / "b")
+    with pytest.raises(PackError):
+        packdata.write(dataset, tmp_path / "b")
+    assert len(PackedReader(tmp_path / "b")) == 3
+
+
+def test_a_damaged_record_gets_no_good_checksum(folder: Path, tmp_path: Path) -> None:
+    """Also of a dataset that compares nothing itself."""
+    shard = read_manifest(folder).shards[1]
+    data = bytearray((folder / shard.file).read_bytes())
+    data[data.find(sample(5)["pixels"].tobytes()) + 100] ^= 1
+    (folder / shard.file).write_bytes(data)
+
+    for check in ("never", "first"):
+        dataset = ShardDataset(folder, check=check)
+        with pytest.raises(ChecksumError) as caught:
+            packdata.write(dataset, tmp_path / "b", link=False)
+        assert (caught.value.path, caught.value.field) == (folder / shard.file, "pixels")
+        packdata.write(dataset[:4], tmp_path / check)
+
+
+def test_a_stream_of_tokens_is_written_whole(tmp_path: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("the cat sat on the mat " * 500)
+    packdata.pack_tokens([text], tmp_path / "a", packdata.TokenOptions(row_tokens=64))
+    dataset = ShardDataset(tmp_path / "a")
+
+    packdata.write(dataset, tmp_path / "b", link=False)
+
+    whole, again = (TokenWindows(ShardDataset(tmp_path / n), length=100) for n in "ab")
+    assert len(whole) == len(again)
+    assert torch.equal(whole[3].tokens, again[3].tokens)
+    for view in (dataset.select([0, 1]), dataset.replace(fields=["tokens"])):
+        with pytest.raises(SchemaError):
+            packdata.write(view, tmp_path / "c")
+
+
+_KILLED = """
+import os, signal, sys
+import packdata
+from loaders import ShardDataset
+from packdata import rewrite
+
+write, left = rewrite.write_staged, [int(sys.argv[3])]
+
+def counted(*args):
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    print("shard", flush=True)
+    return write(*args)
+
+rewrite.write_staged = counted
+dataset = ShardDataset(sys.argv[1])
+view = dataset.select(range(len(dataset) - 1, -1, -1))
+packdata.write(view, sys.argv[2], shard_bytes=6000, add={"x": list(range(len(dataset)))})
+"""
+
+
+def test_killed_the_same_call_continues(tmp_path: Path) -> None:
+    """It writes no shard again that is finished."""
+    folder = pack_samples(tmp_path / "a", 12, fields=SMALL)
+    wanted = tmp_path / "wanted"
+    argv = [sys.executable, "-c", _KILLED, str(folder)]
+
+    def run(dst: Path, num: int) -> tuple[int, int]:
+        done = subprocess.run([*argv, str(dst), str(num)], capture_output=True, timeout=60)
+        return done.returncode, done.stdout.count(b"shard")
+
+    assert run(wanted, 100) == (0, len(hashes(wanted)))
+    num = len(hashes(wanted))
+    assert num > 4
+    assert run(tmp_path / "b", 2) == (-signal.SIGKILL, 2)
+    assert run(tmp_path / "b", 1) == (-signal.SIGKILL, 1)
+    assert run(tmp_path / "b", 100) == (0, num - 3)
+    assert hashes(tmp_path / "b") == hashes(wanted)
+    assert sorted(os.listdir(tmp_path / "b")) == sorted(os.listdir(wanted))
+    assert run(tmp_path / "b", 100)[0] == 1  # it is there, and complete
+
+    assert run(tmp_path / "c", 2) == (-signal.SIGKILL, 2)  # another call begins anew
+    packdata.write(folder, tmp_path / "c", link=False)
+    assert records(tmp_path / "c") == records(folder)

@@ -1,0 +1,83 @@
+"""Shards that become part of another dataset as they are: linked, or copied and verified."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from loaders.errors import ShardError
+from loaders.formats import hash_file
+from packdata.target import cannot_write
+from packdata.verify import size_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from loaders.data.shards import FileShard
+    from loaders.manifest import ShardInfo
+
+    OnLink = Callable[[Path], object]
+
+
+def stage_whole(
+    folder: Path, shards: Sequence[FileShard], *, link: bool = True, on_link: OnLink = str
+) -> list[ShardInfo]:
+    """Bring shards to a folder, to be published; return them with their names there.
+
+    Args:
+        folder: Where to.
+        shards: Which.
+        link: Use hard links where the file system has them: no byte is copied. Shards are never changed once
+            published, so sharing them is safe; but what damages one damages the other, and what is linked is not
+            read. Copies are verified.
+        on_link: Called with each shard that was linked.
+    """
+    staged: list[ShardInfo] = []
+    for shard in shards:
+        new = replace(shard.info, file=f"staged-{len(staged):05d}{shard.path.suffix}")
+        if _link_or_copy(shard.path, folder / new.file, shard.info, link=link):
+            on_link(shard.path)
+        staged.append(new)
+    return staged
+
+
+def _link_or_copy(source: Path, target: Path, info: ShardInfo, *, link: bool) -> bool:
+    """Return whether it is linked: then nobody has read it."""
+    what = size_fault(source, info)
+    if what is not None:
+        raise ShardError(what, source, hint="Run 'packdata verify'; 'packdata repair' restores it")
+    if link:
+        try:
+            os.link(source.resolve(), target)
+        except OSError:  # another file system, or one without links
+            pass
+        else:
+            return True
+    copy_shard(source, target, info)
+    return False
+
+
+def copy_shard(source: Path, target: Path, info: ShardInfo) -> None:
+    """Copy a shard durably, and make sure that what was copied is what the manifest says.
+
+    Raises:
+        ShardError: The source is damaged; the target is gone again.
+        PackError: The target cannot be written.
+    """
+    try:
+        shutil.copyfile(source, target)
+        with open(target, "rb+") as file:
+            os.fsync(file.fileno())
+        digest = hash_file(target)
+    except BaseException as error:
+        target.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        raise cannot_write(error, target) from error
+    if digest != info.xxh3_128:
+        target.unlink()
+        what = f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}"
+        raise ShardError(what, source, hint="Run 'packdata verify' on it")

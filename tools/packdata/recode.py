@@ -1,0 +1,135 @@
+"""Pictures of one field stored anew: with another codec, quality or size."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.codecs import codec_for
+from loaders.codecs.dct import DctCodec
+from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
+from loaders.errors import CodecError, SchemaError
+from loaders.schema import Boxes, Image, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from loaders.schema import Field
+    from packdata.images.fit import Resize
+
+_MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG", "webp": b"RIFF"}
+
+
+@dataclass(frozen=True, slots=True)
+class RecodeOptions:
+    """How pictures are to be stored.
+
+    Attributes:
+        codec: Their codec; None: as it is.
+        quality: Of ``jpeg``, ``webp`` and ``dct``; if given, pictures that have the codec already are encoded anew too.
+        subsampling: Of ``dct``: ``"420"`` (by default) or ``"444"``.
+        compression: Of ``dct``: ``"lz4"`` (by default) or ``"zstd"``.
+        resize: Their size, and that of masks; None: as it is.
+    """
+
+    codec: str | None = None
+    quality: int | None = None
+    subsampling: str | None = None
+    compression: str | None = None
+    resize: Resize | None = None
+
+    def __post_init__(self) -> None:
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise ValueError(f"quality must be in [1, 100], got {self.quality}")
+        if self.quality is not None and self.codec not in ("jpeg", "webp", "dct"):
+            raise ValueError(f"quality is for codec jpeg, webp or dct, got codec {self.codec}")
+        for name in ("subsampling", "compression"):
+            if getattr(self, name) is not None and self.codec != "dct":
+                raise ValueError(f"{name} is for codec dct, got codec {self.codec}")
+
+    def recoders(self, fields: Mapping[str, Field]) -> dict[str, Recode]:
+        """Return what stores each field of pictures anew.
+
+        Raises:
+            SchemaError: One cannot be stored so, none is there, or boxes would not move along.
+        """
+        if self.codec is None and self.resize is None:
+            return {}
+        if self.resize is not None and (boxes := [n for n in fields if _is_moved(fields[n])]):
+            what = f"{boxes[0]!r} is in pixels, and would not move with pictures of another size"
+            raise SchemaError(f"{what}: leave it out")
+        kinds = Image if self.resize is None else Image | Mask
+        found: dict[str, Recode] = {}
+        for name, field in fields.items():
+            if isinstance(field, kinds):
+                try:
+                    found[name] = Recode(field, self)
+                except CodecError as error:
+                    hint = "choose another codec, or leave the field out (--fields)"
+                    raise SchemaError(f"field {name!r}: {error}; {hint}") from error
+        return found
+
+
+def _is_moved(field: Field) -> bool:
+    return isinstance(field, Boxes)
+
+
+class Recode:
+    """Stores pictures of one field with another codec or quality.
+
+    Attributes:
+        field: The field afterwards.
+        transcodes: True if only the compression changes: nothing is decoded, nothing lost.
+
+    Raises:
+        SchemaError: The codec is for pictures of one size, and these vary.
+    """
+
+    def __init__(self, field: Image | Mask, options: RecodeOptions) -> None:
+        is_image = isinstance(field, Image)
+        codec, self._quality = (is_image and options.codec) or field.codec, options.quality
+        self._resize, self._is_mask = options.resize, not is_image
+        size = field.size if self._resize is None else self._resize.fixed
+        if codec in ("dct", "yuv420") and size is None:
+            what = f"codec {codec!r} is for pictures of one size, and these may vary"
+            raise SchemaError(f"{what}: pack them with --size and --fit cover, contain or stretch")
+        dct: dict[str, Any] = dict.fromkeys(("quality", "subsampling", "compression"))
+        if codec == "dct":
+            dct = {name: getattr(options, name) or getattr(field, name) for name in dct}
+        changed = dct if is_image else {}
+        self.field: Image | Mask = dataclasses.replace(field, codec=codec, size=size, **changed)
+        self._codec = codec_for(self.field)
+        self._is_same = self._resize is None and codec not in _MAGIC and self.field == field
+        self.transcodes = self._resize is None and codec == "dct" == field.codec
+        self.transcodes = self.transcodes and not self._is_same
+        if self.transcodes and isinstance(field, Image) and isinstance(self.field, Image):
+            recompressed = dataclasses.replace(field, compression=self.field.compression)
+            self.transcodes = recompressed == self.field
+        self._old_codec = codec_for(field)
+        self._from_file = self._resize is None and field.codec in _MAGIC
+
+    def keeps(self, record: npt.NDArray[np.uint8]) -> bool:
+        """Return whether a record is as wanted already."""
+        if self._is_same:
+            return True
+        magic = _MAGIC.get(self.field.codec)
+        alike = self._from_file and magic is not None and record[: len(magic)].tobytes() == magic
+        return alike and self._quality is None
+
+    def transcode(self, record: npt.NDArray[np.uint8]) -> bytes:
+        """Return the new record of a record."""
+        assert isinstance(self._codec, DctCodec)
+        assert isinstance(self._old_codec, DctCodec)
+        return self._codec.pack(self._old_codec.unpack(record).astype(np.int64))
+
+    def encode(self, picture: npt.NDArray[Any]) -> bytes:
+        """Return the new record of a picture, H x W x C or H x W."""
+        if self._resize is not None:
+            picture = self._resize.apply(picture, nearest=self._is_mask)
+        if isinstance(self._codec, PictureCodec):
+            return self._codec.encode(picture, self._quality or DEFAULT_QUALITY)
+        return self._codec.encode(picture)
