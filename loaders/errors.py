@@ -25,6 +25,8 @@ import re
 from ast import literal_eval
 from typing import TYPE_CHECKING
 
+from loaders.text import printable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -35,9 +37,10 @@ class LoadersError(Exception):
 
 def sentence(*parts: str) -> str:
     """Join parts into sentences, each ending with one full stop, or as it does with ``?`` or ``!``."""
-    return " ".join(
+    whole = (
         part if part.endswith(("?", "!")) else f"{part.rstrip('.')}." for part in parts if part
     )
+    return printable(" ".join(whole), keep="\n")
 
 
 class SchemaError(LoadersError, ValueError):
@@ -64,7 +67,7 @@ class _FileError(LoadersError):
         self.what, self.path, self.hint = what, path, hint
 
     def __str__(self) -> str:
-        return sentence(f"{self.path}: {self.what}", self.hint)
+        return sentence(f"{printable(str(self.path))}: {self.what}", self.hint)
 
 
 class ManifestError(_FileError, ValueError):
@@ -98,7 +101,7 @@ class ShardError(LoadersError, ValueError):
 
     def beside(self, path: Path | str | None = None, row: int | None = None) -> str:
         """Return the text for who has told a file and row: without them, where they are the same."""
-        where = [] if self.path == path else [f"{self.path}"]
+        where = [] if self.path == path else [printable(str(self.path))]
         where += [] if self.field is None else [f"field {self.field}"]
         if self.row is not None and (self.path, self.row) != (path, row):
             where.append(f"row {self.row}")
@@ -140,10 +143,12 @@ class SampleError(LoadersError, RuntimeError):
 
     def __str__(self) -> str:
         key = "" if self.key is None else f", key {self.key!r}"
-        return sentence(f"sample {self.index} ({self.path}, row {self.row}{key}): {self.what}")
+        path = printable(str(self.path))
+        return sentence(f"sample {self.index} ({path}, row {self.row}{key}): {self.what}")
 
 
-_PLACE = re.compile(r"SampleError: sample (\d+) \((.*), row (\d+)(?:, key ('.*?'|\".*?\"))?\): ")
+_KEY = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""  # as repr writes a text, whatever is in it
+_PLACE = re.compile(rf"SampleError: sample (\d+) \((.*?), row (\d+)(?:, key ({_KEY}))?\): ")
 
 
 def _place_in(text: str) -> tuple[int, str, int, str | None]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+import traceback
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,37 @@ def test_a_sample_without_key_shows_none() -> None:
 )
 def test_sentences_end_with_one_full_stop(parts: tuple[str, ...], text: str) -> None:
     assert sentence(*parts) == text
+
+
+KEYS = [
+    None,
+    "plain",
+    "'): ",
+    '"): ',
+    "it's \"both\"'): x",
+    "ends with \\",
+    "\\'",
+    "x, row 5): y",
+    "(a, row 1, key 'b'): ",
+    "two\nlines\x1b[0m",
+    "",
+]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("path", ["data/a.lmdb", "data (old), row 7/it's.lmdb"])
+def test_the_text_of_a_worker_says_which_sample_it_was(key: str | None, path: str) -> None:
+    """Torch makes the error anew from its traceback, and calls it the type that it was."""
+    first = SampleError("its key 'b'): is bad", 12, path, 34, key)
+    text = "".join(traceback.format_exception(first))
+
+    made = SampleError(message=f"Caught SampleError in DataLoader worker process 0.\n{text}")
+
+    assert (made.index, made.path, made.row, made.key) == (12, path, 34, key)
+
+
+@pytest.mark.parametrize("text", ["", "no place", "SampleError: sample 1 (a, row 2, key 'x): y"])
+def test_a_text_that_says_no_place_is_kept(text: str) -> None:
+    made = SampleError(message=text)
+
+    assert (made.what, made.index, made.key) == (text, -1, None)

@@ -26,6 +26,7 @@ from loaders.device.accelerator import as_device
 from loaders.errors import LoadersError
 from loaders.limits import usable_cores
 from loaders.loader import DataLoader
+from loaders.text import printable
 from loaders.tuning import write_workers
 
 if TYPE_CHECKING:
@@ -222,14 +223,14 @@ def run_sweep_command(args: argparse.Namespace) -> int:
     if all(not result.runs for result in sweep.results):
         raise LoadersError(f"nothing could be measured: {sweep.results[0].error}")
     if not args.json:
-        print(report.table(sweep), flush=True)
+        _show(report.table(sweep))
     found = None
     if not args.no_verdict:
         found, _ = _judge_if_possible(target, sweep, args, trials=not args.no_trials)
     if args.json:
         print(report.as_json(_sweep_json(sweep, found)), flush=True)
     elif found is not None:
-        print(f"\n{_verdict_text(*found)}", flush=True)
+        _show(f"\n{_verdict_text(*found)}")
     if args.plot:
         plot(sweep, args.plot, subtitle=f"{report.cpu_name()}, {usable_cores()} cores")
         _say(f"picture: {args.plot}")
@@ -258,7 +259,7 @@ def run_recommend(args: argparse.Namespace) -> int:
         value = _sweep_json(sweep, found) | {"line": line, "kept_in": str(kept or "")}
         print(report.as_json(value))
     else:
-        print(line)
+        _show(line)
         low, high = map(report.number, best.spread)
         tokens = f", {report.number(best.rate * sweep.tokens)} tokens/s" if sweep.tokens else ""
         sentence = "" if found is None else f" {found[0].sentence}"
@@ -458,8 +459,13 @@ def _describe(target: Target) -> str:
     return f"{count}{size}{crop}"
 
 
+def _show(text: str) -> None:
+    """Print lines to standard output."""
+    print(printable(text, keep="\n"), flush=True)
+
+
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text, keep="\n"), file=sys.stderr, flush=True)
 
 
 def _say_error(error: Exception, what: str = "") -> None:
@@ -506,8 +512,8 @@ def run_plan(args: argparse.Namespace) -> int:
         }
         print(report.as_json({"config": asdict(config)} | figures))
         return 0
-    print(f"{target.name}, {config}")
-    print("\n".join(report.aligned(planner.table(plans))))
+    _show(f"{target.name}, {config}")
+    _show("\n".join(report.aligned(planner.table(plans))))
     print(
         "beside it: the trainer itself, and mapped files, which the kernel drops when it needs room"
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from loaders import __version__
 from loaders.commandline import Commands
 from loaders.errors import LoadersError
+from loaders.text import printable
 from packdata.commands import GROUPS
 from packdata.commands.extend import spelled_anew
 
@@ -80,8 +81,8 @@ def _quiet_pillow() -> Iterator[None]:
 def _told(error: LoadersError | OSError) -> str:
     """Return an error's line; of what the system says without the number, as other commands do."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+        return printable(f"{error.filename}: {error.strerror}")
+    return printable(str(error), keep="\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,6 +111,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"packdata: {what}", file=sys.stderr)
         return _INTERRUPTED
     except (LoadersError, OSError) as error:
-        for line in (_told(error), *getattr(error, "__notes__", ())):
+        for line in (_told(error), *map(printable, getattr(error, "__notes__", ()))):
             print(f"packdata: {line}", file=sys.stderr)
         return _BAD_DATA

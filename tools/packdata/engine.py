@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.limits import usable_cores
+from loaders.text import printable
 from packdata.describe import counted, describe_size
 from packdata.journal import Reject
 from packdata.pool import OrderedPool, one_opencv_thread
@@ -103,17 +104,18 @@ class Summary:
         else:
             time += f", {self.samples_per_s:,.0f}/s"
         size = describe_size(self.bytes)
-        lines = [f"packed {samples} into {self.dst}: {shards}, {size} ({time})"]
+        lines = [f"packed {samples} into {printable(self.dst)}: {shards}, {size} ({time})"]
         if len(self.datasets) > 1:
             lines += [f"  {dataset}" for dataset in self.datasets]
-        return "\n".join([*lines, *self.notes, *self._reject_lines()])
+        return "\n".join([*lines, *map(printable, self.notes), *self._reject_lines()])
 
     def _reject_lines(self) -> Iterator[str]:
         if self.rejected:
             listed = Path(self.dst) / REJECTED_NAME
-            yield f"rejected {len(self.rejected):,}, listed in {listed}:"
+            yield f"rejected {len(self.rejected):,}, listed in {printable(str(listed))}:"
         for item, error in self.rejected[:_SHOWN_REJECTS]:
-            yield f"  {error}" if item in error else f"  {item}: {error}"
+            name = printable(item)
+            yield f"  {error}" if name in error else f"  {name}: {printable(error)}"
         if len(self.rejected) > _SHOWN_REJECTS:
             yield f"  and {len(self.rejected) - _SHOWN_REJECTS:,} more"
 

@@ -32,6 +32,7 @@ from loaders.manifest import (
     sync_folder,
 )
 from loaders.schema import Schema
+from loaders.text import printable_json
 from packdata.journal import (
     JOURNAL_NAME,
     LOCK_NAME,
@@ -336,7 +337,7 @@ class Packing:
             json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects
         ]
         if rejects:
-            text = "".join(f"{line}\n" for line in lines)
+            text = "".join(f"{printable_json(line)}\n" for line in lines)
             publish_bytes(path, text.encode(errors="backslashreplace"))  # as the manifest is
         elif self.journal.header.replaces:
             path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, ManifestError, SchemaError
 from loaders.manifest import MANIFEST_NAME
+from loaders.text import printable, printable_json
 from packdata.describe import counted, describe_size
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
 
@@ -166,14 +167,15 @@ def usage_errors(args: argparse.Namespace, *, schema: bool) -> Iterator[None]:
 
 
 def show(text: str) -> None:
-    """Print to standard output; what it has no bytes for, such as half a name, as its number."""
+    """Print lines to standard output; what it has no bytes for, such as half a name, as its number."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(f"{text.encode(encoding, 'backslashreplace').decode(encoding)}\n")
+    shown = printable(text, keep="\n").encode(encoding, "backslashreplace").decode(encoding)
+    sys.stdout.write(f"{shown}\n")
 
 
 def show_json(data: Any) -> None:
     """Print JSON to standard output; in ASCII where that has no bytes for all of its letters."""
-    text = json.dumps(data, indent=1, ensure_ascii=False)
+    text = printable_json(json.dumps(data, indent=1, ensure_ascii=False))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
@@ -183,7 +185,7 @@ def show_json(data: Any) -> None:
 
 def show_notes(notes: Sequence[str]) -> None:
     """Print to standard error what deserves a look."""
-    sys.stderr.writelines(f"packdata: {text}\n" for text in notes)
+    sys.stderr.writelines(f"packdata: {printable(text)}\n" for text in notes)
 
 
 def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest) -> None:
@@ -195,7 +197,7 @@ def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest) -> Non
         counted(manifest.num_samples, "sample"),
         counted(len(manifest.shards), "shard"),
     )
-    show(f"{folder}: {samples}, {shards}, {describe_size(manifest.size_bytes)}")
+    show(f"{printable(str(folder))}: {samples}, {shards}, {describe_size(manifest.size_bytes)}")
 
 
 LINKS = (

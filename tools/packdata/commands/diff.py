@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaders.text import printable
 from packdata.commands.common import add_json, new_parser, parse_count, parse_path, show, show_json
 from packdata.compare import Difference, diff
 from packdata.describe import counted
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(found: Difference) -> None:
     for what in found.schema:
-        show(what)
+        show(printable(what))
     for kind, num in (("only_a", found.only_a), ("only_b", found.only_b)):
         if num:
             show(
@@ -68,4 +69,4 @@ def _show(found: Difference) -> None:
 
 def _examples(found: Difference, kind: str, num: int) -> str:
     names = found.examples.get(kind, [])
-    return ", ".join(names) + (", ..." if num > len(names) else "")
+    return ", ".join(map(printable, names)) + (", ..." if num > len(names) else "")

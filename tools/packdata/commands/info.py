@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import field_from_json
+from loaders.text import printable
 from packdata.commands.common import add_json, datasets_at, new_parser, parse_path, show, show_json
 from packdata.describe import describe, describe_field, describe_size
 from packdata.provenance import describe_origin
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(about: dict[str, Any]) -> None:
     per_sample = describe_size(about["bytes_per_sample"])
-    show(about["path"])
+    show(printable(about["path"]))
     show(f"  samples      {about['num_samples']:,} ({per_sample} each)")
     size = describe_size(about["size_bytes"])
     show(f"  shards       {about['num_shards']:,} {about['format']}, {size}")
@@ -52,6 +53,6 @@ def _show(about: dict[str, Any]) -> None:
     for n, (name, described) in enumerate(about["fields"].items()):
         default = " (served)" if name in about["defaults"] else ""
         head = "fields" if n == 0 else ""
-        field = describe_field(field_from_json(described))
+        field = printable(describe_field(field_from_json(described)))
         show(f"  {head:<12} {name:<{width}}  {field}{default}")
     show(f"  made from    {describe_origin(about['provenance']) or '(not recorded)'}")

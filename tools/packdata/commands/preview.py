@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from loaders.data.view import open_view
 from loaders.errors import SchemaError
+from loaders.text import printable
 from packdata.commands.common import new_parser, parse_count, parse_path, show, show_notes
 from packdata.describe import counted
 from packdata.preview import as_text, choose, contact_sheet, has_pictures, save_sheet
@@ -82,5 +83,5 @@ def run(args: argparse.Namespace) -> int:
     notes: list[str] = []
     save_sheet(contact_sheet(view, indices, columns=args.columns, notes=notes), out)
     show_notes(notes)
-    show(f"{out}: {len(indices)} of {counted(len(view), 'sample')}")
+    show(f"{printable(str(out))}: {len(indices)} of {counted(len(view), 'sample')}")
     return 0

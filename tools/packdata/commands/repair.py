@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaders.text import printable
 from packdata.commands.common import add_json, new_parser, parse_path, show, show_json
 from packdata.describe import counted
 from packdata.progress import progress_of
@@ -43,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
         show_json(done.to_json())
     else:
         for file in done.restored:
-            show(f"{file}: restored")
+            show(f"{printable(file)}: restored")
         for file, what in done.failed.items():
-            show(f"{file}: not restored: {what}")
+            show(f"{printable(file)}: not restored: {what}")
         verb = "was" if done.num_whole == 1 else "were"
         whole = f"{counted(done.num_whole, 'shard')} {verb} whole"
         show(f"{whole}, {counted(len(done.restored), 'file')} restored")

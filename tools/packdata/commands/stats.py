@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.view import open_view
+from loaders.text import printable
 from packdata.commands.common import (
     add_json,
     new_parser,
@@ -77,28 +78,29 @@ def _show(found: Stats) -> None:
                 _show_counts(key.replace("_", " "), value)
             elif key == "columns":
                 for column, numbers in value.items():
-                    show(f"  {column}: {_row(numbers)}")
+                    show(f"  {printable(column)}: {_row(numbers)}")
             else:
                 show(f"  {key.replace('_', ' ')}: {_row(value)}")
 
 
 def _row(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_row(inner)}" for name, inner in value.items())
+        return ", ".join(f"{printable(name)} {_row(inner)}" for name, inner in value.items())
     if isinstance(value, list):
         return ", ".join(map(_row, value))
     return f"{value:,.6g}" if isinstance(value, float) and value != round(value) else _whole(value)
 
 
 def _whole(value: Any) -> str:
-    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+    return f"{value:,.0f}" if isinstance(value, int | float) else printable(str(value))
 
 
 def _show_counts(what: str, counts: Mapping[str, int]) -> None:
     most = max(counts.values(), default=0)
-    width = max((len(name) for name in list(counts)[:_MAX_CLASSES]), default=0)
+    first = [(printable(name), num) for name, num in list(counts.items())[:_MAX_CLASSES]]
+    width = max((len(name) for name, _ in first), default=0)
     show(f"  {what}: {len(counts)}")
-    for name, num in list(counts.items())[:_MAX_CLASSES]:
+    for name, num in first:
         bar = "█" * round(30 * num / most) if most else ""
         show(f"    {name:<{width}} {num:>10,} {bar}".rstrip())
     if len(counts) > _MAX_CLASSES:

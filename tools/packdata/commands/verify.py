@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from loaders.errors import ManifestError
 from loaders.manifest import read_manifest
+from loaders.text import printable
 from packdata.commands.common import (
     add_json,
     datasets_at,
@@ -79,13 +80,13 @@ def _verify(folder: Path, args: argparse.Namespace) -> Report:
 
 def _show(report: Report) -> None:
     for fault in report.faults:
-        show(str(fault))
+        show(printable(str(fault)))
     for note in report.notes:
-        show(f"note: {note}")
+        show(printable(f"note: {note}"))
     if not report.ok:
-        show(f"{report.path}: {counted(len(report.faults), 'fault')}")
+        show(f"{printable(str(report.path))}: {counted(len(report.faults), 'fault')}")
     elif report.manifest is not None:
         known = report.manifest
         samples, shards = counted(known.num_samples, "sample"), counted(len(known.shards), "shard")
         size = describe_size(known.size_bytes)
-        show(f"{report.path}: {samples} in {shards}, {size}: all is well")
+        show(f"{printable(str(report.path))}: {samples} in {shards}, {size}: all is well")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from loaders.errors import SourceError
+from loaders.text import printable
 from packdata.describe import counted, describe_field
 from packdata.engine import target_folders
 from packdata.files.splits import contents, source_notes
@@ -78,13 +79,13 @@ class FilesPlan(Generic[_R]):
     def _lines(self) -> Iterator[str]:
         for split, recipe in self.parts:
             name = f"{split}: " if split else ""
-            yield f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {self._place}"
+            yield f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {printable(self._place)}"
             for folder, target in zip(target_folders(split, recipe), recipe.targets, strict=True):
                 yield f"  to {folder or 'the destination itself'}, as {self.format}:"
                 for field_name, field in target.schema.fields.items():
                     default = "" if field_name in target.schema.defaults else " (on request)"
-                    yield f"    {field_name}: {self.field_text(field)}{default}"
-        yield from self.notes()
+                    yield f"    {field_name}: {printable(self.field_text(field))}{default}"
+        yield from map(printable, self.notes())
 
     def field_text(self, field: Field) -> str:
         """Return a field in a few words."""

@@ -1,0 +1,31 @@
+"""Text for people: what a terminal would obey (colours, titles, a cursor that moves) is shown instead of sent."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters, with those of C1 and DEL; marks that change the direction of text; line separators.
+_OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Return a text with escapes for what a terminal would obey.
+
+    Args:
+        text: Of whatever origin: the name of a file, a class, a key.
+        keep: Characters to leave, such as ``"\n"`` in a text of several lines.
+
+    Example:
+        >>> printable("caf\u00e9\x1b[31m.jpg")
+        'café\\x1b[31m.jpg'
+    """
+    return _OBEYED.sub(lambda found: _escaped(found[0], keep), text)
+
+
+def _escaped(character: str, keep: str) -> str:
+    return character if character in keep else character.encode("unicode_escape").decode()
+
+
+def printable_json(text: str) -> str:
+    """Return the same JSON with escapes for what a terminal would obey; line ends between values stay."""
+    return _OBEYED.sub(lambda c: c[0] if c[0] == "\n" else f"\\u{ord(c[0]):04x}", text)
