@@ -87,7 +87,7 @@ def _row(place: str, suffix: str, mask: str, name: str, other: str, i: int) -> d
 
 
 def _make_tables(folder: Path) -> None:
-    """``t.csv``, one like it, and some with dates, gaps, text among numbers, semicolons, too many cells."""
+    """``t.csv``, one like it, and some with dates, gaps, text among numbers, semicolons, no header, too many cells."""
     rows = [{"x": i, "y": i / 8, "zip": i % 5, "kind": "pqr"[i % 3]} for i in range(200)]
     _write(folder / "t.csv", rows)
     _write(folder / "like.csv", [row | {"kind": "r"} for row in rows[:50]])
@@ -95,6 +95,7 @@ def _make_tables(folder: Path) -> None:
     _write(folder / "gaps.csv", [{"x": i, "y": i if i % 4 else ""} for i in range(20)])
     _write(folder / "odd.csv", [{"x": i, "y": i if i % 4 else "many"} for i in range(20)])
     (folder / "semicolons.csv").write_text("x;y\n1;2\n3;4\n")
+    (folder / "values.csv").write_text("1,a\n2,b\n3,c\n4,d\n")
     (folder / "tabs.csv").write_text("x\ty\n1\t2\n3\t4\n")
     (folder / "ragged.csv").write_text("x,y\n1,2\n3,4,5\n6,7\n")
     (folder / "labels.csv").write_text("key,label,grade\nbird/000,0,1\ncat/001,1,2\ndog/002,2,3\n")

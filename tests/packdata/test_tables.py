@@ -94,8 +94,7 @@ def categories_of(reader: PackedReader) -> Categories:
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make even small files of several parts."""
-    for module in ("delimited", "jsonl"):
-        monkeypatch.setattr(f"packdata.tables.{module}.PART_BYTES", 4000)
+    monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 4000)
 
 
 @pytest.fixture

@@ -122,8 +122,7 @@ def test_lines_are_right_behind_rows_that_were_left_out_and_rejects_in_their_ord
 def test_the_first_bad_value_in_the_order_of_the_file_is_named(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("delimited", "jsonl"):
-        monkeypatch.setattr(f"packdata.tables.{module}.PART_BYTES", 50)
+    monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 50)
     monkeypatch.setattr("packdata.tables.arrow._BATCH_ROWS", 2)
     values = np.arange(300.0)
     values[[123, 250]] = np.nan
@@ -167,7 +166,7 @@ def test_text_among_numbers_is_named_and_can_be_either(tmp_path: Path) -> None:
 def test_text_in_a_later_part_is_text_among_numbers_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 20)
+    monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 20)
     lines = [f"{i},{i}" for i in range(50)]
     lines[40] = "40,many"
 
@@ -278,7 +277,8 @@ def test_zones_of_json_are_told_apart_too(tmp_path: Path) -> None:
 def test_infinite_numbers_are_named_or_their_rows_left_out(tmp_path: Path) -> None:
     source = write(tmp_path, "a,y\n1,1\n-inf,2\n3,inf\n4,4\n")
 
-    assert_refused(tmp_path, source, r"line 3: column 'a' is infinite \(-inf\)", target=("y",))
+    infinite = r"line 3: column 'a' is infinite \(-inf\)"
+    assert_refused(tmp_path, source, infinite, target=("y",))
     reader = packed(tmp_path, source, target=("y",), on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 4]
@@ -312,7 +312,9 @@ def test_a_column_without_any_value_is_named(tmp_path: Path) -> None:
 
 
 def test_names_that_stand_twice_are_named(tmp_path: Path) -> None:
-    assert_refused(tmp_path, write(tmp_path, "a,b,a\n1,2,3\n"), "line 1 names 'a' more than once")
+    assert_refused(
+        tmp_path, write(tmp_path, "a,b,a\n1,2,3\n"), "it has 'a' more than once.*--drop a"
+    )
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     pq.write_table(table, tmp_path / "t.parquet")
     assert_refused(tmp_path, tmp_path / "t.parquet", "it has 'a' more than once")
@@ -388,7 +390,7 @@ def test_numbers_that_are_too_large_for_the_dtype_of_like_are_named(tmp_path: Pa
 
     like = tmp_path / "train"
     assert_refused(
-        tmp_path, source, "line 3: column 'a': 1000000.0 is more than float16 holds", like=like
+        tmp_path, source, "line 3: column 'a' is more than float16 holds .1000000.0", like=like
     )
     rows = packed(tmp_path, source, like=like, on_error="skip").column("features")
     assert rows.tolist() == [[1]]
@@ -400,7 +402,7 @@ def test_a_column_of_too_many_texts_is_named(
     monkeypatch.setattr("packdata.tables.scan.MAX_CATEGORIES", 3)
     source = write(tmp_path, "id\n" + "".join(f"id-{i}\n" for i in range(5)))
 
-    assert_refused(tmp_path, source, "column 'id' has more than 3 different texts.*--drop id")
+    assert_refused(tmp_path, source, "column 'id': it has more than 3 different texts.*--drop id")
 
 
 # ------------------------------------------------------------------------------ files

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packdata.tables import delimited, pack_tables
+from packdata.tables import pack_tables, parts
 from packdata.tables.delimited import DelimitedFile, first_record_end, last_record_end
 from tests.packdata.reading import PackedReader
 
@@ -82,7 +82,7 @@ def test_parts_of_any_size_give_the_same_rows(rows: list[tuple[int, str]], size:
     words = [text.strip() or "none" for _, text in rows]
     lines = [["number", "word"], *([str(n), w] for (n, _), w in zip(rows, words, strict=True))]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delimited, "PART_BYTES", size)
+        patch.setattr(parts, "PART_BYTES", size)
         source = Path(folder) / "t.csv"
         source.write_bytes(written(lines))
 
@@ -97,7 +97,7 @@ def test_parts_of_any_size_give_the_same_rows(rows: list[tuple[int, str]], size:
 
 
 def test_parts_know_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "PART_BYTES", 30)
+    monkeypatch.setattr(parts, "PART_BYTES", 30)
     text = "a,b\r\n" + "".join(f'{i},"x\n{i}"\r\n\r\n' for i in range(20))
     (tmp_path / "t.csv").write_bytes(text.encode())
     file = DelimitedFile(tmp_path / "t.csv")
@@ -115,8 +115,8 @@ def test_a_row_without_end_is_not_read_into_memory(
 ) -> None:
     from loaders.errors import SourceError
 
-    monkeypatch.setattr(delimited, "PART_BYTES", 100)
-    monkeypatch.setattr(delimited, "_MAX_ROW_BYTES", 300)
+    monkeypatch.setattr(parts, "PART_BYTES", 100)
+    monkeypatch.setattr(parts, "MAX_ROW_BYTES", 300)
     (tmp_path / "t.csv").write_text('a,b\n1,"' + "x\n" * 400)
 
     with pytest.raises(SourceError, match=r"line 2: the row has more than .*never closed"):

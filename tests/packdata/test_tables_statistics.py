@@ -57,7 +57,7 @@ def test_a_constant_column_is_zero_when_standardized_and_other_numbers_stay_smal
 def test_a_constant_column_is_one_in_many_parts_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 50)
+    monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 50)
     files = [write(tmp_path, "x,y\n" + "0.1,1\n" * n, f"{n}.csv") for n in (3, 10, 97)]
 
     field = features_of(packed(tmp_path, files))
@@ -140,8 +140,15 @@ def text(lines: list[str], suffix: str) -> str:
         return "\n".join(lines)
     names = lines[0].split(",")
     rows = [dict(zip(names, line.split(","), strict=True)) for line in lines[1:]]
-    plain = [{name: cell for name, cell in row.items() if cell} for row in rows]
+    plain = [{name: _json(cell) for name, cell in row.items() if cell} for row in rows]
     return "\n".join(json.dumps(row) for row in plain)
+
+
+def _json(cell: str) -> float | str:
+    try:
+        return float(cell) if "." in cell or not cell.isdecimal() else int(cell)
+    except ValueError:
+        return cell
 
 
 def test_test_data_get_the_statistics_of_the_rows_that_were_packed(tmp_path: Path) -> None:
@@ -176,7 +183,7 @@ def test_statistics_without_rows_depend_on_the_rows_alone(
     rng = np.random.default_rng(0)
     cells = [f"{x:.3f},{'' if i % 7 == 0 else i % 5}" for i, x in enumerate(rng.normal(size=500))]
     source = write(tmp_path, "x,y\n" + "\n".join(cells))
-    monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 300)
+    monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 300)
     options: dict[str, Any] = {"on_error": "skip", "standardize": True, "shard_bytes": 500}
 
     for workers in (1, 2, 5):
@@ -244,7 +251,7 @@ def test_an_interrupted_packing_without_some_rows_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path, "x,y\n" + "".join(f"{i},{i % 9 or ''}\n" for i in range(400)))
-    monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 300)
+    monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 300)
     options: dict[str, Any] = {"on_error": "skip", "standardize": True, "shard_bytes": 300}
     pack_tables(source, tmp_path / "whole", **options)
     with interrupted(5):

@@ -65,40 +65,102 @@ def test_na_among_texts_is_a_text_and_told(tmp_path: Path, suffix: str) -> None:
     assert f"texts like any other, not missing values: {told}" in notes
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize(
-    ("cells", "expected"),
-    [
-        (["1", "NA", "2.5", "null", "", "nan"], [1, np.nan, 2.5, np.nan, np.nan, np.nan]),
-        (["+1", "NA", "2.5", "n/a"], [1, np.nan, 2.5, np.nan]),
-        (["true", "NA", "False", "NULL"], [1, np.nan, 0, np.nan]),
-        (["1970-01-02", "NA", "1970-01-03", ""], [1, np.nan, 2, np.nan]),
-        (["12:30:00", "NA", "06:00:00", "N/A"], [12.5, np.nan, 6, np.nan]),
-        (["1970-01-02T00:00:00Z", "#N/A"], [1, np.nan]),
-    ],
-    ids=["numbers", "plus", "flags", "days", "times", "zones"],
-)
-def test_na_among_others_than_texts_is_missing(
-    tmp_path: Path, suffix: str, cells: list[str], expected: list[float]
-) -> None:
-    source = write(tmp_path, cells, suffix)
+NA_AMONG = {
+    "numbers": (["1", "NA", "2.5", "null", "", "nan"], [1, np.nan, 2.5, np.nan, np.nan, np.nan]),
+    "plus": (["+1", "NA", "2.5", "n/a"], [1, np.nan, 2.5, np.nan]),
+    "flags": (["true", "NA", "False", "NULL"], [1, np.nan, 0, np.nan]),
+    "days": (["1970-01-02", "NA", "1970-01-03", ""], [1, np.nan, 2, np.nan]),
+    "times": (["12:30:00", "NA", "06:00:00", "N/A"], [12.5, np.nan, 6, np.nan]),
+    "zones": (["1970-01-02T00:00:00Z", "#N/A"], [1, np.nan]),
+}
+DATES = ("days", "times", "zones")
+NUMBERS = ("numbers", "plus")
 
-    reader = packed(tmp_path, source, missing="nan", dates="days")
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        *((kind, "csv") for kind in NA_AMONG),
+        *((kind, "jsonl") for kind in (*NUMBERS, *DATES)),
+        *((kind, suffix) for kind in NUMBERS for suffix in ("parquet", "feather")),
+    ],
+)
+def test_na_among_others_than_texts_is_missing(tmp_path: Path, suffix: str, kind: str) -> None:
+    cells, expected = NA_AMONG[kind]
+    source = write(tmp_path, cells, suffix)
+    options: dict[str, Any] = {"missing": "nan", "dates": "days"}
+    if suffix != "csv" and kind in NUMBERS:
+        options["numeric"] = ("c",)
+
+    reader = packed(tmp_path, source, **options)
 
     np.testing.assert_array_equal(reader.column("features")[:, 0], expected)
-    notes = plan_tables([source], missing="nan", dates="days").notes()
+    notes = plan_tables([source], **options).notes()
     assert [note for note in notes if "time zone" not in note] == []
 
 
-@pytest.mark.parametrize(("suffix", "place"), [("csv", "line 4"), ("parquet", "row 2")])
-@pytest.mark.parametrize("cells", [["1", "2", "NA"], ["true", "false", "NA"]])
-def test_na_among_others_than_texts_is_named_where_nothing_may_be_missing(
-    tmp_path: Path, cells: list[str], suffix: str, place: str
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "feather"])
+@pytest.mark.parametrize("dates", [None, "days"])
+@pytest.mark.parametrize(
+    "cells", [["01234", "1234", "01234"], ["true", "false"], ["1", "2.5", "NA"], ["1e400", "0x10"]]
+)
+def test_what_a_file_declares_to_be_text_is_text(
+    tmp_path: Path, suffix: str, cells: list[str], dates: str | None
 ) -> None:
-    source = write(tmp_path, cells, suffix)
+    reader = packed(tmp_path, write(tmp_path, cells, suffix), dates=dates)
+
+    assert words_of(reader) == [cell if cell != "NA" else "?" for cell in cells]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "feather"])
+def test_dates_of_texts_are_texts_where_the_file_could_say_dates_or_nobody_asks(
+    tmp_path: Path, suffix: str
+) -> None:
+    source = write(tmp_path, ["2020-01-01", "2020-01-02"], suffix)
+    pack_tables(source, tmp_path / "asked", dates="days")
+
+    assert words_of(packed(tmp_path, source)) == ["2020-01-01", "2020-01-02"]
+    asked = PackedReader(tmp_path / "asked").schema.fields
+    assert ("categories" in asked) == (suffix != "jsonl")
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["parts", "whole"])
+def test_numbers_of_csv_that_begin_with_zeros_are_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    if small:
+        monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 60)
+    cells = [*(["90210", "10115"] * 20), "01234", "", "1234"]
+    source = write(tmp_path, cells)
+
+    summary = pack_tables(source, tmp_path / "out")
+
+    assert words_of(PackedReader(tmp_path / "out")) == [cell or "?" for cell in cells]
+    (note,) = summary.notes
+    assert note.startswith("texts, because numbers begin with zeros: c ('01234')")
+    numbers = packed(tmp_path / "out", source, numeric=("c",), missing="nan").column("features")
+    assert numbers[-3:, 0].tolist()[::2] == [1234, 1234]
+
+
+@pytest.mark.parametrize("cells", [["0", "0.5", "-0.5", "0e1", "10"], ["-0", "0"]])
+def test_a_zero_alone_begins_nothing(tmp_path: Path, cells: list[str]) -> None:
+    rows = packed(tmp_path, write(tmp_path, cells)).column("features")[:, 0]
+
+    assert rows.tolist() == [float(cell) for cell in cells]
+
+
+def test_numbers_with_zeros_and_signs_are_names_too(tmp_path: Path) -> None:
+    assert words_of(packed(tmp_path, write(tmp_path, ["+07", "-1", "2"]))) == ["+07", "-1", "2"]
+
+
+@pytest.mark.parametrize(("suffix", "place"), [("csv", "line 4"), ("parquet", "row 2")])
+def test_na_among_others_than_texts_is_named_where_nothing_may_be_missing(
+    tmp_path: Path, suffix: str, place: str
+) -> None:
+    source = write(tmp_path, ["1", "2", "NA"], suffix)
 
     with pytest.raises(SourceError, match=rf"{place}: column 'c' has no value.*in c \(1\)"):
-        pack_tables(source, tmp_path / "out")
+        pack_tables(source, tmp_path / "out", numeric=("c",))
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["parts", "whole"])
@@ -108,7 +170,7 @@ def test_a_part_of_nothing_but_na_is_of_texts_if_others_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[str], last: str, small: bool
 ) -> None:
     if small:
-        monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 60)
+        monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 60)
 
     reader = packed(tmp_path, write(tmp_path, [*cells, last]))
 
@@ -119,7 +181,7 @@ def test_a_part_of_nothing_but_na_is_of_texts_if_others_are(
 def test_a_part_of_nothing_but_na_is_missing_if_others_are_no_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, expected: float
 ) -> None:
-    monkeypatch.setattr("packdata.tables.delimited.PART_BYTES", 60)
+    monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 60)
     source = write(tmp_path, [*(["NA"] * 40), last])
 
     with pytest.raises(SourceError, match=r"line 2: column 'c' has no value.*in c \(40\)"):

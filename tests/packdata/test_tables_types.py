@@ -72,7 +72,7 @@ def test_views_of_numbers_are_numbers_and_of_classes_classes(tmp_path: Path, suf
     source = write(tmp_path, pa.array(["1", "2.5", "NA"], pa.string_view()), suffix)
     classes = write(tmp_path, pa.array(["a", "b", "a"], pa.string_view()), suffix, "classes")
 
-    rows = packed(tmp_path, source, missing="mean").column("features")[:, 0]
+    rows = packed(tmp_path, source, missing="mean", numeric=("v",)).column("features")[:, 0]
     reader = packed(tmp_path, classes, target=("v",), overwrite=True)
 
     assert rows.tolist() == [1, 2.5, 1.75]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaders.errors import LoadersError, ManifestError, SchemaError
+from loaders.errors import LoadersError, ManifestError, SchemaError, SourceError
 from loaders.manifest import MANIFEST_NAME
 from loaders.text import printable, printable_json
 from packdata.describe import counted, describe_size
@@ -126,8 +126,13 @@ def parse_quality(text: str) -> int:
 
 
 def parse_names(text: str) -> list[str]:
-    """Read names separated by commas."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    """Read names separated by commas; one with a comma stands in quotes, as in CSV."""
+    from packdata.readers import csv_cells
+
+    try:
+        names = [name for name in csv_cells(text) if name]
+    except SourceError as error:
+        raise argparse.ArgumentTypeError(f"{error.what}, in {text!r}") from error
     if not names:
         raise argparse.ArgumentTypeError(f"takes names separated by commas, got {text!r}")
     return names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from packdata.commands.common import parse_names, parse_place, unescaped
+from packdata.commands.common import parse_count, parse_names, parse_place, unescaped
 from packdata.commands.packing import add_packing_options, new_packing_parser, run_packing
 from packdata.shards import TABLE_SHARD_BYTES
 
@@ -20,8 +20,10 @@ name, pattern or folder. Numbers become the field 'features' (one row of numbers
 the field 'categories' (numbers by frequency, 0 for unknown and missing), each --target a field of
 its own. Every file is read twice: first for types, statistics and categories, then to pack; once
 more where --on-error skip leaves rows out, so that what is learned is learned of the others.
-NA, null, nan and the like are missing among numbers, and texts among texts, where the empty cell
-alone is missing. Of a folder, what lies in folders of it is passed over.
+What Parquet, Arrow and JSON declare to be text is text; of CSV, a column is numbers if all its cells
+are, and none begins with zeros (01234). NA, null, nan and the like are missing among numbers, and
+texts among texts, where the empty cell alone is missing. Of a folder, what lies in folders of it is
+passed over, but for those such as year=2024, whose names are columns.
 
 The same command run again continues after a kill, a full disk or Ctrl-C; the result does not
 depend on --workers."""
@@ -38,8 +40,10 @@ def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary, src = "pack rows of numbers and categories", "files, patterns, folders"
     parser = new_packing_parser(commands, "tables", summary, _ABOUT, _EXAMPLES, src=src)
-    _add_column_options(parser.add_argument_group("columns (NAMES: separated by commas)"))
+    names = "separated by commas; in quotes, one with a comma: '\"income, EUR\",age'"
+    _add_column_options(parser.add_argument_group("columns", f"NAMES: {names}"))
     _add_value_options(parser.add_argument_group("values"))
+    _add_csv_options(parser.add_argument_group(".csv, .tsv and .txt"))
     add_packing_options(parser, item="row", format="parquet", shard_bytes=TABLE_SHARD_BYTES)
     parser.set_defaults(run=run)
 
@@ -60,7 +64,7 @@ def _add_column_options(group: Any) -> None:
         type=parse_place,
         metavar="DATASET",
         help="take columns, categories, statistics and values from a packed table; of the options "
-        "for columns and values, --drop and --delimiter alone go with it",
+        "for columns and values, --drop and --missing-values alone go with it",
     )
 
 
@@ -96,12 +100,38 @@ def _add_value_options(group: Any) -> None:
         "statistics, pack the training file, then the test file --like it, not one to be split",
     )
     add(
+        "--missing-values",
+        type=parse_names,
+        action="extend",
+        default=[],
+        metavar="WORDS",
+        help=r"texts that stand for no value, in any column, such as '?,None,\N' (the empty cell always does)",
+    )
+
+
+def _add_csv_options(group: Any) -> None:
+    add = group.add_argument
+    add(
         "--delimiter",
         type=unescaped,
         metavar="C",
-        help=r"between the cells of .csv, .tsv and .txt: one character, or \t (default: comma; "
-        "tab in .tsv)",
+        help=r"between cells: one character, or \t (default: comma; tab in .tsv)",
     )
+    add("--no-header", action="store_true", help="the first row holds values, no names")
+    add(
+        "--names",
+        type=parse_names,
+        action="extend",
+        default=[],
+        metavar="NAMES",
+        help="names of the columns, of files without a header (with one: --skip-rows 1, too)",
+    )
+    add("--skip-rows", type=parse_skip, default=0, metavar="N", help="lines to pass over first")
+
+
+def parse_skip(text: str) -> int:
+    """Read a number of lines."""
+    return 0 if text == "0" else parse_count(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,10 +139,14 @@ def run(args: argparse.Namespace) -> int:
     from packdata.progress import progress_on
     from packdata.tables import plan_tables
 
-    lists = ("target", "features", "drop", "categorical", "numeric")
-    rest = ("like", "delimiter", "dates", "missing", "missing_mask", "dtype", "standardize")
+    lists = (*("target", "features", "drop", "categorical", "numeric"), "missing_values", "names")
+    rest = (
+        *("like", "dates", "missing", "missing_mask", "dtype", "standardize"),
+        *("delimiter", "skip_rows"),
+    )
     shared = ("format", "workers", "on_error")
     options: dict[str, Any] = {name: tuple(getattr(args, name)) for name in lists}
     options |= {name: getattr(args, name) for name in (*rest, *shared)}
+    options |= {"header": not args.no_header, "beside": None if args.dry_run else args.dst}
     make_plan = partial(plan_tables, args.src, progress=progress_on(unit="rows"), **options)
     return run_packing(args, make_plan, unit="rows")

@@ -8,40 +8,62 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.ipc
-import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
+from packdata.readers import open_parquet
 from packdata.sources.base import check_name
 from packdata.tables.parts import Kind, Part, Rows
-from packdata.tables.values import as_text, combined
+from packdata.tables.values import as_text, combined, plain, without_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _BATCH_ROWS = 1 << 16
-_EXACT: dict[str, Any] = {"coerce_int96_timestamp_unit": "us"}  # nanoseconds end in 2262, and wrap
 
 
-class ParquetTable:
-    """A Parquet file.
+class _TypedFile:
+    """A file that declares what its columns are, and counts its rows from 0.
 
     Args:
         path: The file.
+        missing: Texts that stand for no value, as null does.
     """
 
     unit = "row"
+    is_text = False
+    columns: tuple[str, ...] = ()
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        check_name(str(path), path)
-        try:
-            with pq.ParquetFile(path, **_EXACT) as file:
-                self._metadata = file.metadata
-                self.columns: tuple[str, ...] = tuple(file.schema_arrow.names)
-        except (pa.ArrowException, ValueError) as error:
-            raise SourceError(f"it cannot be read as Parquet ({error})", path) from error
-        _check_names(self.columns, path)
+    def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
+        self.path, self._missing = path, missing
+
+    def guesses(self, column: str) -> frozenset[str]:
+        """Return what texts may be: they are declared to be texts."""
+        return frozenset()
+
+    def _rows(self, table: pa.Table, kinds: Mapping[str, Kind], row: int) -> Rows:
+        """Return rows from a number on; as texts what is to be text."""
+        arrays = []
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            array = plain(combined(column))
+            if kinds.get(name) == "text":
+                with suppress(
+                    pa.ArrowInvalid, pa.ArrowNotImplementedError
+                ):  # who reads refuses it
+                    array = as_text(array)
+            arrays.append(array)
+        table = pa.Table.from_arrays(arrays, names=table.column_names)
+        return Rows(without_words(table, self._missing), partial(int.__add__, row))
+
+
+class ParquetTable(_TypedFile):
+    """A Parquet file."""
+
+    def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
+        super().__init__(path, missing)
+        with open_parquet(path) as file:
+            self._metadata = file.metadata
+            self.columns = tuple(file.schema_arrow.names)
 
     def parts(self, number: int) -> Iterator[Part]:
         """List the row groups."""
@@ -58,27 +80,21 @@ class ParquetTable:
         names = list(self.columns if columns is None else columns)
         row = part.line
         try:
-            with pq.ParquetFile(self.path, metadata=self._metadata, **_EXACT) as file:
+            with open_parquet(self.path, self._metadata) as file:
                 for batch in file.iter_batches(
                     _BATCH_ROWS, row_groups=[part.start], columns=names, use_threads=False
                 ):
-                    yield _rows(pa.Table.from_batches([batch]).select(names), kinds, row)
+                    yield self._rows(pa.Table.from_batches([batch]).select(names), kinds, row)
                     row += len(batch)
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"it cannot be read ({error})", f"{self.path}, row {row}") from error
 
 
-class ArrowTable:
-    """A file in Arrow's own format: Feather, IPC file or IPC stream.
+class ArrowTable(_TypedFile):
+    """A file in Arrow's own format: Feather, IPC file or IPC stream."""
 
-    Args:
-        path: The file.
-    """
-
-    unit = "row"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
+        super().__init__(path, missing)
         check_name(str(path), path)
         with open(path, "rb") as file:
             self._is_file = file.read(6) == b"ARROW1"
@@ -87,8 +103,7 @@ class ArrowTable:
                 self._schema = reader.schema
         except (pa.ArrowException, OSError) as error:
             raise SourceError(f"it cannot be read as Arrow ({error})", path) from error
-        self.columns: tuple[str, ...] = tuple(self._schema.names)
-        _check_names(self.columns, path)
+        self.columns = tuple(self._schema.names)
         is_coded = any(pa.types.is_dictionary(field.type) for field in self._schema)
         if is_coded and not self._is_file:
             raise SourceError("it is a stream with dictionaries", path, "Write it as a file")
@@ -128,12 +143,14 @@ class ArrowTable:
         """Read a batch."""
         names = list(self.columns if columns is None else columns)
         try:
-            table = pa.Table.from_batches([self._batch(part.start)]).select(names)
+            batch = self._batch(part.start).select(names)
+            batch.validate(full=True)  # places beyond the buffers, and text that is none
         except (OSError, pa.ArrowException) as error:
             where = f"{self.path}, row {part.line}"
             raise SourceError(f"it cannot be read ({error})", where) from error
+        table = pa.Table.from_batches([batch])
         for first in range(0, len(table), _BATCH_ROWS):
-            yield _rows(table.slice(first, _BATCH_ROWS), kinds, part.line + first)
+            yield self._rows(table.slice(first, _BATCH_ROWS), kinds, part.line + first)
 
     def _batch(self, start: int) -> pa.RecordBatch:
         if self._is_file:
@@ -142,30 +159,3 @@ class ArrowTable:
         with pa.memory_map(str(self.path)) as source:
             source.seek(start)
             return pa.ipc.read_record_batch(pa.ipc.read_message(source), self._schema)
-
-
-def _check_names(names: Sequence[str], path: Path) -> None:
-    twice = sorted({name for name in names if list(names).count(name) > 1})
-    if twice:
-        what = f"it has {', '.join(map(repr, twice[:5]))} more than once"
-        raise SourceError(what, path, "Rename one of the columns")
-    if not names:
-        raise SourceError("it has no columns", path)
-
-
-def _rows(table: pa.Table, kinds: Mapping[str, Kind], row: int) -> Rows:
-    """Return rows of a file that counts from 0; texts of what is to be text."""
-    for i, name in enumerate(table.column_names):
-        array = _plain(combined(table[name]))
-        if kinds.get(name) == "text":
-            with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):  # who reads refuses it
-                array = as_text(array)
-        table = table.set_column(i, name, array)
-    return Rows(table, partial(int.__add__, row))
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    """Return values one by one, as a type that Arrow can compute with."""
-    if pa.types.is_dictionary(array.type):
-        return _plain(array.dictionary).take(array.indices)
-    return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array

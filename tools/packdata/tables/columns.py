@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
+import io
 import keyword
 import math
 import re
+import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -117,14 +120,83 @@ class ColumnPlan:
 
 
 def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str) -> None:
-    """Raise SourceError if a column that is named is not there."""
-    for name in names:
-        if name not in columns:
-            near = difflib.get_close_matches(name, columns, 3, 0.5)
-            hint = (
-                f"Is it {' or '.join(map(repr, near))}?" if near else f"It has {in_words(columns)}"
-            )
-            raise SourceError(f"it has no column {name!r}", where, hint)
+    """Raise SourceError, which names them all, if columns that are named are not there."""
+    absent = [name for name in names if name not in columns]
+    if not absent:
+        return
+    near = {name: difflib.get_close_matches(name, columns, 3, 0.5) for name in absent}
+    hint = " ".join(f"Is it {' or '.join(map(repr, found))}?" for found in near.values() if found)
+    kind = "column" if len(absent) == 1 else "columns"
+    what = f"it has no {kind} {in_words([repr(name) for name in absent])}"
+    raise SourceError(what, where, hint or f"It has {in_words(columns)}")
+
+
+class _Problems:
+    """What keeps columns from being packed as they are, all of it, and the options that would pass.
+
+    Args:
+        source: What to call the table.
+        named: Columns that options ask for, which cannot be dropped as well.
+    """
+
+    def __init__(self, source: Path | str, named: Sequence[str]) -> None:
+        self.source, self._named = source, named
+        self._found: dict[str, tuple[str, Path | str, str]] = {}
+        self._options: dict[str, list[str]] = {}
+
+    def add(
+        self, column: str, what: str, where: Path | str, hint: str, option: str, value: str = ""
+    ) -> None:
+        """Note a problem of a column, and an option that would pass: for the column, or with a value."""
+        self._found.setdefault(column, (what, where, hint))
+        if option == "--drop" and column in self._named:
+            option = _UNASKED
+        values = self._options.setdefault(option, [])
+        if (value or column) not in values:
+            values.append(value or column)
+
+    def __contains__(self, column: str) -> bool:
+        return column in self._found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def check(self) -> None:
+        """Raise SourceError if there are problems: of one with its remedies, of several with what would pass."""
+        if len(self._found) == 1:
+            raise SourceError(*self._found.popitem()[1])
+        if self._found:
+            lines = [
+                f"  {what}" if str(where) == str(self.source) else f"  {where}: {what}"
+                for what, where, _ in self._found.values()
+            ]
+            count = f"{len(self._found)} columns cannot be packed as they are"
+            raise SourceError("\n".join([f"{count}:", *lines]), self.source, self._hint())
+
+    def _hint(self) -> str:
+        unasked = self._options.pop(_UNASKED, [])
+        ways = [
+            f"{option} {values[0] if option in _VALUED else shlex.quote(names_in_option(values))}"
+            for option, values in self._options.items()
+        ]
+        passing = f"\nThese options pass: {' '.join(ways)}" if ways else ""
+        return passing + (f"\nNot to be asked for: {in_words(unasked)}" if unasked else "")
+
+
+_UNASKED = "not to be asked for"
+_VALUED = ("--dates", "--missing", "--dtype", "--on-error")
+
+
+def names_in_option(names: Sequence[str]) -> str:
+    """Return names as an option takes them, those with a comma in quotes.
+
+    Example:
+        >>> names_in_option(["age", "income, EUR"])
+        'age,"income, EUR"'
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
 
 
 def plan_columns(
@@ -139,7 +211,7 @@ def plan_columns(
         skips: Rows that cannot be packed are left out.
 
     Raises:
-        SourceError: A column is not of one kind, has no values, or does not fit the options.
+        SourceError: Columns are not of one kind, have no values, or do not fit the options: all that do.
         SchemaError: Nothing is left to pack.
     """
     if not scan.num_rows:
@@ -147,20 +219,24 @@ def plan_columns(
     named = [name for name in options.named if name not in options.drop]
     check_names(named, list(scan.columns), source)
     which = "row that can be packed" if scan.bad else "row"
+    problems = _Problems(source, (*options.target, *options.features, *options.categorical))
     roles = {
-        name: _role(name, scan.columns[name], options, source, which)
+        name: _role(name, scan.columns[name], options, problems, which)
         for name in _used(scan, options)
     }
-    targets = tuple(_target(name, roles[name], scan.columns[name]) for name in options.target)
     learned = [name for name in roles if name not in options.target]
+    numbers = [name for name in learned if roles[name] != "text"]
+    usable = [name for name in numbers if name not in problems]
+    if not skips:
+        _check_numbers(numbers, scan, options, problems)
+        _check_rows(numbers, roles, scan, options, problems)
+    features = _features(usable, roles, scan, options, source)
+    if features is not None and not skips:
+        _check_range(features, source, problems)
+    problems.check()
+    targets = tuple(_target(name, roles[name], scan.columns[name]) for name in options.target)
     taken = {FEATURES, CATEGORIES, MISSING}
     targets = tuple(replace(t, field=_free_name(t.field, taken)) for t in targets)
-    numbers = [name for name in learned if roles[name] != "text"]
-    if not skips:
-        _check_numbers(numbers, scan, options)
-    features = _features(numbers, roles, scan, options, source)
-    if features is not None and not skips:
-        _check_range(features, source)
     texts = [name for name in learned if roles[name] == "text"]
     categories = _categories(texts, scan) if texts else None
     mask = options.missing_mask and features is not None
@@ -206,42 +282,63 @@ def _used(scan: Scan, options: TableOptions) -> list[str]:
 
 
 def _role(
-    name: str, column: ColumnScan, options: TableOptions, source: Path | str, which: str
+    name: str, column: ColumnScan, options: TableOptions, problems: _Problems, which: str
 ) -> str:
-    """Return ``number``, ``flag``, ``date``, ``time`` or ``text``."""
+    """Return ``number``, ``flag``, ``date``, ``time`` or ``text``; ``text`` too where there is a problem."""
     groups = set(column.groups)
-    drop = f"--drop {name}" if name not in options.target else "pack without it"
-    if not groups and (bad := column.first.get("bad")) is not None:
-        kind = "number" if name in options.numeric else "date or time"
-        hint = f"out of --numeric, or out: {drop}" if name in options.numeric else f"out: {drop}"
-        what = f"column {name!r} holds no {kind} in any row ({bad.shown})"
-        raise SourceError(what, bad.where, f"Leave it {hint}")
-    if not groups:
+    is_numeric = name in options.numeric
+    drop = f"--drop {_quoted(name)}" if name not in options.target else "pack without it"
+    if column.other:
+        what, hint = f"column {name!r}: {column.other}", f"Leave it out: --drop {_quoted(name)}"
+        problems.add(name, what, problems.source, hint, "--drop")
+    elif not groups and (bad := column.first.get("bad")) is not None:
+        kind = "number" if is_numeric else "date or time"
+        what = f"column {name!r} holds no {kind} in any row ({bad.shown!r})"
+        hint = f"Leave it out{' of --numeric, or out' if is_numeric else ''}: {drop}"
+        problems.add(name, what, bad.where, hint, "--drop")
+    elif not groups:
         hint = f"Leave it out: {drop}"
         if column.num_unsure:
-            hint += f"; --categorical {name} takes {next(iter(column.counts))!r} as text"
-        raise SourceError(f"column {name!r} has no value in any {which}", source, hint)
-    if name in options.categorical or name in options.numeric:
+            hint += f"; --categorical {_quoted(name)} takes {next(iter(column.counts))!r} as text"
+        what = f"column {name!r} has no value in any {which}"
+        problems.add(name, what, problems.source, hint, "--drop")
+    elif name in options.categorical or is_numeric:
         return "text" if name in options.categorical else "number"
+    else:
+        return _group(name, column, groups, options, problems)
+    return "text"
+
+
+def _group(
+    name: str, column: ColumnScan, groups: set[Any], options: TableOptions, problems: _Problems
+) -> str:
+    """Return of which one kind the values of a column are; ``text`` where there is a problem."""
+    if "code" in groups:  # with zeros in front, all its numbers are names
+        groups = groups - {"code", "number"} | {"text"}
     if groups == {"flag", "text"}:
         groups = {"text"}
     if len(groups) > 1 or {"zoned", "local"} <= set(column.first):
-        raise _mixed(name, column, groups)
+        _add_mixed(name, column, groups, problems)
+        return "text"
     (group,) = groups
-    if group in ("date", "time"):
+    if group in ("date", "time") and options.dates is None:
         first = column.first[group]
-        if options.dates is None:
-            what = f"column {name!r} holds dates ({first.shown})"
-            hint = f"--dates days or parts makes numbers of them, {drop} leaves them out"
-            raise SourceError(what, first.where, hint)
-    return group
+        what = f"column {name!r} holds dates ({first.shown!r})"
+        hint = (
+            f"--dates days or parts makes numbers of them, --drop {_quoted(name)} leaves them out"
+        )
+        problems.add(name, what, first.where, hint, "--dates", "days")
+    return str(group)
 
 
-def _mixed(name: str, column: ColumnScan, groups: set[Any]) -> SourceError:
+def _add_mixed(name: str, column: ColumnScan, groups: set[Any], problems: _Problems) -> None:
     if len(groups) == 1:
         one, other = (column.first[what] for what in ("zoned", "local"))
-        what = f"column {name!r} has dates with a time zone ({one.shown}) and without one"
-        return SourceError(f"{what} ({other.shown}: {other.where})", one.where)
+        what = f"column {name!r} has dates with a time zone ({one.shown!r}) and without one"
+        hint = f"--categorical {_quoted(name)} takes all as categories"
+        what = f"{what} ({other.shown!r}: {other.where})"
+        problems.add(name, what, one.where, hint, "--categorical")
+        return
     most, *rest = sorted(groups, key=lambda g: (-column.groups[g], g == "text", g))
     odd = column.first[rest[0]]
     words = {
@@ -251,12 +348,17 @@ def _mixed(name: str, column: ColumnScan, groups: set[Any]) -> SourceError:
         "time": "times",
         "text": "text",
     }
-    what = f"column {name!r} has {words[rest[0]]} ({odd.shown}) among {words[most]}"
-    also = f" ({column.first[most].shown}: {column.first[most].where})"
-    hint = f"--categorical {name} takes all as categories, --drop {name} leaves it out"
+    what = f"column {name!r} has {words[rest[0]]} ({odd.shown!r}) among {words[most]}"
+    also = f" ({column.first[most].shown!r}: {column.first[most].where})"
+    quoted = _quoted(name)
+    hint = f"--categorical {quoted} takes all as categories, --drop {quoted} leaves it out"
     if "number" in groups:
-        hint += f", --numeric {name} with --on-error skip leaves such rows out"
-    return SourceError(what + also, odd.where, hint)
+        hint += f", --numeric {quoted} with --on-error skip leaves such rows out"
+    problems.add(name, what + also, odd.where, hint, "--categorical")
+
+
+def _quoted(name: str) -> str:
+    return shlex.quote(names_in_option([name]))
 
 
 def _target(name: str, role: str, column: ColumnScan) -> TargetColumn:
@@ -362,39 +464,68 @@ def _deviation(moments: Moments, *, is_whole: bool) -> float:
     return moments.std if is_exact or moments.std > _NOISE * largest else 0.0
 
 
-def _check_numbers(numbers: Sequence[str], scan: Scan, options: TableOptions) -> None:
-    """Raise SourceError at the first number that is missing where none may be, or infinite."""
+def _check_numbers(
+    numbers: Sequence[str], scan: Scan, options: TableOptions, problems: _Problems
+) -> None:
+    """Add what is missing where nothing may be, and what is infinite."""
     lacking = [name for name in numbers if "missing" in scan.columns[name].first]
+    counts = [f"{name} ({_num_missing(scan.columns[name]):,})" for name in lacking]
+    for name in numbers:
+        first = scan.columns[name].first
+        if "infinite" in first:
+            what = f"column {name!r} is infinite ({first['infinite'].shown})"
+            hint = f"--drop {_quoted(name)} leaves the column out, --on-error skip such rows"
+            problems.add(name, what, first["infinite"].where, hint, "--drop")
     if lacking and options.missing == "error":
-        counts = [f"{name} ({_num_missing(scan.columns[name]):,})" for name in lacking]
-        first = scan.columns[lacking[0]].first["missing"]
         what = f"column {lacking[0]!r} has no value here; values are missing in {in_words(counts)}"
         hint = (
             "--missing nan or mean says what becomes of them, --on-error skip leaves such rows out"
         )
-        raise SourceError(what, first.where, hint)
+        where = scan.columns[lacking[0]].first["missing"].where
+        problems.add(lacking[0], what, where, hint, "--missing", "nan")
+
+
+def _check_rows(
+    numbers: Sequence[str],
+    roles: Mapping[str, str],
+    scan: Scan,
+    options: TableOptions,
+    problems: _Problems,
+) -> None:
+    """Add rows that cannot be packed where columns have problems, too; alone, the first such row is named."""
+    if not problems:
+        return
+    hint, skip = "--on-error skip leaves such rows out", ("--on-error", "skip")
     for name in numbers:
-        if "infinite" in scan.columns[name].first:
-            first = scan.columns[name].first["infinite"]
-            hint = f"--drop {name} leaves the column out, --on-error skip such rows"
-            raise SourceError(f"column {name!r} is infinite ({first.shown})", first.where, hint)
+        if (bad := scan.columns[name].first.get("bad")) is not None:
+            what = f"column {name!r}: {bad.shown!r} is no {'number' if roles[name] == 'number' else 'date'}"
+            problems.add(name, what, bad.where, hint, *skip)
+    most = float(np.finfo("float64" if options.dtype == "float64" else "float32").max)
+    for name in options.target:
+        column, role = scan.columns[name], roles[name]
+        known = sum(known_texts(column).values()) if role == "text" else scan.num_rows
+        if not column.other and (
+            known < scan.num_rows or (role != "text" and _is_bad(column, role, True, most))
+        ):
+            what = f"target {name!r} has no number or class in some rows"
+            problems.add(name, what, problems.source, hint, *skip)
 
 
 def _num_missing(column: ColumnScan) -> int:
     return column.num_missing + column.num_unsure
 
 
-def _check_range(features: Features, source: Path | str) -> None:
-    """Raise SourceError if the dtype cannot hold the numbers."""
+def _check_range(features: Features, source: Path | str, problems: _Problems) -> None:
+    """Add numbers that the dtype cannot hold."""
     most = float(np.finfo(features.dtype).max)
-    for i, name in enumerate(features.columns):
+    for i, (name, (column, _)) in enumerate(zip(features.columns, features.sources, strict=True)):
         ends = [features.least[i], features.most[i]]
         if features.standardized:
             ends = [standardized(end, features.mean[i], features.std[i]) for end in ends]
         if max(map(abs, ends)) > most:
             what = f"column {name!r} has numbers of {ends[0]:g} to {ends[1]:g}"
             hint = f"{features.dtype} holds up to {most:g}: take --dtype float32 or float64"
-            raise SourceError(what, source, hint)
+            problems.add(column, what, source, hint, "--dtype", "float64")
 
 
 def _categories(names: Sequence[str], scan: Scan) -> Categories:

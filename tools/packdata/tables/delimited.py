@@ -1,118 +1,174 @@
-"""CSV files: cut where rows end, each piece parsed by Arrow.
+"""CSV files: cut where rows end, each piece parsed by Arrow into texts.
 
 A quote opens a cell only at its beginning, as in Arrow and in Python's ``csv``; inside of quotes, line ends belong to
-the cell and two quotes are one. Blank lines are passed over.
+the cell and two quotes are one. Blank lines are passed over. Arrow's own reader of streams parses one block after the
+other: cut here, they are parsed on all cores. A piece that Arrow refuses is read by Python, row by row.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from loaders.errors import SourceError
-from packdata.tables.parts import PART_BYTES, Kind, Part, Rows, read_bytes
-from packdata.tables.values import NO_VALUES
+from loaders.checks import as_list
+from loaders.errors import SchemaError, SourceError
+from packdata.readers import UTF8_HINT, csv_rows, encoding_hint
+from packdata.tables import parts
+from packdata.tables.parts import GUESSED, Kind, Part, Rows, read_bytes
+from packdata.tables.values import NO_VALUES, combined, groups_of_texts, without_words
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
-_MAX_ROW_BYTES = 64 << 20
 _QUOTE, _LINE_ENDS = ord('"'), (10, 13)
 _BOM = b"\xef\xbb\xbf"
-_UTF8 = "Convert it: iconv -f LATIN1 -t UTF-8 FILE"
-TYPES: dict[Kind, pa.DataType] = {
-    "number": pa.float64(),
-    "flag": pa.string(),
-    "date": pa.timestamp("us"),
-    "time": pa.time64("us"),
-    "text": pa.string(),
-}
+_HEAD_BYTES = 1 << 20
+_LOOK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvOptions:
+    """How CSV files are read.
+
+    Attributes:
+        delimiter: Between cells, one character; None for a comma, or a tab in ``.tsv``.
+        header: Whether the first row names the columns.
+        names: Names for the columns of files without such a row.
+        skip_rows: Lines to pass over at the beginning of each file.
+    """
+
+    delimiter: str | None = None
+    header: bool = True
+    names: tuple[str, ...] = ()
+    skip_rows: int = 0
+
+    def __post_init__(self) -> None:
+        as_list("names", self.names, "names, such as ['age', 'income']")
+        delimiter = self.delimiter
+        if delimiter is not None and not (
+            len(delimiter) == 1 and delimiter.isascii() and delimiter not in '\0"\r\n'
+        ):
+            what = "delimiter must be one ASCII character other than a quote or line end"
+            raise ValueError(f"{what}, got {delimiter!r}")
+        if self.skip_rows < 0:
+            raise ValueError(f"skip_rows must be at least 0, got {self.skip_rows}")
+        twice = [name for name, count in Counter(self.names).items() if count > 1]
+        if twice:
+            raise SchemaError(f"names gives {', '.join(map(repr, twice))} to several columns")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is said as JSON types, the delimiter always."""
+        said: dict[str, Any] = {"delimiter": self.delimiter}
+        if not self.header:
+            said["header"] = False
+        if self.names:
+            said["names"] = list(self.names)
+        if self.skip_rows:
+            said["skip_rows"] = self.skip_rows
+        return said
 
 
 class DelimitedFile:
-    """Rows of cells with a separator, below a line of names.
+    """Rows of cells with a separator, below a line of names if there is one.
 
     Args:
         path: The file, UTF-8.
-        delimiter: One character.
+        options: How to read it.
+        missing: Texts that stand for no value, as an empty cell does.
 
     Attributes:
         unnamed: Columns that are called by their number, for lack of a name.
+        header: Whether its first row gave the names.
     """
 
     unit = "line"
+    is_text = True
 
-    def __init__(self, path: Path, delimiter: str = ",") -> None:
-        self.path, self.delimiter = path, delimiter
-        self.columns: tuple[str, ...] = ()
+    def __init__(
+        self, path: Path, options: CsvOptions | None = None, missing: Sequence[str] = ()
+    ) -> None:
+        options = CsvOptions() if options is None else options
+        usual = "\t" if path.suffix.lower() == ".tsv" else ","
+        self.path, self.delimiter = path, options.delimiter or usual
+        self.header = options.header and not options.names
         self.unnamed: list[str] = []
-        self._begin, self._line = self._read_header()
+        self._missing, self._size = missing, path.stat().st_size
+        self._begin, self._line, cells = self._first_row(options.skip_rows)
+        self.columns: tuple[str, ...] = options.names or self._named(cells)
+        if len(self.columns) != len(cells):
+            what = f"its first row has {len(cells)} cells, and names gives {len(self.columns)}"
+            raise SourceError(what, f"{path}, line {self._line}")
 
-    def _read_header(self) -> tuple[int, int]:
-        """Read the names; return offset and number of the line behind them."""
+    def guesses(self, column: str) -> frozenset[str]:
+        """Return what texts may be: anything, for a CSV file declares nothing."""
+        return GUESSED
+
+    def _first_row(self, skip_rows: int) -> tuple[int, int, list[str]]:
+        """Read the first row; return offset and line of the first one with values, and its cells."""
         with open(self.path, "rb") as file:
-            head = file.read(1 << 20)
-        if not head.strip(b"\r\n" + _BOM):
-            raise SourceError("it is empty", self.path, "It takes a line of names, and rows below")
+            head = file.read(_HEAD_BYTES)
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head[:200]:
-            raise SourceError("it is not UTF-8 text", self.path, _UTF8)
+            raise SourceError("it is not UTF-8 text", self.path, encoding_hint(head))
         begin = len(_BOM) if head.startswith(_BOM) else 0
+        for _ in range(skip_rows):
+            begin = head.find(b"\n", begin) + 1 or len(head)
         while head[begin : begin + 1] in (b"\r", b"\n"):
             begin += 1
-        length = first_record_end(head[begin:], ord(self.delimiter)) or len(head) - begin
+        if begin == len(head):
+            what = f"it has no more than {skip_rows} lines" if skip_rows else "it is empty"
+            raise SourceError(what, self.path, "It takes a line of names, and rows below")
+        end = first_record_end(head[begin:], ord(self.delimiter)) or len(head) - begin
         try:
-            text = head[begin : begin + length].decode()
+            text = head[begin : begin + end].decode()
         except UnicodeDecodeError as error:
-            raise SourceError(f"its names are not UTF-8 ({error})", self.path, _UTF8) from error
-        names = next(csv.reader(io.StringIO(text, newline=""), delimiter=self.delimiter))
-        named = (name.strip() or f"column_{i}" for i, name in enumerate(names, 1))
-        self.columns = tuple(named)
-        self.unnamed = [f"column_{i}" for i, name in enumerate(names, 1) if not name.strip()]
-        self._check_names(text)
-        return begin + length, head[: begin + length].count(b"\n") + 1
+            what = f"its first row is not UTF-8 ({error})"
+            raise SourceError(what, self.path, UTF8_HINT) from error
+        line = head[:begin].count(b"\n") + 1
+        cells = csv_rows(text, self.path, delimiter=self.delimiter, first_line=line)[0][1]
+        self._check_cells(cells, text)
+        if not self.header:
+            return begin, line, cells
+        return begin + end, line + text.count("\n"), cells
 
-    def _check_names(self, header: str) -> None:
-        twice = sorted({name for name in self.columns if self.columns.count(name) > 1})
-        if twice:
-            what = f"line 1 names {', '.join(map(repr, twice[:5]))} more than once"
-            raise SourceError(what, self.path, "Rename one of them")
-        if "\r" in header.strip("\r\n"):
+    def _named(self, cells: list[str]) -> tuple[str, ...]:
+        """Return the names in the first row; of those without one, and where it is none, the number."""
+        given = [cell.strip() if self.header else "" for cell in cells]
+        self.unnamed = [
+            f"column_{i}" for i, name in enumerate(given, 1) if self.header and not name
+        ]
+        return tuple(name or f"column_{i}" for i, name in enumerate(given, 1))
+
+    def _check_cells(self, cells: list[str], text: str) -> None:
+        if "\r" in text.strip("\r\n"):
             what = "its lines end in carriage returns alone"
             raise SourceError(what, self.path, r"Convert it: tr '\r' '\n' < FILE")
-        others = [mark for mark in ";\t|" if mark in header]
-        if len(self.columns) == 1 and others:
-            what = f"it has one column, {self.columns[0][:60]!r}"
-            raise SourceError(
-                what, self.path, f"Is it separated by {others[0]!r}? Say --delimiter"
-            )
+        others = [mark for mark in ";\t|" if mark in text]
+        if len(cells) == 1 and others:
+            what = f"it has one column, {cells[0][:60]!r}"
+            hint = f"Is it separated by {others[0]!r}? Say --delimiter"
+            raise SourceError(what, self.path, hint)
 
     def parts(self, number: int) -> Iterator[Part]:
         """List pieces of whole rows."""
-        with open(self.path, "rb") as file:
-            file.seek(self._begin)
-            start, line, rest = self._begin, self._line, b""
-            while block := file.read(PART_BYTES):
-                data = rest + block
-                length = last_record_end(data, ord(self.delimiter))
-                if length:
-                    yield Part(number, start, start + length, line)
-                    start, line = start + length, line + data.count(b"\n", 0, length)
-                elif len(data) > _MAX_ROW_BYTES:
-                    what = f"the row has more than {_MAX_ROW_BYTES >> 20} MiB"
-                    hint = "Is there a quote that is never closed?"
-                    raise SourceError(what, f"{self.path}, line {line}", hint)
-                rest = data[length:]
-            if rest.strip(b"\r\n"):
-                self._check_closed(rest, line)
-                yield Part(number, start, start + len(rest), line)
+        return parts.cut(
+            self.path,
+            number,
+            partial(last_record_end, delimiter=ord(self.delimiter)),
+            self._begin,
+            self._line,
+            check_end=self._check_closed,
+            hint="Is there a quote that is never closed?",
+        )
 
     def _check_closed(self, rest: bytes, line: int) -> None:
         spans = _quoted(rest, ord(self.delimiter))
@@ -123,137 +179,119 @@ class DelimitedFile:
     def read(
         self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
     ) -> Iterator[Rows]:
-        """Parse a piece."""
-        piece = _Piece(self, part, read_bytes(self.path, part.start, part.stop), columns)
-        types = {name: TYPES[kind] for name, kind in kinds.items()}
+        """Parse a piece into texts."""
+        data = read_bytes(self.path, part.start, part.stop)
+        names = list(self.columns if columns is None else columns)
+        numbers = [n for n in names if kinds.get(n, "number") == "number" and n in self._numbers]
         try:
-            table = piece.parse(types)
-        except (
-            pa.ArrowInvalid
-        ):  # a value that is not of its kind: all as text, so that it is found
-            table = piece.parse(dict.fromkeys(types, pa.binary()))
-        yield piece.rows(piece.respelled(table, kinds))
-
-
-class _Piece:
-    """The text of a part, parsed in one way or another."""
-
-    def __init__(
-        self, file: DelimitedFile, part: Part, data: bytes, columns: Sequence[str] | None
-    ) -> None:
-        self.file, self.part, self.data = file, part, data
-        self._columns = file.columns if columns is None else columns
-        self._ragged: list[tuple[int, str]] = []  # row, counted from 0 over all, and why
-        self._kept: npt.NDArray[np.int64] | None = None
-
-    def parse(
-        self, types: Mapping[str, pa.DataType], columns: Sequence[str] | None = None
-    ) -> pa.Table:
-        """Parse some columns, or all that are asked for; those without a type as what they seem to be."""
-        self._ragged.clear()
-        read = pa.csv.ReadOptions(
-            use_threads=False,
-            block_size=max(len(self.data), 1) + 1,
-            column_names=list(self.file.columns),
-        )
-        layout = pa.csv.ParseOptions(
-            delimiter=self.file.delimiter,
-            newlines_in_values=True,
-            invalid_row_handler=self._skip,
-        )
-        convert = pa.csv.ConvertOptions(
-            column_types=types,
-            include_columns=list(self._columns if columns is None else columns),
-            null_values=["", *NO_VALUES],
-            strings_can_be_null=False,  # NA is a country, and Null a name
-            true_values=[],  # flags come as text: True or yes would not be the same everywhere
-            false_values=[],
-        )
-        return pa.csv.read_csv(
-            pa.BufferReader(self.data),
-            read_options=read,
-            parse_options=layout,
-            convert_options=convert,
-        )
-
-    def respelled(self, table: pa.Table, known: Container[str]) -> pa.Table:
-        """Return a table with the texts of columns that are not ``known``, and of which Arrow kept no spelling.
-
-        A column of nothing but NA may be text in other parts; 0x1A is no number to others than Arrow.
-        """
-        has_hex = _has_hex(self.data)
-        lost = [
-            field.name
-            for field in table.schema
-            if field.name not in known
-            and (pa.types.is_null(field.type) or (has_hex and pa.types.is_integer(field.type)))
-        ]
-        texts = self.parse(dict.fromkeys(lost, pa.string()), lost) if lost else table
-        for name in lost:
-            table = table.set_column(table.column_names.index(name), name, texts[name])
-        return table
-
-    def _skip(self, row: Any) -> str:
-        why = f"it has {row.actual_columns} cells, line 1 names {row.expected_columns}"
-        self._ragged.append((row.number - 1, why))
-        return "skip"
-
-    def rows(self, table: pa.Table) -> Rows:
-        """Return rows of text that is UTF-8; the others are bad."""
-        bad = [(self._lines[row], why) for row, why in self._ragged]
-        binary = [name for name in table.column_names if pa.types.is_binary(table[name].type)]
-        if binary:
-            table, not_text = self._decode(table, binary)
-            bad = sorted([*bad, *not_text])
-        return Rows(table, self._line, bad)
-
-    def _decode(self, table: pa.Table, names: list[str]) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Turn columns of bytes into text, without the rows where that fails."""
-        bad: dict[int, str] = {}
-        for name in names:
-            for row, value in enumerate(table[name].to_pylist()):
-                try:
-                    (value or b"").decode()
-                except UnicodeDecodeError:
-                    bad.setdefault(row, f"column {name!r} is not UTF-8 ({value[:40]!r}). {_UTF8}")
-        found = [(self._line(row), why) for row, why in bad.items()]
-        if bad:
-            self._kept = np.setdiff1d(np.arange(len(table)), list(bad))
-            table = table.take(pa.array(self._kept))
-        for name in names:
-            table = table.set_column(
-                table.column_names.index(name), name, table[name].cast(pa.string())
-            )
-        return table, found
-
-    def _line(self, row: int) -> int:
-        """Return the line of a row of the table."""
-        ragged = {number for number, _ in self._ragged}
-        rows = [i for i in range(len(self._lines)) if i not in ragged] if ragged else None
-        row = row if self._kept is None else int(self._kept[row])
-        return self._lines[row if rows is None else rows[row]]
+            table = self._parse(data, names, numbers)
+        except pa.ArrowInvalid:
+            table = None
+        if table is None and numbers:  # one is none: as texts, all can be looked at
+            numbers = []
+            with suppress(pa.ArrowInvalid):
+                table = self._parse(data, names, [])
+        if table is None:  # rows of more or less cells, or text that is not UTF-8
+            yield self._by_hand(data, part.line, names)
+        else:
+            doubtful = [name for name in numbers if name not in kinds]
+            table = self._respelled(data, table, doubtful)
+            yield Rows(without_words(table, self._missing), partial(self._line_of, part))
 
     @cached_property
-    def _lines(self) -> list[int]:
-        """Line of every row, the ragged ones too; found only where something is wrong."""
-        text = self.data.decode(errors="replace")
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=self.file.delimiter)
-        before, lines = csv.field_size_limit(len(text) + 1), []
+    def _numbers(self) -> frozenset[str]:
+        """Return the columns that seem to hold numbers: Arrow parses those at once as what they are."""
+        data = read_bytes(self.path, self._begin, min(self._begin + _LOOK_BYTES, self._size))
+        data = data[: last_record_end(data, ord(self.delimiter)) or len(data)]
+        names = [name for name in self.columns if self.columns.count(name) == 1]
         try:
-            line = 1
-            for row in reader:
-                if row:
-                    lines.append(self.part.line + line - 1)
-                line = reader.line_num + 1
-        finally:
-            csv.field_size_limit(before)
-        return lines
+            table = self._parse(data, names, [])
+        except pa.ArrowInvalid:
+            return frozenset()
+        return frozenset(n for n in names if _are_numbers(table[n]))
+
+    def _respelled(self, data: bytes, table: pa.Table, doubtful: list[str]) -> pa.Table:
+        """Return a table with the texts of numbers that may be none: where all are NA, or some begin with zeros."""
+        if not _may_have_zeros(data, ord(self.delimiter)):
+            doubtful = [name for name in doubtful if table[name].null_count == len(table)]
+        if doubtful:
+            texts = self._parse(data, doubtful, [])
+            for name in doubtful:
+                table = table.set_column(table.column_names.index(name), name, texts[name])
+        return table
+
+    def _parse(self, data: bytes, names: list[str], numbers: list[str]) -> pa.Table:
+        unlike = [name if name in names else f"{i}\0" for i, name in enumerate(self.columns)]
+        types = dict.fromkeys(names, pa.string()) | dict.fromkeys(numbers, pa.float64())
+        return pa.csv.read_csv(
+            pa.BufferReader(data),
+            read_options=pa.csv.ReadOptions(
+                use_threads=False, block_size=len(data) + 1, column_names=unlike
+            ),
+            parse_options=pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            convert_options=pa.csv.ConvertOptions(
+                column_types=types,
+                include_columns=names,
+                null_values=["", *NO_VALUES, *self._missing],
+                strings_can_be_null=False,  # NA is a country, and Null a name
+            ),
+        )
+
+    def _by_hand(self, data: bytes, first_line: int, names: list[str]) -> Rows:
+        """Return the rows of as many cells as there are columns, of text; the others are bad."""
+        bad: list[tuple[int, str]] = []
+        kept: list[tuple[int, list[str]]] = []
+        for line, cells in self._rows(data, first_line):
+            why = self._why_not(cells)
+            if why:
+                bad.append((line, why))
+            else:
+                kept.append((line, cells))
+        places = [self.columns.index(name) for name in names]
+        arrays = [pa.array([cells[i] or None for _, cells in kept], pa.string()) for i in places]
+        table = without_words(pa.Table.from_arrays(arrays, names=names), self._missing)
+        return Rows(table, [line for line, _ in kept].__getitem__, bad)
+
+    def _rows(self, data: bytes, first_line: int) -> list[tuple[int, list[str]]]:
+        text = data.decode(errors="surrogateescape")
+        return csv_rows(text, self.path, delimiter=self.delimiter, first_line=first_line)
+
+    def _why_not(self, cells: list[str]) -> str:
+        if len(cells) != len(self.columns):
+            named = "line 1 names" if self.header else "the first row has"
+            return f"it has {len(cells)} cells, {named} {len(self.columns)}"
+        for name, cell in zip(self.columns, cells, strict=True):
+            if not cell.isascii():
+                try:
+                    cell.encode()
+                except UnicodeEncodeError:
+                    shown = cell.encode(errors="surrogateescape")[:40]
+                    return f"column {name!r} is not UTF-8 ({shown!r}). {UTF8_HINT}"
+        return ""
+
+    def _line_of(self, part: Part, row: int) -> int:
+        """Return the line on which a row of a part begins: the part is read once more."""
+        return self._rows(read_bytes(self.path, part.start, part.stop), part.line)[row][0]
 
 
-def _has_hex(data: bytes) -> bool:
-    """Tell whether there is an x, small or capital, behind a 0."""
+def _are_numbers(texts: pa.ChunkedArray) -> bool:
+    groups = groups_of_texts(combined(texts))
+    return "number" in groups and set(groups.tolist()) <= {"number", None}
+
+
+def _may_have_zeros(data: bytes, delimiter: int) -> bool:
+    """Tell whether a cell may begin with a 0 and another digit, behind a sign or not."""
     codes = np.frombuffer(data, np.uint8)
-    return bool((codes[np.flatnonzero(codes | 32 == ord("x")) - 1] == ord("0")).any())
+    before, at, after = codes[:-2], codes[1:-1], codes[2:]
+    # Of the signs below a full stop, comma, quote, blank, line end, plus and minus matter.
+    found = (at == ord("0")) & ((before < ord(".")) | (before == delimiter)) & (after - 48 < 10)
+    rows = np.flatnonzero(found)
+    signed = (codes[rows] == ord("-")) | (codes[rows] == ord("+"))
+    opening = np.isin(
+        codes[rows - 1], np.array([delimiter, _QUOTE, ord(" "), *_LINE_ENDS], np.uint8)
+    )
+    first = len(codes) > 1 and codes[0] == ord("0") and 48 <= codes[1] < 58
+    return bool(first or (~signed | opening).any())
 
 
 def first_record_end(data: bytes, delimiter: int) -> int:

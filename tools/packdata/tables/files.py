@@ -8,22 +8,25 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
-from loaders.errors import SourceError
+from loaders.errors import SchemaError, SourceError
 from packdata.regular import check_regular
 from packdata.sources.arrow import STATE, saved_files
 from packdata.sources.base import is_hidden, suffix_of
 from packdata.tables.arrow import ArrowTable, ParquetTable
-from packdata.tables.delimited import DelimitedFile
+from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.jsonl import JsonLinesFile
+from packdata.tables.parts import PartitionedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from packdata.tables.parts import TableFile
 
-_DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": ","}
-_KINDS: dict[str, Callable[[Path], TableFile]] = {
+_NO_KEY = "__HIVE_DEFAULT_PARTITION__"
+_DELIMITED = (".csv", ".tsv", ".txt")
+_KINDS: dict[str, Callable[[Path, Sequence[str]], TableFile]] = {
     ".jsonl": JsonLinesFile,
     ".ndjson": JsonLinesFile,
     ".parquet": ParquetTable,
@@ -72,25 +75,36 @@ def list_tables(sources: Sequence[Path | str]) -> Listing:
     return Listing(list(paths.values()), ignored)
 
 
-def open_tables(paths: Sequence[Path], delimiter: str | None = None) -> list[TableFile]:
-    """Open files as what their suffixes say.
+def open_tables(
+    paths: Sequence[Path], options: CsvOptions | None = None, missing: Sequence[str] = ()
+) -> list[TableFile]:
+    """Open files as what their suffixes say; the keys of folders such as ``year=2024`` above them are columns.
 
     Args:
         paths: The files.
-        delimiter: What separates the cells of CSV files; None for a comma, or a tab in ``.tsv``.
+        options: How CSV files are read.
+        missing: Texts that stand for no value.
 
     Raises:
-        ValueError: The delimiter is none.
+        SchemaError: There are options for CSV files, but no such file.
         SourceError: A file cannot be read, or is not a table.
     """
-    if delimiter is not None and not _is_delimiter(delimiter):
-        what = "delimiter must be one ASCII character other than a quote or line end"
-        raise ValueError(f"{what}, got {delimiter!r}")
-    return [_open(path, delimiter) for path in paths]
+    options = CsvOptions() if options is None else options
+    given = [name for name, value in options.to_json().items() if name != "delimiter"]
+    if given and not any(suffix_of(path.name) in _DELIMITED for path in paths):
+        raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
+    return [_partitioned(_open(path, options, missing)) for path in paths]
 
 
-def _is_delimiter(text: str) -> bool:
-    return len(text) == 1 and text.isascii() and text not in '\0"\r\n'
+def _partitioned(file: TableFile) -> TableFile:
+    keys: dict[str, str | None] = {}
+    for folder in file.path.absolute().parents:
+        key, is_one, value = folder.name.partition("=")
+        if not is_one or not key:
+            break
+        if key not in (file.columns or ()):
+            keys.setdefault(unquote(key), None if value == _NO_KEY else unquote(value))
+    return PartitionedFile(file, dict(reversed(keys.items()))) if keys else file
 
 
 def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
@@ -110,6 +124,7 @@ def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
 
 
 def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
+    """Return what a folder holds, and what its folders such as ``year=2024`` do."""
     inside = [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
     if folder / STATE in inside:  # beside the files of a dataset lie those of caches
         saved = saved_files(folder)
@@ -123,9 +138,11 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
             pattern = f"{folder}/*{suffix_of(path.stem)}"
             hint = f"Decompress it, or leave it out by a pattern such as '{pattern}'"
             raise SourceError("tables that are compressed are not read", path, hint)
+        elif "=" in path.name and path.is_dir():
+            found += _list_folder(path)
         else:
             found.append((path, FOLDER if path.is_dir() else suffix_of(path.name)))
-    if not tables:
+    if not any(other is None for _, other in found) and "=" not in folder.name:
         has_folders = any(other == FOLDER for _, other in found)
         hint = f"'{folder}/**/*.csv' takes those in its folders" if has_folders else ""
         raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", folder, hint)
@@ -136,16 +153,16 @@ def _is_compressed_table(path: Path) -> bool:
     return suffix_of(path.name) in _COMPRESSED and suffix_of(path.stem) in _SUFFIXES
 
 
-def _open(path: Path, delimiter: str | None) -> TableFile:
+def _open(path: Path, options: CsvOptions, missing: Sequence[str]) -> TableFile:
     check_regular(path, path)
     suffix = suffix_of(path.name)
-    if suffix not in _DELIMITERS and suffix not in _KINDS:
+    if suffix not in _DELIMITED and suffix not in _KINDS:
         what = f"files of kind {suffix or 'without suffix'} are not tables that can be packed"
         hint = "Decompress it" if suffix in _COMPRESSED else f"It takes {', '.join(_SUFFIXES)}"
         raise SourceError(what, path, hint)
     try:
-        if suffix in _DELIMITERS:
-            return DelimitedFile(path, delimiter or _DELIMITERS[suffix])
-        return _KINDS[suffix](path)
+        if suffix in _DELIMITED:
+            return DelimitedFile(path, options, missing)
+        return _KINDS[suffix](path, missing)
     except OSError as error:
         raise SourceError(f"it cannot be read ({error.strerror or error})", path) from error

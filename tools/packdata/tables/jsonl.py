@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
 from loaders.errors import SourceError
-from packdata.sources.base import parse_json
-from packdata.tables.parts import PART_BYTES, Kind, Part, Rows, read_bytes
-from packdata.tables.values import as_text
+from packdata.readers import encoding_hint, is_nested_deep, json_object
+from packdata.tables import parts
+from packdata.tables.parts import DATES, Kind, Part, Rows, read_bytes, some_of
+from packdata.tables.values import NO_VALUES, as_text, without_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-_MAX_ROW_BYTES = 64 << 20
+_KINDS = ((bool, "flag"), (int, "number"), (float, "number"), (str, "text"))
 
 
 class JsonLinesFile:
@@ -28,131 +30,133 @@ class JsonLinesFile:
 
     Args:
         path: The file, UTF-8.
+        missing: Texts that stand for no value, as null does.
     """
 
     unit = "line"
+    is_text = True
     columns = None
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        if not path.stat().st_size:
+    def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
+        self.path, self._missing = path, missing
+        with open(path, "rb") as file:
+            head = file.read(200)
+        if not head:
             raise SourceError("it is empty", path, "It takes one JSON object a line")
+        if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head:
+            raise SourceError("it is not UTF-8 text", path, encoding_hint(head))
+
+    def guesses(self, column: str) -> frozenset[str]:
+        """Return what texts may be: JSON has texts, numbers and flags, but no dates."""
+        return DATES
 
     def parts(self, number: int) -> Iterator[Part]:
         """List pieces of whole lines."""
-        with open(self.path, "rb") as file:
-            start, line, rest = 0, 1, b""
-            while block := file.read(PART_BYTES):
-                data = rest + block
-                length = data.rfind(b"\n") + 1
-                if length:
-                    yield Part(number, start, start + length, line)
-                    start, line = start + length, line + data.count(b"\n", 0, length)
-                elif len(data) > _MAX_ROW_BYTES:
-                    what = f"the line has more than {_MAX_ROW_BYTES >> 20} MiB"
-                    raise SourceError(what, f"{self.path}, line {line}")
-                rest = data[length:]
-            if rest.strip():
-                yield Part(number, start, start + len(rest), line)
+        return parts.cut(self.path, number, lambda data: data.rfind(b"\n") + 1)
 
     def read(
         self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
     ) -> Iterator[Rows]:
-        """Parse a piece."""
-        piece = _Piece(part, read_bytes(self.path, part.start, part.stop))
-        yield Rows(_chosen(piece.table(kinds), columns), piece.line, piece.bad)
+        """Parse a piece: by Arrow, or where it refuses a line or reads something else, line by line."""
+        data = read_bytes(self.path, part.start, part.stop)
+        parsed = _parsed(data, kinds)
+        rows = (
+            _by_hand(data, part.line, kinds)
+            if parsed is None
+            else Rows(parsed, partial(self._line_of, part))
+        )
+        table = without_words(some_of(rows.table, columns), self._missing)
+        yield Rows(table, rows.line, rows.bad, rows.mixed)
+
+    def _line_of(self, part: Part, row: int) -> int:
+        """Return the line of a row of a part: the part is read once more."""
+        data = read_bytes(self.path, part.start, part.stop)
+        lines = (number for number, text in enumerate(data.split(b"\n")) if text.strip())
+        return part.line + next(number for i, number in enumerate(lines) if i == row)
 
 
-def _chosen(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
-    """Return these columns; one that no line has is empty."""
-    if columns is None:
-        return table
-    absent = {name: pa.nulls(len(table)) for name in columns if name not in table.column_names}
-    for name, values in absent.items():
-        table = table.append_column(name, values)
-    return table.select(list(columns))
+def _parsed(data: bytes, kinds: Mapping[str, Kind]) -> pa.Table | None:
+    """Let Arrow parse; None where it would not get what JSON says."""
+    if is_nested_deep(data):
+        return None
+    try:
+        table = _parse(data)
+        dates = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
+        if dates:  # texts of which Arrow makes dates
+            table = _parse(data, dates).select(table.column_names)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    texts = [table.schema.field(n).type for n in table.column_names if kinds.get(n) == "text"]
+    changed = any(pa.types.is_floating(kind) or pa.types.is_nested(kind) for kind in texts)
+    return None if changed else table
 
 
-class _Piece:
-    """The lines of a part: by Arrow, or where it refuses them, one by one."""
+def _parse(data: bytes, texts: Sequence[str] = ()) -> pa.Table:
+    reading = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    schema = pa.schema([pa.field(name, pa.string()) for name in texts])
+    parsing = pa.json.ParseOptions(explicit_schema=schema)
+    return pa.json.read_json(pa.BufferReader(data), reading, parsing)
 
-    def __init__(self, part: Part, data: bytes) -> None:
-        self._part, self._data = part, data
-        self.bad: list[tuple[int, str]] = []
 
-    def table(self, kinds: Mapping[str, Kind]) -> pa.Table:
-        try:
-            table = self._parse()
-            dates = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
-            if dates:  # as they are written: Arrow forgets their zones
-                table = self._parse(dates).select(table.column_names)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return self._slow_table(kinds)
-        wanted = [name for name, kind in kinds.items() if kind == "text"]
-        if any(_was_changed(table, name) for name in wanted):
-            return self._slow_table(kinds)
-        return table
+def _by_hand(data: bytes, first_line: int, kinds: Mapping[str, Kind]) -> Rows:
+    """Take what JSON says as it is; lines without an object are bad."""
+    rows: list[tuple[int, dict[str, Any]]] = []
+    bad: list[tuple[int, str]] = []
+    for number, text in enumerate(data.split(b"\n"), first_line):
+        if text.strip():
+            try:
+                rows.append((number, _flat(json_object(text))))
+            except UnicodeDecodeError as error:
+                bad.append((number, f"it is not UTF-8 ({error})"))
+            except ValueError as error:
+                bad.append((number, str(error)))
+    names = dict.fromkeys(name for _, row in rows for name in row)
+    values = {name: [row.get(name) for _, row in rows] for name in names}
+    arrays = {name: _column(column, kinds.get(name)) for name, column in values.items()}
+    mixed = {
+        name: _kinds(column)
+        for name, column in values.items()
+        if kinds.get(name) is None
+        and pa.types.is_string(arrays[name].type)
+        and not all(value is None or isinstance(value, str) for value in column)
+    }
+    table = pa.table(arrays) if arrays else pa.table({"": pa.nulls(len(rows))}).select([])
+    return Rows(table, [number for number, _ in rows].__getitem__, bad, mixed)
 
-    def _parse(self, texts: Sequence[str] = ()) -> pa.Table:
-        reading = pa.json.ReadOptions(use_threads=False, block_size=len(self._data) + 1)
-        schema = pa.schema([pa.field(name, pa.string()) for name in texts])
-        parsing = pa.json.ParseOptions(explicit_schema=schema)
-        return pa.json.read_json(pa.BufferReader(self._data), reading, parsing)
 
-    def _slow_table(self, kinds: Mapping[str, Kind]) -> pa.Table:
-        """Take what JSON says as it is; other values than numbers, flags and texts as JSON text."""
-        rows = [row for _, row in self._rows]
-        names = dict.fromkeys(name for row in rows for name in row)
-        columns = {
-            name: _column([row.get(name) for row in rows], kinds.get(name)) for name in names
+class _Json(str):
+    """A list or object as JSON writes it, which is no text."""
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {
+            name: _Json(json.dumps(value)) if isinstance(value, list | dict) else value
+            for name, value in row.items()
         }
-        if not columns:
-            return pa.table({"": pa.nulls(len(rows))}).select([])
-        return pa.table(columns)
-
-    @cached_property
-    def _rows(self) -> list[tuple[int, dict[str, Any]]]:
-        """The lines that hold an object, by number; the others are bad."""
-        rows = []
-        for number, text in enumerate(self._data.split(b"\n"), self._part.line):
-            if text.strip():
-                try:
-                    value = parse_json(text)
-                except UnicodeDecodeError as error:
-                    self.bad.append((number, f"it is not UTF-8 ({error})"))
-                except (ValueError, RecursionError) as error:
-                    self.bad.append((number, f"it is not JSON ({error})"))
-                else:
-                    if isinstance(value, dict):
-                        rows.append((number, value))
-                    else:
-                        what = f"it is not a JSON object but {json.dumps(value)[:40]}"
-                        self.bad.append((number, what))
-        return rows
-
-    def line(self, row: int) -> int:
-        """Return the line of a row of the table."""
-        return self._rows[row][0]
-
-
-def _was_changed(table: pa.Table, name: str) -> bool:
-    """Tell whether Arrow read something else into texts."""
-    if name not in table.column_names:
-        return False
-    kind = table.schema.field(name).type
-    return bool(pa.types.is_floating(kind) or pa.types.is_nested(kind))
+    except RecursionError as error:
+        raise ValueError("its values are nested too deep") from error
 
 
 def _column(values: list[Any], kind: Kind | None) -> pa.Array:
     known = [value for value in values if value is not None]
-    is_number = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
-    if kind == "text":
-        return _texts(values)
-    if known and is_number:
-        return pa.array([_float(value) for value in values], pa.float64())
-    if known and all(isinstance(v, bool) for v in known):
-        return pa.array(values, pa.bool_())
+    if kind != "text" and any(isinstance(value, _Json) for value in known):
+        return pa.ExtensionArray.from_storage(pa.json_(pa.string()), _texts(values))
+    if kind != "text" and known:
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
+            return pa.array([_float(value) for value in values], pa.float64())
+        if all(isinstance(value, bool) for value in known):
+            return pa.array(values, pa.bool_())
     return _texts(values)
+
+
+def _kinds(values: list[Any]) -> Any:
+    """Return the kind of each value; None for those that say nothing, where they stand among others."""
+    found = np.full(len(values), None, object)
+    for i, value in enumerate(values):
+        if value is not None and value not in NO_VALUES:
+            found[i] = next(kind for python, kind in _KINDS if isinstance(value, python))
+    return found
 
 
 def _float(value: float | None) -> float | None:

@@ -20,7 +20,10 @@ from packdata.tables.columns import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-TARGETS = "targets"  # in the provenance: field, column and how
+TARGETS, OPTIONS = (
+    "targets",
+    "options",
+)  # in the provenance: field, column and how; what was asked for
 
 
 def plan_like(
@@ -68,16 +71,27 @@ def plan_like(
     return plan
 
 
-def _targets(provenance: Any) -> Iterator[TargetColumn]:
-    """Find what is known of the targets, also below what was split, copied or merged since."""
+def _packings(provenance: Any) -> Iterator[Mapping[str, Any]]:
+    """Find what is known of the packing, also below what was split, copied or merged since."""
     if isinstance(provenance, Mapping):
-        told = provenance.get(TARGETS) if provenance.get("command") == "tables" else None
-        for each in told if isinstance(told, list) else ():
-            yield TargetColumn(str(each["field"]), str(each["column"]), str(each["how"]))
+        if provenance.get("command") == "tables":
+            yield provenance
         provenance = list(provenance.values())
     if isinstance(provenance, list):
         for each in provenance:
-            yield from _targets(each)
+            yield from _packings(each)
+
+
+def _targets(provenance: Any) -> Iterator[TargetColumn]:
+    for packing in _packings(provenance):
+        for each in packing.get(TARGETS) or ():
+            yield TargetColumn(str(each["field"]), str(each["column"]), str(each["how"]))
+
+
+def missing_values_of(like: Path | str) -> tuple[str, ...]:
+    """Return the texts that stood for no value when a dataset was packed."""
+    found = (packing.get(OPTIONS) or {} for packing in _packings(read_manifest(like).provenance))
+    return tuple(str(word) for options in found for word in options.get("missing_values", ()))
 
 
 def _column_of(field: str, columns: Sequence[str] | None) -> str:

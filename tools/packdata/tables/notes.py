@@ -42,7 +42,9 @@ def notes_on(
     yield from _rounded_times(plan, scan)
     yield from _zones(plan, scan)
     yield from _missing_words(words, scan)
-    yield from _signed_numbers([name for name in words if name not in options.categorical], scan)
+    guessed = [name for name in words if name not in options.categorical]
+    yield from _names_of_zeros(guessed, scan)
+    yield from _signed_numbers(guessed, scan)
 
 
 def _rounded_numbers(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
@@ -146,6 +148,31 @@ def _missing_words(names: Sequence[str], scan: Scan) -> Iterator[str]:
     ]
     if found:
         yield f"texts like any other, not missing values: {in_words(found)}"
+
+
+def _names_of_zeros(names: Sequence[str], scan: Scan) -> Iterator[str]:
+    """Say which texts would be numbers, but for the zeros that they begin with."""
+    found = [
+        f"{name} ({scan.columns[name].first['code'].shown!r})"
+        for name in names
+        if "code" in scan.columns[name].first
+    ]
+    if found:
+        yield f"texts, because numbers begin with zeros: {in_words(found)}; --numeric takes them as numbers"
+
+
+def header_notes(columns: Sequence[str], scan: Scan) -> Iterator[str]:
+    """Say that names look like values, as they do in a file without a header."""
+    if not columns:
+        return
+    groups = groups_of_texts(pa.array(columns, pa.string()))
+    values = {name: known_texts(scan.columns[name]) for name in columns if name in scan.columns}
+    if all(
+        group != "text" or name in values.get(name, ())
+        for name, group in zip(columns, groups.tolist(), strict=True)
+    ):
+        few = in_words(columns, 4)
+        yield f"the header looks like values ({few}): --no-header if it is the first row, --names gives names"
 
 
 def _signed_numbers(names: Sequence[str], scan: Scan) -> Iterator[str]:

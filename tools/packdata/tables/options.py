@@ -31,6 +31,7 @@ class TableOptions:
         missing_mask: Store where numbers were missing, as the field ``missing``.
         dtype: Of the features: float16, float32 or float64.
         standardize: Store ``(value - mean) / std``.
+        missing_values: Texts that stand for no value, in any column, as an empty cell does.
     """
 
     target: tuple[str, ...] = ()
@@ -43,10 +44,12 @@ class TableOptions:
     missing_mask: bool = False
     dtype: str = "float32"
     standardize: bool = False
+    missing_values: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _LISTS:
             as_list(name, getattr(self, name), "names, such as ['age', 'income']")
+        as_list("missing_values", self.missing_values, "texts, such as ['?', 'None']")
         for name, value, choices in (
             ("dates", self.dates, (None, *DATE_FORMS)),
             ("missing", self.missing, MISSING),
@@ -86,4 +89,5 @@ class TableOptions:
         """Return the options as JSON types."""
         rest = ("dates", "missing", "missing_mask", "dtype", "standardize")
         plain = {name: getattr(self, name) for name in rest}
-        return {name: list(getattr(self, name)) for name in _LISTS} | plain
+        words = {"missing_values": list(self.missing_values)} if self.missing_values else {}
+        return {name: list(getattr(self, name)) for name in _LISTS} | plain | words

@@ -6,8 +6,10 @@ memory, packing goes on in the middle after a kill, and the result does not depe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import pyarrow as pa
 
 from loaders.errors import SourceError
 
@@ -15,10 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
+    import numpy as np
+    import numpy.typing as npt
 
 Kind = Literal["number", "flag", "date", "time", "text"]  # what a column is read as
 PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for many workers
+MAX_ROW_BYTES = 64 << 20
+GUESSED = frozenset(
+    ("number", "flag", "date", "time")
+)  # what a text may be where nothing says what it is
+DATES = frozenset(("date", "time"))  # of which JSON has none but as texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +54,13 @@ class Rows:
         table: The columns that were asked for.
         line: Says at which line or row of the file a row of the table stands.
         bad: Lines that were left out, and why.
+        mixed: Of columns of JSON with values of several kinds: the kind of each, None where it depends on the others.
     """
 
     table: pa.Table
     line: Callable[[int], int]
     bad: Sequence[tuple[int, str]] = ()
+    mixed: Mapping[str, npt.NDArray[np.object_]] = field(default_factory=dict)
 
 
 class TableFile(Protocol):
@@ -59,14 +69,19 @@ class TableFile(Protocol):
     Attributes:
         path: Where it is.
         unit: ``line`` or ``row``: what places in it are counted in.
+        is_text: Whether reading it means parsing text.
     """
 
     path: Path
     unit: str
+    is_text: bool
 
     @property
     def columns(self) -> tuple[str, ...] | None:
         """Its columns in order, or None where every row may have its own."""
+
+    def guesses(self, column: str) -> frozenset[str]:
+        """Return what texts of a column may be, where all are; nothing where the file declares them texts."""
 
     def parts(self, number: int) -> Iterator[Part]:
         """List the parts of the file, which is the ``number``-th; SourceError if it cannot be read."""
@@ -76,12 +91,96 @@ class TableFile(Protocol):
     ) -> Iterator[Rows]:
         """Read columns (None: all) of a part, piece by piece.
 
-        Columns without a kind come as what they seem to be; ``text`` as strings; others as strings too where a value
-        is not of their kind.
+        Columns come as the file declares them, those of a CSV file as texts; of kind ``text`` as texts.
 
         Raises:
             SourceError: The part cannot be read.
         """
+
+
+class PartitionedFile:
+    """A file below folders such as ``year=2024``, whose keys are columns of it.
+
+    Args:
+        file: The file.
+        keys: Value by key, None where it is missing.
+    """
+
+    def __init__(self, file: TableFile, keys: Mapping[str, str | None]) -> None:
+        self.path, self.unit, self.is_text = file.path, file.unit, file.is_text
+        self._file, self.keys = file, keys
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Those of the file, and the keys."""
+        own = self._file.columns
+        return None if own is None else (*own, *self.keys)
+
+    def guesses(self, column: str) -> frozenset[str]:
+        """Return what texts of a column may be: a folder's name declares nothing."""
+        return GUESSED if column in self.keys else self._file.guesses(column)
+
+    def parts(self, number: int) -> Iterator[Part]:
+        """List the parts of the file."""
+        return self._file.parts(number)
+
+    def read(
+        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[Rows]:
+        """Read columns of a part, the keys among them."""
+        own = None if columns is None else [name for name in columns if name not in self.keys]
+        for rows in self._file.read(part, own, kinds):
+            table = rows.table
+            for key, value in self.keys.items():
+                if columns is None or key in columns:
+                    if key in table.column_names:  # of JSON, whose columns are known row by row
+                        continue
+                    table = table.append_column(key, _constant(value, len(table)))
+            yield Rows(table, rows.line, rows.bad, rows.mixed)
+
+
+def _constant(value: str | None, size: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, pa.string()), size)
+
+
+def cut(
+    path: Path,
+    number: int,
+    last_end: Callable[[bytes], int],
+    begin: int = 0,
+    line: int = 1,
+    *,
+    check_end: Callable[[bytes, int], None] | None = None,
+    hint: str = "",
+) -> Iterator[Part]:
+    """List pieces of whole rows of a text file, the last one though its row may have no end.
+
+    Args:
+        path: The file.
+        number: Of the file.
+        last_end: Returns where the last row of some bytes ends, 0 if none does.
+        begin: Where the first row begins.
+        line: Its number.
+        check_end: Looks at a last row without an end, and its line.
+        hint: What to do about a row of no end.
+    """
+    with open(path, "rb") as file:
+        file.seek(begin)
+        start, rest = begin, b""
+        while block := file.read(PART_BYTES):
+            data = rest + block
+            length = last_end(data)
+            if length:
+                yield Part(number, start, start + length, line)
+                start, line = start + length, line + data.count(b"\n", 0, length)
+            elif len(data) > MAX_ROW_BYTES:
+                what = f"the row has more than {MAX_ROW_BYTES >> 20} MiB"
+                raise SourceError(what, f"{path}, line {line}", hint)
+            rest = data[length:]
+        if rest.strip(b"\r\n"):
+            if check_end is not None:
+                check_end(rest, line)
+            yield Part(number, start, start + len(rest), line)
 
 
 def read_bytes(path: Path, start: int, stop: int) -> bytes:
@@ -97,3 +196,13 @@ def read_bytes(path: Path, start: int, stop: int) -> bytes:
     if len(data) < stop - start:
         raise SourceError("it became shorter while it was packed", path)
     return bytes(data)
+
+
+def some_of(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    """Return these columns of a table; one that it lacks is empty."""
+    if columns is None:
+        return table
+    arrays: list[Any] = [
+        table[name] if name in table.column_names else pa.nulls(len(table)) for name in columns
+    ]
+    return pa.Table.from_arrays(arrays, names=list(columns))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +20,18 @@ from packdata.settings import PackSettings, check_options, take
 from packdata.shards import TABLE_SHARD_BYTES, Format
 from packdata.sources import joined_splits
 from packdata.sources.base import files_identity
-from packdata.tables.columns import ColumnPlan, check_names, plan_columns, rejects_rows
+from packdata.tables.columns import (
+    ColumnPlan,
+    check_names,
+    names_in_option,
+    plan_columns,
+    rejects_rows,
+)
+from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.files import FOLDER, list_tables, open_tables
-from packdata.tables.like import TARGETS, plan_like
+from packdata.tables.kept import KeptColumns, TableReader
+from packdata.tables.like import OPTIONS, TARGETS, missing_values_of, plan_like
+from packdata.tables.notes import header_notes
 from packdata.tables.options import TableOptions
 from packdata.tables.recipe import TablesRecipe
 from packdata.tables.scan import scan_tables
@@ -32,6 +43,7 @@ if TYPE_CHECKING:
     from packdata.engine import Summary
     from packdata.settings import OnError
     from packdata.tables.parts import Kind, Part, TableFile
+    from packdata.tables.scan import Scan
 
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 
@@ -113,35 +125,53 @@ def plan_tables(
     *,
     format: Format = "parquet",
     like: Path | str | None = None,
-    delimiter: str | None = None,
+    beside: Path | str | None = None,
     workers: int | None = None,
     on_error: OnError = "fail",
     progress: Progress | None = None,
     **options: Any,
 ) -> TablesPlan:
-    """Read tables and say what would become of them; ``options`` are those of ``TableOptions``.
+    """Read tables and say what would become of them.
+
+    Args:
+        sources: Files, patterns, folders.
+        format: Of the shards.
+        like: A packed table whose columns, categories and statistics to take.
+        beside: Where what was parsed of text files is kept until the plan is carried out; None to parse it again then.
+        workers: Threads.
+        on_error: ``"fail"`` or ``"skip"``.
+        progress: Is told of every row.
+        options: Those of ``TableOptions`` and ``CsvOptions``.
 
     Raises:
-        SourceError: A file cannot be read, a column does not fit what is asked of it, or a row cannot be packed, and
+        SourceError: A file cannot be read, columns do not fit what is asked of them, or a row cannot be packed, and
             ``on_error`` is ``"fail"``.
         SchemaError: The options contradict each other.
     """
     check_on_error(on_error)
-    check_options(options, TableOptions, PackSettings, own=("format", "like", "delimiter"))
+    check_options(options, TableOptions, CsvOptions, PackSettings, own=("format", "like"))
+    csv = take(CsvOptions, options)
     chosen = TableOptions(**options)
-    listing = list_tables(sources)
-    files = open_tables(listing.paths, delimiter)
-    before = _identity(files)
-    if like is None:
-        parts, plan, rows = _scanned(files, chosen, check_workers(workers), on_error, progress)
-    else:
+    if like is not None:
         _check_like(chosen)
-        columns = _common_columns(files, None)
+        missing_values = chosen.missing_values or missing_values_of(like)
+        chosen = replace(chosen, missing_values=missing_values)
+    listing = list_tables(sources)
+    files = open_tables(listing.paths, csv, chosen.missing_values)
+    before = _identity(files)
+    size = sum(file.path.stat().st_size for file in files if file.is_text)
+    reader = TableReader(
+        files, KeptColumns(beside, size) if beside and size and not like else None
+    )
+    if like is None:
+        parts, plan, rows = _scanned(reader, chosen, check_workers(workers), on_error, progress)
+    else:
+        columns = _common_columns(files, None, chosen.drop)
         named = next((file for file in files if file.columns is not None), files[0])
         plan = plan_like(like, columns, chosen.drop, named.path)
         _common_columns(files, list(plan.kinds))
         parts, rows = [part for i, file in enumerate(files) for part in file.parts(i)], None
-    told = {"options": chosen.to_json(), "delimiter": delimiter}
+    told = {OPTIONS: chosen.to_json(), **csv.to_json()}
     same = None if like is None else read_manifest(like).fingerprint
     identity = {"command": "tables", "source": before, **told, "like": same}
     provenance = {
@@ -151,28 +181,29 @@ def plan_tables(
         "like": same,
         TARGETS: [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets],
     }
-    recipe = TablesRecipe(files, parts, plan, rows, identity, provenance)
+    recipe = TablesRecipe(reader, parts, plan, rows, identity, provenance)
     return TablesPlan(files, plan, recipe, format, tuple(sources), dict(listing.ignored))
 
 
 def _scanned(
-    files: Sequence[TableFile],
+    reader: TableReader,
     options: TableOptions,
     workers: int,
     on_error: OnError,
     progress: Progress | None,
 ) -> tuple[list[Part], ColumnPlan, int]:
+    files, first = reader.files, reader.files[0].path
     asked = [*options.features, *options.categorical, *options.numeric, *options.target]
     wanted = list(dict.fromkeys(asked)) if options.features else None
     known = [name for file in files for name in file.columns or ()]
     if known:
-        check_names(options.named, list(dict.fromkeys(known)), files[0].path)
+        check_names(options.named, list(dict.fromkeys(known)), first)
     columns = _common_columns(files, wanted, options.drop)
     kinds: dict[str, Kind] = dict.fromkeys(options.categorical, "text")
     kinds |= dict.fromkeys(options.numeric, "number")
     scan = partial(
         scan_tables,
-        files,
+        reader,
         parts_of_dates=options.parts_of_dates,
         workers=workers,
         on_error=on_error,
@@ -180,11 +211,16 @@ def _scanned(
     )
     skips = on_error == "skip"
     found = scan(columns, kinds, drop=options.drop)
-    plan = plan_columns(found, options, files[0].path, skips=skips)
+    if codes := _codes(found, kinds):  # once more: parts without zeros were read as numbers
+        again = scan(columns, kinds | dict.fromkeys(codes, "text"), drop=options.drop)
+        for name in codes:
+            again.columns[name].first["code"] = found.columns[name].first["code"]
+        found = again
+    plan = plan_columns(found, options, first, skips=skips)
     if rejects_rows(
         plan, found
     ):  # once more, without them; a packing that fails starts no journal
-        judge = TablesRecipe(files, found.parts, plan, None, {}, {}).judge
+        judge = TablesRecipe(reader, found.parts, plan, None, {}, {}).judge
         try:
             kept = scan(list(plan.kinds), plan.kinds, judge=judge)
         except SourceError as error:
@@ -193,9 +229,20 @@ def _scanned(
                 error.add_note(f"{what}; --on-error skip leaves such rows out and lists them")
             raise
         if kept.num_rows:
-            plan = plan_columns(kept, options, files[0].path, skips=skips)
-    notes = (*plan.notes, *_index_notes(files, plan, options))
+            plan = plan_columns(kept, options, first, skips=skips)
+    headers = [file.columns or () for file in files if getattr(file, "header", False)]
+    header = header_notes(columns or (), found) if headers else ()
+    notes = (*plan.notes, *header, *_index_notes(files, plan, options))
     return found.parts, replace(plan, notes=notes), found.num_rows + found.bad
+
+
+def _codes(found: Scan, kinds: Mapping[str, Kind]) -> list[str]:
+    """Return the columns of which some parts hold numbers with zeros in front, and others plain ones."""
+    return [
+        name
+        for name, column in found.columns.items()
+        if "code" in column.groups and column.moments and name not in kinds
+    ]
 
 
 def _index_notes(
@@ -211,7 +258,7 @@ def _index_notes(
 def _common_columns(
     files: Sequence[TableFile], wanted: Sequence[str] | None, drop: Sequence[str] = ()
 ) -> list[str] | None:
-    """Return the columns to read, which every file must have; None where rows name their own.
+    """Return the columns to read, which every file must have, once; None where rows name their own.
 
     Args:
         files: The files.
@@ -231,11 +278,20 @@ def _common_columns(
             found += [f"it has {in_words(more)}, which {named[0].path.name} lacks"] if more else []
             hint = "--features names the columns to take, --drop what to leave out"
             raise SourceError(" and ".join(found), file.path, hint)
+        twice = [name for name, n in Counter(mine).items() if n > 1 and name in (wanted or first)]
+        if twice:
+            what = f"it has {', '.join(map(repr, twice[:5]))} more than once"
+            hint = f"--drop {shlex.quote(names_in_option(twice))} leaves them out"
+            if isinstance(file, DelimitedFile):
+                hint += (
+                    ", --names with --skip-rows 1 gives other names; --no-header if it has none"
+                )
+            raise SourceError(what, file.path, hint)
     return list(wanted) if wanted is not None else first
 
 
 def _check_like(options: TableOptions) -> None:
-    plain = TableOptions(drop=options.drop)
+    plain = TableOptions(drop=options.drop, missing_values=options.missing_values)
     given = [name for name, value in options.to_json().items() if value != plain.to_json()[name]]
     if given:
         verb = "follows" if len(given) == 1 else "follow"
@@ -255,7 +311,7 @@ def pack_tables(
         sources: Files (.csv, .tsv, .jsonl, .parquet, .arrow, .feather), patterns, folders.
         dst: A folder that is new or empty.
         format: ``"parquet"`` or ``"lmdb"``.
-        options: ``like`` and ``delimiter``; those of ``TableOptions``; ``shard_bytes``,
+        options: ``like``; those of ``TableOptions`` and ``CsvOptions``; ``shard_bytes``,
             ``workers``, ``on_error``, ``overwrite`` and ``progress``
             (``packdata.settings.PackSettings``).
 
@@ -268,5 +324,7 @@ def pack_tables(
     settings = take(PackSettings, options)
     settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
     workers, on_error = settings.get("workers"), settings.get("on_error", "fail")
-    plan = plan_tables(listed, format=format, workers=workers, on_error=on_error, **options)
+    plan = plan_tables(
+        listed, format=format, beside=dst, workers=workers, on_error=on_error, **options
+    )
     return pack_plan(plan, dst, **settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from packdata.recipe import Block, Recipe, Target
 from packdata.rows import standardized
 from packdata.tables.columns import CATEGORIES, FEATURES, MISSING
 from packdata.tables.parts import Rows
-from packdata.tables.scan import checked_group, place
+from packdata.tables.scan import place
 from packdata.tables.values import (
     Flags,
     Floats,
@@ -25,16 +26,19 @@ from packdata.tables.values import (
     Numbers,
     codes,
     combined,
+    group_of,
     has_value,
     numbers,
     part_of_date,
     shown,
+    why_other,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from packdata.tables.columns import ColumnPlan, TargetColumn
+    from packdata.tables.kept import TableReader
     from packdata.tables.parts import Part, TableFile
 
 Matrix = npt.NDArray[Any]
@@ -44,7 +48,7 @@ class TablesRecipe(Recipe):
     """Turns parts of tables into rows of features, categories and targets.
 
     Args:
-        files: The files.
+        reader: Of the files.
         parts: Their parts.
         columns: What becomes of every column.
         num_samples: Rows of all parts, if known.
@@ -59,14 +63,19 @@ class TablesRecipe(Recipe):
 
     def __init__(
         self,
-        files: Sequence[TableFile],
+        reader: TableReader,
         parts: Sequence[Part],
         columns: ColumnPlan,
         num_samples: int | None,
         identity: Mapping[str, Any],
         provenance: Mapping[str, Any],
     ) -> None:
-        self.files, self.parts, self.columns, self.num_samples = files, parts, columns, num_samples
+        self.reader, self.parts, self.columns, self.num_samples = (
+            reader,
+            parts,
+            columns,
+            num_samples,
+        )
         self.identity, self.provenance = identity, provenance
         self.schema = columns.schema
         self.targets: Sequence[Target] = [Target("", self.schema)]
@@ -90,16 +99,16 @@ class TablesRecipe(Recipe):
 
     def name(self, item: Part) -> str:
         """Return where a part begins."""
-        return place(self.files[item.file], item.line)
+        return place(self.reader.files[item.file], item.line)
 
     def encode(self, item: Part) -> list[Block]:
         """Return the rows of a part."""
-        file, kinds = self.files[item.file], self.columns.kinds
+        file, kinds = self.reader.files[item.file], self.columns.kinds
         pieces: list[dict[str, Matrix]] = [
             {name: self._empty(name) for name in self.schema.fields}
         ]
         rejects: list[tuple[int, str]] = []
-        for rows in file.read(item, list(kinds), kinds):
+        for rows in self.reader.read(item, list(kinds), kinds):
             arrays, unknown, wrong = self._arrays(file, rows)
             if wrong:
                 kept = _others(rows, wrong)
@@ -137,7 +146,9 @@ class TablesRecipe(Recipe):
     ) -> tuple[dict[str, Matrix], dict[str, Flags], dict[int, str]]:
         """Return the values of every field, which its vocabulary lacks, and which rows cannot be packed, and why."""
         for name in self.columns.kinds:
-            checked_group(name, rows.table[name].type, file)
+            kind = rows.table[name].type
+            if group_of(kind) == "other":
+                raise SourceError(f"column {name!r}: {why_other(kind)}", file.path)
         table, wrong = _Table(rows.table), _Wrong()
         arrays: dict[str, Matrix] = {}
         unknown: dict[str, Flags] = {}
@@ -159,12 +170,13 @@ class TablesRecipe(Recipe):
         mask = np.zeros(out.shape, bool)
         for i, (column, how) in enumerate(features.sources):
             values, missing = table.numbers(column, how), table.missing(column, how)
-            what = f"column {column!r}: {{}} is no {_word(how)}"
-            wrong.note(table.bad(column, how), what, table, column)
-            wrong.note(np.isinf(values), f"column {column!r} is infinite ({{}})", table, column)
+            table.note_bad(f"column {column!r}", column, how, wrong)
+            table.note_infinite(
+                f"column {column!r} is infinite", column, how, np.isinf(values), wrong
+            )
             mask[:, i] = missing
             if features.missing == "error":
-                wrong.note(missing, f"column {column!r} has no value", table, column)
+                wrong.note(missing, partial("column {!r} has no value".format, column))
             elif features.missing == "mean" and missing.any():
                 values = np.where(missing, features.mean[i], values)
             if features.standardized:
@@ -172,8 +184,8 @@ class TablesRecipe(Recipe):
             with np.errstate(over="ignore"):
                 out[:, i] = values
             too_large = np.isinf(out[:, i]) & np.isfinite(values) & ~missing
-            what = f"column {column!r}: {{}} is more than {features.dtype} holds"
-            wrong.note(too_large, what, table, column)
+            what = f"column {column!r} is more than {features.dtype} holds"
+            table.note_infinite(what, column, how, too_large, wrong)
         return out, mask
 
     def _categories(self, table: _Table) -> tuple[Matrix, dict[str, Flags]]:
@@ -194,18 +206,19 @@ class TablesRecipe(Recipe):
             array = table.array(column)
             found = codes(array, self._classes[target.field]) - 1
             known = has_value(array)
-            wrong.note(~known, f"{what} has no value", table, column)
+            wrong.note(~known, lambda row: f"{what} has no value")
             few = f"is none of its {len(target.classes)} classes"
-            wrong.note(known & (found < 0), f"{what}: {{}} {few}", table, column)
+            wrong.note(known & (found < 0), lambda row: f"{what}: {shown(array, row)!r} {few}")
             return found
         values = table.numbers(column, target.how)
-        wrong.note(table.missing(column, target.how), f"{what} has no value", table, column)
-        no = f"{what}: {{}} is no {_word(target.how)}"
-        wrong.note(table.bad(column, target.how), no, table, column)
+        wrong.note(table.missing(column, target.how), lambda row: f"{what} has no value")
+        table.note_bad(what, column, target.how, wrong)
         dtype = self.schema.fields[target.field].dtype
         with np.errstate(over="ignore"):
             out = values.astype(dtype)
-        wrong.note(np.isinf(out), f"{what} is infinite, or too large ({{}})", table, column)
+        table.note_infinite(
+            f"{what} is infinite, or too large", column, target.how, np.isinf(out), wrong
+        )
         return out
 
 
@@ -238,8 +251,18 @@ class _Table:
     def missing(self, column: str, how: str) -> Flags:
         return self._of(column, how).missing
 
-    def bad(self, column: str, how: str) -> Flags:
-        return self._of(column, how).bad
+    def note_bad(self, what: str, column: str, how: str, wrong: _Wrong) -> None:
+        """Note where a value is none of its kind."""
+        array = self.array(column)
+        wrong.note(
+            self._of(column, how).bad,
+            lambda row: f"{what}: {shown(array, row)!r} is no {_word(how)}",
+        )
+
+    def note_infinite(self, what: str, column: str, how: str, flags: Flags, wrong: _Wrong) -> None:
+        """Note where a number is too large."""
+        values = self._of(column, how).values
+        wrong.note(flags, lambda row: f"{what} ({float(values[row])!r})")
 
 
 _GROUPS: dict[str, Group] = {"number": "number", "flag": "flag", "hour of time": "time"}
@@ -268,11 +291,11 @@ class _Wrong:
     def __init__(self) -> None:
         self.rows: dict[int, str] = {}
 
-    def note(self, flags: Flags, why: str, table: _Table, column: str) -> None:
+    def note(self, flags: Flags, why: Callable[[int], str]) -> None:
         if flags.any():
-            array = table.array(column)
             for row in np.flatnonzero(flags).tolist():
-                self.rows.setdefault(row, why.format(shown(array, row)) if "{}" in why else why)
+                if row not in self.rows:
+                    self.rows[row] = why(row)
 
 
 def _column(arrays: Sequence[Matrix]) -> FixedColumn:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,15 +21,20 @@ from packdata.pool import OrderedPool
 from packdata.tables.values import (
     NO_VALUES,
     Group,
+    Numbers,
+    as_text,
     combined,
     group_of,
     groups_of_texts,
     has_value,
-    have_zones,
     lacks_value,
+    narrow,
     numbers,
     part_of_date,
+    plain,
+    plain_numbers,
     shown,
+    why_other,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
 
     from packdata.progress import Progress
     from packdata.settings import OnError
+    from packdata.tables.kept import TableReader
     from packdata.tables.parts import Kind, Part, Rows, TableFile
 
 MAX_CATEGORIES = 1_000_000
@@ -70,6 +77,7 @@ class ColumnScan:
         groups: Values of each kind.
         first: Where each kind was seen first, also ``missing`` and ``infinite`` numbers, ``bad`` values that are none
             of a kind that was asked for, and ``zoned`` or ``local`` dates.
+        other: Why it has no place in a row, if so.
         moments: Of the numbers, or of each part of the dates.
         counts: How often each text occurs.
         is_whole: True if no number has a fraction.
@@ -84,6 +92,7 @@ class ColumnScan:
     counts: Counter[str] = field(default_factory=Counter)
     is_whole: bool = True
     has_times: bool = False
+    other: str = ""
 
     def add(self, other: ColumnScan) -> None:
         """Take in what a later part holds."""
@@ -93,9 +102,18 @@ class ColumnScan:
         self.first = other.first | self.first
         for name, moments in other.moments.items():
             self.moments.setdefault(name, Moments()).add(moments)
-        self.counts.update(other.counts)
+        self._count(other.counts)
+        self.other = self.other or other.other
         self.is_whole &= other.is_whole
         self.has_times |= other.has_times
+
+    def _count(self, counts: Mapping[str, int]) -> None:
+        if self.other:
+            return
+        self.counts.update(counts)
+        if len(self.counts) > MAX_CATEGORIES:
+            self.other = f"it has more than {MAX_CATEGORIES:,} different texts"
+            self.counts.clear()
 
 
 @dataclass(slots=True)
@@ -123,7 +141,7 @@ class _PartScan(NamedTuple):
 
 
 def scan_tables(
-    files: Sequence[TableFile],
+    reader: TableReader,
     columns: Sequence[str] | None,
     kinds: Mapping[str, Kind],
     parts_of_dates: Sequence[str],
@@ -137,7 +155,7 @@ def scan_tables(
     """Read all parts once.
 
     Args:
-        files: The files.
+        reader: Of the files; what it reads of text files is kept.
         columns: The columns that matter; None for all.
         kinds: What some columns are, whatever they seem to be.
         parts_of_dates: What dates become, for their statistics.
@@ -148,21 +166,28 @@ def scan_tables(
         progress: Is told of every row.
 
     Raises:
-        SourceError: A file or row cannot be read, or a column has too many categories.
+        SourceError: A file or row cannot be read.
     """
+    files, kept = reader.files, reader.kept if judge is None else None
     found = Scan(columns={} if columns is None else {name: ColumnScan() for name in columns})
 
     def scan_part(part: Part) -> _PartScan:
         file, num_rows = files[part.file], 0
         bad: list[tuple[int, str]] = []
         scans: dict[str, ColumnScan] = {}
-        for rows in file.read(part, columns, kinds):
+        for rows in reader.read(part, columns, kinds):
             rows = rows if judge is None else judge(file, rows)
             num_rows += len(rows.table)
             bad += rows.bad
+            typed: dict[str, pa.Array] = {}
             for name in (n for n in rows.table.column_names if n not in drop):
-                one = _scan_column(name, rows, file, kinds.get(name), parts_of_dates)
-                scans.setdefault(name, ColumnScan(num_missing=num_rows - len(rows.table))).add(one)
+                look = _Look(name, rows, file, parts_of_dates)
+                typed[name] = look.at(kinds.get(name))
+                scans.setdefault(name, ColumnScan(num_missing=num_rows - len(rows.table))).add(
+                    look.scan
+                )
+            if kept is not None and file.is_text and not rows.mixed:
+                kept.put(part, rows, typed)
         return _PartScan(part, num_rows, bad, scans)
 
     try:
@@ -182,17 +207,13 @@ def scan_tables(
 def _join(
     found: Scan, part: _PartScan, files: Sequence[TableFile], on_error: OnError, progress: Progress
 ) -> None:
-    file = files[part.part.file]
     if part.bad and on_error == "fail":
         line, why = part.bad[0]
-        raise SourceError(why, place(file, line))
+        raise SourceError(why, place(files[part.part.file], line))
     for name in part.columns:  # a key that no earlier line of JSON had
         found.columns.setdefault(name, ColumnScan(num_missing=found.num_rows))
     for name, column in found.columns.items():
         column.add(part.columns.get(name) or ColumnScan(num_missing=part.num_rows))
-        if len(column.counts) > MAX_CATEGORIES:
-            what = f"column {name!r} has more than {MAX_CATEGORIES:,} different texts"
-            raise SourceError(what, file.path, f"Leave it out: --drop {name}")
     found.parts.append(part.part)
     found.num_rows += part.num_rows
     found.bad += len(part.bad)
@@ -213,100 +234,133 @@ def place(file: TableFile, line: int) -> str:
     return f"{file.path}, {file.unit} {line}"
 
 
-def _scan_column(
-    name: str, rows: Rows, file: TableFile, kind: Kind | None, parts_of_dates: Sequence[str]
-) -> ColumnScan:
-    array = combined(rows.table[name])
-    scan = ColumnScan()
+class _Look:
+    """One column of some rows, looked at.
 
-    def note(what: str, row: int) -> None:
-        scan.first[what] = Place(file, row, rows.line, array.take(pa.array([row])))
+    Args:
+        name: Its name.
+        rows: The rows.
+        file: Theirs.
+        parts_of_dates: What dates become.
 
-    group = checked_group(name, array.type, file, f"Leave it out: --drop {name}")
-    if kind == "text" and group is not None:
-        _count_texts(scan, array.cast(pa.string()))
-        if scan.counts:
-            scan.groups["text"] += sum(scan.counts.values())
-    elif kind == "number":
-        _measure(scan, array, "number", note)
-    elif group == "flag":
-        _look_at_texts(scan, array.cast(pa.string()), note)
-    elif group == "text":
-        _look_at_texts(scan, array, note)
-        if len(scan.groups) == 1 and (only := next(iter(scan.groups))) not in ("text", "flag"):
-            scan.counts.clear()
-            scan.groups.clear()
-            scan.num_unsure = 0
-            _measure(scan, array, only, note, parts_of_dates)
-    elif group is not None:
-        _measure(scan, array, group, note, parts_of_dates)
-    else:
-        scan.num_missing = len(array)
-        if len(array):
-            note("missing", 0)
-    return scan
+    Attributes:
+        scan: What it holds.
+    """
 
+    def __init__(
+        self, name: str, rows: Rows, file: TableFile, parts_of_dates: Sequence[str]
+    ) -> None:
+        self.scan = ColumnScan()
+        self._rows, self._file, self._parts_of_dates = rows, file, parts_of_dates
+        self._array = combined(rows.table[name])
+        self._mixed = rows.mixed.get(name)
+        guesses = file.guesses(name)
+        self._guesses = guesses if parts_of_dates or "number" in guesses else frozenset[str]()
 
-def checked_group(name: str, kind: pa.DataType, file: TableFile, hint: str = "") -> Group | None:
-    """Return what a column holds; SourceError, with its name, if that has no place in a row."""
-    try:
-        return group_of(kind)
-    except SourceError as error:
-        raise SourceError(f"column {name!r}: {error.what}", file.path, hint) from error
-
-
-def _count_texts(scan: ColumnScan, texts: pa.Array) -> None:
-    known = texts.filter(pa.array(has_value(texts)))
-    scan.num_missing = len(texts) - len(known)
-    counted = pc.value_counts(known)
-    values, counts = counted.field("values").to_pylist(), counted.field("counts").to_pylist()
-    scan.counts.update(dict(zip(values, counts, strict=True)))
-
-
-def _look_at_texts(scan: ColumnScan, array: pa.Array, note: Callable[[str, int], None]) -> None:
-    """Count texts, and how many of them look like numbers or dates."""
-    _count_texts(scan, array)
-    distinct = pa.array(list(scan.counts), pa.string())
-    groups = groups_of_texts(distinct)
-    for value, group in zip(scan.counts, groups.tolist(), strict=True):
-        if group is None:
-            scan.num_unsure += scan.counts[value]
+    def at(self, kind: Kind | None) -> pa.Array:
+        """Take statistics of it as a kind, or as what it seems to be; return its values as that."""
+        group = group_of(self._array.type)
+        if group == "other":
+            self.scan.other = why_other(self._array.type)
+        elif group is None:
+            self.scan.num_missing = len(self._array)
+            self._note("missing", self._array.is_null().to_numpy(zero_copy_only=False))
+        elif kind == "text":
+            self._array = as_text(plain(self._array))
+            self._count(self._array)
+            if self.scan.counts:
+                self.scan.groups["text"] += sum(self.scan.counts.values())
+        elif kind is not None and kind != "flag":
+            return self._measured(numbers(self._array, kind), kind)
+        elif group == "flag":
+            self._look_at_texts(as_text(self._array), frozenset(("flag",)))
+        elif group == "text":
+            return self._guessed()
         else:
-            scan.groups[group] += scan.counts[value]
-    for group in scan.groups:
-        example = distinct[int(np.argmax(groups == group))]
-        row = pc.index(array, pa.scalar(example.as_py(), array.type)).as_py()
-        note(group, row)
-    if scan.num_missing + scan.num_unsure and "text" not in scan.groups:
-        note("missing", int(lacks_value(array.cast(pa.string())).argmax()))
+            return self._measured(numbers(self._array, group), group)
+        return self._array
 
+    def _guessed(self) -> pa.Array:
+        texts = plain(self._array)
+        fast = plain_numbers(texts) if "number" in self._guesses else None
+        if fast is not None:
+            return self._measured(fast, "number")
+        self._look_at_texts(texts, self._guesses)
+        if len(self.scan.groups) == 1:
+            (only,) = self.scan.groups
+            if only in ("number", "date", "time"):
+                self.scan = ColumnScan()
+                return self._measured(numbers(texts, only), only)
+        return texts
 
-def _measure(
-    scan: ColumnScan,
-    array: pa.Array,
-    group: Group,
-    note: Callable[[str, int], None],
-    parts_of_dates: Sequence[str] = (),
-) -> None:
-    """Take statistics of numbers, dates or times."""
-    values, missing, bad = numbers(array, group)
-    scan.num_missing = int(missing.sum())
-    known = ~missing & ~bad
-    if known.any():
-        scan.groups[group] += int(known.sum())
-        note(group, int(known.argmax()))
-    for what, flags in (("missing", missing), ("bad", bad), ("infinite", np.isinf(values))):
+    def _note(self, what: str, flags: npt.NDArray[np.bool_]) -> None:
+        """Remember the first row that is so, if any."""
         if flags.any():
-            note(what, int(flags.argmax()))
-    if group == "number":
-        scan.moments["number"] = Moments.of(values[np.isfinite(values)])
-        scan.is_whole = bool((np.floor(values[known]) == values[known]).all())
-        return
-    for part in ("hour",) if group == "time" else parts_of_dates:  # whatever becomes of dates
-        scan.moments[part] = Moments.of(part_of_date(values[known], part))
-    scan.has_times = bool(part_of_date(values[known], "hour").any())
-    if group == "date":
-        zoned = have_zones(array) & known
-        for what, flags in (("zoned", zoned), ("local", known & ~zoned)):
-            if flags.any():
-                note(what, int(flags.argmax()))
+            row = int(flags.argmax())
+            value = self._array.take(pa.array([row]))
+            self.scan.first[what] = Place(self._file, row, self._rows.line, value)
+
+    def _count(self, texts: pa.Array) -> None:
+        known = texts.filter(pa.array(has_value(texts)))
+        self.scan.num_missing = len(texts) - len(known)
+        counted = pc.value_counts(known)
+        values, counts = counted.field("values").to_pylist(), counted.field("counts").to_pylist()
+        self.scan.counts.update(dict(zip(values, counts, strict=True)))
+
+    def _look_at_texts(self, texts: pa.Array, guesses: frozenset[str]) -> None:
+        """Count texts, and how many of them look like numbers or dates, where they may be some."""
+        scan = self.scan
+        self._count(texts)
+        if self._mixed is not None:
+            each = self._mixed
+        elif guesses:
+            words = pa.array(list(scan.counts), texts.type)
+            known = groups_of_texts(words)
+            usual = {"code": "number"}
+            known[[g is not None and usual.get(g, g) not in guesses for g in known]] = "text"
+            places = pc.fill_null(pc.index_in(texts, value_set=words), len(words)).to_numpy()
+            each = np.append(known, np.array([None]))[places]
+        else:
+            each = np.array([None, "text"])[has_value(texts).astype(int)]
+        for group in dict.fromkeys(each.tolist()):
+            if group is not None:
+                flags = each == group
+                scan.groups[group] += int(flags.sum())
+                self._note(group, flags)
+        scan.num_unsure = len(texts) - scan.num_missing - sum(scan.groups.values())
+        if scan.num_missing + scan.num_unsure and "text" not in scan.groups:
+            self._note("missing", lacks_value(texts))
+
+    def _measured(self, found: Numbers, group: Group) -> pa.Array:
+        """Take statistics of numbers, dates or times; return them, as they are where some are bad."""
+        scan, (values, missing, bad, zoned) = self.scan, found
+        scan.num_missing = int(missing.sum())
+        known = ~missing & ~bad
+        if known.any():
+            scan.groups[group] += int(known.sum())
+        for what, flags in ((group, known), ("missing", missing), ("bad", bad)):
+            self._note(what, flags)
+        if group == "number":
+            kept = values if known.all() else values[known]
+            scan.moments["number"] = Moments.of(kept)
+            if not np.isfinite([scan.moments["number"].least, scan.moments["number"].most]).all():
+                self._note("infinite", np.isinf(values))
+                scan.moments["number"] = Moments.of(kept[np.isfinite(kept)])
+            scan.is_whole = bool(
+                (np.floor(kept[:1]) == kept[:1]).all() and (np.floor(kept) == kept).all()
+            )
+        else:
+            for part in (
+                ("hour",) if group == "time" else self._parts_of_dates
+            ):  # whatever becomes of dates
+                scan.moments[part] = Moments.of(part_of_date(values[known], part))
+            scan.has_times = bool(part_of_date(values[known], "hour").any())
+        if group == "date":
+            self._note("zoned", zoned & known)
+            self._note("local", known & ~zoned)
+        if bad.any():
+            return self._array
+        if group == "number":
+            return narrow(values, missing) if scan.is_whole else pa.array(values, mask=missing)
+        kind = pa.timestamp("us") if group == "date" else pa.time64("us")
+        return pa.array(np.where(missing, 0, values).astype(np.int64), mask=missing).cast(kind)

@@ -9,25 +9,28 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loaders.errors import SourceError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Group = Literal["number", "flag", "date", "time", "text"]
+Group = Literal["number", "code", "flag", "date", "time", "text", "other"]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 PARTS_OF_DATES = ("year", "month", "day", "weekday", "hour")
 DATE_FORMS = ("days", "parts")
+_MAX_TYPE_CHARS = 60
+_FEW = 32
 _NUMBER = r"^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf|infinity))\s*$"
 _FLAG = r"^(?i:true|false)$"
-_DATE = (
-    r"^\d{4}-\d\d-\d\d(?:[ T]\d\d(?::\d\d(?::\d\d(?:\.\d{1,9})?)?)?(?:Z|[+-]\d\d:?(?:\d\d)?)?)?$"
-)
+_DATE = r"^\s*\d{4}-\d\d-\d\d(?:[ T]\d\d(?::\d\d(?::\d\d(?:\.\d{1,9})?)?)?(?:Z|[+-]\d\d:?(?:\d\d)?)?)?\s*$"
 _TIME = r"^\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?$"
 _BEYOND_US = r"(\.\d{6})\d+"
-_ZONE = r"[ T]\d\d\S*(?:Z|[+-]\d\d:?(?:\d\d)?)$"
+_ZONE = r"[ T]\d\d\S*(?:Z|[+-]\d\d:?(?:\d\d)?)\s*$"
+_CODE = r"^\s*[+-]?0\d"  # a number with zeros in front, which it would lose
 _PATTERNS: dict[Group, str] = {"number": _NUMBER, "flag": _FLAG, "date": _DATE, "time": _TIME}
+_KINDS: dict[Group, tuple[pa.DataType, ...]] = {
+    "number": (pa.float64(),),
+    "date": (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+}
 _DAY_US = 86_400_000_000
 _UNITS_US = {"s": 1_000_000, "ms": 1000}
 # What Arrow, and pandas with it, reads as no value where numbers stand; of texts they are some.
@@ -41,23 +44,26 @@ class Numbers(NamedTuple):
     """A column as float64, NaN where there is none.
 
     Attributes:
-        values: ``(N,)``.
+        values: ``(N,)``: of dates, their microseconds since 1970; of times, since midnight.
         missing: Where there was no value.
         bad: Where there was one that is no number (no date, no time that a day has, ...).
+        zoned: Where a date said its time zone.
     """
 
     values: Floats
     missing: Flags
     bad: Flags
+    zoned: Flags
 
 
 def group_of(kind: pa.DataType) -> Group | None:
     """Return what values of an Arrow type are, ``text`` for any strings; None where there are none.
 
-    Raises:
-        SourceError: They have no place in a row of numbers.
+    Those that have no place in a row of numbers are ``other``.
     """
     types = pa.types
+    if types.is_dictionary(kind):
+        return group_of(kind.value_type)
     if types.is_null(kind):
         return None
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
@@ -68,9 +74,17 @@ def group_of(kind: pa.DataType) -> Group | None:
         return "date"
     if types.is_time(kind):
         return "time"
-    if is_text(kind):
-        return "text"
-    raise SourceError(f"it holds {kind}, which is no number, text or date", "column")
+    return "text" if is_text(kind) else "other"
+
+
+def why_other(kind: pa.DataType) -> str:
+    """Say that values of an Arrow type have no place in a row."""
+    words = str(kind)
+    if words == "extension<arrow.json>":
+        words = "lists or objects"
+    elif len(words) > _MAX_TYPE_CHARS:
+        words = f"{words[:_MAX_TYPE_CHARS]}..."
+    return f"it holds {words}, which is no number, text or date"
 
 
 def as_text(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
@@ -93,11 +107,30 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
+def plain(array: pa.Array) -> pa.Array:
+    """Return values one by one, as a type that Arrow can compute with."""
+    if pa.types.is_dictionary(array.type):
+        return plain(array.dictionary).take(array.indices)
+    return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
+
+
+def without_words(table: pa.Table, words: Sequence[str]) -> pa.Table:
+    """Return a table in which these texts are no values."""
+    for i, field in enumerate(table.schema) if words else ():
+        if is_text(field.type):
+            told = pc.is_in(table[i], value_set=pa.array(words, field.type))
+            table = table.set_column(
+                i, field.name, pc.if_else(told, pa.scalar(None, field.type), table[i])
+            )
+    return table
+
+
 def groups_of_texts(texts: pa.Array) -> npt.NDArray[np.object_]:
     """Return what each of some strings looks like; None for ``NO_VALUES``, which depend on the others."""
     groups = np.full(len(texts), "text", object)
     for group, pattern in _PATTERNS.items():
         groups[_matches(texts, pattern)] = group
+    groups[(groups == "number") & _matches(texts, _CODE)] = "code"
     groups[_say_nothing(texts)] = None
     return groups
 
@@ -106,51 +139,113 @@ def _say_nothing(texts: pa.Array) -> Flags:
     return _flags(pc.is_in(texts, value_set=pa.array(NO_VALUES, texts.type)))
 
 
-def have_zones(array: pa.Array) -> Flags:
-    """Return which of some dates say their time zone."""
-    if is_text(array.type):
-        return _matches(array, _ZONE)
-    return np.full(len(array), pa.types.is_timestamp(array.type) and array.type.tz is not None)
-
-
 def _matches(texts: pa.Array, pattern: str) -> Flags:
-    found = pc.fill_null(pc.match_substring_regex(texts, pattern), False)
-    result: Flags = found.to_numpy(zero_copy_only=False)
-    return result
+    return _flags(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
 
 
 def numbers(array: pa.Array, group: Group) -> Numbers:
-    """Return a column of one group as numbers: of dates, their microseconds since 1970; of times, since midnight."""
-    missing = _flags(array.is_null())
-    bad = np.zeros(len(array), bool)
-    if pa.types.is_null(array.type):
-        return Numbers(np.full(len(array), np.nan), missing, bad)
+    """Return a column of one group as numbers."""
+    array = plain(array)
+    zoned = np.full(len(array), pa.types.is_timestamp(array.type) and array.type.tz is not None)
     if is_text(array.type):
-        missing = lacks_value(array)
-        like_one = _matches(array, _PATTERNS[group])
-        array = pc.if_else(pa.array(like_one), array, pa.scalar(None, array.type))
-        array = _parsed(array, group)
-        bad = _flags(array.is_null()) & ~missing
-    elif group_of(array.type) not in (group, "flag" if group == "number" else group):
-        bad = ~missing
-        return Numbers(np.full(len(array), np.nan), missing, bad)
+        return _numbers_of_texts(array, group)
+    missing = _flags(array.is_null())
+    own = group_of(array.type)
+    if own is None or own not in (group, "flag" if group == "number" else group):
+        bad = np.zeros(len(array), bool) if own is None else ~missing
+        return Numbers(np.full(len(array), np.nan), missing, bad, zoned)
     values = _floats(array, group)
+    none = np.isnan(values) & ~missing
     if group == "date":
-        bad |= np.isnan(values) & ~missing
-    missing |= np.isnan(values) & ~bad
-    return Numbers(values, missing, bad)
+        return Numbers(values, missing, none, zoned & ~none)
+    return Numbers(values, missing | none, np.zeros(len(array), bool), zoned)
+
+
+def _numbers_of_texts(texts: pa.Array, group: Group) -> Numbers:
+    """Convert texts: all at once, and where some say nothing or something else, each that differs once."""
+    none = np.zeros(len(texts), bool)
+    for kind in _KINDS.get(group, ()):
+        values = _cast(texts, kind, group)
+        if values is None:
+            continue
+        return Numbers(
+            values, np.isnan(values), none, none | (getattr(kind, "tz", None) is not None)
+        )
+    coded = texts.dictionary_encode()
+    words, places = coded.dictionary, coded.indices
+    like_one = pc.if_else(
+        pa.array(_matches(words, _PATTERNS[group])), words, pa.scalar(None, words.type)
+    )
+    values = _floats(_parsed(like_one, group), group)
+    missing = lacks_value(words)
+    bad = np.isnan(values) & ~missing
+    zoned = _matches(like_one, _ZONE) & ~bad
+    at = pc.fill_null(places, len(words)).to_numpy()
+    values, missing, bad, zoned = (
+        np.append(each, rest)[at]
+        for each, rest in ((values, np.nan), (missing, True), (bad, False), (zoned, False))
+    )
+    return Numbers(values, missing | (np.isnan(values) & ~bad), bad, zoned)
+
+
+def plain_numbers(texts: pa.Array) -> Numbers | None:
+    """Return texts as numbers if each is one, or nothing, and none has zeros in front."""
+    values = _cast(texts, pa.float64(), "number")
+    if values is None:
+        return None
+    missing = np.isnan(values)
+    if missing.all() or _have_zeros(texts):
+        return None
+    none = np.zeros(len(texts), bool)
+    return Numbers(values, missing, none, none)
+
+
+def _cast(texts: pa.Array, kind: pa.DataType, group: Group) -> Floats | None:
+    """Convert texts at once; None if one is refused: the first few are asked first, for Arrow goes on to the end."""
+    try:
+        pc.cast(texts[:_FEW], kind)
+        return _floats(pc.cast(texts, kind), group)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _have_zeros(texts: pa.Array) -> bool:
+    """Tell whether some numbers have zeros in front."""
+    codes, ends = text_buffers(texts)
+    starts = np.concatenate([[0], ends[:-1]])
+    starts = starts[ends - starts > 1]
+    if not len(starts):
+        return False
+    first = codes[starts]
+    signed = starts[(first == ord("-")) | (first == ord("+"))] + 1
+    starts = np.concatenate([starts[first == ord("0")], signed[codes[signed] == ord("0")]]) + 1
+    after = codes[
+        starts[starts < len(codes)]
+    ]  # that of the next cell, at worst: looked at once more then
+    return bool(((after >= ord("0")) & (after <= ord("9"))).any()) and bool(
+        _matches(texts, _CODE).any()
+    )
+
+
+def text_buffers(texts: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Return the bytes of an array of strings, and where each ends; the bytes are not copied."""
+    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    offsets = np.frombuffer(texts.buffers()[1], width)[texts.offset :][: len(texts) + 1]
+    data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    return data, offsets[1:].astype(np.int64) - offsets[0]
 
 
 def _parsed(texts: pa.Array, group: Group) -> pa.Array:
     """Return the values of texts that all look like one; null for a day or time that does not exist."""
+    texts = pc.utf8_trim_whitespace(texts)
     if group == "number":
-        return pc.cast(pc.utf8_ltrim(pc.utf8_trim_whitespace(texts), characters="+"), pa.float64())
+        return pc.cast(pc.utf8_ltrim(texts, characters="+"), pa.float64())
     if group == "flag":
         return pc.cast(pc.utf8_lower(texts), pa.bool_())
     if group == "time":
         return pa.array([_time_us(text) for text in texts.to_pylist()], pa.time64("us"))
     texts = pc.replace_substring_regex(texts, _BEYOND_US, r"\1")  # nanoseconds end in 2262
-    zoned = pa.array(have_zones(texts))
+    zoned = pa.array(_matches(texts, _ZONE))
     none = pa.scalar(None, texts.type)
     plain = _existing(pc.if_else(zoned, none, texts), pa.timestamp("us"))
     utc = _existing(pc.if_else(zoned, texts, none), pa.timestamp("us", "UTC"))
@@ -215,6 +310,19 @@ def _flags(array: pa.Array) -> Flags:
     return flags if flags.flags.writeable else flags.copy()
 
 
+def narrow(values: Floats, missing: Flags) -> pa.Array:
+    """Return whole numbers as the smallest type that holds them."""
+    known = np.where(missing, 0, values) if missing.any() else values
+    least, most = (known.min(), known.max()) if len(known) else (0, 0)
+    for kind in (np.int8, np.int16, np.int32):
+        if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max:
+            is_signed = (
+                least <= 0 and (np.signbit(known) & (known == 0)).any()
+            )  # -0 is none of them
+            return pa.array(known if is_signed else known.astype(kind), mask=missing)
+    return pa.array(values, mask=missing)
+
+
 def part_of_date(us: Floats, part: str) -> Floats:
     """Return microseconds since 1970 (or midnight) as days since then, or as a part of the date.
 
@@ -242,13 +350,20 @@ def codes(array: pa.Array, vocabulary: pa.Array) -> npt.NDArray[np.int64]:
     """Return the number of each text in a vocabulary, from 1; 0 for what is not in it."""
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64)
-    found = pc.index_in(array.cast(pa.string()), value_set=vocabulary)
-    numbers: npt.NDArray[np.int64] = pc.fill_null(found, -1).to_numpy().astype(np.int64)
-    return numbers + 1
+    coded = (
+        array
+        if pa.types.is_dictionary(array.type)
+        else array.cast(pa.string()).dictionary_encode()
+    )
+    found = pc.fill_null(pc.index_in(coded.dictionary, value_set=vocabulary), -1).to_numpy() + 1
+    places = pc.fill_null(coded.indices, len(found)).to_numpy()
+    result: npt.NDArray[np.int64] = np.append(found, 0).astype(np.int64)[places]
+    return result
 
 
 def has_value(array: pa.Array) -> Flags:
     """Return where there is a text."""
+    array = plain(array)
     known = ~_flags(array.is_null())
     if is_text(array.type):
         known &= ~_flags(pc.fill_null(pc.equal(array, ""), False))
@@ -272,7 +387,7 @@ def shown(array: pa.Array, row: int) -> str:
         value = value.cast(pa.timestamp(array.type.unit)).cast(pa.string())
     elif pa.types.is_temporal(array.type):
         value = value.cast(pa.string())
-    return repr(value.as_py())[:60]
+    return str(value.as_py())[:60]
 
 
 def in_words(names: Sequence[str], most: int = 8) -> str:

@@ -1,0 +1,326 @@
+"""How tables are read: without a header, below folders of keys, with missing words, nested deep, in other encodings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loaders.errors import SchemaError, SourceError
+from packdata.cli import main
+from packdata.tables import pack_tables, plan_tables
+from tests.packdata.reading import PackedReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def packed(folder: Path, source: Any, **options: Any) -> PackedReader:
+    pack_tables(source, folder / "out", **options)
+    return PackedReader(folder / "out")
+
+
+def columns_of(reader: PackedReader, field: str = "features") -> tuple[str, ...]:
+    kind: Any = reader.schema.fields[field]
+    return tuple(kind.columns)
+
+
+# ------------------------------------------------------------------------------ headers
+
+
+def test_a_file_without_a_header_keeps_its_first_row(tmp_path: Path) -> None:
+    source = write(tmp_path, "0.1,a\n0.2,b\n")
+
+    reader = packed(tmp_path, source, header=False)
+
+    assert columns_of(reader) == ("column_1",)
+    np.testing.assert_array_equal(
+        reader.column("features")[:, 0], np.array([0.1, 0.2], np.float32)
+    )
+    named = tmp_path / "named"
+    command = ["tables", str(source), str(named), "--names", '"x, m",c', "--target", '"x, m"']
+    assert main(command) == 0
+    assert list(PackedReader(named).schema.fields) == ["categories", "x_m"]
+    assert len(PackedReader(named)) == 2
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_above_the_header_are_passed_over(tmp_path: Path, end: str) -> None:
+    source = write(tmp_path, end.join(["\ufeff# a, b", '"', "", "x,y", "1,2", "3,", ""]))
+
+    reader = packed(tmp_path, source, skip_rows=2, missing="nan")
+
+    assert columns_of(reader) == ("x", "y")
+    assert reader.column("features")[:, 0].tolist() == [1, 3]
+    with pytest.raises(SourceError, match="line 6: column 'y' has no value"):
+        pack_tables(source, tmp_path / "no", skip_rows=2)
+    renamed = packed(tmp_path / "b", source, skip_rows=4, names=("a", "b"), missing="nan")
+    assert columns_of(renamed) == ("a", "b")
+    assert len(renamed) == 2
+
+
+def test_names_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path, "1,2\n3,4\n")
+
+    with pytest.raises(SourceError, match="line 1: its first row has 2 cells, and names gives 3"):
+        plan_tables([source], names=("a", "b", "c"))
+    with pytest.raises(SchemaError, match="names gives 'a' to several columns"):
+        plan_tables([source], names=("a", "a"))
+    with pytest.raises(SourceError, match="it has no more than 9 lines"):
+        plan_tables([source], skip_rows=9)
+    with pytest.raises(ValueError, match="skip_rows must be at least 0"):
+        plan_tables([source], skip_rows=-1)
+
+
+def test_options_for_csv_are_refused_where_there_is_none(tmp_path: Path) -> None:
+    source = write(tmp_path, '{"a": 1}\n', "t.jsonl")
+
+    with pytest.raises(SchemaError, match="header, skip_rows: there is no CSV file"):
+        plan_tables([source], header=False, skip_rows=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("5.1,3.5\n4.9,3.0\n", True),
+        ("5.1,3.5,setosa\n4.9,3.0,setosa\n4.7,3.1,other\n", True),
+        ("2020-01-01,true\n2020-01-02,false\n", True),
+        ("sepal,width,kind\n4.9,3.0,setosa\n", False),
+        ("0.1,width\n4.9,3.0\n", False),
+    ],
+)
+def test_a_header_that_looks_like_values_is_told(tmp_path: Path, text: str, is_told: bool) -> None:
+    source = write(tmp_path, text)
+
+    notes = plan_tables([source], dates="days").notes()
+
+    assert any("--no-header" in note for note in notes) == is_told
+
+
+# ------------------------------------------------------------------------------ names and words
+
+
+def test_columns_of_the_same_name_can_be_left_out(tmp_path: Path) -> None:
+    source = write(tmp_path, "a,b,a\n1,2,x\n3,4,y\n")
+
+    with pytest.raises(SourceError, match=r"it has 'a' more than once.*--drop a"):
+        pack_tables(source, tmp_path / "out")
+    assert packed(tmp_path, source, drop=("a",)).column("features").tolist() == [[2], [4]]
+    assert packed(tmp_path / "b", source, features=("b",)).column("features").tolist() == [
+        [2],
+        [4],
+    ]
+
+
+@pytest.mark.parametrize("format", ["parquet", "feather"])
+def test_columns_of_the_same_name_in_typed_files_can_be_left_out(
+    tmp_path: Path, format: str
+) -> None:
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "b", "a"])
+    source = tmp_path / f"t.{format}"
+    if format == "parquet":
+        pq.write_table(table, source)
+    else:
+        with pa.ipc.new_file(source, table.schema) as writer:
+            writer.write_table(table)
+
+    with pytest.raises(SourceError, match=r"it has 'a' more than once.*--drop a"):
+        pack_tables(source, tmp_path / "out")
+    assert packed(tmp_path, source, drop=("a",)).column("features").tolist() == [[2]]
+
+
+def test_a_name_with_a_comma_is_given_in_quotes(tmp_path: Path) -> None:
+    source = write(tmp_path, '"income, EUR",age,"say ""hi"""\n1,2,3\n4,5,6\n')
+    command = ["tables", str(source), str(tmp_path / "out"), "--drop", 'age, "say ""hi"""']
+
+    assert main([*command]) == 0
+    assert columns_of(PackedReader(tmp_path / "out")) == ("income, EUR",)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_missing_values_can_be_named(tmp_path: Path, suffix: str) -> None:
+    frame = pd.DataFrame({"x": ["1", "?", "3", "\\N"], "c": ["None", "a", "?", "<NA>"]})
+    source = tmp_path / f"t.{suffix}"
+    if suffix == "csv":
+        frame.to_csv(source, index=False)
+    elif suffix == "jsonl":
+        frame.to_json(source, orient="records", lines=True)
+    else:
+        frame.to_parquet(source)
+    words = ("?", "None", "<NA>", "\\N")
+
+    reader = packed(tmp_path, source, missing_values=words, missing="nan", numeric=("x",))
+
+    np.testing.assert_array_equal(reader.column("features")[:, 0], [1, np.nan, 3, np.nan])
+    assert reader.column("categories")[:, 0].tolist() == [0, 1, 0, 0]
+    again = packed(tmp_path / "test", source, like=tmp_path / "out")  # takes the words too
+    np.testing.assert_array_equal(again.column("features"), reader.column("features"))
+    command = ["tables", str(source), str(tmp_path / "c"), "--missing", "nan", "--numeric", "x"]
+    assert main([*command, "--missing-values", r"?,\N", "--missing-values", '"None","<NA>"']) == 0
+    assert len(PackedReader(tmp_path / "c")) == 4
+
+
+# ------------------------------------------------------------------------------ all problems at once
+
+
+MANY = "id,when,kg,empty,tags,a,wide,in\n" + "".join(
+    f"{i},2024-01-0{i},{'6 kg' if i == 3 else i},,t{i},{'' if i == 2 else i},{i}e40,{i}\n"
+    for i in range(1, 7)
+)
+
+
+def test_all_problems_are_told_at_once_with_options_that_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("packdata.tables.scan.MAX_CATEGORIES", 4)
+    source = write(tmp_path, MANY.replace("in\n", '"in, out"\n').replace(",6\n", ",inf\n"))
+
+    with pytest.raises(SourceError) as caught:
+        plan_tables([source])
+    for column in ("when", "kg", "empty", "tags", "a", "wide", "in, out"):
+        assert f"column {column!r}" in str(caught.value)
+    options = str(caught.value).partition("These options pass: ")[2].rstrip(".")
+
+    assert main(["tables", str(source), str(tmp_path / "out"), *shlex.split(options)]) == 0
+    assert len(PackedReader(tmp_path / "out")) == 6
+
+
+def test_what_cannot_be_dropped_is_told_as_such(tmp_path: Path) -> None:
+    source = write(tmp_path, "x,a,b\n1,,\n2,,\n")
+
+    with pytest.raises(SourceError, match=r"--drop b") as caught:
+        plan_tables([source], features=("a", "x"), numeric=("b",))
+    assert "Not to be asked for: a" in str(caught.value)
+
+
+def test_all_columns_that_are_not_there_are_told_at_once(tmp_path: Path) -> None:
+    source = write(tmp_path, "price,carat\n1,2\n")
+
+    with pytest.raises(SourceError, match=r"no columns 'prize', 'karat'\. Is it 'price'.*'carat'"):
+        plan_tables([source], drop=("prize", "karat"))
+
+
+# ------------------------------------------------------------------------------ folders of keys
+
+
+def test_keys_of_folders_are_columns(tmp_path: Path) -> None:
+    for year, place in (
+        (2023, "new%20york"),
+        (2024, "__HIVE_DEFAULT_PARTITION__"),
+        (2024, "oslo"),
+    ):
+        folder = tmp_path / f"in/year={year}/place={place}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"x": [1.0, 2.0]}), folder / "part.parquet")
+    write(tmp_path, "", "in/_SUCCESS")
+
+    reader = packed(tmp_path, tmp_path / "in")
+
+    assert columns_of(reader) == ("x", "year")
+    rows = [[1, 2023], [2, 2023], [1, 2024], [2, 2024], [1, 2024], [2, 2024]]
+    assert reader.column("features").tolist() == rows
+    kind: Any = reader.schema.fields["categories"]
+    assert kind.vocabularies == (("new york", "oslo"),)
+    assert reader.column("categories")[:, 0].tolist() == [1, 1, 0, 0, 2, 2]
+    pattern = packed(tmp_path / "b", f"{tmp_path}/in/**/*.parquet")
+    assert pattern.column("features").tolist() == rows
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_keys_of_folders_above_text_files_are_columns(tmp_path: Path, suffix: str) -> None:
+    for month in ("1", "2"):
+        text = f"x\n{month}\n" if suffix == "csv" else json.dumps({"x": int(month)})
+        write(tmp_path, text, f"in/month={month}/a.{suffix}")
+
+    reader = packed(tmp_path, tmp_path / "in", target=("month",))
+
+    assert reader.column("month").tolist() == [1, 2]
+    assert reader.column("features").tolist() == [[1], [2]]
+
+
+def test_a_column_of_the_file_goes_before_a_key_of_the_same_name(tmp_path: Path) -> None:
+    write(tmp_path, "x,y\n1,5\n", "in/y=7/a.csv")
+
+    assert packed(tmp_path, tmp_path / "in").column("features").tolist() == [[1, 5]]
+
+
+# ------------------------------------------------------------------------------ text that is none
+
+
+DEEP = """
+import sys
+from packdata.cli import main
+sys.exit(main(["tables", sys.argv[1], sys.argv[2], *sys.argv[3:]]))
+"""
+
+
+@pytest.mark.parametrize("depth", [100, 1000, 20_000, 200_000])
+@pytest.mark.parametrize("kind", ["list", "object"])
+def test_json_that_is_nested_deep_is_an_error_of_one_line(
+    tmp_path: Path, depth: int, kind: str
+) -> None:
+    value = "[" * depth + "]" * depth if kind == "list" else '{"b":' * depth + "1" + "}" * depth
+    source = write(tmp_path, '{"a": 1}\n{"a": 2, "b": ' + value + "}\n", "t.jsonl")
+    run = [sys.executable, "-c", DEEP, str(source)]
+
+    done = subprocess.run([*run, str(tmp_path / "a")], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 1
+    assert len(done.stderr) < 600
+    if depth == 100:
+        assert "column 'b': it holds lists or objects" in done.stderr
+    elif depth > 1000:
+        assert f"{source}, line 2: its values are nested too deep" in done.stderr
+        skipped = subprocess.run([*run, str(tmp_path / "b"), "--on-error", "skip"], timeout=60)
+        assert skipped.returncode == 3
+
+
+def test_brackets_in_texts_are_not_nesting(tmp_path: Path) -> None:
+    lines = [json.dumps({"a": i, "c": "[{" * 99}) for i in range(200)]
+
+    reader = packed(tmp_path, write(tmp_path, "\n".join(lines), "t.jsonl"))
+
+    assert reader.column("features")[:, 0].tolist() == list(range(200))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_utf16_is_named_as_what_it_is(tmp_path: Path, encoding: str, name: str) -> None:
+    source = write(tmp_path, '{"a": 1}\n'.encode(encoding), name)
+
+    with pytest.raises(SourceError, match="iconv -f UTF-16") as caught:
+        plan_tables([source])
+    assert "LATIN1" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "mac-roman", "latin-1"])
+def test_no_encoding_is_claimed_that_nobody_knows(tmp_path: Path, encoding: str) -> None:
+    source = write(tmp_path, "a,b\n1,caf\xe9\n".encode(encoding))
+
+    with pytest.raises(SourceError, match=r"line 2: column 'b' is not UTF-8") as caught:
+        plan_tables([source])
+    assert "LATIN1" not in str(caught.value)
+
+
+def test_a_row_of_more_cells_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path, "a,b\n1,2\n1,caf\xe9,3\n4,5\n".encode("latin-1"))
+
+    with pytest.raises(SourceError, match="line 3: it has 3 cells, line 1 names 2"):
+        plan_tables([source])
+    reader = packed(tmp_path, source, on_error="skip")
+    assert reader.column("features").tolist() == [[1, 2], [4, 5]]

@@ -1,0 +1,122 @@
+"""What was parsed of text files, kept between the passes in a nameless file: text is parsed once.
+
+The file vanishes with the process, however that ends. Where there is no room for it, or a column turns out to be
+something else than a part seemed to hold, the part is read from its source again: the result is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from packdata.tables.parts import Rows
+from packdata.tables.values import is_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from packdata.tables.parts import Kind, Part, TableFile
+
+_SPARE = 3  # times the size of the sources that must be free
+_TYPES = {"date": pa.types.is_timestamp, "time": pa.types.is_time}
+
+
+class KeptColumns:
+    """Columns of parts, as numbers, dates and texts by their dictionaries.
+
+    Args:
+        beside: Where the file lies: the first folder above that exists.
+        size: Bytes of all sources.
+    """
+
+    def __init__(self, beside: Path | str, size: int) -> None:
+        self._parts: dict[Part, tuple[int, int, Rows]] = {}
+        self._lock, self._end, self._fd = threading.Lock(), 0, -1
+        folder = next(path for path in Path(beside).absolute().parents if path.is_dir())
+        with suppress(OSError):  # of a folder without rights, packing says so itself
+            if shutil.disk_usage(folder).free > _SPARE * size:
+                with tempfile.TemporaryFile(dir=folder) as file:
+                    self._fd = os.dup(file.fileno())
+                weakref.finalize(self, os.close, self._fd)
+
+    def put(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
+        """Keep the columns of a part, one array for each of the rows' own."""
+        if self._fd < 0 or not columns:
+            return
+        table = pa.table({name: _coded(array) for name, array in columns.items()})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        data = sink.getvalue()
+        about = Rows(table.schema.empty_table(), rows.line, rows.bad)
+        with self._lock:
+            start, self._end = self._end, self._end + -(-len(data) // 64) * 64
+        try:
+            size = 0
+            while size < len(data):
+                size += os.pwrite(self._fd, memoryview(data)[size:], start + size)
+        except OSError:  # no room: this part is read again
+            return
+        self._parts[part] = start, size, about
+
+    def get(
+        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Rows | None:
+        """Return columns of a part, None where they were not kept, or not as what they are."""
+        if part not in self._parts or columns is None:
+            return None
+        start, size, about = self._parts[part]
+        schema = about.table.schema
+        if not all(_fits(schema, name, kinds.get(name)) for name in columns):
+            return None
+        with pa.ipc.open_stream(os.pread(self._fd, size, start)) as reader:
+            return Rows(reader.read_all().select(list(columns)), about.line, about.bad)
+
+
+def _fits(schema: pa.Schema, name: str, kind: Kind | None) -> bool:
+    place = schema.get_field_index(name)
+    if place < 0 or kind is None:
+        return False
+    own = schema.types[place]
+    if pa.types.is_null(own) or (pa.types.is_dictionary(own) and is_text(own.value_type)):
+        return True
+    if kind in _TYPES:
+        return bool(_TYPES[kind](own))
+    is_number = pa.types.is_integer(own) or pa.types.is_floating(own)
+    return bool((kind == "number" and is_number) or (kind == "flag" and pa.types.is_boolean(own)))
+
+
+def _coded(array: pa.Array) -> pa.Array:
+    """Return texts by their dictionary."""
+    return array.dictionary_encode() if is_text(array.type) else array
+
+
+class TableReader:
+    """Reads parts of files: from what was kept of them, where that will do.
+
+    Args:
+        files: The files.
+        kept: What was kept.
+    """
+
+    def __init__(self, files: Sequence[TableFile], kept: KeptColumns | None = None) -> None:
+        self.files, self.kept = files, kept
+
+    def read(
+        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[Rows]:
+        """Read columns of a part; see ``TableFile.read``."""
+        rows = None if self.kept is None else self.kept.get(part, columns, kinds)
+        if rows is None:
+            yield from self.files[part.file].read(part, columns, kinds)
+        else:
+            yield rows
