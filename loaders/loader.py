@@ -59,6 +59,7 @@ from loaders.live import register
 from loaders.profiling import profile_from_environment
 from loaders.sampling.context import Entering
 from loaders.sampling.foreign import NumberedBatches, Passes, kept, single
+from loaders.sampling.order import batch_starts
 from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, check_state, is_ours
 
 if TYPE_CHECKING:
@@ -297,6 +298,10 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         else:
             return
         if self.batch_size is None and given is None:
+            if batch_starts(batches.sampler.order, 0) is not None:
+                raise ValueError(
+                    "batch_size=None serves single samples, and the sampler makes batches: leave it out"
+                )
             self._singles = batches
         else:
             object.__setattr__(self, "batch_sampler", batches)  # torch forbids it
@@ -513,7 +518,7 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         return Maker(
             self._served,
             self._collate,
-            self.batch_size,
+            None if self._makes_batches else self.batch_size,
             has_batches=self.batch_sampler is not None,
             num_workers=self.num_workers,
             pin=self._pins,
@@ -522,6 +527,12 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
             count_replaced=self._count_replaced,
             group_bytes=group_bytes(self.backend),
         )
+
+    @property
+    def _makes_batches(self) -> bool:
+        """Whether the order says how large each batch is."""
+        steps = self._steps
+        return steps is not None and batch_starts(steps.sampler.order, 0) is not None
 
     def _count_replaced(self, num: int) -> None:
         self._num_replaced += num

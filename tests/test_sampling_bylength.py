@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loaders import DataLoader, RAMDataset
 from loaders.errors import StateError
-from loaders.sampling import ByLength
+from loaders.sampling import ByLength, EpochSampler
 
 NUM, BATCH = 1003, 8
 LENGTHS = np.random.default_rng(0).integers(1, 500, NUM)
@@ -125,3 +125,105 @@ def test_arguments_out_of_range_are_refused(arguments: Any, fault: str) -> None:
 def test_lengths_of_another_dataset_are_refused(num: int) -> None:
     with pytest.raises(ValueError, match=rf"sampler is for {num} samples, the dataset has 64"):
         loader(sampler=ByLength(LENGTHS[:num], 8))
+
+
+# -- batches of so many tokens ------------------------------------------------------------------------
+
+
+def drawn_lengths(num_samples: int) -> Any:
+    return np.minimum(np.random.default_rng(0).lognormal(4, 1, num_samples), 900).astype(int)
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 7, 500])
+@pytest.mark.parametrize("max_batch", [None, 5])
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("pad", [True, False, "mark"])
+def test_no_batch_has_more_tokens_and_each_sample_comes_once(
+    num_samples: int, max_batch: int | None, world_size: int, pad: Any
+) -> None:
+    lengths = drawn_lengths(num_samples)
+    order = ByLength(lengths, max_tokens=1000, max_batch=max_batch, seed=1)
+    for epoch in range(2):
+        seen: list[int] = []
+        num_steps = []
+        for rank in range(world_size):
+            sampler = EpochSampler(order, rank=rank, world_size=world_size, pad=pad)
+            sampler.set_epoch(epoch)
+            batches = list(sampler.batches(1))
+            num_steps.append(len(batches))
+            assert len(sampler.batches(1)) == len(batches)
+            for batch in batches:
+                assert len(batch) * lengths[list(batch)].max() <= 1000
+                assert len(batch) <= (max_batch or 1000)
+                if batch.valid is None or batch.valid.all():
+                    seen += batch
+
+        assert sorted(set(seen)) == list(range(num_samples))
+        assert pad is True or len(seen) == num_samples
+        assert max(num_steps) - min(num_steps) <= (pad is False)
+
+
+def test_little_of_them_is_padding_and_batches_change() -> None:
+    lengths = drawn_lengths(20_000)
+    sampler = EpochSampler(ByLength(lengths, max_tokens=4096))
+
+    epochs = [[frozenset(batch) for batch in sampler.batches(1)] for _ in range(2)]
+
+    padded = sum(len(batch) * lengths[list(batch)].max() for batch in epochs[0])
+    assert padded < 1.06 * lengths.sum()
+    assert len(epochs[0]) == len(epochs[1]) < 1.15 * lengths.sum() / 4096
+    assert len(set(epochs[0]) & set(epochs[1])) < 0.1 * len(epochs[0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_serves_and_resumes_them_on_any_world_size(num_workers: int) -> None:
+    lengths = drawn_lengths(200)
+    dataset = RAMDataset.from_arrays(x=np.arange(200))
+
+    def loader(rank: int = 0, world_size: int = 1, **settings: Any) -> Any:
+        order = ByLength(lengths, max_tokens=1000)
+        return DataLoader(
+            dataset,
+            sampler=order,
+            num_workers=num_workers,
+            rank=rank,
+            world_size=world_size,
+            **settings,
+        )
+
+    whole, first = loader(), loader()
+    epochs = [[batch.x.tolist() for batch in whole] for _ in range(2)]
+    sampler = EpochSampler(ByLength(lengths, max_tokens=1000))
+    assert epochs[0] == [list(batch) for batch in sampler.batches(1)]
+    batches = iter(first)
+    for _ in range(7):
+        next(batches)
+    state = first.state_dict()
+    assert state["sampler"]["delivered"] == sum(map(len, epochs[0][:7]))
+
+    alone, *ranks = loader(), loader(0, 2, pad=False), loader(1, 2, pad=False)
+    for resumed in (alone, *ranks):
+        resumed.load_state_dict(state)
+
+    assert [[batch.x.tolist() for batch in alone] for _ in range(2)] == [epochs[0][7:], epochs[1]]
+    served = [[batch.x.tolist() for batch in rank] for rank in ranks]
+    assert (served[0], served[1]) == (epochs[0][7::2], epochs[0][8::2])
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    settings: Any
+    for settings in (
+        {},
+        {"batch_size": 2, "max_tokens": 9},
+        {"batch_size": 2, "max_batch": 2},
+        {"max_tokens": 0},
+    ):
+        with pytest.raises(ValueError, match="max_tokens"):
+            ByLength([1, 2], **settings)
+    with pytest.raises(ValueError, match="sample 1 has length 12"):
+        ByLength([1, 12], max_tokens=10)
+    dataset = RAMDataset.from_arrays(x=np.arange(2))
+    order = ByLength([1, 2], max_tokens=9)
+    for batch_size in (2, None):
+        with pytest.raises(ValueError, match="batch_size"):
+            len(DataLoader(dataset, batch_size, sampler=order))

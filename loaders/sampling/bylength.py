@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from loaders.cached import cached_property
 from loaders.checks import whole_number
+from loaders.rng import hash64
 from loaders.sampling.derived import Derived, as_floats, digest, frozen_copy
 from loaders.sampling.order import BLOCKS, PLACES, keep_count, order_key
 from loaders.sampling.permutation import check_positions, permute
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     Int64s = npt.NDArray[np.int64]
 
+_ALIKE = 0.1  # by which lengths of samples that are mixed may differ
+
 
 @dataclass(frozen=True, eq=False)
 class ByLength(Derived):
@@ -26,6 +29,12 @@ class ByLength(Derived):
     Every epoch shuffles all samples, sorts those of each ``window`` batches by length, and shuffles the batches.
     The samples that make no whole batch come last.
 
+    With ``max_tokens``, a batch is as many samples as are no more than so many tokens when all are padded to the
+    longest. Samples of similar lengths (within a tenth, or a batch) are shuffled among each other every epoch and cut
+    into batches, and all batches are shuffled. Their number is the same in every epoch, and ranks take them in turns:
+    as many each, with ``pad`` (the epoch's first batches fill what is missing) or ``drop_last``. The loader's
+    ``batch_size`` is left out.
+
     An epoch costs O(n log n) once, and 8 bytes a sample.
 
     Args:
@@ -33,6 +42,12 @@ class ByLength(Derived):
         batch_size: Samples of a step, on all ranks together: then ranks have batches alike.
         seed: Selects the shuffles.
         window: Batches whose samples are sorted together: of more, less is padding, and of fewer, more is chance.
+            With ``max_tokens``, batches whose samples are mixed, at most.
+        max_tokens: In place of ``batch_size``: the number of samples of a batch times the length of its longest.
+        max_batch: Samples of such a batch, at most.
+
+    Raises:
+        ValueError: An argument is out of range, or a sample is longer than ``max_tokens``.
 
     Example:
         >>> order = ByLength([9, 1, 8, 2, 9, 1], batch_size=2)
@@ -41,21 +56,36 @@ class ByLength(Derived):
     """
 
     lengths: npt.ArrayLike
-    batch_size: int
+    batch_size: int | None = None
     seed: int = 0
     window: int = 64
+    max_tokens: int | None = None
+    max_batch: int | None = None
 
     def __post_init__(self) -> None:
         lengths = as_floats(frozen_copy(self.lengths, "lengths", "[12, 7, ...]"), "lengths")
         if not np.isfinite(lengths).all() or lengths.min(initial=0) < 0:
             raise ValueError("lengths must be finite and not negative")
-        keep_count(self, "batch_size", at_least=1)
+        if (self.batch_size is None) == (self.max_tokens is None):
+            raise ValueError(
+                f"batches have a batch_size or max_tokens, got {self.batch_size} and {self.max_tokens}"
+            )
+        if self.max_batch is not None and self.max_tokens is None:
+            raise ValueError("max_batch goes with max_tokens: batch_size alone says how many")
+        for name in ("batch_size", "max_tokens", "max_batch"):
+            if getattr(self, name) is not None:
+                keep_count(self, name, at_least=1)
+        if self.max_tokens is not None and lengths.max(initial=0) > self.max_tokens:
+            what = f"sample {int(lengths.argmax())} has length {lengths.max():g}"
+            raise ValueError(
+                f"{what}, above max_tokens={self.max_tokens}: raise it, or leave out such samples"
+            )
         whole_number("seed", self.seed)
         keep_count(self, "window", at_least=1)
         object.__setattr__(self, "lengths", lengths)
 
     def __repr__(self) -> str:
-        options = f"batch_size={self.batch_size}, seed={self.seed}, window={self.window}"
+        options = ", ".join(f"{name}={value}" for name, value in self._settings.items())
         return f"ByLength({self.length} lengths, {options})"
 
     @property
@@ -66,25 +96,36 @@ class ByLength(Derived):
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
         """Return the indices at these positions of an epoch, and their draws."""
         check_positions(positions, self.length)
-        return self._once(epoch, self._lay_out)[positions], None
+        return self._once(epoch, self._lay_out)[0][positions], None
 
     def describe(self) -> dict[str, int | str]:
         """Return what makes this order, in primitives."""
-        return {
-            "kind": "by_length",
-            "length": self.length,
+        kind = "by_length" if self.max_tokens is None else "by_tokens"
+        return {"kind": kind, "length": self.length, **self._settings, "lengths": self._digest}
+
+    def batch_starts(self, epoch: int) -> Int64s | None:
+        """Return where each batch of an epoch begins, and its end; None: batches are all of one size."""
+        return None if self.max_tokens is None else self._once(epoch, self._lay_out)[1]
+
+    @property
+    def _settings(self) -> dict[str, int]:
+        settings = {
+            "batch_size": self.batch_size,
+            "max_tokens": self.max_tokens,
+            "max_batch": self.max_batch,
             "seed": int(self.seed),
-            "batch_size": int(self.batch_size),
-            "window": int(self.window),
-            "lengths": self._digest,
+            "window": self.window,
         }
+        return {name: value for name, value in settings.items() if value is not None}
 
     @cached_property
     def _digest(self) -> str:
         return digest(np.asarray(self.lengths))
 
-    def _lay_out(self, epoch: int) -> Int64s:
-        """Return the indices of an epoch, position by position."""
+    def _lay_out(self, epoch: int) -> tuple[Int64s, Int64s | None]:
+        """Return the indices of an epoch, position by position, and where its batches begin."""
+        if self.batch_size is None:
+            return self._lay_out_buckets(epoch)
         places = np.arange(self.length)
         indices = permute(places, self.length, order_key(self.seed, epoch, PLACES))
         windows = places // (self.window * self.batch_size)
@@ -95,4 +136,40 @@ class ByLength(Derived):
         mixed: Int64s = np.concatenate(
             [full.reshape(num_full, self.batch_size)[batches].reshape(-1), rest]
         )
-        return mixed
+        return mixed, None
+
+    def _lay_out_buckets(self, epoch: int) -> tuple[Int64s, Int64s]:
+        buckets = self._buckets
+        by_chance = hash64(order_key(self.seed, epoch, PLACES), np.arange(self.length))
+        members = buckets.members[np.lexsort((by_chance[buckets.members], buckets.numbers))]
+        num = len(buckets.sizes)
+        batches = permute(np.arange(num), num, order_key(self.seed, epoch, BLOCKS))
+        sizes = buckets.sizes[batches]
+        ends = np.cumsum(sizes)
+        begins = (np.cumsum(buckets.sizes) - buckets.sizes)[batches]
+        places = np.repeat(begins - ends + sizes, sizes) + np.arange(self.length)
+        return members[places], np.concatenate([np.zeros(1, np.int64), ends])
+
+    @cached_property
+    def _buckets(self) -> _Buckets:
+        """Cut the samples, longest first, into buckets of whole batches: none but the last has a batch with a rest."""
+        lengths = np.asarray(self.lengths)
+        members = np.argsort(-lengths, kind="stable")
+        falling, ends, sizes = -lengths[members], [0], []
+        while (begin := ends[-1]) < self.length:
+            longest = float(-falling[begin])
+            most = int(self.max_tokens // max(longest, 1.0))  # type: ignore[operator]  # has max_tokens
+            size = min(most, self.max_batch or most)
+            alike = int(np.searchsorted(falling, -longest * (1 - _ALIKE), "right")) - begin
+            num = min(max(1, -(-alike // size)), self.window)
+            ends.append(min(begin + num * size, self.length))
+            sizes += [size] * num
+        sizes[-1:] = [size - (sum(sizes) - self.length) for size in sizes[-1:]]
+        numbers = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+        return _Buckets(members, numbers, np.array(sizes, np.int64))
+
+
+class _Buckets(NamedTuple):
+    members: Int64s  # indices, bucket after bucket
+    numbers: Int64s  # the bucket of each
+    sizes: Int64s  # of the batches

@@ -105,6 +105,13 @@ class Shuffled:
         return {"kind": "shuffled", "length": int(self.n), "seed": int(self.seed)}
 
 
+def batch_starts(order: Order, epoch: int) -> Int64s | None:
+    """Return where the batches of an epoch begin, and the last one's end; None of an order that makes none."""
+    own = getattr(order, "batch_starts", None)
+    starts: Int64s | None = None if own is None else own(epoch)
+    return starts
+
+
 def order_key(seed: int, epoch: int, purpose: int) -> int:
     """Return the key of one purpose of one epoch."""
     return key64(_ORDER, int(seed), int(epoch), purpose)

@@ -147,3 +147,67 @@ class Plan:
         first = begin + (self.rank * share + min(self.rank, rest)) * self.unit
         end = first + (share + (self.rank < rest)) * self.unit
         return first, max(0, min(end, self.length) - first)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan(Plan):
+    """The steps of one rank where the order makes the batches: in turns, whole ones, of any sizes.
+
+    Of the last turn, ``drop_last`` leaves out what not every rank has; ``pad`` takes the epoch's first batches again,
+    which ``"mark"`` marks whole; with ``pad=False`` some ranks have a step less.
+
+    Args:
+        starts: Where each batch begins, and the end of the last one.
+    """
+
+    starts: Int64s | tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        super(BatchPlan, self).__post_init__()
+        if self.batch_size != 1:
+            what = "the order makes batches of its own"
+            raise ValueError(f"{what}: leave out batch_size, got {self.batch_size}")
+
+    @property
+    def num_full_steps(self) -> int:
+        """0: each step is of its own size."""
+        return 0
+
+    @property
+    def num_remaining_steps(self) -> int:
+        """Steps of this rank from ``start`` on."""
+        num = len(self.starts) - 1 - self._first
+        num_turns, rest = divmod(num, self.world_size)
+        if self.drop_last or not rest:
+            return num_turns
+        return num_turns + (bool(self.pad) or self.rank < rest)
+
+    @property
+    def num_samples(self) -> int:
+        """Rows of this rank in a full epoch, padding included."""
+        whole = replace(self, start=0)
+        return sum(len(whole.positions(step)[0]) for step in range(whole.num_remaining_steps))
+
+    def delivered(self, num_steps: int) -> int:
+        """Return how many positions are done after these steps: the next plan's ``start``."""
+        if not num_steps:
+            return int(self.start)
+        return int(
+            self.starts[min(self._first + num_steps * self.world_size, len(self.starts) - 1)]
+        )
+
+    def positions(self, step: int) -> tuple[Int64s, npt.NDArray[np.bool_] | None]:
+        """Return the positions of one step, and which are real (None unless ``pad="mark"``)."""
+        if not 0 <= step < self.num_remaining_steps:
+            raise IndexError(f"step must be in [0, {self.num_remaining_steps}), got {step}")
+        number = self._first + step * self.world_size + self.rank
+        num = len(self.starts) - 1
+        begin, end = self.starts[number % num], self.starts[number % num + 1]
+        is_cut = number < num and begin < self.start  # the state was taken within a batch
+        places = np.arange(max(begin, self.start) if is_cut else begin, end, dtype=np.int64)
+        return places, self._valid(np.full(len(places), number < num))
+
+    @property
+    def _first(self) -> int:
+        """The batch that ``start`` lies in."""
+        return int(np.searchsorted(self.starts, self.start, "right")) - 1

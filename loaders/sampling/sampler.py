@@ -19,8 +19,8 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from loaders.checks import Settled, shown, whole_number
 from loaders.errors import StateError
 from loaders.sampling.batch import IndexBatch, SampleIndex, evaluate, index_batches
-from loaders.sampling.order import Order, Sequential, Shuffled
-from loaders.sampling.plan import Pad, Plan
+from loaders.sampling.order import Order, Sequential, Shuffled, batch_starts
+from loaders.sampling.plan import BatchPlan, Pad, Plan
 from loaders.sampling.ranks import is_distributed, resolve_rank
 
 if TYPE_CHECKING:
@@ -124,20 +124,24 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         )
 
     def plan(
-        self, batch_size: int = 1, drop_last: bool | None = None, pad: Pad | None = None
+        self, batch_size: int | None = None, drop_last: bool | None = None, pad: Pad | None = None
     ) -> Plan:
-        """Return this rank's plan of the current epoch, from where the next ``iter`` begins."""
+        """Return this rank's plan of the current epoch, from where the next ``iter`` begins.
+
+        Args:
+            batch_size: Samples of a step; None: the samples one by one, of an order that makes batches, too.
+            drop_last: See ``Plan``; default: the sampler's.
+            pad: See ``Plan``; default: the sampler's.
+        """
         rank, world_size = self._resolve()
-        return Plan(
-            self.order.length,
-            batch_size,
-            rank,
-            world_size,
-            self.drop_last if drop_last is None else drop_last,
-            self.pad if pad is None else pad,
-            self.start,
-            getattr(self.order, "unit", 1),
-        )
+        drop_last = self.drop_last if drop_last is None else drop_last
+        pad = self.pad if pad is None else pad
+        rest = rank, world_size, drop_last, pad, self.start
+        length, size = self.order.length, 1 if batch_size is None else batch_size
+        starts = None if batch_size is None else batch_starts(self.order, self.epoch)
+        if starts is not None:
+            return BatchPlan(length, size, *rest, starts=starts)
+        return Plan(length, size, *rest, getattr(self.order, "unit", 1))
 
     def go_on(self, make_plan: Callable[[], Plan]) -> Plan:
         """Go to the next epoch if nothing is left of this one, and return the plan to follow.
