@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 UInt8Array = npt.NDArray[np.uint8]
-MAX_PIXELS = 1 << 28
+MAX_PICTURE_MB = 1024  # decoded: one limit for all formats, unless another is given
 SIDES = struct.Struct(">HH")  # height and width in a JPEG's frame header
 APP9 = 0xE9
 INDEX = b"SEGMENTS"  # begins an APP9 segment in files of ours: see codecs.jpeg
@@ -30,6 +30,14 @@ _START_BYTES = 640  # of files that are compared with another: most headers are 
 _MIN_SEGMENT = 6  # bytes of the shortest one of a scan's
 _FEW = 8  # files: comparing takes as long as reading so many headers
 _MAX_FORMS = 4  # that are looked for among the files of a batch
+
+
+def pixels_within(max_picture_mb: int, pixel_nbytes: int = 3) -> int:
+    """Return how many pixels take so many MiB; by default those of RGB."""
+    return (max_picture_mb << 20) // pixel_nbytes
+
+
+MAX_PIXELS = pixels_within(MAX_PICTURE_MB)
 
 
 class Segments(NamedTuple):
@@ -123,7 +131,7 @@ class _Form(NamedTuple):
         return found
 
 
-def picture_heads(records: Sequence[UInt8Array]) -> PictureHeads:
+def picture_heads(records: Sequence[UInt8Array], max_pixels: int = MAX_PIXELS) -> PictureHeads:
     """Read the headers of several pictures; where many are of one form, theirs all at once.
 
     Raises:
@@ -136,11 +144,11 @@ def picture_heads(records: Sequence[UInt8Array]) -> PictureHeads:
         joined = b"".join([record.data[:nbytes] for record in records])
         starts = np.frombuffer(joined, np.uint8).reshape(len(records), nbytes)
         for _ in range(_MAX_FORMS):
-            left = _read_alike(records, starts, left, heads)
+            left = _read_alike(records, starts, left, heads, max_pixels)
             if len(left) < _FEW:
                 break
     for i in left.tolist():
-        _read_alone(records, i, heads)
+        _read_alone(records, i, heads, max_pixels)
     return heads
 
 
@@ -149,6 +157,7 @@ def _read_alike(
     starts: UInt8Array,
     left: npt.NDArray[np.int64],
     heads: PictureHeads,
+    max_pixels: int,
 ) -> npt.NDArray[np.int64]:
     """Read the headers of those that have the form of the first one that is left; return the others."""
     first = int(left[0])
@@ -156,15 +165,15 @@ def _read_alike(
     form, nbytes = _jpeg_form(start), starts.shape[1]
     marks = form.marks(start) if form is not None and form.tables_end else [nbytes]
     if form is None or max(marks) >= nbytes or form.tables_end + _MIN_SEGMENT > nbytes:
-        _read_alone(records, first, heads)
+        _read_alone(records, first, heads, max_pixels)
         return left[1:]
     values = starts.take(marks, axis=1)[left]
     is_alike = (values == values[0]).all(axis=1)
     alike = left[is_alike]
     sizes = _shorts(starts, form.height_at, 2)[alike]
     areas = sizes.prod(axis=1)
-    for size in sizes[(areas < 1) | (areas > MAX_PIXELS)].tolist():
-        check_pixels(*size)
+    for height, width in sizes[(areas < 1) | (areas > max_pixels)].tolist():
+        check_pixels(height, width, max_pixels)
     heads.sizes[alike] = sizes
     layouts = [JpegLayout(form.height_at, form.tables_end)] * len(alike)
     if form.interval_at:
@@ -176,8 +185,10 @@ def _read_alike(
     return others
 
 
-def _read_alone(records: Sequence[UInt8Array], i: int, heads: PictureHeads) -> None:
-    height, width, heads.jpegs[i] = picture_head(records[i])
+def _read_alone(
+    records: Sequence[UInt8Array], i: int, heads: PictureHeads, max_pixels: int
+) -> None:
+    height, width, heads.jpegs[i] = picture_head(records[i], max_pixels)
     heads.sizes[i] = height, width
 
 
@@ -186,11 +197,11 @@ def _shorts(starts: UInt8Array, at: int, count: int) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(starts[:, at : at + 2 * count]).view(">u2").astype(np.int64)
 
 
-def picture_head(record: Any) -> PictureHead:
+def picture_head(record: Any, max_pixels: int = MAX_PIXELS) -> PictureHead:
     """Read the header of an encoded picture.
 
     Raises:
-        CodecError: The bytes are not JPEG, PNG or WebP, or cut within the header.
+        CodecError: The bytes are not JPEG, PNG or WebP, cut within the header, or of more pixels.
     """
     start = memoryview(record)[:_HEAD_BYTES]  # not bytes: few of them are looked at
     try:
@@ -207,8 +218,8 @@ def picture_head(record: Any) -> PictureHead:
     except (ValueError, IndexError) as error:
         what = f"the header of the picture cannot be read ({error})"
         raise CodecError(what if len(start) else "the picture is empty") from error
-    if not 0 < head.height * head.width <= MAX_PIXELS:
-        check_pixels(head.height, head.width)
+    if not 0 < head.height * head.width <= max_pixels:
+        check_pixels(head.height, head.width, max_pixels)
     return head
 
 
@@ -223,16 +234,17 @@ def _jpeg_size(record: Any) -> tuple[int, int]:
     return height, width
 
 
-def picture_size(record: Any) -> tuple[int, int]:
+def picture_size(record: Any, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Read (height, width) from the header of an encoded picture; CodecError as ``picture_head``."""
-    return picture_head(record)[:2]
+    return picture_head(record, max_pixels)[:2]
 
 
-def check_pixels(height: int, width: int) -> None:
+def check_pixels(height: int, width: int, max_pixels: int = MAX_PIXELS) -> None:
     """Raise CodecError for a picture of no pixels, or of too many."""
-    if not 0 < height * width <= MAX_PIXELS:
-        what = f"the picture has {height} x {width} pixels"
-        raise CodecError(f"{what}; 1 to {MAX_PIXELS} are accepted")
+    if not 0 < height * width <= max_pixels:
+        what = f"the picture has {height} x {width} pixels; 1 to {max_pixels} are accepted"
+        hint = "" if height * width < 1 else ", which max_picture_mb (--max-picture-mb) sets"
+        raise CodecError(f"{what}{hint}")
 
 
 def jpeg_head(start: memoryview) -> PictureHead | None:

@@ -8,6 +8,7 @@ encoded; any of the three is read, because files are often kept as they came. Wh
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import cv2
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from loaders.codecs.heads import check_pixels, picture_size
+from loaders.codecs.heads import MAX_PICTURE_MB, check_pixels, picture_size, pixels_within
 from loaders.codecs.jpeg import restart_interval, with_index
 from loaders.codecs.markers import with_end
 from loaders.errors import CodecError
@@ -33,6 +34,7 @@ class PictureCodec:
 
     Attributes:
         keeps_jpeg: Whether JPEG files are among what the field can hold.
+        max_pixels: Of a picture: larger ones are an error.
     """
 
     def __init__(self, field: Field) -> None:
@@ -54,7 +56,17 @@ class PictureCodec:
                 f"codec {field.codec!r} does not keep masks exactly: take 'png' or 'raw'"
             )
         self.colorspace = {1: "GRAY", 3: "RGB", 4: "RGBA"}.get(self.channels)
+        self.max_pixels = self._pixels_within(MAX_PICTURE_MB)
         self.keeps_jpeg = self.colorspace is not None and self.dtype == np.uint8
+
+    def limited(self, max_picture_mb: int) -> PictureCodec:
+        """Return a codec for pictures of up to so many MiB, decoded."""
+        other = copy.copy(self)
+        other.max_pixels = self._pixels_within(max_picture_mb)
+        return other
+
+    def _pixels_within(self, max_picture_mb: int) -> int:
+        return pixels_within(max_picture_mb, max(1, self.channels) * self.dtype.itemsize)
 
     def encode(self, value: Any, quality: int = DEFAULT_QUALITY) -> bytes:
         """Return the encoded file of an H x W x C (or H x W) array.
@@ -74,7 +86,7 @@ class PictureCodec:
             channels = "" if self.channels == 0 else f" x {self.channels}"
             got = f"{array.dtype} of {array.shape}"
             raise CodecError(f"takes {self.dtype.name} of H x W{channels}, got {got}")
-        check_pixels(*array.shape[:2])
+        check_pixels(array.shape[0], array.shape[1], self.max_pixels)
         if self.field.codec == "jpeg":
             return encode_jpeg(array, quality)
         return _encode_cv2(array, f".{self.field.codec}", quality).tobytes()
@@ -107,7 +119,9 @@ class PictureCodec:
         if not self.keeps_jpeg or record[0] != 0xFF:
             return self._decode_cv2(record)
         if size is None and (out is None or reduction > 1):
-            size = picture_size(record)  # of a sane picture; a given buffer bounds it, too
+            size = picture_size(
+                record, self.max_pixels
+            )  # of a sane picture; a given buffer bounds it, too
         height, width = size or (0, 0)
         return self.decode_jpeg(record, reduction, height, width, out, ends_early)
 
@@ -135,7 +149,7 @@ class PictureCodec:
         return self.decode_jpeg(file, reduction, height, width, out, ends_early)
 
     def _decode_cv2(self, record: UInt8Array) -> npt.NDArray[Any]:
-        picture_size(record)  # OpenCV knows more formats, and larger pictures
+        picture_size(record, self.max_pixels)  # OpenCV knows more formats, and larger pictures
         if record[0] == 0xFF:
             what = "masks" if self.channels == 0 else self.dtype.name
             raise CodecError(f"the picture is a JPEG, which does not keep {what} exactly")

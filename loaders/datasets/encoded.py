@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from loaders.codecs.heads import picture_size
+from loaders.codecs.heads import picture_size, pixels_within
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.crops import spatial_axes
@@ -123,7 +123,7 @@ class EncodedHalf(SamplesOf["PackedDataset"]):
 
     def _size(self, record: bytes, index: int) -> tuple[int, int]:
         try:
-            return picture_size(record)
+            return picture_size(record, pixels_within(self._whole.max_picture_mb))
         except CodecError as error:
             raise self._whole.sample_error(int(index), error) from error
 

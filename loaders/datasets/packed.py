@@ -21,6 +21,7 @@ from loaders.augment import Views, as_augment, has_draws
 from loaders.buffers import SMALL_BYTES
 from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
+from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.data.view import View
 from loaders.datasets import frame
 from loaders.datasets.base import BatchDataset, from_start, index_array, is_one, whole_numbers
@@ -67,7 +68,9 @@ if TYPE_CHECKING:
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
 Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
-SETTINGS = ("fields", "augment", "transform", "batching", "on_error", "scale")  # of replace()
+SETTINGS = (  # of replace()
+    *("fields", "augment", "transform", "batching", "on_error", "scale", "max_picture_mb"),
+)
 _COPIES = FixedReader | SampleIdReader  # readers of what is copied as it is
 _counting = ForkLock()  # one for all: few are replaced, and datasets are copied and pickled
 
@@ -95,6 +98,7 @@ class PackedDataset(BatchDataset):
         batching: Mapping[str, str] | None = None,
         on_error: OnError = "raise",
         scale: float = 1,
+        max_picture_mb: int = MAX_PICTURE_MB,
         leader: str | None = None,
     ) -> None:
         self.store, self.schema = store, schema
@@ -105,6 +109,7 @@ class PackedDataset(BatchDataset):
         self.batching = as_batching(batching)
         self.on_error = on_error
         self.scale = scale
+        self.max_picture_mb = max_picture_mb
         self._whole: PackedDataset | None = None  # of a host half
         self.epoch, self.seed = 0, 0
         self._source_fingerprint = fingerprint
@@ -119,7 +124,12 @@ class PackedDataset(BatchDataset):
         self.schema.check_names(self.fields)
         fields = self._shown_fields
         check_scale(fields, self.scale)
-        boxed: Any = {"stored": self.schema.fields, "leader": self.leader}
+        whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
+        boxed: Any = {
+            "stored": self.schema.fields,
+            "leader": self.leader,
+            "max_picture_mb": self.max_picture_mb,
+        }
         is_half = self._whole is not None
         self.readers: tuple[Reader, ...] = make_readers(
             self.store, fields, self.augment, self.batching, self.scale, half=is_half, **boxed
@@ -471,7 +481,7 @@ class PackedDataset(BatchDataset):
     # -- views -------------------------------------------------------------------------------------
 
     def replace(self, **settings: Any) -> Self:
-        """Return the same samples with other settings: fields, augment, transform, batching, on_error, scale."""
+        """Return the same samples with other settings: those of ``ShardDataset`` but for ``check``."""
         if unknown := set(settings) - set(SETTINGS):
             hint = did_you_mean(min(unknown), SETTINGS)
             raise TypeError(f"replace() takes {sorted(SETTINGS)}, got {sorted(unknown)}{hint}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_path
+from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.data.shards import Check, open_manifest
 from loaders.data.store import Store
 from loaders.datasets.packed import OnError, PackedDataset, Transform
@@ -53,6 +54,7 @@ class ShardDataset(PackedDataset):
             the seed, counted and logged. An error of ``transform`` is raised in any case.
         scale: 1, the default; 1/2, 1/4 or 1/8 serves ``dct`` images smaller (sides rounded up), and reads no more
             of each record than that needs.
+        max_picture_mb: MiB that a picture may take, decoded: a larger one is an error before memory is taken.
 
     Raises:
         ManifestError: The folder is not a packed dataset, or a damaged one.
@@ -77,6 +79,7 @@ class ShardDataset(PackedDataset):
         check: Check = "first",
         on_error: OnError = "raise",
         scale: float = 1,
+        max_picture_mb: int = MAX_PICTURE_MB,
     ) -> None:
         self.path = as_path("path", path, "the folder that packdata made").absolute()
         manifest, shards = open_manifest(self.path)
@@ -92,4 +95,5 @@ class ShardDataset(PackedDataset):
             batching=batching,
             on_error=on_error,
             scale=scale,
+            max_picture_mb=max_picture_mb,
         )

@@ -855,6 +855,18 @@ def only_first(recipe: ImagesRecipe) -> dict[str, Any]:
 
 
 class TestBadInput:
+    def test_the_limit_of_memory_is_an_option_of_the_command(self, tmp_path: Path) -> None:
+        save(tmp_path / "in/a.png", np.zeros((600, 600, 3), np.uint8))
+
+        assert (
+            main(["images", str(tmp_path / "in"), str(tmp_path / "a"), "--max-picture-mb", "1"])
+            == 1
+        )
+        assert (
+            main(["images", str(tmp_path / "in"), str(tmp_path / "b"), "--max-picture-mb", "2"])
+            == 0
+        )
+
     @pytest.mark.parametrize(
         ("data", "message"),
         [

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from loaders.codecs import codec_for
-from loaders.codecs.heads import picture_size
+from loaders.codecs.heads import MAX_PICTURE_MB, MAX_PIXELS, picture_size
+from loaders.codecs.picture import PictureCodec
 from loaders.columns import Column, FixedColumn, VarColumn, ends
 from loaders.datasets.reading.coefficients import WholeImages, has_halves
 from loaders.errors import CodecError, LoadersError
@@ -109,7 +110,14 @@ def plan_columns(
             records = _records_of(dataset.store, name, rows)
             blame, scale = dataset.sample_error, dataset.scale
             plans[name] = plan_pixels(
-                field, len(rows), records, blame, progress, scale, num_threads
+                field,
+                len(rows),
+                records,
+                blame,
+                progress,
+                scale,
+                num_threads,
+                dataset.max_picture_mb,
             )
         else:
             plans[name] = _plan_copy(dataset.store, name, field, rows)
@@ -172,6 +180,7 @@ def plan_pixels(
     progress: bool,
     scale: float = 1,
     num_threads: int | None = None,
+    max_picture_mb: int = MAX_PICTURE_MB,
 ) -> ColumnPlan:
     """Plan to turn encoded pictures into pixels; the field's size becomes known if they share one.
 
@@ -183,12 +192,16 @@ def plan_pixels(
         progress: Show a bar where reading their sizes takes long.
         scale: Of the pixels, where the codec is ``dct``.
         num_threads: That decode; default: as many as this rank has cores.
+        max_picture_mb: Memory of the largest, decoded.
     """
     codec: Any = codec_for(field)
+    if isinstance(codec, PictureCodec):
+        codec = codec.limited(max_picture_mb)
     if isinstance(field, Image) and has_halves(field):
         codec = WholeImages(field, scale)
         field = codec.served
-    sizes = _picture_sizes(field, num_rows, records, blame, progress)
+    max_pixels = getattr(codec, "max_pixels", MAX_PIXELS)
+    sizes = _picture_sizes(field, num_rows, records, blame, progress, max_pixels)
     shared = tuple(sizes[0].tolist()) if len(sizes) and (sizes == sizes[0]).all() else None
     raw = replace(field, codec="raw", size=shared or field.size)
     pixel_nbytes = np.dtype(field.dtype).itemsize * (
@@ -216,7 +229,12 @@ def plan_pixels(
 
 
 def _picture_sizes(
-    field: Image | Mask, num_rows: int, records: Records, blame: Blame, progress: bool
+    field: Image | Mask,
+    num_rows: int,
+    records: Records,
+    blame: Blame,
+    progress: bool,
+    max_pixels: int,
 ) -> npt.NDArray[np.int64]:
     """Return height and width of each picture, of the schema or from its header."""
     if field.size is not None:
@@ -226,7 +244,7 @@ def _picture_sizes(
         for part in parts(num_rows, _PICTURES):
             for i, record in enumerate(records(part), part.start):
                 try:
-                    sizes[i] = picture_size(record)
+                    sizes[i] = picture_size(record, max_pixels)
                 except CodecError as error:
                     raise blame(i, str(error)) from error
             bar.update(part.stop - part.start)

@@ -13,7 +13,7 @@ import torch
 import xxhash
 
 from loaders.checks import as_list, as_path, one_of, shown
-from loaders.codecs.heads import picture_size
+from loaders.codecs.heads import MAX_PICTURE_MB, picture_size, pixels_within
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import cast_exactly
 from loaders.columns import Column, FixedColumn, var_column
@@ -70,9 +70,9 @@ class RAMDataset(ResidentDataset):
         pin: True: the columns stay in host memory, page-locked, and the GPU gathers batches from it
             over the bus; needs Triton.
         progress: Show a bar while loading, on stderr.
-        **settings: fields, augment, transform, batching, check, on_error, scale: as ``ShardDataset``
-            takes them. Only the fields that samples have, and the key, are loaded; what cannot be loaded is an
-            error, also with ``on_error="replace"``, which is for what does not decode later.
+        **settings: fields, augment, transform, batching, check, on_error, scale, max_picture_mb: as
+            ``ShardDataset`` takes them. Only the fields that samples have, and the key, are loaded; what cannot
+            be loaded is an error, also with ``on_error="replace"``, which is for what does not decode later.
 
     Raises:
         LoadersError: It does not fit into the memory that is available; the message has the
@@ -134,7 +134,7 @@ class RAMDataset(ResidentDataset):
         shown = tuple(name for name in fields if name != "key")
         if like is not None:
             shown = like.fields
-            names = ("augment", "transform", "batching", "on_error", "leader")
+            names = ("augment", "transform", "batching", "on_error", "leader", "max_picture_mb")
             settings = {name: getattr(like, name) for name in names}
             if any(has_halves(field) for field in fields.values()):  # else they are pixels by now
                 settings["scale"] = like.scale
@@ -182,7 +182,8 @@ class RAMDataset(ResidentDataset):
         files = [as_path(f"paths[{i}]", path, "a file") for i, path in enumerate(listed)]
         if not files:
             raise ValueError("paths is empty: does the pattern match a file?")
-        column = _read_files(files, progress)
+        max_mb = settings.get("max_picture_mb", MAX_PICTURE_MB)
+        column = _read_files(files, progress, pixels_within(max_mb))
         columns: dict[str, Column] = {"image": column}
         fields: dict[str, Field] = {"image": Image()}
         if targets is not None:
@@ -195,6 +196,7 @@ class RAMDataset(ResidentDataset):
                 lambda part: [column.row(i) for i in range(part.start, part.stop)],
                 lambda i, what: SourceError(what, files[i]),
                 progress,
+                max_picture_mb=max_mb,
             )
             check_fits(plan.nbytes, progress)
             fields["image"], columns["image"] = plan.field, _fill({"": plan}, progress)[""]
@@ -274,14 +276,14 @@ def _fill(plans: Mapping[str, ColumnPlan], progress: bool) -> dict[str, Column]:
     return columns
 
 
-def _read_files(files: Sequence[Path], progress: bool) -> Column:
+def _read_files(files: Sequence[Path], progress: bool, max_pixels: int) -> Column:
     """Load files as they are; many at a time, for they may be far away."""
     lengths = np.array([_size(file) for file in files], np.int64)
 
     def fill(column: Column, report: Report) -> None:
         def read(part: slice) -> int:
             for i in range(part.start, part.stop):
-                _read_image(files[i], column.row(i))
+                _read_image(files[i], column.row(i), max_pixels)
             return int(lengths[part].sum())
 
         on_threads(read, parts(len(files), 64), 8, report)
@@ -306,10 +308,10 @@ def _size(file: Path) -> int:
         raise SourceError(f"it cannot be read ({error.strerror})", file) from error
 
 
-def _read_image(file: Path, out: npt.NDArray[np.uint8]) -> None:
+def _read_image(file: Path, out: npt.NDArray[np.uint8], max_pixels: int) -> None:
     try:
         data = read_regular(file)
-        picture_size(data)
+        picture_size(data, max_pixels)
     except (OSError, CodecError) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise SourceError(what, file) from error

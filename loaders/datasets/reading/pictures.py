@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from math import prod
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     UInt8Array = npt.NDArray[np.uint8]
     Ints = npt.NDArray[np.int64]
 
+_log = logging.getLogger(__name__)
+_LARGE_BATCH = 1 << 30  # bytes
+_told: set[str] = set()
 _FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
 Move = tuple[list[int], list[int], list[bool]]  # box, size and flips
@@ -205,6 +209,9 @@ class PictureReader:
         blocks = blocks_of(heads.sizes, heads.jpegs, covers, request.num_workers)
         ends = ends_of(heads.sizes, covers).tolist()
         ready = self._steps(heads, plans, reductions)
+        num = min(request.num_workers, len(records))  # that are decoded at once
+        most_nbytes = int(heads.sizes.prod(axis=1).max(initial=0)) * self._channels
+        _tell_if_large(self.name, num, num * most_nbytes)
         return Wanted(records, heads, plans, blocks, ends, reductions.tolist(), *ready)
 
     def _steps(
@@ -256,7 +263,7 @@ class PictureReader:
 
     def _heads(self, records: Sequence[UInt8Array]) -> PictureHeads:
         if self.field.codec != "raw":
-            heads = picture_heads(records)
+            heads = picture_heads(records, self.codec.max_pixels)
             return (
                 heads
                 if self.codec.keeps_jpeg
@@ -277,6 +284,9 @@ class PictureReader:
         return image, None if reduction == 1 else size
 
     def finish(self, values: list[Any]) -> list[Any]:
+        for name, size, pictures in zip(self.names, self.sizes, values, strict=True):
+            if size is None:
+                _tell_if_large(name, len(pictures), sum(picture.nbytes for picture in pictures))
         return [v if size is None else v[0] for v, size in zip(values, self.sizes, strict=True)]
 
 
@@ -289,6 +299,17 @@ def _needed(plans: Sequence[augment.Geometry]) -> tuple[Ints, Ints]:
         ends = np.maximum.reduce([plan.boxes[:, :2] + plan.boxes[:, 2:] for plan in plans])
         covers = np.concatenate([starts, ends - starts], axis=1)
     return covers, np.minimum.reduce(reductions)
+
+
+def _tell_if_large(name: str, num: int, nbytes: int) -> None:
+    """Say once, in the log, that pictures take much memory."""
+    if nbytes > _LARGE_BATCH and name not in _told:
+        _told.add(name)
+        _log.warning(
+            "%d pictures %r take %.1f GB at once, decoded: pack them smaller (packdata images --size), or "
+            "take smaller batches or fewer workers; max_picture_mb refuses the largest",
+            *(num, name, nbytes / 1e9),
+        )
 
 
 def _channels_first(array: npt.NDArray[Any]) -> torch.Tensor:

@@ -10,6 +10,8 @@ import torch
 
 from loaders import augment
 from loaders.codecs import codec_for
+from loaders.codecs.heads import MAX_PICTURE_MB
+from loaders.codecs.picture import PictureCodec
 from loaders.datasets.reading.coefficients import (
     MovingReader,
     WholeImages,
@@ -125,6 +127,7 @@ def make_readers(
     stored: Mapping[str, Field],
     leader: str | None,
     half: bool = False,
+    max_picture_mb: int = MAX_PICTURE_MB,
 ) -> tuple[Reader, ...]:
     """Return the reader of each field (None: the sample's position) under a list of augmentations.
 
@@ -135,7 +138,7 @@ def make_readers(
     _check_batching(fields, batching)
     views = _views(ops)
     by_name = {
-        name: _picture_reader(store, name, field, views, scale)
+        name: _picture_reader(store, name, field, views, scale, max_picture_mb)
         for name, field in fields.items()
         if isinstance(field, Image | Mask)
     }
@@ -158,7 +161,7 @@ def make_readers(
             follows = None
             if isinstance(field, Boxes) and ops:
                 picture = _followed(name, fields, stored, leader)
-                follows = _picture_reader(store, *picture, views, scale)
+                follows = _picture_reader(store, *picture, views, scale, max_picture_mb)
             codec, form = codec_for(field), batching.get(name, "list")
             readers.append(ObjectReader(store, name, field, codec, form, follows, is_guess))
     return tuple(readers)
@@ -253,7 +256,12 @@ def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
 
 
 def _picture_reader(
-    store: Store, name: str, field: Image | Mask, views: dict[str, tuple[Any, ...]], scale: float
+    store: Store,
+    name: str,
+    field: Image | Mask,
+    views: dict[str, tuple[Any, ...]],
+    scale: float,
+    max_picture_mb: int,
 ) -> PictureReader:
     named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
     source: Any = store
@@ -263,6 +271,7 @@ def _picture_reader(
         field = codec.served
     else:
         codec = codec_for(field)
+        codec = codec.limited(max_picture_mb) if isinstance(codec, PictureCodec) else codec
     sizes = tuple(_output_size(field, ops) for ops in views.values())
     fills = tuple(_fill(name, field, ops) for ops in views.values())
     return PictureReader(source, name, field, named, codec, sizes, fills)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.schema import PICTURE_CODECS
-from packdata.commands.common import parse_quality
+from packdata.commands.common import parse_count, parse_quality
 from packdata.commands.packing import (
     add_packing_options,
     add_source_options,
@@ -90,6 +91,14 @@ def _add_picture_options(group: Any) -> None:
         help="turn JPEGs that are kept but for their Exif orientation with jpegtran, where no pixel is "
         "lost: sides are multiples of the blocks (default: decode, turn, and encode with their own tables)",
     )
+    add(
+        "--max-picture-mb",
+        type=parse_count,
+        default=MAX_PICTURE_MB,
+        metavar="N",
+        help="MiB that a picture may take, decoded, whatever its format; each worker has one at a time "
+        f"(default: {MAX_PICTURE_MB:,})",
+    )
     add("--gray", action="store_true", help="store one channel (default: three, RGB)")
     add("--keep-depth", action="store_true", help="store 16 bits a channel (default: 8)")
 
@@ -100,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
     names = (
         *("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression"),
-        "lossless_rotate",
+        *("max_picture_mb", "lossless_rotate"),
         *("masks", "classes", "image_column", "mask_column", "label_column"),
     )
     options = {name: getattr(args, name) for name in names}

@@ -40,7 +40,7 @@ class ForeignKind:
             if register is not None:
                 register()
 
-    def why_unread(self, data: bytes) -> str:
+    def why_unread(self, data: bytes, max_pixels: int) -> str:
         """Return what to say of a file that Pillow does not open.
 
         Raises:
@@ -54,7 +54,7 @@ class ForeignKind:
         size = _box_size(data)
         if size is None:
             return f"the {self.name} is cut or damaged"
-        check_pixels(*size)
+        check_pixels(*size, max_pixels)
         return (
             f"the {self.name} of {size[0]} x {size[1]} pixels (height x width) cannot be opened: it is "
             "larger than its decoder takes, or damaged; convert it to JPEG or PNG"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
 _ORIENTATION_TAG = 0x0112
+_ANY_SIZE = 1 << 62  # pixels: whoever decodes has a limit
 _PNG_COLORS = {0: "gray", 2: "color", 3: "palette", 4: "gray", 6: "color"}
 
 
@@ -98,7 +99,7 @@ def check_jpeg_kind(data: bytes) -> None:
 
 
 def _png_header(data: bytes) -> Header:
-    height, width = picture_size(data)
+    height, width = picture_size(data, _ANY_SIZE)
     depth, code = data[24:26].ljust(2, b"\0")
     chunks = {kind: start for kind, start, _ in _png_chunks(data)}
     orientation = exif_orientation(data[chunks[b"eXIf"] :]) if b"eXIf" in chunks else 1
@@ -123,7 +124,7 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _webp_header(data: bytes) -> Header:
-    size = picture_size(data)
+    size = picture_size(data, _ANY_SIZE)
     (length,) = struct.unpack_from("<I", data, 4)
     if length + 8 > len(data):
         raise CodecError(f"the WebP is cut: it has {len(data)} of {length + 8} bytes")

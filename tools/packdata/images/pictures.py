@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import io
 import struct
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ import numpy.typing as npt
 import PIL.Image
 import PIL.ImageOps
 
-from loaders.codecs.heads import MAX_PIXELS
+from loaders.codecs.heads import MAX_PIXELS, check_pixels
 from loaders.codecs.picture import decode_cv2
 from loaders.errors import CodecError
 from packdata.images.fit import MIN_REDUCED
@@ -73,6 +74,8 @@ _STARTS = {
 ODD_JPEG = "odd jpeg"
 _ORIENTATION_TAG = 0x0112
 _PNG_DEPTH_AT = 24
+_LIFTING = threading.Lock()  # one at a time, which saves memory, too
+_PREFIX_NBYTES = 16  # that Pillow tells formats by
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ def decode_picture(
     dtype: str = "uint8",
     needed: Callable[[Size], Size] | None = None,
     scratch: Scratch | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Picture:
     """Return the pixels of an encoded picture.
 
@@ -131,9 +135,10 @@ def decode_picture(
             then be decoded at a half, a quarter or an eighth, sides rounded up, as long as that is
             twice as large as needed or more.
         scratch: Where a JPEG may be decoded to; the pixels are then gone with the thread's next.
+        max_pixels: That are accepted, of any format.
 
     Raises:
-        CodecError: The bytes are no picture, or a damaged one.
+        CodecError: The bytes are no picture, a damaged one, or one of too many pixels.
 
     Source:
         The factor of two is the ``reducing_gap=2.0`` of Pillow's ``Image.thumbnail``: beyond it
@@ -144,32 +149,27 @@ def decode_picture(
     header, mended = read_header(data), None
     if header is None or header.color == "cmyk" or header.animated:
         if header is not None and header.format == "jpeg":
-            _check_size(header.size)
+            check_pixels(*header.size, max_pixels)
             _, mended = decode_strictly(
                 data, colorspace="CMYK"
             )  # Pillow, which reads it, hears no warning
-        pixels, name, notes = _decode_other(mended or data)
+        pixels, name, notes = _decode_other(mended or data, max_pixels)
         size = (pixels.shape[0], pixels.shape[1])
         gray = pixels.ndim == 2
     else:
-        _check_size(header.size)
+        check_pixels(*header.size, max_pixels)
         reduction = _reduction(header, needed)
         if header.format == "jpeg":
             pixels, mended = _decode_jpeg(data, header.size, channels, reduction, scratch)
             notes = [] if mended is None else [ODD_JPEG]
         else:
-            pixels, notes = _decode_known(data, header)
+            pixels, notes = _decode_known(data, header, max_pixels)
         pixels, notes = _turn(pixels, header.orientation, notes)
         size = header.size if header.orientation < 5 else header.size[::-1]
         name, gray = header.format, header.color == "gray"
     pixels, notes = _flatten(pixels, notes)
     pixels, notes = _to_dtype(pixels, np.dtype(dtype), notes)
     return Picture(_to_channels(pixels, channels), size, name, gray, tuple(notes), mended)
-
-
-def _check_size(size: Size) -> None:
-    if size[0] * size[1] > MAX_PIXELS:
-        raise CodecError(f"it has {size[0]} x {size[1]} pixels; up to {MAX_PIXELS} are accepted")
 
 
 def _reduction(header: Header, needed: Callable[[Size], Size] | None) -> int:
@@ -188,16 +188,16 @@ def _reduction(header: Header, needed: Callable[[Size], Size] | None) -> int:
     return 1
 
 
-def _decode_known(data: bytes, header: Header) -> tuple[Array, list[str]]:
+def _decode_known(data: bytes, header: Header, max_pixels: int) -> tuple[Array, list[str]]:
     notes = ["palette"] if header.color == "palette" else []
     if header.depth < 8 and not notes:
         notes = [f"{header.depth}-bit"]
     is_clear_gray = header.color == "gray" and header.alpha
     if is_clear_gray and header.depth <= 8:  # OpenCV drops the transparent gray
-        return _decode_pil(data)[0], notes
+        return _decode_pil(data, max_pixels)[0], notes
     pixels = _decode_cv2(data, header.format)
     if is_clear_gray and pixels.ndim == 2:  # of 16 bits too; Pillow would halve a channel of alpha
-        pixels = _decode_pil(data)[0]
+        pixels = _decode_pil(data, max_pixels)[0]
     return pixels, notes
 
 
@@ -230,9 +230,9 @@ def _decode_cv2(data: bytes, name: str) -> Array:
     return cv2.cvtColor(pixels, code)
 
 
-def _decode_other(data: bytes) -> tuple[Array, str, list[str]]:
+def _decode_other(data: bytes, max_pixels: int) -> tuple[Array, str, list[str]]:
     """Decode what Pillow knows, upright; 16-bit color TIFF through OpenCV, as Pillow halves it."""
-    pixels, image = _decode_pil(data, upright=True)
+    pixels, image = _decode_pil(data, max_pixels, upright=True)
     name = str(image.format).lower()
     notes = [name] if name not in ("jpeg", "png", "webp") else []
     if image.mode == "CMYK":
@@ -243,7 +243,9 @@ def _decode_other(data: bytes) -> tuple[Array, str, list[str]]:
         pixels = _decode_cv2(_without_orientation(data), "tiff")
         if image.mode != "RGBA":  # OpenCV takes any fourth channel for alpha
             pixels = pixels[:, :, :3]
-        orientation = open_pil(data).getexif().get(_ORIENTATION_TAG, 1)  # image is turned already
+        orientation = (
+            open_pil(data, max_pixels).getexif().get(_ORIENTATION_TAG, 1)
+        )  # image is turned already
         pixels, notes = _turn(pixels, orientation, notes)
     return pixels, name, notes or [f"odd {name}"]
 
@@ -276,11 +278,14 @@ def _tiff_bits(image: PIL.Image.Image) -> tuple[int, ...]:
     return tuple(getattr(image, "tag_v2", {}).get(258) or ())
 
 
-def _decode_pil(data: bytes, *, upright: bool = False) -> tuple[Array, PIL.Image.Image]:
+def _decode_pil(
+    data: bytes, max_pixels: int, *, upright: bool = False
+) -> tuple[Array, PIL.Image.Image]:
     """Return the first picture as gray, gray + alpha, RGB or RGBA, and Pillow's view of it."""
-    image = open_pil(data)
+    image = open_pil(data, max_pixels)
     try:
-        image.load()
+        with _lifted_limit(image):
+            image.load()
         _scale_clear(image, data)
         mode = image.mode  # ImageOps would give another object
         turned = PIL.ImageOps.exif_transpose(image) if upright else image
@@ -298,28 +303,58 @@ def _scale_clear(image: PIL.Image.Image, data: bytes) -> None:
         image.info["transparency"] = (image.info["transparency"] & top) * (255 // top)
 
 
-def open_pil(data: bytes) -> PIL.Image.Image:
-    """Open a file of the formats that are pictures (not EPS, which would run a program)."""
-    PIL.Image.init()
+def open_pil(data: bytes, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:
+    """Open a file of the formats that are pictures (not EPS, which would run a program).
+
+    Pillow's own limit of pixels, which is one of the process, does not count.
+    """
     kind = kind_of(data)
     if kind is not None:
         kind.load_plugin()
-    formats = [name for name in _PIL_FORMATS if name in PIL.Image.OPEN]
     try:
-        image = PIL.Image.open(io.BytesIO(data), formats=formats)
-    except PIL.UnidentifiedImageError:
-        if kind is not None:
-            raise CodecError(kind.why_unread(data)) from None
-        start = bytes(data[:12])
-        known = next((what for begin, what in _STARTS.items() if start.startswith(begin)), None)
-        raise CodecError(known or f"it is not a picture: it starts with {start!r}") from None
-    except PIL.Image.DecompressionBombError as error:
-        raise CodecError(str(error)) from error
+        image = _opened(data)
     except _PIL_ERRORS as error:
         what = f"it cannot be opened as a picture ({error})"
-        raise CodecError(what if kind is None else kind.why_unread(data)) from error
-    _check_size((image.height, image.width))
+        raise CodecError(what if kind is None else kind.why_unread(data, max_pixels)) from error
+    if image is None:
+        raise CodecError(_why_unknown(data) if kind is None else kind.why_unread(data, max_pixels))
+    check_pixels(image.height, image.width, max_pixels)
     return image
+
+
+def _opened(data: bytes) -> PIL.Image.Image | None:
+    """Return what the first reader of Pillow's makes of a file that takes it; None if none does."""
+    PIL.Image.init()
+    for name in _PIL_FORMATS:
+        if name not in PIL.Image.OPEN:
+            continue
+        factory, accepts = PIL.Image.OPEN[name]
+        accepted = accepts is None or accepts(data[:_PREFIX_NBYTES])
+        if accepted and not isinstance(accepted, str):  # else it says what it needs
+            with suppress(SyntaxError, IndexError, TypeError, struct.error):  # as Image.open does
+                return factory(io.BytesIO(data), "")
+    return None
+
+
+@contextmanager
+def _lifted_limit(image: PIL.Image.Image) -> Iterator[None]:
+    """Let Pillow load a picture that is within our limit, and not within Pillow's, which is the process's."""
+    limit = PIL.Image.MAX_IMAGE_PIXELS
+    if limit is None or image.width * image.height <= limit:
+        yield
+        return
+    with _LIFTING:
+        limit, PIL.Image.MAX_IMAGE_PIXELS = PIL.Image.MAX_IMAGE_PIXELS, None
+        try:
+            yield
+        finally:
+            PIL.Image.MAX_IMAGE_PIXELS = limit
+
+
+def _why_unknown(data: bytes) -> str:
+    start = bytes(data[:12])
+    known = next((what for begin, what in _STARTS.items() if start.startswith(begin)), None)
+    return known or f"it is not a picture: it starts with {start!r}"
 
 
 def _array_of(image: PIL.Image.Image, mode: str) -> Array:
@@ -403,14 +438,15 @@ def _to_channels(pixels: Array, channels: int) -> Array:
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], channels)))
 
 
-def decode_mask(data: bytes) -> Array:
+def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Array:
     """Return a mask as H x W, uint8 or uint16, upright, its integers exactly as stored.
 
     Palette files give indices, not colors; 1-, 2- and 4-bit files their values (0 and 1, not 0 and
     255). Color files pass if their channels are equal, transparency if it is opaque.
 
     Raises:
-        CodecError: The bytes are no picture, a damaged one, a lossy one, or colors.
+        CodecError: The bytes are no picture, a damaged one, a lossy one, one of more than ``max_pixels``, or
+            colors.
     """
     if not len(data):
         raise CodecError("the mask is empty")
@@ -421,7 +457,7 @@ def decode_mask(data: bytes) -> Array:
         raise CodecError(f"a mask as {name} is not exact; save it as PNG")
     try:
         with _naming_the_mask():
-            values = _mask_values(data, header)
+            values = _mask_values(data, header, max_pixels)
     except _OtherNumbersError as error:
         raise CodecError(f"the mask holds {error}") from None
     return _one_channel(values)
@@ -436,20 +472,21 @@ def _naming_the_mask() -> Iterator[None]:
         raise CodecError(f"the mask cannot be read: {error}") from error
 
 
-def _mask_values(data: bytes, header: Header | None) -> Array:
+def _mask_values(data: bytes, header: Header | None, max_pixels: int) -> Array:
     if header is None or header.color == "palette" or header.depth == 1 or header.animated:
-        return _decode_indices(data)
-    _check_size(header.size)
+        return _decode_indices(data, max_pixels)
+    check_pixels(*header.size, max_pixels)
     values = _decode_cv2(data, header.format)
     if header.depth in (2, 4) and header.color == "gray":
         values = values // (255 // (2**header.depth - 1))  # decoders stretch them to 8 bits
     return turned(values, header.orientation)
 
 
-def _decode_indices(data: bytes) -> Array:
-    image = open_pil(data)
+def _decode_indices(data: bytes, max_pixels: int) -> Array:
+    image = open_pil(data, max_pixels)
     try:
-        image.load()  # also what Exif says behind the pixels
+        with _lifted_limit(image):
+            image.load()  # also what Exif says behind the pixels
         values = np.asarray(PIL.ImageOps.exif_transpose(image))
         if image.mode == "F":
             raise _OtherNumbersError("32-bit floats, not whole numbers: save it as integers")

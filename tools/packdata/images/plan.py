@@ -133,9 +133,10 @@ def pack_images(
         format: ``"lmdb"`` or ``"parquet"``; by default Parquet for raw pixels, LMDB for files.
         options: ``sizes`` (``256``, or ``"224x320"`` as height x width; a list makes a dataset of
             each) and ``fit``, how pictures come to a size (``packdata.images.fit.Resize``); ``codec``,
-            ``quality``, ``gray``, ``keep_depth``, ``subsampling``, ``compression`` and
-            ``lossless_rotate`` (``packdata.images.recipe.ImageOptions``); ``masks``, ``classes``, ``image_column``,
-            ``mask_column`` and ``label_column`` (``packdata.files.splits.SourceOptions``);
+            ``quality``, ``gray``, ``keep_depth``, ``subsampling``, ``compression``,
+            ``max_picture_mb`` and ``lossless_rotate`` (``packdata.images.recipe.ImageOptions``);
+            ``masks``, ``classes``, ``image_column``, ``mask_column`` and ``label_column``
+            (``packdata.files.splits.SourceOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
             (``packdata.settings.PackSettings``).
 

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from loaders.checks import whole_number
 from loaders.codecs import Codec, codec_for
+from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Mask, Text
@@ -65,6 +67,7 @@ class ImageOptions:
         keep_depth: Store 16 bits.
         subsampling: Of ``dct``: ``"420"`` (by default) or ``"444"``.
         compression: Of ``dct``: ``"lz4"`` (by default) or ``"zstd"``.
+        max_picture_mb: MiB that a picture may take, decoded to what is stored, whatever its format.
         lossless_rotate: Turn JPEGs that are otherwise kept by ``jpegtran`` where that loses nothing.
     """
 
@@ -75,9 +78,11 @@ class ImageOptions:
     keep_depth: bool = False
     subsampling: str | None = None
     compression: str | None = None
+    max_picture_mb: int = MAX_PICTURE_MB
     lossless_rotate: bool = False
 
     def __post_init__(self) -> None:
+        whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
         if self.lossless_rotate:
             check_jpegtran()
         if self.codec not in (None, *PICTURE_CODECS):
@@ -110,6 +115,12 @@ class ImageOptions:
         return 1 if self.gray else 3
 
     @property
+    def max_pixels(self) -> int:
+        """Of the largest picture."""
+        pixel_nbytes = self.channels * np.dtype(self.dtype).itemsize
+        return pixels_within(self.max_picture_mb, pixel_nbytes)
+
+    @property
     def dtype(self) -> str:
         """uint8 or uint16."""
         return "uint16" if self.keep_depth else "uint8"
@@ -127,6 +138,9 @@ class ImageOptions:
         more = {
             "subsampling": self.subsampling,
             "compression": self.compression,
+            "max_picture_mb": None
+            if self.max_picture_mb == MAX_PICTURE_MB
+            else self.max_picture_mb,
             "lossless_rotate": self.lossless_rotate or None,
         }
         return {
@@ -260,7 +274,12 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             return Picture(pixels, data.shape, "pixels", True, ())
         channels, dtype = options.channels, options.dtype
         return decode_picture(
-            data, channels=channels, dtype=dtype, needed=self._needed, scratch=self._scratch
+            data,
+            channels=channels,
+            dtype=dtype,
+            needed=self._needed,
+            scratch=self._scratch,
+            max_pixels=options.max_pixels,
         )
 
     def _needed(self, size: Size) -> Size:
@@ -336,7 +355,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         name = item.mask_name if self.masks is None else self.masks.name(item.key)
         where = item.place_of_mask(name)
         try:
-            mask, wanted = decode_mask(data), self._outputs[0].mask
+            mask, wanted = decode_mask(data, self.options.max_pixels), self._outputs[0].mask
         except CodecError as error:
             raise SourceError(str(error), where) from error
         if mask.shape != picture.size:

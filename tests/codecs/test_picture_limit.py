@@ -1,0 +1,148 @@
+"""One limit of memory for a picture of any format: at packing, at serving, and never in silence."""
+
+from __future__ import annotations
+
+import io
+import logging
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from loaders import RAMDataset, ShardDataset, augment
+from loaders.codecs.heads import MAX_PICTURE_MB, MAX_PIXELS, pixels_within
+from loaders.datasets.reading import pictures
+from loaders.errors import CodecError, LoadersError, SampleError
+from packdata.images.pictures import decode_mask, decode_picture
+from packdata.images.plan import pack_images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "AVIF", "JPEG2000", "PPM")
+SIDE = 600  # 600 x 600 RGB are 1,080,000 bytes: more than 1 MiB
+
+
+def saved(format: str, side: int = SIDE, **options: Any) -> bytes:
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (side, side), (9, 99, 200)).save(file, format, **options)
+    return file.getvalue()
+
+
+def wide_tiff(height: int, width: int) -> bytes:
+    """Return a TIFF of gray zeros, deflated in one strip: a small file of many pixels."""
+    strip = zlib.compress(bytes(height * width), 9)
+    tags = {
+        256: width,
+        257: height,
+        258: 8,
+        259: 8,
+        262: 1,
+        273: 8,
+        277: 1,
+        278: height,
+        279: len(strip),
+    }
+    entries = b"".join(
+        struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items())
+    )
+    header = struct.pack("<2sHI", b"II", 42, 8 + len(strip))
+    return header + strip + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_has_the_same_limit(format: str) -> None:
+    data = saved(format)
+
+    with pytest.raises(CodecError, match="max_picture_mb"):
+        decode_picture(data, max_pixels=pixels_within(1))
+    assert decode_picture(data, max_pixels=SIDE * SIDE).size == (SIDE, SIDE)
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "BMP"])
+def test_masks_have_it_too(format: str) -> None:
+    file = io.BytesIO()
+    PIL.Image.new("L", (SIDE, SIDE)).save(file, format)
+
+    with pytest.raises(CodecError, match="max_picture_mb"):
+        decode_mask(file.getvalue(), SIDE * SIDE - 1)
+    assert decode_mask(file.getvalue(), SIDE * SIDE).shape == (SIDE, SIDE)
+
+
+def test_pillows_own_limit_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PNG of 14,000 x 14,000 pixels was packed, the same TIFF was not."""
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
+    data = wide_tiff(500, 700)
+
+    picture = decode_picture(data, channels=1)
+
+    assert picture.size == (500, 700)
+    assert PIL.Image.MAX_IMAGE_PIXELS == 1000
+
+
+def test_the_default_is_of_memory() -> None:
+    assert MAX_PIXELS == (MAX_PICTURE_MB << 20) // 3 > 14_000**2
+
+
+def test_the_limit_of_a_packing_is_an_option(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.png").write_bytes(saved("PNG"))
+    (tmp_path / "in/b.png").write_bytes(saved("PNG", 20))
+
+    with pytest.raises(LoadersError, match=r"a\.png"):
+        pack_images(tmp_path / "in", tmp_path / "out", max_picture_mb=1)
+    summary = pack_images(
+        tmp_path / "in", tmp_path / "some", max_picture_mb=1, on_error="skip", format="parquet"
+    )
+
+    assert len(summary.rejected) == 1
+    assert len(ShardDataset(tmp_path / "some")) == 1
+
+
+def test_the_limit_of_serving_is_a_setting(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jpg").write_bytes(saved("JPEG"))
+    pack_images(tmp_path / "in", tmp_path / "out")
+    crop = [augment.CenterCrop(32)]
+
+    for made in (
+        ShardDataset(tmp_path / "out", max_picture_mb=1),
+        ShardDataset(tmp_path / "out").replace(max_picture_mb=1, augment=crop),
+        RAMDataset(tmp_path / "out", max_picture_mb=1, progress=False),
+    ):
+        assert made.max_picture_mb == 1
+        with pytest.raises(SampleError, match="max_picture_mb"):
+            made[0]
+    with pytest.raises(LoadersError, match="max_picture_mb"):
+        RAMDataset(tmp_path / "out", max_picture_mb=1, decode=True, progress=False)
+    assert ShardDataset(tmp_path / "out", max_picture_mb=2)[0].image.shape == (3, SIDE, SIDE)
+    with pytest.raises(ValueError, match="max_picture_mb"):
+        ShardDataset(tmp_path / "out", max_picture_mb=0)
+
+
+@pytest.mark.parametrize("ops", [[], [augment.RandomHorizontalFlip()], [augment.CenterCrop(16)]])
+def test_much_memory_is_told_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ops: list[Any],
+) -> None:
+    monkeypatch.setattr(pictures, "_LARGE_BATCH", 1 << 20)
+    monkeypatch.setattr(pictures, "_told", set())
+    (tmp_path / "in").mkdir()
+    for i in range(3):
+        (tmp_path / f"in/{i}.jpg").write_bytes(saved("JPEG", SIDE + i))
+    pack_images(tmp_path / "in", tmp_path / "out")
+    dataset = ShardDataset(tmp_path / "out", augment=ops)
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            dataset[0:3].batch([0, 1, 2]) if hasattr(dataset, "batch") else [
+                dataset[i] for i in range(3)
+            ]
+
+    assert sum("at once, decoded" in record.message for record in caplog.records) == 1
+    assert np.prod(dataset[0].image.shape) > 0
