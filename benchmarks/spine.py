@@ -34,8 +34,8 @@ from page import HERE, write
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
+from loaders.backends.chunk import Chunks
 from loaders.backends.maker import Maker
-from loaders.backends.stretch import Steps
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.reading.samples import collate
 from loaders.schema import Image, Label
@@ -396,11 +396,12 @@ def epoch_in_parts(loader: DataLoader, num_workers: int) -> float:
     """Make the batches of an epoch in the parts that so many threads would share, one after the other."""
     maker = Maker(loader.dataset, collate, loader.batch_size, True, num_workers)
     began, samples = time.perf_counter(), 0
-    for step in Steps(iter(loader.batch_sampler), maker.stretch_size):
-        job = maker.one(step)
-        for part in range(job.num_parts):
-            job.run(part)
-        samples += len(job.finish()[0][0])
+    for chunk in Chunks(iter(loader.batch_sampler), maker.chunk_size):
+        for turn in range(chunk.num_turns):
+            job = chunk.job(turn, maker)
+            for part in range(job.num_parts):
+                job.run(part)
+            samples += len(job.finish()[0][0])
     return samples / (time.perf_counter() - began)
 
 

@@ -25,7 +25,6 @@ from loaders.backends.auto import AutoPool, StepWatch, can_fork
 from loaders.backends.maker import Maker, group_bytes, num_in_flight
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.process import TorchBatches
-from loaders.backends.stretch import Steps
 from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
@@ -478,18 +477,19 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             self._has_drawn = self.persistent_workers
         maker = self._maker()
-        # Without workers a foreign sampler is asked when its batch is: its next answer may depend on the step between.
-        is_ahead = self.num_workers > 0 or self._steps is not None
-        group_size = maker.group_size if is_ahead else 1
-        in_flight = self._given_prefetch or num_in_flight(self.num_workers, group_size)
-        steps = iter(self._index_sampler)
-        if maker.stretch_size > 1 and self._steps is not None:
-            steps = Steps(steps, maker.stretch_size)
+        # A foreign sampler is asked when its batch is, or its next answers may depend on the steps between; where
+        # there are workers, no more often than is handed over at once.
+        is_together = maker.is_together and (self.num_workers > 0 or self._steps is not None)
+        is_planned = is_together or self._steps is not None
+        in_flight = self._given_prefetch or num_in_flight(
+            self.num_workers, is_together=is_together
+        )
         return OrderedBatches(
             self._pool(maker),
-            steps,
+            iter(self._index_sampler),
             prefetch_batches=in_flight if self.num_workers else 0,
-            group_size=group_size,
+            chunk_size=maker.chunk_size if is_planned else 1,
+            is_together=is_together,
             timeout_s=self.timeout,
             stall_warning_s=self.stall_warning_s,
         )

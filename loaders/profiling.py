@@ -27,7 +27,9 @@ from loaders.checks import as_path, shown, whole_number
 from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from loaders.workers import Job
 
 logger = logging.getLogger(__name__)
 _WAIT, _COMPUTE = "wait for data", "compute"
@@ -308,11 +310,12 @@ class _TimedMaker(Maker):
     def for_child(self) -> Maker:  # whose clock and spans would be its own
         return Maker(**_values(self)).for_child()
 
-    def one(self, indices: Any) -> BatchOf:
+    def job(self, batches: Sequence[Any]) -> Job:
         assert self.profile is not None
-        return _TimedBatch(Maker.one(self, indices), self.profile)  # type: ignore[return-value]
+        job = Maker.job(self, batches)
+        return _TimedBatch(job, self.profile) if isinstance(job, BatchOf) else job
 
-    def make_group(self, group: list[Any]) -> list[Any] | None:
+    def make_group(self, group: Sequence[Any]) -> list[Any] | None:
         assert self.profile is not None
         began = self.profile.clock()
         read = self.dataset.read_group(group, self.slots)

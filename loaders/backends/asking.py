@@ -1,8 +1,8 @@
 """What the parent asks of its child process: the kind, and values.
 
-- ``"make"``: the number of a pass, and the indices of each batch of a group.
-- ``"stretch"``: the same of a stretch, of which the first is to be made.
-- ``"next"``: the number of a pass: the next of the stretch is to be made.
+- ``"make"``: the number of a pass, and the indices of each batch of a chunk that is made together.
+- ``"chunk"``: the same of one whose first batch is to be made.
+- ``"next"``: the number of a pass: the next batch of the chunk is to be made.
 - ``"epoch"``: its number, for the dataset.
 - ``"describe"``: what each worker is doing.
 - ``"close"``: to end.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _INT64 = np.dtype(np.int64)
 # Words: 0, the pass, what is asked for, how many batches; of each of them how many indices, its epoch and seed.
 _NUM_FIRST, _NUM_EACH = 4, 3
-_KINDS = "make", "stretch", "next"
+_KINDS = "make", "chunk", "next"
 
 
 def ask(kind: str, *values: Any) -> bytes:

@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaders.backends.subprocess import start_method
 from loaders.backends.threads import ThreadPool
@@ -20,6 +20,7 @@ from loaders.backends.threads import ThreadPool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from loaders.backends.chunk import Chunk
     from loaders.backends.maker import Made, Maker
     from loaders.backends.ordered import Pool
 
@@ -118,19 +119,21 @@ class AutoPool:
         self._pool: Pool = ThreadPool(maker)
         self._watch = StepWatch() if watch is None else watch
         self._watch.begin()
-        self._waiting: list[list[Any]] = []  # for the threads to be done, and the child to begin
+        self._waiting: list[
+            tuple[Chunk, int]
+        ] = []  # for the threads to be done, and the child to begin
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._pool)
 
     @property
     def num_ready(self) -> int:
-        """Groups that could be taken without waiting."""
+        """How often something could be taken without waiting."""
         return self._pool.num_ready
 
     @property
     def is_ready(self) -> bool:
-        """Whether the oldest group could be taken without waiting."""
+        """Whether the oldest could be taken without waiting."""
         return self._pool.is_ready
 
     @property
@@ -138,15 +141,15 @@ class AutoPool:
         """Bytes of the pool's own slots."""
         return getattr(self._pool, "slot_bytes", 0)
 
-    def put(self, group: list[Any]) -> None:
-        """Begin a group of batches; if it is time, change over first, as soon as the threads are done."""
+    def put(self, chunk: Chunk, turn: int) -> None:
+        """Begin a turn of a chunk; if it is time, change over first, as soon as the threads are done."""
         self._watch.enter(self._pool)
         is_time = self._watch.is_waiting and isinstance(self._pool, ThreadPool)
         if is_time or self._waiting:
-            self._waiting.append(group)
+            self._waiting.append((chunk, turn))
             self._change_over()
         else:
-            self._pool.put(group)
+            self._pool.put(chunk, turn)
         self._watch.leave(self._pool)
 
     def _change_over(self) -> None:
@@ -165,10 +168,10 @@ class AutoPool:
             self._watch.give_up()
             self._pool = ThreadPool(self._maker)
         while self._waiting:
-            self._pool.put(self._waiting.pop(0))
+            self._pool.put(*self._waiting.pop(0))
 
     def take(self, timeout_s: float | None = None) -> Made:
-        """Return the oldest group, or raise its error."""
+        """Return the batches that were put in first, or raise their error."""
         self._watch.enter(self._pool)
         made: Made = []
         try:

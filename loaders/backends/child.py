@@ -21,20 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.backends.asking import asked
 from loaders.backends.channel import Channel
+from loaders.backends.chunk import Chunk
 from loaders.backends.forms import MessageWriter
 from loaders.backends.maker import Raised
 from loaders.backends.portable import portable
-from loaders.backends.stretch import Stretch
 from loaders.backends.threads import ThreadPool
 from loaders.backends.wire import SharedSlots, let_go_of_inherited
 from loaders.live import dump_in_child
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
 
     from loaders.backends.maker import Made, Maker
-    from loaders.backends.stretch import Step
     from loaders.backends.wire import Message
 
 _PARENT_POLL_S = 2.0
@@ -101,7 +99,7 @@ class _Child:
         self._is_over = False
         self._gone = select.poll()  # ends with the parent's end of the socket
         self._gone.register(channel.socket, 0)
-        self._steps: Iterator[Step] = iter(())  # of the stretch that was told last
+        self._chunk, self._turn = Chunk([]), 0  # to be made next
         self._passes: deque[int] = deque()  # of the groups that are not sent yet
         self._num_told = maker.num_replaced  # of replaced samples
         self._is_full = is_full
@@ -163,9 +161,10 @@ class _Child:
 
     def _make(self, kind: str, number: int, batches: list[Any]) -> None:
         self._passes.append(number)
-        if kind == "stretch":
-            self._steps = iter(Stretch(batches).steps())
-        self._pool.put(batches if kind == "make" else [next(self._steps)])
+        if kind != "next":
+            self._chunk, self._turn = Chunk(batches, is_together=kind == "make"), 0
+        self._pool.put(self._chunk, self._turn)
+        self._turn += 1
 
     def _set_epoch(self, epoch: int) -> None:
         if hasattr(self._maker.dataset, "set_epoch"):

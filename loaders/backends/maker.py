@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.backends.stretch import Step
 from loaders.buffers import Slots
 from loaders.datasets.base import reads_batches
 from loaders.datasets.reading.job import CallJob, OneSample
@@ -30,8 +29,8 @@ _MAX_GROUP = 64
 MAX_KEPT = (
     4  # groups of which a batch is kept; from the next one on, each batch has memory of its own
 )
-_STRETCH_SAMPLES = 1024  # beside so many, what is done once is little
-_MAX_STRETCH = 8
+_PLANNED_SAMPLES = 1024  # beside so many, what is done once is little
+_MAX_PLANNED = 8
 
 
 def group_bytes(backend: str) -> int:
@@ -60,7 +59,7 @@ class Maker:
         count_replaced: Told how many samples another process's copy of the dataset replaced.
         group_bytes: Of small batches, to hand over at once.
         group_size: How many batches that is: handing over costs tens of microseconds or hundreds, whatever the size.
-        stretch_size: How many batches to ask for at once, of those that are handed over one by one.
+        chunk_size: How many batches to plan at once: those that are handed over together, or some more.
     """
 
     dataset: Any
@@ -74,7 +73,7 @@ class Maker:
     count_replaced: Callable[[int], None] = _count_nothing
     group_bytes: int = _GROUP_BYTES
     group_size: int = field(init=False)
-    stretch_size: int = field(init=False)
+    chunk_size: int = field(init=False)
     _batched: BatchDataset | None = field(init=False)  # the dataset, if it reads whole batches
 
     def for_child(self) -> Maker:
@@ -88,26 +87,24 @@ class Maker:
         """Samples that the dataset replaced."""
         return getattr(self.dataset, "num_replaced", 0)
 
-    def job(self, group: list[Any]) -> Job:
-        """Return the work of making a group of batches, one unless they are small; it ends with a list of them."""
-        return Group(self, group) if self.group_size > 1 else self.one(group[0])
+    def job(self, batches: Sequence[Any]) -> Job:
+        """Return the work of making batches, one or several small ones; it ends with a list of them.
 
-    def one(self, indices: Any) -> BatchOf:
-        """Return the work of making one batch."""
-        if isinstance(indices, Step):
-            return indices.job(self)
-        return BatchOf(self, self._read(indices))
+        Args:
+            batches: The indices of each, or what ``plan`` returned for it.
+        """
+        if len(batches) > 1:
+            return Group(self, batches)
+        return BatchOf(self, self._read(batches[0]))
 
-    def jobs(self, batches: Sequence[Any]) -> list[BatchOf | None]:
-        """Return the work of making each of several batches, or None of what is to be asked for alone."""
-        assert self._batched is not None
+    def plan(self, batches: Sequence[Any]) -> Sequence[Any]:
+        """Return what ``job`` takes for each of several batches: as it is where something is wrong with one of them."""
+        if self._batched is None:
+            return batches
         try:
-            requests = self._batched.requests(batches, max(1, self.num_workers))
+            return self._batched.requests(batches, max(1, self.num_workers)) or batches
         except (IndexError, LoadersError, OSError):  # of one of them: it is raised in its turn
-            requests = None
-        if requests is None:
-            return [None] * len(batches)
-        return [BatchOf(self, self._read(request)) for request in requests]
+            return batches
 
     def _read(self, indices: Any) -> Job:
         if not self.has_batches:
@@ -118,16 +115,19 @@ class Maker:
 
     def make(self, indices: Any) -> Any:
         """Make one batch on this thread."""
-        job = self.one(indices)
+        job = self.job([indices])
         for part in range(job.num_parts):
             job.run(part)
         return job.finish()[0]
 
-    def make_group(self, group: list[Any]) -> Made | None:
+    def make_group(self, group: Sequence[Any]) -> Made | None:
         """Make several batches on this thread at once; None if the dataset reads them one by one."""
         read: SplitBatches | None = self.dataset.read_group(group, self.slots)
         if read is not None:
-            read.is_copied = self.slots.num_leased > num_in_flight(self.num_workers, 2) + MAX_KEPT
+            read.is_copied = (
+                self.slots.num_leased
+                > num_in_flight(self.num_workers, is_together=True) + MAX_KEPT
+            )
         return [self.pinned(batch) for batch in read] if self.pin and read is not None else read
 
     def pinned(self, batch: Any) -> Any:
@@ -137,7 +137,12 @@ class Maker:
     def __post_init__(self) -> None:
         self._batched = self.dataset if reads_batches(self.dataset) else None
         self.group_size = self._group_size()
-        self.stretch_size = self._stretch_size()
+        self.chunk_size = self.group_size if self.is_together else self._num_planned()
+
+    @property
+    def is_together(self) -> bool:
+        """Whether the batches of a chunk are made and handed over at once."""
+        return self.group_size > 1
 
     def _group_size(self) -> int:
         if self._batched is None or self.batch_size is None:
@@ -147,18 +152,18 @@ class Maker:
             return 1
         return max(1, min(_MAX_GROUP, self.group_bytes // max(1, nbytes * self.batch_size)))
 
-    def _stretch_size(self) -> int:
-        if self._batched is None or not self.batch_size or self.group_size > 1:
+    def _num_planned(self) -> int:
+        if self._batched is None or not self.batch_size:
             return 1
-        return max(1, min(_MAX_STRETCH, _STRETCH_SAMPLES // self.batch_size))
+        return max(1, min(_MAX_PLANNED, _PLANNED_SAMPLES // self.batch_size))
 
 
-def num_in_flight(num_workers: int, group_size: int) -> int:
-    """Return how many to make ahead: two batches that all workers share; or a group for each and two that wait.
+def num_in_flight(num_workers: int, *, is_together: bool) -> int:
+    """Return how many to make ahead: two batches that all workers share; or a chunk for each and two that wait.
 
-    With one of them, the workers of a child process idle until its owner has taken a group and asks for the next.
+    With one of them, the workers of a child process idle until its owner has taken a chunk and asks for the next.
     """
-    return num_workers + 2 if group_size > 1 else 2
+    return num_workers + 2 if is_together else 2
 
 
 @dataclass(slots=True)
@@ -204,7 +209,7 @@ class Group:
 
     num_parts = 1
 
-    def __init__(self, maker: Maker, batches: list[Any]) -> None:
+    def __init__(self, maker: Maker, batches: Sequence[Any]) -> None:
         self._maker, self._batches = maker, batches
         self._at = 0
         self._made: Made = []
@@ -239,7 +244,7 @@ class Group:
     def describe(self, part: int) -> str:
         """Say what is being made."""
         at = max(self._at, 1)
-        what = self._maker.one(self._batches[at - 1]).describe(0)
+        what = self._maker.job([self._batches[at - 1]]).describe(0)
         return f"making batch {at} of {len(self._batches)} small ones: {what}"
 
 

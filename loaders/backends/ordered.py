@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from loaders.backends.chunk import Chunk, Chunks
 from loaders.backends.maker import Raised
 from loaders.workers import Late
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from loaders.backends.maker import Made
 
 logger = logging.getLogger(__name__)
-_FIRST_GROUP = 8  # batches: the first one should not wait for many others
 
 
 class TimedOut(RuntimeError):
@@ -37,24 +37,24 @@ class Lost(Exception):
 
 
 class Pool(Protocol):
-    """Makes groups of batches, and hands them over in the order they were asked for."""
+    """Makes batches, and hands them over in the order they were asked for: one, or those of a chunk together."""
 
     def __len__(self) -> int:
-        """Groups that were put in and not yet taken out."""
+        """How often something was put in, and not yet taken out."""
 
     @property
     def num_ready(self) -> int:
-        """Groups that could be taken without waiting."""
+        """How often something could be taken without waiting."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the oldest group could be taken without waiting."""
+        """Whether the oldest could be taken without waiting."""
 
-    def put(self, group: list[Any]) -> None:
-        """Begin a group of batches, given the indices of each; ``Lost`` if the workers are, and that was told."""
+    def put(self, chunk: Chunk, turn: int) -> None:
+        """Begin a turn of a chunk; ``Lost`` if the workers are, and an error said so."""
 
     def take(self, timeout_s: float | None) -> Made:
-        """Return the oldest group, or raise its error; ``Late`` if it is not done in time."""
+        """Return the batches that were put in first, or raise their error; ``Late`` if they are not done in time."""
 
     def describe(self) -> str:
         """Say what each worker is doing, also from a signal handler or another thread, while the pool is in use."""
@@ -72,7 +72,7 @@ class Batches(Protocol):
 
     @property
     def num_ready(self) -> int:
-        """Groups of batches that are done and wait to be taken."""
+        """Batches, or chunks of small ones, that are done and wait to be taken."""
 
     @property
     def slot_bytes(self) -> int:
@@ -102,9 +102,10 @@ class OrderedBatches:
     Args:
         pool: Makes them.
         indices: The indices of each batch.
-        prefetch_batches: Groups in flight beside the one that is handed over, whatever the number of
-            workers; 0 makes each when it is asked for.
-        group_size: Batches that are handed over at once, at most; the first groups are smaller.
+        prefetch_batches: Batches, or chunks of small ones, in flight beside what is handed over, whatever the number
+            of workers; 0 makes each when it is asked for.
+        chunk_size: Batches of a chunk, at most; the first chunks are smaller.
+        is_together: Whether those of a chunk are handed over at once.
         timeout_s: ``TimedOut`` after so long without a batch; 0 waits.
         stall_warning_s: Log what every worker is doing after so long; 0 does not.
 
@@ -121,13 +122,14 @@ class OrderedBatches:
         indices: Iterator[Any],
         *,
         prefetch_batches: int,
-        group_size: int = 1,
+        chunk_size: int = 1,
+        is_together: bool = False,
         timeout_s: float = 0,
         stall_warning_s: float = 0,
     ) -> None:
-        self._pool, self._indices = pool, indices
-        self._prefetch_batches, self._max_group_size = prefetch_batches, group_size
-        self._group_size = min(group_size, _FIRST_GROUP)
+        self._pool, self._prefetch_batches = pool, prefetch_batches
+        self._chunks: Iterator[Chunk] = Chunks(indices, chunk_size, is_together=is_together)
+        self._chunk, self._turn = Chunk([]), 0  # which is to be begun next
         self._timeout_s, self._stall_warning_s = timeout_s, stall_warning_s
         self._ready: list[Any] = []
         self._failed: Exception | None = None
@@ -164,7 +166,8 @@ class OrderedBatches:
 
     def _break(self, error: Exception) -> None:
         """Take nothing more from the pool; the error comes behind the batches that are ready, and then the end."""
-        self._indices, self._failed, self._is_broken = iter(()), error, True
+        self._stop()
+        self._failed, self._is_broken = error, True
 
     def _end(self) -> None:
         self.close()
@@ -178,32 +181,33 @@ class OrderedBatches:
 
     @property
     def num_ready(self) -> int:
-        """Groups of batches that are done and wait to be taken."""
+        """Batches, or chunks of small ones, that are done and wait to be taken."""
         return self._pool.num_ready
 
-    def _fill(self, num_groups: int) -> None:
-        """Keep so many groups in flight."""
-        for _ in range(num_groups - len(self._pool)):
-            group: list[Any] = []
+    def _fill(self, num: int) -> None:
+        """Keep so many batches, or chunks of small ones, in flight."""
+        for _ in range(num - len(self._pool)):
             try:
-                # By next(), not by a loop: some iterators begin anew whenever iter() is called on them.
-                while len(group) < self._group_size:
-                    group.append(next(self._indices))
+                if self._turn == self._chunk.num_turns:
+                    self._chunk, self._turn = next(self._chunks), 0
             except StopIteration:
-                self._indices = iter(())
+                return
             except Exception as error:  # whatever it is: it comes after the batches before it
-                self._indices, self._failed = iter(()), error
-            if not group:
+                self._failed = error
                 return
             try:
-                self._pool.put(group)
+                self._pool.put(self._chunk, self._turn)
+                self._turn += 1
             except Lost:
-                self._indices = iter(())
+                self._stop()
                 return
             except Exception as error:  # its turn comes behind the batches that are ready
                 self._break(error)
                 return
-            self._group_size = min(2 * self._group_size, self._max_group_size)
+
+    def _stop(self) -> None:
+        """Begin nothing more."""
+        self._chunk, self._turn, self._chunks = Chunk([]), 0, iter(())
 
     def _take(self) -> Made:
         patience = self._timeout_s or self._stall_warning_s or None

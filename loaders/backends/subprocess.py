@@ -32,7 +32,6 @@ from loaders.backends.channel import Channel, pair
 from loaders.backends.forms import MessageReader
 from loaders.backends.maker import MAX_KEPT
 from loaders.backends.ordered import Lost
-from loaders.backends.stretch import Step
 from loaders.backends.wire import Mapped
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.device.pinned import page_lock
@@ -43,8 +42,8 @@ from loaders.workers import Late
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from loaders.backends.chunk import Chunk
     from loaders.backends.maker import Made, Maker
-    from loaders.backends.stretch import Stretch
 
 _END_TIMEOUT_S = 5.0
 _DESCRIBE_TIMEOUT_S = 1.0
@@ -271,7 +270,7 @@ class ChildPool:
         self._pass = child.num_passes
         self._under_way = 0
         self._is_lost = False  # the child ended, and what was raised said so
-        self._told: Stretch | None = None  # to the child
+        self._told: Chunk | None = None  # to the child
         self._came: deque[Any] = deque()  # while something else was waited for
 
     def __len__(self) -> int:
@@ -287,25 +286,24 @@ class ChildPool:
         """Bytes of the child's slots."""
         return self._child.slot_bytes
 
-    def put(self, group: list[Any]) -> None:
-        """Ask for a group of batches; ``Lost`` once an error said that the child is gone."""
+    def put(self, chunk: Chunk, turn: int) -> None:
+        """Ask for a turn of a chunk; ``Lost`` once an error said that the child is gone."""
         self._check_open()
         with self._child.uninterrupted():
-            self._child.send(self._asking(group))
+            self._child.send(self._asking(chunk, turn))
             self._under_way += 1
 
-    def _asking(self, group: list[Any]) -> bytes:
-        """Return what is sent for a group: the indices of a stretch come with its first step that is asked for."""
-        step = group[0]
-        if not isinstance(step, Step):
-            return ask_for("make", self._pass, group)
-        if step.stretch is self._told:
+    def _asking(self, chunk: Chunk, turn: int) -> bytes:
+        """Return what is sent for a turn: the indices of a chunk come with the first one that is asked for."""
+        if chunk.is_together:
+            return ask_for("make", self._pass, chunk.batches)
+        if chunk is self._told:
             return ask_for("next", self._pass)
-        self._told = step.stretch
-        return ask_for("stretch", self._pass, step.left)
+        self._told = chunk
+        return ask_for("chunk", self._pass, chunk.batches[turn:])
 
     def take(self, timeout_s: float | None = None) -> Made:
-        """Return the oldest group, or raise its error.
+        """Return the batches that were asked for first, or raise their error.
 
         Raises:
             Late: It did not come in time.

@@ -15,6 +15,7 @@ from loaders.workers import Workers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from loaders.backends.chunk import Chunk
     from loaders.backends.maker import Made, Maker
     from loaders.workers import Job
 
@@ -22,7 +23,7 @@ _START_TIMEOUT_S = 60.0
 
 
 class InlinePool:
-    """Makes a group on the trainer's own thread, when it is taken."""
+    """Makes batches on the trainer's own thread, when they are taken."""
 
     num_ready = 0
     is_ready = False  # making one takes the trainer's own time
@@ -30,28 +31,31 @@ class InlinePool:
     def __init__(self, maker: Maker) -> None:
         opencv.use_one_thread()
         self._maker = maker
-        self._group: list[Any] | None = None
+        self._asked: tuple[Chunk, int] | None = None
         self._making: tuple[Job, float] | None = None
 
     def __len__(self) -> int:
-        return 0 if self._group is None else 1
+        return 0 if self._asked is None else 1
 
-    def put(self, group: list[Any]) -> None:
-        """Keep the indices of a group."""
-        self._group = group
+    def put(self, chunk: Chunk, turn: int) -> None:
+        """Keep a turn of a chunk until it is taken."""
+        self._asked = chunk, turn
 
     def take(self, timeout_s: float | None = None) -> Made:
-        """Make the group, or raise its error; Ctrl-C leaves it to be made."""
-        group, self._group = self._group or [], None
+        """Make the batches, or raise their error; Ctrl-C leaves them to be made."""
+        asked, self._asked = self._asked, None
+        if asked is None:
+            raise IndexError("there is no batch to take")
+        chunk, turn = asked
         try:
-            job = self._maker.job(group)
+            job = chunk.job(turn, self._maker)
             self._making = job, time.monotonic()
             for part in range(job.num_parts):
                 job.run(part)
             made: Made = job.finish()
             return made
         except KeyboardInterrupt:
-            self._group = group
+            self._asked = asked
             raise
         finally:
             self._making = None
@@ -84,12 +88,12 @@ class ThreadPool:
 
     @property
     def num_ready(self) -> int:
-        """Groups that could be taken without waiting."""
+        """How often something could be taken without waiting."""
         return self._workers.num_ready
 
     @property
     def is_ready(self) -> bool:
-        """Whether the oldest group could be taken without waiting."""
+        """Whether the oldest could be taken without waiting."""
         return self._workers.is_ready
 
     @property
@@ -111,16 +115,16 @@ class ThreadPool:
         """Let a thread that waits for work call ``on_idle`` again."""
         self._workers.wake_one()
 
-    def put(self, group: list[Any]) -> None:
-        """Begin a group of batches."""
+    def put(self, chunk: Chunk, turn: int) -> None:
+        """Begin a turn of a chunk."""
         try:
-            job = self._maker.job(group)
+            job = chunk.job(turn, self._maker)
         except Exception as error:  # an index out of range, say
             job = Failed(error)
         self._workers.put(job)
 
     def take(self, timeout_s: float | None = None) -> Made:
-        """Return the oldest group, or raise its error."""
+        """Return the batches that were put in first, or raise their error."""
         made: Made = self._workers.take(timeout_s=timeout_s)
         return made
 

@@ -129,7 +129,7 @@ def in_flight(config: Config, group_size: int = 1) -> int:
         return 0
     if config.backend == "process":
         return (config.prefetch or 2) * config.num_workers
-    return config.prefetch or num_in_flight(config.num_workers, group_size)
+    return config.prefetch or num_in_flight(config.num_workers, is_together=group_size > 1)
 
 
 def rank_samples_of(dataset: Any, ranks: int = 1) -> int | None:

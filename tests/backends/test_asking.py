@@ -16,12 +16,12 @@ def test_what_is_asked_for_arrives() -> None:
 
 
 @pytest.mark.parametrize("draws", [None, np.arange(4)])
-def test_a_stretch_and_its_next_batch_are_asked_for_by_name(draws: Any) -> None:
+def test_a_chunk_and_its_next_batch_are_asked_for_by_name(draws: Any) -> None:
     batches = [IndexBatch(np.arange(4), 5, draws, seed=9)] * 3
 
-    kind, number, arrived = asked(bytearray(ask_for("stretch", 3, batches)))
+    kind, number, arrived = asked(bytearray(ask_for("chunk", 3, batches)))
 
-    assert (kind, number) == ("stretch", 3)
+    assert (kind, number) == ("chunk", 3)
     assert repr(arrived) == repr(batches)
     assert asked(bytearray(ask_for("next", 3))) == ("next", 3, [])
 

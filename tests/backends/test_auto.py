@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from loaders import DataLoader, RAMDataset, ShardDataset
 from loaders.backends import auto
 from loaders.backends.auto import AutoPool, StepWatch, can_fork, waits_for_interpreter
+from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import Child, ChildPool
@@ -119,11 +120,11 @@ def served(change_at: int) -> tuple[list[Any], list[str]]:
     pool = AutoPool(maker, to_child)
     put, num_put = pool.put, 0
 
-    def counted(group: list[Any]) -> None:
+    def counted(chunk: Chunk, turn: int) -> None:
         nonlocal num_put
         pool._watch.is_waiting = num_put >= change_at
         num_put += 1
-        put(group)
+        put(chunk, turn)
         assert num_put - len(results) <= 3 + 1  # one was taken, and is not in the results yet
 
     pool.put = counted  # type: ignore[method-assign]
@@ -172,7 +173,7 @@ def test_slots_of_the_child_are_counted_once_there_is_one() -> None:
     pool = AutoPool(maker, lambda: child_pool(maker))
     pool._watch.is_waiting = True
 
-    pool.put([[0]])
+    pool.put(Chunk([[0]]), 0)
     pool.take()
 
     assert pool.slot_bytes >= 100_000

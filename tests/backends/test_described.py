@@ -12,6 +12,7 @@ import pytest
 from loaders import DataLoader, ShardDataset, workers
 from loaders.backends import child as in_child
 from loaders.backends import subprocess as backend
+from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
 from tests.backends.test_subprocess import Squares, Waiting, pool_of, wait_until
 from tests.packdata.packing import pack_samples
@@ -28,7 +29,7 @@ def test_a_child_says_what_it_is_doing_before_its_first_batch(
 ) -> None:
     maker = Maker(Waiting(tmp_path / "go"), list, 1, True, 1)
     pool = backend.ChildPool(maker, backend.Child(maker, method))
-    pool.put([[2]])
+    pool.put(Chunk([[2]]), 0)
     told: list[str] = []
 
     def tells() -> bool:
@@ -57,7 +58,7 @@ def test_a_child_gets_no_signal_before_it_can_take_it(monkeypatch: pytest.Monkey
 
     assert "has not begun" in pool.describe()
     os.write(theirs, b"1")
-    pool.put([[3]])
+    pool.put(Chunk([[3]]), 0)
     assert pool.take(TIMEOUT_S) == [[9]]
     pool.close()
     os.close(ours)

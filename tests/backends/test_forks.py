@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 from loaders import RAMDataset
 from loaders.backends import child as in_child
 from loaders.backends import subprocess as backend
+from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
 from tests.backends.test_subprocess import (
     ROOT,
@@ -106,7 +107,7 @@ def test_a_child_ends_with_its_parent_though_another_process_holds_the_socket_op
     parent = os.fork()
     if parent == 0:
         pool = pool_of(Maker(Squares(), list, 2, True, 1))
-        pool.put([[1, 2]])
+        pool.put(Chunk([[1, 2]]), 0)
         pool.take(30)
         holder = os.fork()
         if holder == 0:
@@ -135,7 +136,7 @@ def test_a_child_has_no_end_and_no_handler_of_its_parent() -> None:
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     try:
         pool = pool_of(Maker(Squares(), list, 2, True, 1))
-        pool.put([[1, 2]])
+        pool.put(Chunk([[1, 2]]), 0)
         pool.take(30)
     finally:
         for number, handler in before.items():

@@ -65,19 +65,19 @@ def test_groups_between_processes_are_larger(nbytes: int) -> None:
 
 def test_large_batches_are_asked_for_several_at_once_of_few_samples_more() -> None:
     large = RAMDataset.from_arrays(x=np.zeros((2, 5 << 20), np.uint8))
-    sizes = [maker(large, batch_size=n).stretch_size for n in (2, 128, 256, 1024, 1 << 20)]
+    sizes = [maker(large, batch_size=n).chunk_size for n in (2, 128, 256, 1024, 1 << 20)]
 
     assert sizes == [8, 8, 4, 1, 1]
-    assert maker(large, batch_size=None).stretch_size == 1
-    assert maker(list(range(9))).stretch_size == 1
-    assert maker().stretch_size == 1  # in groups
+    assert maker(large, batch_size=None).chunk_size == 1
+    assert maker(list(range(9))).chunk_size == 1
+    assert maker().chunk_size == maker().group_size
 
 
 def test_a_batch_is_made_of_all_its_parts() -> None:
     rows = np.random.default_rng(0).integers(0, 256, (16, 1 << 20), np.uint8)
     work = maker(RAMDataset.from_arrays(x=rows), num_workers=4)
     indices = list(range(15, -1, -1))
-    assert work.one(indices).num_parts > 1
+    assert work.job([indices]).num_parts > 1
 
     assert np.array_equal(work.make(indices).x.numpy(), rows[::-1])
 

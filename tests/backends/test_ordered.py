@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from loaders import DataLoader, RAMDataset
+from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import Child, ChildPool
@@ -85,7 +86,9 @@ def test_small_batches_come_in_order_in_groups_that_grow_up_to_a_limit(kind: Any
     """The first groups are small: the first batch shall not wait for many others."""
     work, indices = maker(numbers()), Counted()
     assert work.group_size > 16
-    batches = OrderedBatches(kind(work), iter(indices), prefetch_batches=2, group_size=16)
+    batches = OrderedBatches(
+        kind(work), iter(indices), prefetch_batches=2, chunk_size=16, is_together=True
+    )
 
     asked = [(next(batches).x.item(), indices.asked) for _ in range(NUM)]
 
@@ -100,13 +103,15 @@ def test_small_batches_come_in_order_in_groups_that_grow_up_to_a_limit(kind: Any
 @pytest.mark.parametrize("kind", [ThreadPool, lambda work: ChildPool(work, Child(work))])
 def test_at_the_end_the_pool_is_closed(kind: Any) -> None:
     pool = kind(maker(numbers()))
-    batches = OrderedBatches(pool, iter(Counted(9)), prefetch_batches=2, group_size=4)
+    batches = OrderedBatches(
+        pool, iter(Counted(9)), prefetch_batches=2, chunk_size=4, is_together=True
+    )
 
     assert [batch.x.item() for batch in batches] == list(range(9))
 
     assert next(batches, None) is None
     with pytest.raises(RuntimeError, match="closed"):
-        pool.put([[0]])
+        pool.put(Chunk([[0]]), 0)
 
 
 class Gated(RAMDataset):
@@ -123,7 +128,11 @@ def test_a_batch_is_ready_when_it_would_not_be_waited_for() -> None:
     dataset = Gated.from_arrays(x=torch.arange(16).reshape(16, 1))
     dataset.gate = threading.Event()
     batches = OrderedBatches(
-        ThreadPool(maker(dataset)), iter(Counted(16)), prefetch_batches=2, group_size=8
+        ThreadPool(maker(dataset)),
+        iter(Counted(16)),
+        prefetch_batches=2,
+        chunk_size=8,
+        is_together=True,
     )
 
     ready = [(next(batches), batches.is_ready)[1] for _ in range(8)]

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment
 from loaders.backends import subprocess as backend
 from loaders.backends.asking import ask
+from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
 from loaders.errors import SampleError
 from tests.packdata.packing import pack_samples
@@ -387,9 +388,9 @@ def test_batches_and_descriptions_do_not_get_in_each_others_way(
         patch.setattr(backend, "_DESCRIBE_TIMEOUT_S", 0.0)
         assert "does not answer" in pool._ask_child()  # the child has only just begun
 
-    pool.put([[1, 2]])
+    pool.put(Chunk([[1, 2]]), 0)
     assert next(iter(pool.take(30))).tolist() == [1, 4]  # and not the answer, which came before it
-    pool.put([[3, 4]])
+    pool.put(Chunk([[3, 4]]), 0)
     wait_until(lambda: pool.is_ready)
     assert pool._ask_child() == "no worker is running"
 
@@ -422,9 +423,9 @@ def test_a_child_that_cannot_understand_ends_with_an_error(
 ) -> None:
     """Or its parent would wait for it."""
     pool = pool_of(Maker(Squares(), list, 2, True, 1))
-    pool.put([[1, 2]])
+    pool.put(Chunk([[1, 2]]), 0)
     pool._child.send(ask("make"))
-    pool.put([[3, 4]])
+    pool.put(Chunk([[3, 4]]), 0)
 
     with pytest.raises(RuntimeError, match=r"ended \(1\)"):
         pool.take(20), pool.take(20)
@@ -443,7 +444,7 @@ def test_a_slot_for_which_there_is_no_descriptor_is_told_and_ends_the_child() ->
                 taken.append(os.open(os.devnull, os.O_RDONLY))
             except OSError:
                 break
-        pool.put([[1, 2]])
+        pool.put(Chunk([[1, 2]]), 0)
         with pytest.raises(OSError, match="ulimit -n"):
             pool.take(20)
     finally:

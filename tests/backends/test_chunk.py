@@ -10,8 +10,8 @@ import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
 from loaders.backends.asking import ask_for
+from loaders.backends.chunk import Chunk, Chunks
 from loaders.backends.maker import Maker
-from loaders.backends.stretch import Step, Steps, Stretch
 from loaders.backends.subprocess import Child, ChildPool
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.finder import ShardFinder
@@ -85,22 +85,30 @@ def assert_same(one: Any, other: Any) -> None:
             assert torch.equal(a, b), name
 
 
-def test_the_first_stretches_are_short_and_no_batch_is_left_out() -> None:
-    taken = list(Steps(iter(range(20)), 8))
+def taken(chunks: Chunks, num: int = 1) -> list[list[int]]:
+    return [list(next(chunks).batches) for _ in range(num)]
 
-    assert [batch for step in taken for batch in step.left[:1]] == list(range(20))
-    lengths = {id(step.stretch): len(step.stretch.batches) for step in taken}
-    assert list(lengths.values()) == [1, 2, 4, 8, 5]
-    assert list(Steps(iter([]), 8)) == []
+
+def test_the_first_chunks_are_short_and_no_batch_is_left_out() -> None:
+    chunks = list(Chunks(iter(range(20)), 8))
+    together = list(Chunks(iter(range(40)), 16, is_together=True))
+
+    assert [batch for chunk in chunks for batch in chunk.batches] == list(range(20))
+    assert [len(chunk.batches) for chunk in chunks] == [1, 2, 4, 8, 5]
+    assert [chunk.num_turns for chunk in chunks] == [1, 2, 4, 8, 5]
+    assert [batch for chunk in together for batch in chunk.batches] == list(range(40))
+    assert [len(chunk.batches) for chunk in together] == [8, 16, 16]
+    assert [chunk.num_turns for chunk in together] == [1, 1, 1]
+    assert list(Chunks(iter([]), 8)) == []
 
 
 def test_no_more_is_taken_than_is_asked_for_at_once() -> None:
     given = iter(range(20))
-    steps = Steps(given, 4)
+    chunks = Chunks(given, 4)
 
-    next(steps)
+    assert taken(chunks) == [[0]]
     assert next(given) == 1
-    next(steps)
+    assert taken(chunks) == [[2, 3]]
     assert next(given) == 4
 
 
@@ -110,12 +118,20 @@ def test_an_error_of_the_order_comes_behind_the_batches_before_it(num: int) -> N
         yield from range(num)
         raise ValueError("no more")
 
-    steps = Steps(failing(), 8)
+    chunks = Chunks(failing(), 8)
 
-    assert [next(steps).left[0] for _ in range(num)] == list(range(num))
+    found: list[int] = []
+    while len(found) < num:
+        found += next(chunks).batches
+    assert found == list(range(num))
     with pytest.raises(ValueError, match="no more"):
-        next(steps)
-    assert list(steps) == []
+        next(chunks)
+    assert list(chunks) == []
+
+
+def jobs_of(asked: list[IndexBatch], work: Maker) -> list[Any]:
+    chunk = Chunk(asked)
+    return [chunk.job(turn, work) for turn in range(chunk.num_turns)]
 
 
 OPS = [augment.RandomResizedCrop(24), augment.RandomHorizontalFlip()]
@@ -124,7 +140,7 @@ OPS = [augment.RandomResizedCrop(24), augment.RandomHorizontalFlip()]
 @pytest.mark.parametrize("check", ["first", "always", "never"])
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
 @pytest.mark.parametrize(("codec", "ops"), [("raw", []), ("png", OPS), ("jpeg", OPS)])
-def test_a_stretch_has_the_batches_that_are_made_one_by_one(
+def test_a_chunk_has_the_batches_that_are_made_one_by_one(
     tmp_path: Path, codec: str, ops: list[Any], num_workers: int, check: Any
 ) -> None:
     pictures(tmp_path / "a", codec)
@@ -134,14 +150,14 @@ def test_a_stretch_has_the_batches_that_are_made_one_by_one(
 
     for epoch in (0, 1, 2):  # of the first one nothing was read before
         asked = batches(dataset, epoch, with_draws=epoch == 2)
-        together = [made(step.job(work)) for step in Stretch(asked).steps()]
+        together = [made(job) for job in jobs_of(asked, work)]
         for one, batch in zip(together, asked, strict=True):
             assert_same(one, work.make(batch))
             assert one.sample_id.tolist() == batch.indices.tolist() == one.label.tolist()
 
 
 @pytest.mark.parametrize("codec", ["png", "jpeg"])
-def test_samples_of_a_stretch_that_are_transformed_are_those_that_are_made_one_by_one(
+def test_samples_of_a_chunk_that_are_transformed_are_those_that_are_made_one_by_one(
     tmp_path: Path, codec: str
 ) -> None:
     def noisy(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -154,14 +170,14 @@ def test_samples_of_a_stretch_that_are_transformed_are_those_that_are_made_one_b
 
     for epoch in (0, 1):
         asked = batches(dataset, epoch)
-        for step, batch in zip(Stretch(asked).steps(), asked, strict=True):
-            assert_same(made(step.job(work)), work.make(batch))
+        for job, batch in zip(jobs_of(asked, work), asked, strict=True):
+            assert_same(made(job), work.make(batch))
 
 
 @pytest.mark.parametrize(
     ("codec", "ops"), [("raw", []), ("raw", [augment.RandomCrop(24)]), ("jpeg", OPS)]
 )
-def test_what_was_read_before_is_found_once_for_all_of_a_stretch(
+def test_what_was_read_before_is_found_once_for_all_of_a_chunk(
     tmp_path: Path, codec: str, ops: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = pictures(tmp_path / "a", codec).replace(augment=ops)
@@ -182,7 +198,7 @@ def test_what_was_read_before_is_found_once_for_all_of_a_stretch(
     nums: list[int] = []
     for num in (5, 5, 2):
         calls.clear()
-        jobs = [step.job(work) for step in Stretch(batches(dataset, num=num)).steps()]
+        jobs = jobs_of(batches(dataset, num=num), work)
         for job in jobs:
             made(job)
         is_shared = len(nums) > 0  # nothing is known of what is read for the first time
@@ -225,18 +241,18 @@ def test_batches_of_several_epochs_or_of_others_share_nothing(tmp_path: Path, se
     work = maker(dataset)
 
     assert dataset.requests([FIRST, second]) is None
-    for step, batch in zip(Stretch([FIRST, second]).steps(), [FIRST, second], strict=True):
-        assert_same(made(step.job(work)), work.make(batch))
+    for job, batch in zip(jobs_of([FIRST, second], work), [FIRST, second], strict=True):
+        assert_same(made(job), work.make(batch))
 
 
-def test_of_a_stretch_only_what_is_small_is_read_at_once() -> None:
+def test_of_a_chunk_only_what_is_small_is_read_at_once() -> None:
     rng = np.random.default_rng(0)
     image, x = rng.integers(0, 256, (72, 1 << 20), np.uint8), rng.integers(0, 256, (72, 3000))
     dataset = RAMDataset.from_arrays(image=image, x=x.astype(np.uint8), label=np.arange(72))
     work = maker(dataset)
 
-    for step, batch in zip(Stretch(batches(dataset)).steps(), batches(dataset), strict=True):
-        one = made(step.job(work))
+    for job, batch in zip(jobs_of(batches(dataset), work), batches(dataset), strict=True):
+        one = made(job)
         assert_same(one, work.make(batch))
         sizes = [tensor.untyped_storage().nbytes() for tensor in one]
         assert sizes == [SIZE << 20, SIZE * 3000, SIZE * 8]
@@ -246,12 +262,12 @@ def test_a_bad_index_is_an_error_of_its_own_batch(tmp_path: Path) -> None:
     dataset = pictures(tmp_path / "a", "raw")
     asked = batches(dataset, num=3)
     asked[1] = IndexBatch(np.array([0, 72]), 3, seed=7)
-    steps, work = Stretch(asked).steps(), maker(dataset)
+    chunk, work = Chunk(asked), maker(dataset)
 
-    assert made(steps[0].job(work)).label.tolist() == asked[0].indices.tolist()
+    assert made(chunk.job(0, work)).label.tolist() == asked[0].indices.tolist()
     with pytest.raises(IndexError, match="72"):
-        steps[1].job(work)
-    assert made(steps[2].job(work)).label.tolist() == asked[2].indices.tolist()
+        chunk.job(1, work)
+    assert made(chunk.job(2, work)).label.tolist() == asked[2].indices.tolist()
 
 
 def test_an_error_that_nobody_expects_is_not_hidden(
@@ -264,11 +280,11 @@ def test_an_error_that_nobody_expects_is_not_hidden(
         list(DataLoader(dataset, 12, num_workers=2))
 
 
-def test_a_step_that_was_interrupted_is_made_anew(tmp_path: Path) -> None:
+def test_what_was_interrupted_is_made_anew(tmp_path: Path) -> None:
     dataset = pictures(tmp_path / "a", "raw")
-    step, work = Stretch(batches(dataset)).steps()[1], maker(dataset)
+    chunk, work = Chunk(batches(dataset)), maker(dataset)
 
-    first, second = step.job(work), step.job(work)
+    first, second = chunk.job(1, work), chunk.job(1, work)
     first.run(0)
 
     assert first is not second
@@ -276,7 +292,7 @@ def test_a_step_that_was_interrupted_is_made_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_error", ["raise", "replace"])
-def test_a_bad_picture_of_a_stretch_costs_its_own_batch_alone(
+def test_a_bad_picture_of_a_chunk_costs_its_own_batch_alone(
     tmp_path: Path, on_error: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing tells before it is decoded: its label goes with it."""
@@ -293,40 +309,40 @@ def test_a_bad_picture_of_a_stretch_costs_its_own_batch_alone(
     for batch in asked:  # from now on all of it is in memory
         with suppress(SampleError):
             work.make(batch)
-    steps = Stretch(asked).steps()
+    chunk = Chunk(asked)
 
     for number in (0, 1, 3):
-        job = steps[number].job(work)
+        job = chunk.job(number, work)
         assert request_of(job).whole is not None
         assert made(job).label.tolist() == asked[number].indices.tolist()
     if on_error == "raise":
         with pytest.raises(SampleError, match="sample 13 "):
-            made(steps[2].job(work))
+            made(chunk.job(2, work))
         return
-    batch = made(steps[2].job(work))
+    batch = made(chunk.job(2, work))
     assert batch.label.tolist() == batch.sample_id.tolist()
     assert [i for i in range(12, 18) if i not in batch.label.tolist()] == [13]
     assert_same(batch, work.make(asked[2]))
 
 
-def test_a_loader_asks_for_stretches_of_its_own_order_alone(tmp_path: Path) -> None:
-    """A sampler of others may wait for what the loop does with a batch."""
-    dataset = pictures(tmp_path / "a", "raw", 24)
+def test_a_loader_plans_batches_of_its_own_order_alone(tmp_path: Path) -> None:
+    """A third-party sampler may wait for what the loop does with a batch."""
+    dataset, samples = pictures(tmp_path / "a", "raw", 24), RAMDataset.from_arrays(x=np.arange(24))
 
-    def asked(loader: DataLoader[Any]) -> set[type]:
-        return {type(indices) for indices in loader._start()._indices}
+    def sizes(loader: DataLoader[Any]) -> list[int]:
+        return [len(chunk.batches) for chunk in loader._start()._chunks]
 
-    assert asked(DataLoader(dataset, 12, shuffle=True, num_workers=2)) == {Step}
-    assert asked(DataLoader(dataset, 12, num_workers=0)) == {Step}
-    assert asked(DataLoader(dataset, 12, sampler=list(range(24)), num_workers=2)) == {IndexBatch}
-    assert Step not in asked(DataLoader(list(range(9)), 3, num_workers=2))
-    in_groups = RAMDataset.from_arrays(x=np.arange(24))
-    assert asked(DataLoader(in_groups, 3, num_workers=2)) == {IndexBatch}
+    assert sizes(DataLoader(dataset, 6, shuffle=True, num_workers=2)) == [1, 2, 1]
+    assert sizes(DataLoader(dataset, 6, num_workers=0)) == [1, 2, 1]
+    assert sizes(DataLoader(dataset, 6, sampler=list(range(24)), num_workers=2)) == [1] * 4
+    assert sizes(DataLoader(list(range(9)), 3, num_workers=2, backend="thread")) == [1] * 3
+    assert sizes(DataLoader(samples, 2, num_workers=2)) == [8, 4]
+    assert sizes(DataLoader(samples, 2, sampler=list(range(24)), num_workers=0)) == [1] * 12
 
 
 @pytest.mark.parametrize("backend", ["thread", "subprocess"])
 @pytest.mark.parametrize("codec", ["raw", "jpeg"])
-def test_every_backend_serves_stretches_as_they_are_made_one_by_one(
+def test_every_backend_serves_chunks_as_they_are_made_one_by_one(
     tmp_path: Path, codec: str, backend: Any
 ) -> None:
     dataset = pictures(tmp_path / "a", codec).replace(augment=[augment.RandomCrop(24)])
@@ -342,7 +358,7 @@ def test_every_backend_serves_stretches_as_they_are_made_one_by_one(
             assert_same(one, plain.make(batch))
 
 
-def test_sources_that_are_read_as_one_share_stretches_and_others_do_not(tmp_path: Path) -> None:
+def test_sources_that_are_read_as_one_share_chunks_and_others_do_not(tmp_path: Path) -> None:
     parts = [pictures(tmp_path / name, "jpeg", 24) for name in "ab"]
     joined = concat([part.replace(augment=OPS) for part in parts])
     apart = [parts[0], parts[1].replace(augment=OPS[:1])]
@@ -353,7 +369,7 @@ def test_sources_that_are_read_as_one_share_stretches_and_others_do_not(tmp_path
 
 
 @pytest.mark.parametrize("first", [0, 2, 4])
-def test_a_child_is_told_of_a_stretch_once_wherever_it_begins(
+def test_a_child_is_told_of_a_chunk_once_wherever_it_begins(
     tmp_path: Path, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may take over from threads, which made the batches before."""
@@ -366,20 +382,19 @@ def test_a_child_is_told_of_a_stretch_once_wherever_it_begins(
     monkeypatch.setattr("loaders.backends.subprocess.ask_for", noted)
     work = maker(dataset)
     asked = batches(dataset), batches(dataset, epoch=4)
-    steps = Stretch(asked[0]).steps()[first:] + Stretch(asked[1]).steps()
+    chunks = Chunk(asked[0]), Chunk(asked[1])
+    turns = [(chunks[0], turn) for turn in range(first, 5)] + [(chunks[1], t) for t in range(5)]
     pool = ChildPool(work, Child(work))
     try:
-        for step, batch in zip(steps, asked[0][first:] + asked[1], strict=True):
-            pool.put([step])
+        for turn, batch in zip(turns, asked[0][first:] + asked[1], strict=True):
+            pool.put(*turn)
             (one,) = pool.take(TIMEOUT_S)
             assert_same(one, work.make(batch))
     finally:
         pool.close()
 
     num = 5 - first
-    assert (
-        sent == [("stretch", num), *[("next", 0)] * (num - 1), ("stretch", 5)] + [("next", 0)] * 4
-    )
+    assert sent == [("chunk", num), *[("next", 0)] * (num - 1), ("chunk", 5)] + [("next", 0)] * 4
 
 
 class Picky:

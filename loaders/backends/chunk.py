@@ -1,0 +1,86 @@
+"""Chunks: consecutive batches that are planned as one: where samples lie takes hardly longer for many than for few.
+
+Between two batches it would be found with cold caches, as copying or decoding a batch leaves none of its code in them.
+Small batches of a chunk are made and handed over together as well, as a hand-over takes tens of microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loaders.backends.maker import Maker
+    from loaders.workers import Job
+
+_FIRST_TOGETHER = 8  # batches: the first one should not wait for many others
+
+
+class Chunk:
+    """1 to 64 consecutive batches; one thread at a time asks for their jobs.
+
+    Args:
+        batches: The indices of each.
+        is_together: All are made and handed over at once, in one turn; else each has a turn.
+    """
+
+    def __init__(self, batches: Sequence[Any], *, is_together: bool = False) -> None:
+        self.batches, self.is_together = batches, is_together
+        self._planned: Sequence[Any] | None = None
+
+    @property
+    def num_turns(self) -> int:
+        """How often something of it is handed over."""
+        return 1 if self.is_together else len(self.batches)
+
+    def job(self, turn: int, maker: Maker) -> Job:
+        """Return the work of making what is handed over in a turn; what was interrupted begins anew."""
+        if self.num_turns == 1:
+            return maker.job(self.batches)
+        if self._planned is None:
+            self._planned = maker.plan(self.batches)
+        return maker.job([self._planned[turn]])
+
+
+class Chunks:
+    """Takes the indices of several batches at a time, of the first ones fewer.
+
+    Args:
+        batches: The indices of each batch.
+        size: How many to take at once, at most.
+        is_together: See ``Chunk``.
+
+    An error of the indices comes behind the batches before it.
+    """
+
+    def __init__(self, batches: Iterator[Any], size: int, *, is_together: bool = False) -> None:
+        self._batches, self._max_size, self._is_together = batches, size, is_together
+        self._size = min(size, _FIRST_TOGETHER) if is_together else 1
+        self._failed: Exception | None = None
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        taken = self._take()
+        if taken:
+            return Chunk(taken, is_together=self._is_together)
+        failed, self._failed = self._failed, None
+        try:
+            raise failed or StopIteration
+        finally:
+            del failed  # its traceback holds this frame: the two would keep the loader alive
+
+    def _take(self) -> list[Any]:
+        taken: list[Any] = []
+        try:
+            # By next(), not by a loop: some iterators begin anew whenever iter() is called on them.
+            while len(taken) < self._size and self._failed is None:
+                taken.append(next(self._batches))
+        except StopIteration:
+            self._batches = iter(())
+        except Exception as error:
+            self._batches, self._failed = iter(()), error
+        self._size = min(2 * self._size, self._max_size)
+        return taken
