@@ -20,7 +20,7 @@ import torch
 import zstandard
 
 from loaders.errors import SourceError
-from packdata.tokens.headers import masked_crc32c
+from packdata.sources.tfrecord import masked_crc32c
 from tests.packdata.test_tokens import documents, pack, texts, write, write_pair
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
 from packdata.regular import check_regular
-from packdata.sources.arrow import STATE, saved_files, saved_splits
+from packdata.sources.arrow import saved_splits
 from packdata.sources.base import (
+    FFCV_HINT,
     PICTURE_SUFFIXES,
     PICTURES,
     Column,
@@ -27,7 +28,7 @@ from packdata.sources.folders import FolderSource, Listing, MaskFolder, files_be
 from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
 from packdata.sources.layouts import SPLIT_NAMES, split_commands
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
-from packdata.sources.rowfiles import ROW_SUFFIXES
+from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIXES, TarSource
 
@@ -46,7 +47,6 @@ __all__ = [
     "open_source",
 ]
 
-_ROW_KINDS = {suffix[1:] for suffix in ROW_SUFFIXES}
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLIT_NAMES)}|t10k)([-_.].*)?", re.IGNORECASE)
 _LOOKED_FOR = (
     "Sources are a folder of pictures or of one folder per class, a .csv, .tsv or .jsonl list, "
@@ -96,7 +96,7 @@ def open_source(
         check_regular(file, file)
     _check_one_kind(path, files)
     first, archive = files[0], _archive_kind(files[0].name)
-    if archive in _ROW_KINDS:
+    if archive in ROW_KINDS:
         return RowsSource(files, name, **columns)
     if archive == "tar":
         _check_columns_unused(path, columns)
@@ -126,6 +126,8 @@ def _open_files(path: Path, kind: FileKind, columns: Mapping[str, str | None]) -
     if suffix_of(path.name) in kind.suffixes:
         hint = "Give the folder that holds it, with a file for each sample; packdata.pack takes the rows of one array"
         raise SourceError("it is one file of a source", path, hint)
+    if suffix_of(path.name) == ".beton":
+        raise _unknown(path)
     hint = f"Sources are a folder of {kind.names} ({', '.join(sorted(kind.suffixes))}) or of one"
     hint += " folder per class, or a .csv, .tsv or .jsonl list of such files"
     raise SourceError("this kind of source is not known", path, hint)
@@ -276,8 +278,8 @@ def _is_picture(name: str) -> bool:
 
 def _archives(inside: _Inside) -> list[Path]:
     """Return the tar, IDX and files of rows; of an IDX file that is there twice, not the .gz."""
-    if STATE in inside.files:
-        return saved_files(inside.folder)
+    if (listed := listed_files(inside.folder, inside.files)) is not None:
+        return listed
     kinds = {name: kind for name in inside.files if (kind := _archive_kind(name))}
     files = [inside.folder / name for name in kinds if (inside.folder / name).is_file()]
     twice = {f"{file.name}.gz" for file in files if kinds[file.name] == "idx"}
@@ -288,15 +290,15 @@ def _archive_kind(name: str) -> str:
     end = name.lower().endswith
     if end(TAR_SUFFIXES):
         return "tar"
-    if end(ROW_SUFFIXES):
-        return suffix_of(name)[1:]
+    if kind := row_kind(name):
+        return kind
     return "idx" if end(IDX_SUFFIXES) and IDX_IMAGES.fullmatch(name) else ""
 
 
 def are_of_one_archive(paths: Sequence[Path | str]) -> bool:
     """Tell whether files are tars, or files of rows of one kind, all of them."""
     kinds = {_archive_kind(os.fspath(path)) for path in paths if os.path.isfile(path)}
-    return len(kinds) == 1 and kinds <= {"tar", *_ROW_KINDS} and all(map(os.path.isfile, paths))
+    return len(kinds) == 1 and kinds <= {"tar", *ROW_KINDS} and all(map(os.path.isfile, paths))
 
 
 def _files_at(path: Path) -> list[Path] | None:
@@ -343,4 +345,6 @@ def _unknown(path: Path) -> SourceError:
         hint = "Give the folder that holds it"
     elif suffix_of(path.name) in (".zip", ".rar", ".7z"):
         hint = "Unpack it first"
+    elif suffix_of(path.name) == ".beton":
+        hint = FFCV_HINT
     return SourceError("this kind of source is not known", path, hint)

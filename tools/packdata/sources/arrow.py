@@ -74,11 +74,16 @@ def _is_plain(name: Any) -> bool:
     return isinstance(name, str) and name == Path(name).name and name not in ("", "..")
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds; SourceError if it cannot be read."""
     try:
-        value = json.loads(read_regular(path, path))
+        return json.loads(read_regular(path, path))
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"it cannot be read ({error})", path) from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    value = read_json(path)
     if not isinstance(value, dict):
         raise SourceError("it is not as datasets.save_to_disk writes it", path)
     return value

@@ -38,6 +38,10 @@ _PLAIN_PATH = re.compile(r"/?[^/.][^/]*(/[^/.][^/]*)*", re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
+FFCV_HINT = (
+    "FFCV's files are read by FFCV alone: pack what it was written from, or write the samples that "
+    "ffcv.Loader gives with packdata.Writer"
+)
 OWN_KEYS = "Give each row a key of its own, in a column 'key', or remove one"
 _RENAME = "Keys are names, mostly without suffix: rename or remove one"
 HEAD_NBYTES = 26  # of a PNG: up to its depth and color type

@@ -1,6 +1,6 @@
 """Files of rows with named columns, whichever library wrote them: Arrow's types, read in order.
 
-``packdata images`` and ``tokens`` read Parquet, Arrow, MDS, LitData and TFRecord through this.
+``packdata images`` and ``tokens`` read Parquet, Arrow, MDS and TFRecord through this.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
-from packdata.sources.arrow import open_arrow
+from packdata.sources.arrow import STATE, open_arrow, read_json, saved_files
 from packdata.sources.base import check_name, suffix_of
+from packdata.sources.mds import COMPRESSED as MDS_COMPRESSED
+from packdata.sources.mds import INDEX, MdsRows, mds_files
+from packdata.sources.mds import SUFFIX as MDS_SUFFIX
+from packdata.sources.tfrecord import TfrecordRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
     from pathlib import Path
 
 BATCH_ROWS = 32  # of pictures, say
@@ -117,14 +121,53 @@ class ArrowRows:
         yield from self._table.to_batches(BATCH_ROWS)
 
 
-_KINDS: dict[str, Callable[[Path], RowFile]] = {".parquet": ParquetRows, ".arrow": ArrowRows}
-ROW_SUFFIXES = tuple(_KINDS)
+_KINDS: dict[str, Callable[[Path], RowFile]] = {
+    "parquet": ParquetRows,
+    "arrow": ArrowRows,
+    "mds": MdsRows,
+    "tfrecord": TfrecordRows,
+}
+ROW_KINDS = frozenset(_KINDS)
+
+
+def row_kind(name: str) -> str | None:
+    """Return which kind of file of rows has such a name; None if it is none.
+
+    Example:
+        >>> row_kind("train.tfrecord-00000-of-00010"), row_kind("shard.00000.mds.zstd"), row_kind("a.csv")
+        ('tfrecord', 'mds', None)
+    """
+    name = name.lower()
+    if name.endswith((MDS_SUFFIX, *MDS_COMPRESSED)):
+        return "mds"
+    if ".tfrecord" in name:
+        return "tfrecord"
+    suffix = suffix_of(name)[1:]
+    return suffix if suffix in ROW_KINDS else None
 
 
 def open_row_file(path: Path) -> RowFile:
-    """Open a file as what its suffix says.
+    """Open a file as what its name says.
 
     Raises:
         SourceError: It cannot be read.
     """
-    return _KINDS[suffix_of(path.name)](path)
+    return _KINDS[row_kind(path.name) or ""](path)
+
+
+def listed_files(folder: Path, names: Container[str]) -> list[Path] | None:
+    """Return the files that an index in a folder lists, in its order; None if there is none.
+
+    Args:
+        folder: The folder.
+        names: What lies in it.
+
+    Raises:
+        SourceError: The index is damaged, or a file is missing.
+    """
+    if STATE in names:
+        return saved_files(folder)
+    index = read_json(folder / INDEX) if INDEX in names else None
+    if isinstance(index, dict) and "shards" in index:
+        return mds_files(folder, index)
+    return None

@@ -30,9 +30,8 @@ from packdata.sources.base import (
     read_file,
     read_head,
     relative_names,
-    suffix_of,
 )
-from packdata.sources.rowfiles import open_row_file
+from packdata.sources.rowfiles import open_row_file, row_kind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +64,7 @@ class RowsSource:
         label_column: str | None = None,
     ) -> None:
         self.paths, self.name = list(paths), name
-        self.kind = suffix_of(paths[0].name)[1:]
+        self.kind = row_kind(paths[0].name) or ""
         self.identity: Mapping[str, Any] = files_identity(self.kind, self.paths)
         self._files = [open_row_file(path) for path in self.paths]
         schema = self._files[0].schema

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from loaders.errors import SchemaError, SourceError
 from packdata.regular import check_regular
 from packdata.sources.arrow import STATE, saved_files
-from packdata.sources.base import is_hidden, suffix_of
+from packdata.sources.base import FFCV_HINT, is_hidden, suffix_of
 from packdata.tables.arrow import ArrowTable, ParquetTable
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.jsonl import JsonLinesFile
@@ -158,7 +158,8 @@ def _open(path: Path, options: CsvOptions, missing: Sequence[str]) -> TableFile:
     suffix = suffix_of(path.name)
     if suffix not in _DELIMITED and suffix not in _KINDS:
         what = f"files of kind {suffix or 'without suffix'} are not tables that can be packed"
-        hint = "Decompress it" if suffix in _COMPRESSED else f"It takes {', '.join(_SUFFIXES)}"
+        others = {".beton": FFCV_HINT, **dict.fromkeys(_COMPRESSED, "Decompress it")}
+        hint = others.get(suffix) or f"It takes {', '.join(_SUFFIXES)}"
         raise SourceError(what, path, hint)
     try:
         if suffix in _DELIMITED:

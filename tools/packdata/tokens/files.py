@@ -6,38 +6,34 @@ import glob
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from loaders.errors import SourceError
 from packdata.regular import check_mode
-from packdata.sources.arrow import STATE, saved_files
-from packdata.sources.base import is_hidden
+from packdata.sources.base import FFCV_HINT, is_hidden
 from packdata.sources.folders import LINK_ABOVE, files_below
+from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import BinaryIO
 
-Kind = Literal["text", "jsonl", "parquet", "arrow", "npy", "bin", "ds"]
-_KINDS: dict[str, Kind] = {
+_KINDS = {
     ".txt": "text",
     ".text": "text",
     ".md": "text",
     ".rst": "text",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
     ".npy": "npy",
     ".bin": "bin",
     ".idx": "bin",
     ".ds": "ds",
 }
 IDS_KINDS = ("npy", "bin", "ds")
-ROW_KINDS = ("parquet", "arrow")
-LINE_KINDS = ("jsonl", *ROW_KINDS)  # of named columns
+LINE_KINDS = frozenset({"jsonl", *ROW_KINDS})  # of named columns
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _NOT_READ = {
     ".npz": "Save the array of ids by itself, with numpy.save",
@@ -51,7 +47,7 @@ _NOT_READ = {
     ".safetensors": "Save the ids with numpy.save",
     ".h5": "Save the ids with numpy.save",
     ".hdf5": "Save the ids with numpy.save",
-    ".beton": "FFCV reads it: save its field of ids with numpy.save",
+    ".beton": FFCV_HINT,
 }
 _CHUNK = 1 << 16
 
@@ -63,14 +59,14 @@ class SourceFile:
     Attributes:
         path: Where it is.
         name: What to call it: the path as far as it differs from that of others.
-        kind: How it is read.
+        kind: How it is read: ``text``, ``jsonl``, ``npy``, ``bin``, ``ds`` or a kind of rows.
         compression: ``gzip``, ``zstd`` or None.
         size: Its bytes on disk.
     """
 
     path: Path
     name: str
-    kind: Kind
+    kind: str
     compression: str | None
     size: int
 
@@ -116,7 +112,7 @@ def list_files(sources: Sequence[Path | str]) -> Listing:
     if not listing.files:
         seen = ", ".join(sorted(listing.ignored))
         what = f"it holds {seen} but no text and no ids" if seen else "it is empty"
-        known = ", ".join(_KINDS)
+        known = ", ".join([*_KINDS, *(f".{kind}" for kind in sorted(ROW_KINDS))])
         hint = f"Known are {known}, with .gz or .zst behind text and JSONL; '*.py' takes others"
         raise SourceError(what, str(sources[0]), hint)
     paths = [file.path for file in listing.files]
@@ -135,14 +131,16 @@ def _list_folder(folder: Path, listing: Listing) -> None:
         if entries is None:
             listing.ignored[LINK_ABOVE] += 1
         shown = [entry for entry in entries or () if not is_hidden(entry.name)]
-        if any(entry.name == STATE for entry in shown):
-            saved = {path.name for path in saved_files(folder / relative)}
-            shown = [e for e in shown if not e.name.endswith(".arrow") or e.name in saved]
+        listed = listed_files(folder / relative, [entry.name for entry in shown])
+        if listed is not None:  # beside the files of a dataset lie those of caches
+            names = {path.name for path in listed}
+            shown = [e for e in shown if e.name in names or not row_kind(e.name)]
         found += [(f"{relative}/{entry.name}".lstrip("/"), Path(entry.path)) for entry in shown]
     for name, path in sorted(found):
         suffix, compression = _suffixes(path)
         # A plain .json beside others is often no data: it is read where it is named.
-        if suffix not in _KINDS and not (suffix == ".json" and compression):
+        is_known = suffix in _KINDS or row_kind(path.name) or (suffix == ".json" and compression)
+        if not is_known:
             listing.ignored[suffix] += 1
         elif not _is_index_of_bin(path):
             listing.files.append(_source_file(path, name))
@@ -177,7 +175,12 @@ def _source_file(path: Path, name: str) -> SourceFile:
         path, name = path.with_suffix(".bin"), name.removesuffix(path.suffix) + ".bin"
     if suffix in _NOT_READ:
         raise SourceError(f"{suffix} files are not read", path, _NOT_READ[suffix])
-    kind: Kind = "jsonl" if suffix == ".json" else _KINDS.get(suffix, "text")
+    kind = row_kind(path.name)
+    if kind is None:
+        inner = row_kind(path.stem) if compression else None
+        kind = inner or ("jsonl" if suffix == ".json" else _KINDS.get(suffix, "text"))
+    else:
+        compression = None  # that of the kind
     if compression and kind not in ("text", "jsonl"):
         raise SourceError(f"a compressed {suffix} file is not read", path, "Unpack it first")
     try:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.errors import SourceError
+from packdata.sources.tfrecord import masked_crc32c
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +116,7 @@ def _recognize_whole(file: BinaryIO, head: bytes, size: int) -> tuple[str, str] 
     if chunk := _chunk_of(file, head, size):
         return chunk
     if len(head) >= 16 and _is_tfrecord(head, size):
-        return "TFRecord", "Convert it to Parquet or JSONL"
+        return "TFRecord", "Call it .tfrecord"
     if len(head) > 10 and head[8:10] == b'{"' and 2 <= _uint64(head) <= size - 8:
         return "safetensors", "Save the ids with numpy.save"
     if _is_pickle(file, head):
@@ -139,28 +140,12 @@ def _chunk_of(file: BinaryIO, head: bytes, size: int) -> tuple[str, str] | None:
         return None
     if first == begin:
         return "a chunk of LitData", _AS_IDS
-    return "a shard of MosaicML Streaming", _AS_IDS
+    return "a shard of MosaicML Streaming", "Call it .mds"
 
 
 def _is_tfrecord(head: bytes, size: int) -> bool:
     masked = struct.unpack_from("<I", head, 8)[0]
     return _uint64(head) + 16 <= size and masked == masked_crc32c(head[:8])
-
-
-def masked_crc32c(data: bytes) -> int:
-    """Return TFRecord's checksum of a few bytes.
-
-    Example:
-        >>> hex(masked_crc32c(b"123456789"))
-        '0xc78ab0e5'
-    """
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _is_pickle(file: BinaryIO, head: bytes) -> bool:

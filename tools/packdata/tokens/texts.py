@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from loaders.errors import SourceError
 from packdata.describe import counted
+from packdata.sources.rowfiles import ROW_KINDS
 from packdata.tokens.contents import Texts
 from packdata.tokens.documents import Documents, Piece, not_utf8, texts_of
-from packdata.tokens.files import ROW_KINDS, Reader, SourceFile, count_lines
+from packdata.tokens.files import Reader, SourceFile, count_lines
 from packdata.tokens.headers import recognize
 from packdata.tokens.jsonl import parse_jsonl
 from packdata.tokens.tables import RowRanges, RowsPart

@@ -1,0 +1,189 @@
+"""Files of rows that other libraries wrote: MosaicML Streaming's MDS and TFRecord."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from loaders import ShardDataset
+from loaders.errors import SourceError
+from packdata.cli import main
+from packdata.sources.rowfiles import listed_files, open_row_file
+from tests.packdata.test_tokens import documents, pack, texts
+
+FOREIGN = Path(__file__).parents[1] / "data" / "foreign"
+TFRECORD = FOREIGN / "example.tfrecord"
+TEXTS = [f"größe {i}" for i in range(3)]
+
+
+def rows_of(folder: Path) -> list[dict[str, object]]:
+    """Return the rows that an index lists."""
+    files = listed_files(folder, [path.name for path in folder.iterdir()])
+    assert files is not None
+    opened = [open_row_file(file) for file in files]
+    return [row for file in opened for row in file.read(0, file.schema.names).to_pylist()]
+
+
+def pixels(data: object) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    assert isinstance(data, bytes)
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+# -- MDS -------------------------------------------------------------------------------------------
+
+
+def test_samples_of_mds_come_back_as_they_were_written() -> None:
+    rows = rows_of(FOREIGN / "mds")
+
+    assert len(rows) == 3
+    for i, row in enumerate(rows):
+        assert pixels(row.pop("picture")).shape == (2, 3 + i, 3)
+        assert (pixels(row.pop("mask")) == i).all()
+        assert row == {
+            "label": i - 1,
+            "text": TEXTS[i],
+            "raw": bytes([i, 0, 255]),
+            "f": i / 3,
+            "u": 200 + i,
+            "js": json.dumps({"a": [i]}),
+            "tokens": list(range(500, 501 + i)),
+            "vec": [i, 0.5],
+            "n": 10**10 + i,
+            "free": list(range(i + 2)),
+        }
+
+
+@pytest.mark.parametrize("how", ["zstd", "gz", "br"])
+def test_compressed_shards_are_read(how: str) -> None:
+    assert [row["text"] for row in rows_of(FOREIGN / f"mds-{how}")] == TEXTS
+
+
+def test_pictures_of_mds_are_packed_verbatim_with_their_masks(tmp_path: Path) -> None:
+    source = str(FOREIGN / "mds")
+
+    assert main(["images", source, str(tmp_path / "p"), "--image-column", "picture"]) == 0
+
+    dataset = ShardDataset(tmp_path / "p")
+    assert [int(sample.label) for sample in dataset] == [-1, 0, 1]
+    for row, sample in zip(rows_of(FOREIGN / "mds"), dataset, strict=True):
+        assert (sample.image.numpy() == pixels(row["picture"]).transpose(2, 0, 1)).all()
+        assert (sample.mask.numpy() == pixels(row["mask"])).all()
+
+
+def test_texts_and_ids_of_mds_are_packed(tmp_path: Path) -> None:
+    ids = pack(FOREIGN / "mds", tmp_path / "ids", ids_column="tokens")
+
+    assert documents(ids) == [[500], [500, 501], [500, 501, 502]]
+    assert texts(pack(FOREIGN / "mds-gz", tmp_path / "texts")) == TEXTS
+    assert texts(pack(FOREIGN / "mds-zstd/shard.00000.mds.zstd", tmp_path / "one")) == TEXTS
+
+
+def test_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="'p' is encoded as 'pkl'"):
+        pack(FOREIGN / "mds-pickle", tmp_path / "p")
+
+
+def test_shards_that_are_compressed_in_another_way_are_named(tmp_path: Path) -> None:
+    source = Path(shutil.copytree(FOREIGN / "mds-zstd", tmp_path / "mds"))
+    (shard,) = source.glob("*.zstd")
+    moved = shard.rename(shard.with_suffix(".snappy"))
+    index = source / "index.json"
+    index.write_text(
+        index.read_text().replace(".mds.zstd", ".mds.snappy").replace("zstd", "snappy")
+    )
+
+    for command in ("tokens", "images"):
+        assert main([command, str(source), str(tmp_path / "p")]) == 1
+    with pytest.raises(SourceError, match="compressed as snappy") as caught:
+        pack(source, tmp_path / "p")
+
+    assert caught.value.path == moved
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "lost", "offsets", "version", "head"])
+def test_damaged_mds_is_refused_with_its_file(tmp_path: Path, damage: str) -> None:
+    source = Path(shutil.copytree(FOREIGN / "mds", tmp_path / "mds"))
+    shard = source / "shard.00000.mds"
+    data = bytearray(shard.read_bytes())
+    if damage == "cut":
+        shard.write_bytes(data[:-1])
+    elif damage == "longer":
+        shard.write_bytes(data + b"\0")
+    elif damage == "lost":
+        shard.unlink()
+    elif damage == "offsets":
+        data[5] ^= 0xFF
+        shard.write_bytes(data)
+    elif damage == "head":
+        shard.write_bytes(data[:3])
+    else:
+        index = json.loads((source / "index.json").read_text())
+        (source / "index.json").write_text(json.dumps(index | {"version": 3}))
+
+    with pytest.raises(SourceError) as caught:
+        pack(source, tmp_path / "p", text_column="text")
+
+    assert caught.value.path == (source / "index.json" if damage == "version" else shard)
+
+
+def test_a_beton_of_ffcv_is_named_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "train.beton"
+    source.write_bytes(bytes(64))
+
+    for command in ("tokens", "images", "tables", "arrays"):
+        assert main([command, str(source), str(tmp_path / "p")]) == 1
+        error = capsys.readouterr().err
+        assert "FFCV" in error
+        assert "packdata.Writer" in error
+
+
+# -- TFRecord --------------------------------------------------------------------------------------
+
+
+def test_examples_come_back_as_they_were_written() -> None:
+    file = open_row_file(TFRECORD)
+    rows = file.read(0, file.schema.names).to_pylist()
+
+    for i, row in enumerate(rows):
+        assert pixels(row.pop("image/encoded")).shape == (2, 3 + i, 3)
+        assert row == {
+            "image/class/label": i - 1,
+            "text": TEXTS[i],
+            "input_ids": list(range(i + 1)),
+            "score": i / 2,
+        }
+    assert len(rows) == 3
+
+
+def test_pictures_and_ids_of_tfrecord_are_packed(tmp_path: Path) -> None:
+    source = Path(shutil.copy(TFRECORD, tmp_path / "train.tfrecord-00000-of-00001"))
+
+    assert main(["images", str(source), str(tmp_path / "p")]) == 0
+
+    assert [sample.image.shape[2] for sample in ShardDataset(tmp_path / "p")] == [3, 4, 5]
+    assert documents(pack(source, tmp_path / "q")) == [[0], [0, 1], [0, 1, 2]]
+    assert texts(pack(source, tmp_path / "r", text_column="text")) == TEXTS
+
+
+@pytest.mark.parametrize("change", ["cut", "length", "checksum", "empty"])
+def test_a_damaged_tfrecord_is_refused_with_its_file(tmp_path: Path, change: str) -> None:
+    data = bytearray(TFRECORD.read_bytes())
+    if change == "length":
+        data[0] ^= 1
+    if change == "checksum":
+        data[9] ^= 1
+    source = tmp_path / "a.tfrecord"
+    source.write_bytes({"cut": bytes(data[:-1]), "empty": b""}.get(change, bytes(data)))
+
+    with pytest.raises(SourceError) as caught:
+        pack(source, tmp_path / "p")
+
+    assert caught.value.path == source

@@ -1,0 +1,217 @@
+"""Shards of MosaicML Streaming (``.mds``), read without its package.
+
+Source:
+    mosaicml-streaming, ``streaming/base/format/mds``: a shard is the uint32 number of samples, the
+    uint32 offset of each and of the end, a JSON object that describes the columns, and the samples:
+    the uint32 size of each column that has no fixed one, then the columns. ``index.json`` lists the
+    shards; one may be compressed as a whole. All little-endian.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import mmap
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import zstandard
+
+from loaders.errors import SourceError
+from packdata.regular import check_regular, read_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+INDEX, SUFFIX = "index.json", ".mds"
+COMPRESSED = (".mds.zstd", ".mds.gz", ".mds.br")
+_BATCH_ROWS = 32
+_VALUE_DTYPES = {
+    8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4", 64: "<u8", 65: "<i8", 66: "<f8",
+}  # fmt: skip
+_SCALARS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")  # fmt: skip
+
+
+def _text(data: bytes) -> str:
+    return data.decode()
+
+
+def _scalar(dtype: str, data: bytes) -> Any:
+    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))[0].item()
+
+
+_DECODERS: dict[str, tuple[pa.DataType, Callable[[bytes], Any]]] = {
+    "bytes": (pa.binary(), bytes),
+    "jpeg": (pa.binary(), bytes),
+    "png": (pa.binary(), bytes),
+    "str": (pa.string(), _text),
+    "json": (pa.string(), _text),
+    "str_int": (pa.int64(), int),
+    "str_float": (pa.float64(), float),
+    "str_decimal": (pa.string(), _text),
+    "int": (pa.int64(), partial(_scalar, "int64")),
+    **{name: (pa.from_numpy_dtype(np.dtype(name)), partial(_scalar, name)) for name in _SCALARS},
+    "float16": (pa.float32(), partial(_scalar, "float16")),
+}
+
+
+def mds_files(folder: Path, index: Mapping[str, Any]) -> list[Path]:
+    """Return the shards that an ``index.json`` lists, those of no samples left out.
+
+    Raises:
+        SourceError: The index is of another version, or a shard is missing or of another size.
+    """
+    where = folder / INDEX
+    if index.get("version") != 2 or not isinstance(index.get("shards"), list):
+        raise SourceError(f"it has version {index.get('version')!r}", where, "Version 2 is read")
+    try:
+        return [_shard(folder, shard) for shard in index["shards"] if shard["samples"]]
+    except (KeyError, TypeError) as error:
+        raise SourceError(f"it does not describe its shards ({error!r})", where) from error
+
+
+def _shard(folder: Path, shard: Mapping[str, Any]) -> Path:
+    if shard["format"] != "mds":
+        hint = "Pack its files as what they are"
+        raise SourceError(f"its shards are {shard['format']}, not mds", folder / INDEX, hint)
+    given = [info for info in (shard["raw_data"], shard["zip_data"]) if info]
+    for info in given:
+        path = folder / str(info["basename"])
+        if path.name == info["basename"] and path.is_file():
+            if not path.name.endswith((SUFFIX, *COMPRESSED)):
+                hint = f"Decompress it; {', '.join(COMPRESSED)} are read"
+                raise SourceError(f"it is compressed as {shard['compression']}", path, hint)
+            if path.stat().st_size != info["bytes"]:
+                what = f"it has {path.stat().st_size} bytes, {INDEX} says {info['bytes']}"
+                raise SourceError(what, path, "Is it complete?")
+            return path
+    raise SourceError("it is listed in index.json and is not there", folder / given[0]["basename"])
+
+
+class MdsRows:
+    """One shard; all rows are one group.
+
+    Raises:
+        SourceError: It is damaged, or holds a column that is not read, such as a pickle.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        check_regular(path, path)
+        self._data = _mapped(path)
+        self._offsets, config = self._read_head()
+        columns = zip(
+            config["column_names"], config["column_encodings"], config["column_sizes"], strict=True
+        )
+        self._columns = [(name, *self._decoder(name, kind), size) for name, kind, size in columns]
+        self.groups = [len(self._offsets) - 1]
+        first = self._sample(0) if self.groups[0] else {}
+        self.schema = pa.schema(
+            {name: kind or _type_of(first.get(name)) for name, kind, _, _ in self._columns}
+        )
+
+    def _read_head(self) -> tuple[list[int], dict[str, Any]]:
+        data = self._data
+        try:
+            num = int(np.frombuffer(data, "<u4", 1)[0])
+            offsets = np.frombuffer(data, "<u4", num + 1, 4).tolist()
+            config = json.loads(bytes(data[4 * (num + 2) : offsets[0]]))
+            if config["version"] != 2 or config["format"] != "mds":
+                raise ValueError(f"version {config['version']} of {config['format']}")
+            if offsets[-1] != len(data) or offsets != sorted(offsets):
+                raise ValueError(f"its samples end at {offsets[-1]} of {len(data)} bytes")
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"it cannot be read as a shard of MosaicML Streaming ({error})"
+            raise SourceError(what, self.path, "Is it complete?") from error
+        return offsets, config
+
+    def _decoder(self, name: str, kind: str) -> tuple[pa.DataType | None, Callable[[bytes], Any]]:
+        encoding, _, options = kind.partition(":")
+        if encoding == "ndarray":
+            dtype, _, shape = options.partition(":")
+            return None, partial(_array, dtype, tuple(map(int, filter(None, shape.split(",")))))
+        if encoding not in _DECODERS:
+            hint = "Write it again without this column" + (
+                ": reading a pickle may run any program" if encoding == "pkl" else ""
+            )
+            raise SourceError(f"column {name!r} is encoded as {kind!r}", self.path, hint)
+        return _DECODERS[encoding]
+
+    def _sample(self, row: int) -> dict[str, Any]:
+        data = bytes(self._data[self._offsets[row] : self._offsets[row + 1]])
+        varying = sum(not size for *_, size in self._columns)
+        try:
+            sizes = iter(np.frombuffer(data, "<u4", varying).tolist())
+            found, at = {}, 4 * varying
+            for name, _, decode, fixed in self._columns:
+                size = fixed or next(sizes)
+                if at + size > len(data):
+                    raise ValueError(f"column {name!r} goes beyond its end")
+                found[name] = decode(data[at : at + size])
+                at += size
+        except (ValueError, KeyError) as error:
+            raise SourceError(f"it cannot be read ({error})", f"{self.path}, row {row}") from error
+        return found
+
+    def nbytes(self, group: int, columns: Sequence[str]) -> int:
+        """Return the bytes of the shard: columns lie side by side."""
+        return len(self._data)
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Return some columns."""
+        return self._rows(0, self.groups[0]).select([*columns])
+
+    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows."""
+        for first in range(0, self.groups[0], _BATCH_ROWS):
+            yield from self._rows(first, min(first + _BATCH_ROWS, self.groups[0])).to_batches()
+
+    def _rows(self, first: int, last: int) -> pa.Table:
+        rows = [self._sample(row) for row in range(first, last)]
+        try:
+            return pa.Table.from_pylist(rows, self.schema)
+        except (pa.ArrowException, OverflowError) as error:
+            where = f"{self.path}, rows {first} to {last - 1}"
+            raise SourceError(f"its values are not alike ({error})", where) from error
+
+
+def _type_of(value: Any) -> pa.DataType:
+    """Return the type of nested lists of numbers, as the first sample has them."""
+    return pa.null() if value is None else value.type
+
+
+def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> Any:
+    """Return an array as nested lists, of which type and shape may be in its own bytes."""
+    at = 0
+    if not dtype:
+        dtype, at = _VALUE_DTYPES[data[0]], 1
+    if not shape:
+        num_axes, width = data[at] >> 2, 1 << data[at] % 4
+        shape = tuple(np.frombuffer(data, f"<u{width}", num_axes, at + 1).tolist())
+        at += 1 + num_axes * width
+    values = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), -1, at).reshape(shape)
+    if values.dtype == np.float16:  # which Arrow makes of no Python float
+        values = values.astype(np.float32)
+    kind = pa.from_numpy_dtype(values.dtype)
+    for _ in shape:
+        kind = pa.list_(kind)
+    return pa.scalar(values.tolist(), kind)
+
+
+def _mapped(path: Path) -> memoryview | bytes:
+    """Return the bytes of a shard, decompressed."""
+    try:
+        if path.name.endswith(SUFFIX):
+            with open(path, "rb") as file:
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        data = read_regular(path, path)
+        if path.name.endswith(".gz"):
+            return gzip.decompress(data)
+        if path.name.endswith(".br"):
+            return pa.CompressedInputStream(pa.BufferReader(data), "brotli").read()  # type: ignore[no-any-return]
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    except (OSError, ValueError, EOFError, zstandard.ZstdError, pa.ArrowException) as error:
+        raise SourceError(f"it cannot be read ({error})", path, "Is it complete?") from error
