@@ -87,7 +87,7 @@ def described(
     folder: Path, clock: Clocked, monkeypatch: pytest.MonkeyPatch, **settings: Any
 ) -> str:
     """Return what the worker is doing when the clock's time stands still."""
-    time = SimpleNamespace(monotonic=lambda: clock.now)
+    time = SimpleNamespace(monotonic=lambda: clock.now, thread_time=lambda: 0.0)
     monkeypatch.setattr(workers, "time", time)
     data = ShardDataset(folder, fields=["label", "sample_id"], transform=clock)
     iterator: Any = iter(
