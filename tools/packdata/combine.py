@@ -70,7 +70,7 @@ def merge(
     """
     check_outside(dst, sources)
     views = [open_view(path, "never") for path in sources]
-    command = command_text("merge", dst, views)
+    command = command_text("merge", views)
     finished = finished_before(dst, command, note)
     if finished is not None:
         return finished
@@ -115,7 +115,7 @@ def extend(
     check_outside(dst, sources)
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
-    command = command_text("append", dst, added)  # as records of killed commands have it
+    command = command_text("append", added)  # as records of killed commands have it
     finished = finished_before(dst, command, note)
     if finished is not None:
         return finished

@@ -154,7 +154,7 @@ def copy_dataset(
     view = open_view(src)
     format = format or format_of(view)
     asked = options.to_json() | {"tables": options.digests()}
-    command = command_text("copy", dst, [view], **asked, format=format, shard_bytes=shard_bytes)
+    command = command_text("copy", [view], **asked, format=format, shard_bytes=shard_bytes)
     finished = finished_before(dst, command, note)
     if finished is not None:
         return finished

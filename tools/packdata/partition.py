@@ -101,7 +101,7 @@ def split(
     check_shard_options(format, shard_bytes)
     options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
     written: dict[str, Any] = {"format": format, "shard_bytes": shard_bytes}
-    command = command_text("split", dst, [view], **options, **written)
+    command = command_text("split", [view], **options, **written)
     made_from = {"command": "split", "source": origin_of(view)}
     provenances = {name: made_from | {"options": options | {"part": name}} for name in parts}
     made = _parts_made_before(Path(dst), provenances, command)

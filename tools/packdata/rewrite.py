@@ -274,13 +274,9 @@ def _clear(folder: Path, work: Path, keep: Collection[str] = ()) -> None:
     remove_leftovers(folder, work)
 
 
-def command_text(name: str, dst: Path | str, sources: Sequence[View], **options: Any) -> str:
-    """Return what tells a command from others: of a source that it replaces, that it does."""
-    target = os.path.realpath(dst)
-    prints = [
-        "" if os.path.realpath(view.path) == target else view.source_fingerprint
-        for view in sources
-    ]
+def command_text(name: str, sources: Sequence[View], **options: Any) -> str:
+    """Return what tells a command from others."""
+    prints = [view.source_fingerprint for view in sources]
     return json.dumps({"command": name, "sources": prints} | options, sort_keys=True)
 
 

@@ -116,7 +116,7 @@ def write(
     options = {name: value for name, value in options.items() if value is not None}
     options |= {"add": sorted(add)} if add else {}
     asked = options | {"format": format, "shard_bytes": shard_bytes, "link": whole is not None}
-    command = command_text("write", dst, [source], **asked, **_identity(content))
+    command = command_text("write", [source], **asked, **_identity(content))
     manifest = finished_before(dst, command)
     if manifest is None:
         check_target(Path(dst), overwrite=overwrite)
