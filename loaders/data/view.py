@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from loaders.cached import cached_property
 from loaders.codecs import Codec, codec_for
 from loaders.codecs.raw import RawCodec
 from loaders.data.shards import FileShard, open_manifest
@@ -33,6 +34,7 @@ UInt8Array = npt.NDArray[np.uint8]
 KEY_FIELD = "key"
 _PIECE_BYTES = 32 << 20
 _MAX_PIECE = 1 << 16
+_CHECKS = ("never", "first", "always")  # of joined stores the strictest holds for all
 
 
 class View:
@@ -62,7 +64,11 @@ class View:
     def __len__(self) -> int:
         return len(self.store) if self.numbers is None else len(self.numbers)
 
-    @property
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is made anew."""
+        return self.__dict__ | {"_codecs": {}}
+
+    @cached_property
     def fingerprint(self) -> str:
         """Identify the samples and their order."""
         if self.numbers is None:
@@ -79,7 +85,13 @@ class View:
 
     def select(self, positions: Indices) -> View:
         """Return the samples at some positions, in that order."""
-        return self._with(self.schema, self.numbers_of(positions))
+        numbers = np.array(self.numbers_of(positions))  # the caller's array is theirs
+        numbers.flags.writeable = False
+        return self._with(self.schema, numbers)
+
+    def with_schema(self, schema: Schema) -> View:
+        """Return the samples with fields that tell something else of the same records."""
+        return self._with(schema, self.numbers)
 
     def verified(self) -> View:
         """Return the same samples, of which each record is compared with its checksum: to be written anew."""
@@ -246,7 +258,7 @@ class View:
         """Return the values of a field of fixed shape, or of a column of a table, of all samples.
 
         Returns:
-            ``(N, *shape)``, a copy; pictures H x W x C.
+            ``(N, *shape)``, where it can be over the bytes as they lie; pictures H x W x C.
 
         Raises:
             SchemaError: The field is not an array of fixed shape, stored raw.
@@ -257,11 +269,15 @@ class View:
             return np.concatenate([*parts, np.empty(0, self.schema.fields[place[0]].dtype)])
         nbytes, codec = self._row_nbytes(name), self.codec(name)
         assert isinstance(codec, RawCodec)
-        out, end = np.empty((len(self), nbytes), np.uint8), 0
-        for part in self._row_pieces(name):
-            start, end = end, end + len(part)
-            self.store.gather(name, self.rows(part), out[start:end])
-        return out.reshape(-1).view(codec.dtype).reshape(len(self), *codec.shape)
+        if self.numbers is None and len(self.store.shards) == 1:
+            rows = self.store.equal_rows(name, nbytes)[0]
+        else:
+            rows, end = np.empty((len(self), nbytes), np.uint8), 0
+            for part in self._row_pieces(name):
+                start, end = end, end + len(part)
+                self.store.gather(name, self.rows(part), rows[start:end])
+        flat = np.ascontiguousarray(rows).reshape(-1).view(codec.dtype)
+        return flat.reshape(len(self), *codec.shape)
 
     def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
         """Yield the values of a field of fixed shape, some megabytes at a time: ``(N, numbers)``.
@@ -320,11 +336,11 @@ def open_view(path: Path | str, check: Check = "first") -> View:
     return View(store, manifest.schema, fingerprint=manifest.fingerprint, path=folder)
 
 
-def join_views(views: Sequence[View]) -> View:
-    """Return the samples of several views, which have the same fields, one view after the other."""
+def join_views(views: Sequence[View], schema: Schema | None = None) -> View:
+    """Return the samples of several views, one view after the other, with fields that all of them have alike."""
     first = views[0]
     shards = [shard for view in views for shard in view.store.shards]
-    prints = " ".join(view.source_fingerprint for view in views)
+    prints = " ".join(view.fingerprint for view in views)
     numbers = None
     if any(view.numbers is not None for view in views):
         ends = np.cumsum([len(view.store) for view in views])
@@ -334,8 +350,7 @@ def join_views(views: Sequence[View]) -> View:
                 for view, end in zip(views, ends.tolist(), strict=True)
             ]
         )
-    fingerprint = (
-        xxhash.xxh3_128_hexdigest(prints.encode()) if len(views) > 1 else first.source_fingerprint
-    )
-    store = Store(shards, first.store.check)
-    return View(store, first.schema, numbers, fingerprint=fingerprint, path=first.path)
+    fingerprint = xxhash.xxh3_128_hexdigest(prints.encode())
+    check = max((view.store.check for view in views), key=_CHECKS.index)
+    store = Store(shards, check, first.store.take)
+    return View(store, schema or first.schema, numbers, fingerprint=fingerprint, path=first.path)

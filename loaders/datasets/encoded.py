@@ -100,7 +100,9 @@ class EncodedHalf(SamplesOf["PackedDataset"]):
         plain = copy.copy(dataset.replace(augment=[]))
         as_bytes = dict.fromkeys(images_of(dataset), Bytes())
         schema = dataset.schema
-        plain.schema = replace(schema, fields={**schema.fields, **as_bytes})
+        plain.view = dataset.view.with_schema(
+            replace(schema, fields={**schema.fields, **as_bytes})
+        )
         plain._whole = dataset  # which counts what is replaced
         plain._prepare()
         super().__init__(plain)

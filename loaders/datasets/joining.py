@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import xxhash
-
 from loaders.checks import as_list, shown
-from loaders.data.store import Store
+from loaders.data.view import join_views
 from loaders.datasets.base import check_stored
 from loaders.datasets.packed import SETTINGS, PackedDataset
-from loaders.datasets.reading.gather import take_rows
 from loaders.errors import SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    Indices = npt.NDArray[np.int64]
-
-_CHECKS = ("never", "first", "always")  # the strictest holds for all
 
 
 def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
@@ -54,16 +44,8 @@ def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
     first = datasets[0]
     for other in datasets[1:]:
         _check_alike(first, other)
-    shards = [shard for dataset in datasets for shard in dataset.store.shards]
-    fingerprints = " ".join(dataset.fingerprint for dataset in datasets)
-    joined = PackedDataset(
-        Store(shards, max((d.store.check for d in datasets), key=_CHECKS.index), take_rows),
-        _common_schema(datasets),
-        fingerprint=xxhash.xxh3_128_hexdigest(fingerprints.encode()),
-        **{name: getattr(first, name) for name in (*SETTINGS, "leader")},
-    )
-    joined._view = _joined_view(datasets)
-    return joined
+    view = join_views([dataset.view for dataset in datasets], _common_schema(datasets))
+    return PackedDataset(view, **{name: getattr(first, name) for name in (*SETTINGS, "leader")})
 
 
 def _common_schema(datasets: Sequence[PackedDataset]) -> Schema:
@@ -75,18 +57,6 @@ def _common_schema(datasets: Sequence[PackedDataset]) -> Schema:
         if all(dataset.schema.fields.get(name) == field for dataset in datasets)
     }
     return Schema(fields, _stored(first.fields))
-
-
-def _joined_view(datasets: Sequence[PackedDataset]) -> Indices | None:
-    """Return where the samples lie in all shards together; None if that is where they stand."""
-    if all(dataset._view is None for dataset in datasets):
-        return None
-    ends = np.cumsum([len(dataset.store) for dataset in datasets])
-    rows = [
-        dataset.numbers_of(np.arange(len(dataset))) + (end - len(dataset.store))
-        for dataset, end in zip(datasets, ends, strict=True)
-    ]
-    return np.concatenate(rows)
 
 
 def _check_alike(one: PackedDataset, other: PackedDataset) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -22,7 +21,6 @@ from loaders.buffers import SMALL_BYTES
 from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
-from loaders.data.view import View
 from loaders.datasets import frame
 from loaders.datasets.base import BatchDataset, from_start, index_array, is_one, whole_numbers
 from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
@@ -60,10 +58,13 @@ from loaders.schema import (
 from loaders.schema.tables import column_names, find_column
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from loaders.data.finder import Rows
     from loaders.data.store import Store
+    from loaders.data.view import View
 
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
@@ -76,9 +77,10 @@ _counting = ForkLock()  # one for all: few are replaced, and datasets are copied
 
 
 class PackedDataset(BatchDataset):
-    """Samples over a store; ``ShardDataset`` and ``RAMDataset`` say where the store comes from.
+    """A view and settings; ``ShardDataset`` and ``RAMDataset`` say where the view's store comes from.
 
     Attributes:
+        view: The samples, with all fields that are stored.
         part_ends: The sample behind the last one of each part, where bad samples are replaced by those of their own.
         leader: The picture that boxes follow: of the schema as it was packed, whatever part of it is here.
     """
@@ -88,10 +90,8 @@ class PackedDataset(BatchDataset):
 
     def __init__(
         self,
-        store: Store,
-        schema: Schema,
+        view: View,
         *,
-        fingerprint: str,
         fields: Sequence[str] | None = None,
         augment: Sequence[Any] | None = None,
         transform: Transform | None = None,
@@ -101,9 +101,9 @@ class PackedDataset(BatchDataset):
         max_picture_mb: int = MAX_PICTURE_MB,
         leader: str | None = None,
     ) -> None:
-        self.store, self.schema = store, schema
-        self.leader = leader or first_picture(schema.fields)
-        self.fields = as_fields(fields, schema)
+        self.view = view
+        self.leader = leader or first_picture(view.schema.fields)
+        self.fields = as_fields(fields, view.schema)
         self.augment = as_augment(augment)
         self.transform = as_transform(transform)
         self.batching = as_batching(batching)
@@ -112,8 +112,6 @@ class PackedDataset(BatchDataset):
         self.max_picture_mb = max_picture_mb
         self._whole: PackedDataset | None = None  # of a host half
         self.epoch, self.seed = 0, 0
-        self._source_fingerprint = fingerprint
-        self._view: Indices | None = None
         self._prepare()
         check_batching(self.batching, self.fields)
 
@@ -167,6 +165,16 @@ class PackedDataset(BatchDataset):
             raise SchemaError(f"transform is for fields {sorted(unknown)}; samples have {has}")
 
     @property
+    def store(self) -> Store:
+        """Where the records lie."""
+        return self.view.store
+
+    @property
+    def schema(self) -> Schema:
+        """All that is stored of a sample."""
+        return self.view.schema
+
+    @property
     def _shown_fields(self) -> dict[str, Field | None]:
         return {
             name: None if name in VIRTUAL_FIELDS else self.schema.fields[name]
@@ -211,7 +219,7 @@ class PackedDataset(BatchDataset):
     # -- samples -----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self.store) if self._view is None else len(self._view)
+        return len(self.view)
 
     def __getitem__(self, index: Any) -> Any:
         """Return one sample as a named tuple of tensors, or for a slice a view of the dataset."""
@@ -283,11 +291,11 @@ class PackedDataset(BatchDataset):
 
     def numbers_of(self, indices: Indices) -> Indices:
         """Return the samples' numbers in the store."""
-        return indices if self._view is None else self._view[indices]
+        return self.view.numbers_of(indices)
 
     def rows_of(self, indices: Indices) -> Rows:
         """Find samples in the store."""
-        return self.store.rows(self.numbers_of(indices))
+        return self.view.rows(indices)
 
     @property
     def is_random(self) -> bool:
@@ -313,7 +321,7 @@ class PackedDataset(BatchDataset):
 
     def place(self, index: int) -> tuple[Path, int]:
         """Return the file of a sample and its row there."""
-        return self.store.place(int(self.numbers_of(np.array([index], np.int64))[0]))
+        return self.view.place(index)
 
     def sample_error(self, index: int, what: str | LoadersError) -> SampleError:
         """Describe a sample that cannot be served; an error does not tell its place again."""
@@ -324,13 +332,7 @@ class PackedDataset(BatchDataset):
         return error
 
     def _key_of(self, index: int) -> str | None:
-        if "key" not in self.schema.fields:
-            return None
-        try:
-            record = self.store.record("key", self.rows_of(np.array([index], np.int64)))
-        except LoadersError:
-            return None
-        return record.tobytes().decode(errors="replace")
+        return self.view.key(index)
 
     def part_with(self, index: int) -> tuple[int, int]:
         """Return the first sample, and the number of samples, that may stand for another one."""
@@ -352,15 +354,6 @@ class PackedDataset(BatchDataset):
     # -- looking things up -------------------------------------------------------------------------
 
     @property
-    def view(self) -> View:
-        """These samples without settings; with the fields that were chosen, else with all that are stored."""
-        path = getattr(self, "path", Path(type(self).__name__))
-        fingerprint = self._source_fingerprint
-        view = View(self.store, self.schema, self._view, fingerprint=fingerprint, path=path)
-        chosen = tuple(name for name in self.fields if name in self.schema.fields)
-        return view if chosen == self.schema.defaults else view.with_fields(chosen, chosen)
-
-    @property
     def classes(self) -> tuple[str, ...] | None:
         """Class names by number, of the first label field that has them."""
         labels = (
@@ -368,13 +361,10 @@ class PackedDataset(BatchDataset):
         )
         return next((field.classes for field in labels if field.classes), None)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Identify the samples and their order; a resumed run must have the same."""
-        if self._view is None:
-            return self._source_fingerprint
-        view = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(self._view).data)
-        return xxhash.xxh3_128_hexdigest(f"{self._source_fingerprint} {view}".encode())
+        return self.view.fingerprint
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return a field of all samples as one read-only array ``(N, ...)``, without decoding pictures.
@@ -401,20 +391,9 @@ class PackedDataset(BatchDataset):
             raise SchemaError(
                 f"field {name!r} varies in size, or is encoded: read it {frames}sample by sample"
             )
-        parts, nbytes = self.store.equal_rows(name, field.record_nbytes), field.record_nbytes
-        data = (
-            parts[0]
-            if len(parts) == 1
-            else np.concatenate([*parts, np.empty((0, nbytes), np.uint8)])
-        )
-        if self._view is not None:
-            data = data[self._view]
-        flat = np.ascontiguousarray(data).reshape(-1).view(field.dtype)
-        shape = tuple(n for n in field.shape if n is not None)
-        if isinstance(field, Image):  # it lies as H x W x C, and is served as C x H x W
-            channels, height, width = shape
-            return _read_only(flat.reshape(-1, height, width, channels).transpose(0, 3, 1, 2))
-        return _read_only(flat.reshape(len(self), *shape))
+        values = self.view.column(name)
+        # It lies as H x W x C, and is served as C x H x W.
+        return _read_only(values.transpose(0, 3, 1, 2) if isinstance(field, Image) else values)
 
     def lengths(self, name: str) -> npt.NDArray[np.int64]:
         """Return how long a field is in each sample, ``(N,)``, without reading it.
@@ -433,9 +412,7 @@ class PackedDataset(BatchDataset):
             raise SchemaError(
                 f"field {name!r} has no one length in each sample: {field or 'a number'}"
             )
-        columns = (self.store.shard(i).columns[name] for i in range(len(self.store.shards)))
-        nbytes = np.concatenate([np.zeros(0, np.int64), *(column.lengths for column in columns)])
-        return (nbytes if self._view is None else nbytes[self._view]) // unit
+        return self.view.lengths(name) // unit
 
     def to_pandas(self, fields: Sequence[str] | None = None) -> Any:
         """Return samples as a pandas DataFrame; tables with their columns, classes and categories by name.
@@ -467,14 +444,7 @@ class PackedDataset(BatchDataset):
     @cached_property
     def _keys(self) -> tuple[npt.NDArray[np.uint64], Indices]:
         """The sorted hashes of all keys, and whose they are."""
-        if "key" not in self.schema.fields:
-            raise SchemaError("this dataset was packed without keys")
-        rows = self.rows_of(np.arange(len(self)))
-        hashes = np.fromiter(
-            (xxhash.xxh3_64_intdigest(record.data) for record in self.store.records("key", rows)),
-            np.uint64,
-            len(rows),
-        )
+        hashes = self.view.key_hashes()
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order
 
@@ -516,13 +486,10 @@ class PackedDataset(BatchDataset):
                 )
             array = np.flatnonzero(array)
         other = copy.copy(self)
-        other.__dict__.pop("fingerprint", None)
         other.__dict__.pop("_keys", None)
         other.num_replaced, other._bad, other._num_untold = 0, BadSamples(), 0
         indices = from_start(whole_numbers(array), len(self), "sample")
-        other._view = _read_only(
-            np.array(self.numbers_of(indices))
-        )  # the caller's array is his own
+        other.view = self.view.select(indices)
         return other
 
     def split(
@@ -551,7 +518,7 @@ class PackedDataset(BatchDataset):
         if by not in ("sample", "key") or (by == "key" and stratify is not None):
             raise ValueError(f"by must be 'sample', or 'key' without stratify, got {by!r}")
         if by == "key":
-            chosen = divide_by_key(self._key_hashes(), parts, seed)
+            chosen = divide_by_key(self.view.key_hashes(), parts, seed)
         else:
             chosen = divide(len(self), parts, seed, self._strata(stratify))
         for share, indices in zip(parts, chosen, strict=True):
@@ -567,12 +534,6 @@ class PackedDataset(BatchDataset):
         values = self.column(name)
         check_strata(values, name)
         return values
-
-    def _key_hashes(self) -> npt.NDArray[np.uint64]:
-        hashes, order = self._keys
-        result = np.empty(len(hashes), np.uint64)
-        result[order] = hashes
-        return result
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in SETTINGS and "readers" in self.__dict__:

@@ -8,6 +8,7 @@ from loaders.checks import as_path
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.data.shards import Check, open_manifest
 from loaders.data.store import Store
+from loaders.data.view import View
 from loaders.datasets.packed import OnError, PackedDataset, Transform
 from loaders.datasets.reading.gather import take_rows
 from loaders.datasets.settings import check_augment
@@ -84,11 +85,10 @@ class ShardDataset(PackedDataset):
         self.path = as_path("path", path, "the folder that packdata made").absolute()
         manifest, shards = open_manifest(self.path)
         check_augment(augment, manifest.schema.fields)
+        fingerprint = manifest.fingerprint
         store = Store(shards, check, take_rows)
         super().__init__(
-            store,
-            manifest.schema,
-            fingerprint=manifest.fingerprint,
+            View(store, manifest.schema, fingerprint=fingerprint, path=self.path),
             fields=fields,
             augment=augment,
             transform=transform,

@@ -144,7 +144,7 @@ def _as_view(data: Any) -> tuple[View, Mapping[str, Field]]:
     """Return what a view is of, to be verified, and all fields that are stored beside those to write."""
     if isinstance(data, str | Path):
         data = open_view(data)
-    view = data if isinstance(data, View) else getattr(data, "view", None)
+    view = data if isinstance(data, View) else _chosen(data)
     if not isinstance(view, View) or getattr(data, "has_own_samples", False):
         what = "takes a dataset of packed samples, such as ShardDataset, or a view of one"
         raise TypeError(f"packdata.write {what}, got {shown(data)}")
@@ -152,6 +152,15 @@ def _as_view(data: Any) -> tuple[View, Mapping[str, Field]]:
         what = "what a transform makes of samples cannot be stored"
         raise SchemaError(f"{what}: write dataset.replace(transform=None), or use packdata.pack")
     return view.verified(), getattr(data, "schema", view.schema).fields
+
+
+def _chosen(data: Any) -> View | None:
+    """Return the view inside a dataset, with the fields that were chosen, else with all that are stored."""
+    view = getattr(data, "view", None)
+    if not isinstance(view, View):
+        return None
+    chosen = tuple(name for name in data.fields if name in view.schema.fields)
+    return view if chosen == view.schema.defaults else view.with_fields(chosen, chosen)
 
 
 def _content(

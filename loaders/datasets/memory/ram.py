@@ -19,6 +19,7 @@ from loaders.codecs.raw import cast_exactly
 from loaders.columns import Column, FixedColumn, var_column
 from loaders.data.shards import MemoryShard
 from loaders.data.store import Store
+from loaders.data.view import View
 from loaders.datasets.base import check_stored
 from loaders.datasets.memory.loading import (
     ColumnPlan,
@@ -31,7 +32,7 @@ from loaders.datasets.memory.loading import (
 )
 from loaders.datasets.memory.resident import ResidentDataset
 from loaders.datasets.memory.shared import share_columns
-from loaders.datasets.packed import PackedDataset
+from loaders.datasets.packed import SETTINGS, PackedDataset
 from loaders.datasets.reading.coefficients import has_halves
 from loaders.datasets.reading.gather import take_rows
 from loaders.datasets.settings import check_augment
@@ -102,7 +103,8 @@ class RAMDataset(ResidentDataset):
         else:
             dataset = ShardDataset(as_path("source", source, _SOURCE), **settings)
         if home is not None and not (pin or decode or shared):  # straight from the files
-            self.__dict__.update(dataset.__dict__)
+            settings = {name: getattr(dataset, name) for name in (*SETTINGS, "leader")}
+            PackedDataset.__init__(self, dataset.view, **settings)
             self._settle(home, is_pinned=False)
             return
         if not {*dataset.stored_fields, "key"} & {*dataset.schema.fields}:
@@ -141,9 +143,12 @@ class RAMDataset(ResidentDataset):
         stored = tuple(name for name in shown if name in fields)
         PackedDataset.__init__(
             self,
-            Store([shard], take=take_rows),
-            Schema(fields, stored),
-            fingerprint=fingerprint,
+            View(
+                Store([shard], take=take_rows),
+                Schema(fields, stored),
+                fingerprint=fingerprint,
+                path=shard.path,
+            ),
             **({"fields": shown} | settings),
         )
 

@@ -67,7 +67,7 @@ class Resident:
         self.device, self.is_pinned = device, is_pinned
         numbers = dataset.numbers_of(np.arange(len(dataset)))
         self._rows: np.ndarray[Any, np.dtype[np.int64]] | None = None
-        if dataset._view is not None:  # rows are kept in the order of the view
+        if dataset.view.numbers is not None:  # rows are kept in the order of the view
             self._rows = np.full(len(dataset.store), -1, np.int64)
             self._rows[numbers] = np.arange(len(numbers))
         self.fields = dataset.stored_fields
