@@ -33,7 +33,15 @@ from loaders.augment.ops import (
     as_augment,
     has_draws,
 )
-from loaders.augment.pixels import apply, move_boxes, moved_steps, reductions, steps_of, take_steps
+from loaders.augment.pixels import (
+    apply,
+    move_boxes,
+    move_keypoints,
+    moved_steps,
+    reductions,
+    steps_of,
+    take_steps,
+)
 from loaders.checks import did_you_mean
 
 __all__ = [
@@ -55,6 +63,7 @@ __all__ = [
     "fill_mask_of",
     "has_draws",
     "move_boxes",
+    "move_keypoints",
     "moved_steps",
     "output_lengths",
     "output_size",

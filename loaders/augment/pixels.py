@@ -384,3 +384,50 @@ def move_boxes(
         moved[:, 1::2] = out_height - moved[:, 3::-2]
     frame = np.array((out_width, out_height) * 2, np.float64)
     return np.asarray(np.clip(moved, 0, frame), np.float32)
+
+
+def move_keypoints(
+    points: npt.NDArray[np.float32],
+    box: Sequence[int],
+    size: Sequence[int],
+    flip: Sequence[bool],
+    pairs: Sequence[Sequence[int]] = (),
+) -> npt.NDArray[np.float32]:
+    """Move points as ``apply`` moves the pixels below them.
+
+    Args:
+        points: ``(n, num, 2)``: x, y in source pixels; or ``(n, num, 3)`` with COCO's visibility.
+        box: As in ``apply``.
+        size: As in ``apply``.
+        flip: As in ``apply``.
+        pairs: Points that change places in a horizontal flip.
+
+    Returns:
+        The same shape, in pixels of the result. With visibility, what left the frame and what was not
+        labelled is 0, 0, 0.
+
+    Raises:
+        BatchError: ``points`` has another shape.
+
+    Example:
+        >>> points = np.array([[[10, 20], [30, 40]]], np.float32)
+        >>> move_keypoints(points, (20, 0, 50, 100), (25, 50), (False, True), [(0, 1)]).tolist()
+        [[[35.0, 10.0], [45.0, 0.0]]]
+    """
+    if points.ndim != 3 or points.shape[2] not in (2, 3):
+        raise BatchError(f"keypoints must be (n, num, 2) or (n, num, 3), got {points.shape}")
+    y, x, height, width = box
+    frame = np.array((size[1], size[0]), np.float64)
+    moved = points.astype(np.float64)
+    moved[..., :2] = (moved[..., :2] - (x, y)) * (frame / (width, height))
+    vertical, horizontal = flip
+    if horizontal:
+        moved[..., 0] = frame[0] - moved[..., 0]
+        for first, second in pairs:
+            moved[:, [first, second]] = moved[:, [second, first]]
+    if vertical:
+        moved[..., 1] = frame[1] - moved[..., 1]
+    if points.shape[2] == 3:
+        is_gone = (moved[..., :2] < 0).any(-1) | (moved[..., :2] > frame).any(-1)
+        moved[is_gone | (moved[..., 2] == 0)] = 0
+    return np.asarray(moved, np.float32)

@@ -17,7 +17,7 @@ from loaders.datasets.reading.job import HalfJob
 from loaders.device.augment import Moves, draw_moves, move_images
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
-from loaders.schema import Boxes, Bytes, Mask
+from loaders.schema import Boxes, Bytes, Keypoints, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -199,6 +199,6 @@ def _check(dataset: PackedDataset) -> None:
     if dataset.on_error == "replace":
         raise SchemaError(f"on_error='replace' needs the host, which decodes no file{hint}")
     fields = dataset.stored_fields
-    moved = [name for name, field in fields.items() if isinstance(field, Mask | Boxes)]
+    moved = [name for name, field in fields.items() if isinstance(field, Mask | Boxes | Keypoints)]
     if dataset.augment and (moved or spatial_axes(fields.values())):
         raise SchemaError(f"augment moves {moved or 'arrays'}, which is done on the host{hint}")

@@ -164,6 +164,59 @@ class Boxes(Field):
         return (None, 4)
 
 
+@register
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Keypoints(Field):
+    """Named points of things, in pixels of the stored image, served as float32.
+
+    The shape is ``(n, num, 2)`` of x, y, or ``(n, num, 3)`` with COCO's visibility: 0 not labelled, 1 hidden,
+    2 visible. They move as ``Boxes`` do, from edge to edge: the right edge of a picture is x = width. A point
+    that is not labelled stays 0, 0, 0, and one that is cropped away becomes it; without visibility points are
+    moved beyond the edge, too. Batches have them as ``Boxes``.
+
+    Attributes:
+        num: Points of each thing, or None where it varies.
+        flip_pairs: Points that a horizontal flip exchanges, such as left and right eye: ``((1, 2), (3, 4))``.
+    """
+
+    kind: ClassVar[str] = "keypoints"
+    codec: str = "raw"
+    num: int | None = field(default=None, kw_only=False)
+    flip_pairs: tuple[tuple[int, int], ...] = field(default=(), kw_only=False)
+
+    def __post_init__(self) -> None:
+        if self.num is not None and not is_count(self.num):
+            raise SchemaError(f"num must be a whole number above 0, or None, got {self.num!r}")
+        object.__setattr__(self, "flip_pairs", _check_pairs(self.flip_pairs, self.num))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the field as JSON types."""
+        return Field.to_json(self) | {"flip_pairs": [list(pair) for pair in self.flip_pairs]}
+
+    @property
+    def dtype(self) -> str:
+        """Always float32."""
+        return "float32"
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Any number of things, their points, two or three numbers each."""
+        return (None, self.num, None)
+
+
+def _check_pairs(pairs: Any, num: int | None) -> tuple[tuple[int, int], ...]:
+    try:
+        found = tuple((int(first), int(second)) for first, second in pairs)
+    except (TypeError, ValueError):
+        raise SchemaError(f"flip_pairs are pairs of points, got {pairs!r}") from None
+    points = [point for pair in found for point in pair]
+    most = max(points, default=0) if num is None else num - 1
+    if len(set(points)) < len(points) or not all(0 <= point <= most for point in points):
+        what = "flip_pairs name each point once" + ("" if num is None else f", from 0 to {most}")
+        raise SchemaError(f"{what}, got {pairs!r}")
+    return found
+
+
 def _check_size(size: Any) -> tuple[int, int] | None:
     if size is None:
         return None

@@ -15,7 +15,7 @@ from loaders.codecs import codec_for
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import SchemaError, SourceError
 from loaders.formats import hash_file
-from loaders.schema import Boxes, Field, Image, Schema
+from loaders.schema import Boxes, Field, Image, Keypoints, Schema
 from loaders.schema.tables import find_column
 from packdata.content import ViewContent, column_of
 from packdata.describe import counted
@@ -331,7 +331,7 @@ class _Plan:
 def check_boxes(old: Mapping[str, Field], new: Mapping[str, Field]) -> None:
     """Raise SchemaError if boxes would be taken for those of another image than they were drawn on."""
     before, after = ([n for n, f in each.items() if isinstance(f, Image)] for each in (old, new))
-    boxes = [name for name, field in new.items() if isinstance(field, Boxes)]
+    boxes = [name for name, field in new.items() if isinstance(field, Boxes | Keypoints)]
     if boxes and after and after[0] != before[0]:
         what = f"boxes {boxes[0]!r} are in pixels of {before[0]!r}, the first image"
         raise SchemaError(f"{what}: keep it, before {after[0]!r}, or leave out the boxes")

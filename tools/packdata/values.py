@@ -15,7 +15,8 @@ import numpy as np
 
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, SourceError
-from loaders.schema import Array, Boxes, Field, Image, Label, Mask, MultiLabel
+from loaders.schema import Array, Boxes, Field, Image, Keypoints, Label, Mask, MultiLabel
+from packdata.geometry import to_keypoints
 from packdata.regular import read_regular
 
 Size = tuple[int, int]
@@ -71,6 +72,8 @@ class Preparer:
                 value = self._multilabel(value, self.field)
             elif isinstance(self.field, Boxes):
                 value = _boxes(value)
+            elif isinstance(self.field, Keypoints):
+                value = to_keypoints(value, self.field.num)
             elif isinstance(self.field, Array):
                 value = _rows_of_none(value, self.field)
             return Encoded(self.codec.encode(value))
@@ -230,6 +233,8 @@ def _wanted(field: Field) -> str:
         return f"class names, or a 0 or 1 for each of the {len(field.classes)} classes"
     if isinstance(field, Boxes):
         return _BOXES
+    if isinstance(field, Keypoints):
+        return f"keypoints of (n, {field.num or 'any'}, 2): x, y; or (n, {field.num or 'any'}, 3) with visibility"
     if isinstance(field, Image | Mask):
         channels = f" x {field.channels}" if isinstance(field, Image) else ""
         return f"{field.dtype} of H x W{channels}"

@@ -26,7 +26,7 @@ from loaders.device.augment import BatchAugment, Moves, draw_moves
 from loaders.device.blocks import Cut, cut_around
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of, unit_of
 from loaders.errors import SchemaError
-from loaders.schema import Boxes, Field, Image, Mask
+from loaders.schema import Boxes, Field, Image, Keypoints, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,9 @@ def check_scale(fields: Mapping[str, Field | None], scale: float) -> None:
     if side_of(scale) == 8:
         return
     for name, field in fields.items():
-        if isinstance(field, Boxes | Mask) or (isinstance(field, Image) and field.codec != "dct"):
+        if isinstance(field, Boxes | Keypoints | Mask) or (
+            isinstance(field, Image) and field.codec != "dct"
+        ):
             what = f"scale={scale:g} is for images of codec 'dct'; field {name!r} is {field.kind}"
             raise SchemaError(f"{what} of codec {field.codec!r}: leave it out with fields=[...]")
 

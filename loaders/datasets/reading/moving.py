@@ -9,7 +9,7 @@ from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.job import HalfJob
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks
 from loaders.errors import SchemaError
-from loaders.schema import Boxes, Field, Image, Mask
+from loaders.schema import Boxes, Field, Image, Keypoints, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,8 +81,8 @@ def check_movable(dataset: PackedDataset) -> None:
             raise SchemaError(
                 f"pictures of field {name!r} are not stored as pixels of one size{hint}"
             )
-        if isinstance(field, Boxes):
-            raise SchemaError(f"boxes of field {name!r} are moved on the host{hint}")
+        if isinstance(field, Boxes | Keypoints):
+            raise SchemaError(f"{field.kind} of field {name!r} are moved on the host{hint}")
     if dataset.augment and (arrays := spatial_axes(fields.values())):
         name = list(fields)[next(iter(arrays))]
         raise SchemaError(f"augment moves the array {name!r}, which is done on the host{hint}")

@@ -21,11 +21,11 @@ from loaders.datasets.reading.coefficients import (
 )
 from loaders.datasets.reading.crops import CropReader, crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
-from loaders.datasets.reading.pictures import PictureReader
+from loaders.datasets.reading.pictures import Move, PictureReader
 from loaders.datasets.reading.samples import in_form
 from loaders.device.decode import Yuv420Finish
 from loaders.errors import CodecError, SchemaError
-from loaders.schema import Array, Boxes, Field, Image, Mask
+from loaders.schema import Array, Boxes, Field, Image, Keypoints, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class ObjectReader:
     field: Field
     codec: Any
     batching: str = "list"
-    picture: PictureReader | None = None  # whose crops boxes follow
+    picture: PictureReader | None = None  # whose crops boxes and keypoints follow
     is_guess: bool = False  # it is the first of several images
     min_rows: int = 256
 
@@ -69,8 +69,8 @@ class ObjectReader:
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         records = request.records(self.store, self.name, first, last)
-        if self.picture is not None and isinstance(self.field, Boxes):
-            self._read_boxes(self.picture, values, request, records, first)
+        if self.picture is not None and isinstance(self.field, Boxes | Keypoints):
+            self._read_moved(self.picture, values, request, records, first)
             return
         for i, record in enumerate(records, first):
             value = self.codec.decode(record)
@@ -78,7 +78,7 @@ class ObjectReader:
                 torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
             )
 
-    def _read_boxes(
+    def _read_moved(
         self,
         picture: PictureReader,
         values: list[Any],
@@ -88,11 +88,17 @@ class ObjectReader:
     ) -> None:
         wanted, start = picture.wanted(request, first, first + len(records))
         for i, record in enumerate(records):
-            boxes = self.codec.decode(record)
-            if self.is_guess:
-                _check_inside(boxes, picture.name, wanted.heads.sizes[start + i])
+            value = self.codec.decode(record)
+            if self.is_guess and isinstance(self.field, Boxes):
+                _check_inside(value, picture.name, wanted.heads.sizes[start + i])
             for moved, move in zip(values, wanted.moves(start + i), strict=True):
-                moved[first + i] = torch.from_numpy(augment.move_boxes(boxes, *move))
+                moved[first + i] = torch.from_numpy(self._moved(value, move))
+
+    def _moved(self, value: npt.NDArray[Any], move: Move) -> npt.NDArray[Any]:
+        box, size, flip = move
+        if isinstance(self.field, Keypoints):
+            return augment.move_keypoints(value, box, size, flip, self.field.flip_pairs)
+        return augment.move_boxes(value, box, size, flip)
 
     def finish(self, values: list[Any]) -> list[Any]:
         return [in_form(tensors, self.batching) for tensors in values]
@@ -159,7 +165,7 @@ def make_readers(
             readers.append(_fixed_reader(store, name, field, field.record_nbytes))
         else:
             follows = None
-            if isinstance(field, Boxes) and ops:
+            if isinstance(field, Boxes | Keypoints) and ops:
                 picture = _followed(name, fields, stored, leader)
                 follows = _picture_reader(store, *picture, views, scale, max_picture_mb)
             codec, form = codec_for(field), batching.get(name, "list")
@@ -173,7 +179,9 @@ def forms_of(readers: Sequence[Reader], batching: Mapping[str, str]) -> dict[str
     for reader in readers:
         if isinstance(reader, CropReader):
             forms |= dict.fromkeys(reader.list_names, reader.batching)
-        elif isinstance(reader, ObjectReader) and isinstance(reader.field, Array | Boxes):
+        elif isinstance(reader, ObjectReader) and isinstance(
+            reader.field, Array | Boxes | Keypoints
+        ):
             forms |= dict.fromkeys(reader.names, reader.batching)
         elif isinstance(reader, PictureReader) and reader.name in batching:
             forms |= dict.fromkeys(reader.names, "list")
@@ -227,7 +235,7 @@ def _check_batching(fields: dict[str, Field | None], batching: dict[str, str]) -
             continue  # for what a transform makes of them
         if (
             form not in ("list", "pad", "offsets")
-            or not isinstance(field, Array | Boxes)
+            or not isinstance(field, Array | Boxes | Keypoints)
             or field.is_fixed
         ):
             raise SchemaError(

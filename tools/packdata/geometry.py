@@ -1,0 +1,139 @@
+"""Boxes and keypoints as sources write them, to what ``loaders.schema`` stores: float32, in pixels, x1 y1 x2 y2."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.errors import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Floats = npt.NDArray[np.float32]
+Size = tuple[int, int]  # height, width
+BOX_FORMATS = ("xyxy", "xywh", "cxcywh", "yolo")
+_FORMATS_TEXT = "xyxy (corners), xywh (COCO), cxcywh (center, in pixels) and yolo (the same in shares of the picture)"
+_ROUNDED = 1.0  # pixels beyond the edge that come from rounding, and are cut off
+
+
+def to_boxes(value: Any, form: str, size: Size) -> Floats:
+    """Return boxes as ``(n, 4)``: x1, y1, x2, y2 in pixels.
+
+    Args:
+        value: Rows of four numbers, or four numbers; also as text. None and nothing are no boxes.
+        form: One of ``BOX_FORMATS``.
+        size: (height, width) of the picture.
+
+    Raises:
+        CodecError: These are no boxes, or not such, or they lie beyond the picture.
+    """
+    rows = _numbers(value, "boxes").astype(np.float64)
+    rows = rows.reshape(-1, 4) if rows.size == 4 or not rows.size else rows
+    if rows.ndim != 2 or rows.shape[1] != 4:
+        raise CodecError(f"boxes have four numbers each, these are of shape {rows.shape}")
+    height, width = size
+    if form == "yolo":
+        rows = rows * (width, height, width, height)
+    boxes = rows.copy()
+    if form in ("cxcywh", "yolo"):
+        boxes[:, :2] = rows[:, :2] - rows[:, 2:] / 2
+    if form != "xyxy":
+        boxes[:, 2:] = boxes[:, :2] + rows[:, 2:]
+    _check_boxes(boxes, form, size)
+    return np.clip(boxes, 0, (width, height, width, height)).astype(np.float32)
+
+
+def _check_boxes(boxes: npt.NDArray[np.float64], form: str, size: Size) -> None:
+    height, width = size
+    edges = np.array((width, height), np.float64) + _ROUNDED
+    is_right = np.isfinite(boxes).all(1) & (boxes[:, :2] <= boxes[:, 2:]).all(1)
+    is_right &= (boxes[:, :2] >= -_ROUNDED).all(1) & (boxes[:, 2:] <= edges).all(1)
+    if not is_right.all():
+        first = int(is_right.argmin())
+        box = ", ".join(f"{number:g}" for number in boxes[first].tolist())
+        raise CodecError(
+            f"box {first}, read as {form}, is x1, y1, x2, y2 = {box}, and the picture is {width} x {height} "
+            f"(width x height): is it of another form? There are {_FORMATS_TEXT}"
+        )
+
+
+def to_keypoints(value: Any, num: int | None, size: Size | None = None) -> Floats:
+    """Return points as ``(n, num, 2)``, or with COCO's visibility ``(n, num, 3)``.
+
+    Args:
+        value: Things of points of two or three numbers, or things of flat numbers x, y, v, x, ... as in COCO;
+            also as text. Of flat numbers every third one is a visibility if all of them are 0, 1 or 2.
+        num: How many points a thing has; None for whatever there are.
+        size: (height, width) of the picture; None to leave unchecked where points lie.
+
+    Raises:
+        CodecError: These are no keypoints, or some lie beyond the picture.
+    """
+    array = _numbers(value, "keypoints")
+    if not array.size:
+        return np.zeros((0, num or 1, 3), np.float32)
+    if array.ndim == 2 and array.shape[1] in (2, 3) and num in (None, array.shape[0]):
+        array = array[None]  # of one thing
+    if array.ndim < 3:
+        flat = array.reshape(1, -1) if array.ndim < 2 else array
+        array = flat.reshape(len(flat), -1, _numbers_of_a_point(flat, num))
+    if array.ndim != 3 or array.shape[2] not in (2, 3) or num not in (None, array.shape[1]):
+        wanted = "any number of" if num is None else num
+        what = f"keypoints are {wanted} points of 2 or 3 numbers for each thing"
+        raise CodecError(f"{what}, these are of shape {array.shape}")
+    if size is not None:
+        _check_points(array, size)
+    return array.astype(np.float32)
+
+
+def _numbers_of_a_point(flat: npt.NDArray[Any], num: int | None) -> int:
+    length = flat.shape[1]
+    if num is not None:
+        return 3 if length == 3 * num else 2 if length == 2 * num else 1
+    has_sight = length % 3 == 0 and bool(np.isin(flat[:, 2::3], (0, 1, 2)).all())
+    return 3 if has_sight else 2 if length % 2 == 0 else 1
+
+
+def _check_points(points: npt.NDArray[Any], size: Size) -> None:
+    height, width = size
+    places = points[..., :2]
+    is_right = (places >= -_ROUNDED).all(-1)
+    is_right &= (places <= np.array((width, height)) + _ROUNDED).all(-1)
+    if points.shape[2] == 3:
+        is_right |= points[..., 2] == 0
+    if not is_right.all():
+        x, y = places[~is_right][0].tolist()
+        what = f"keypoint {x:g}, {y:g} (x, y) lies beyond the picture of {width} x {height} (width x height)"
+        raise CodecError(f"{what}: keypoints are in pixels of the upright picture")
+
+
+def _numbers(value: Any, what: str) -> npt.NDArray[Any]:
+    """Return numbers from lists or from their text."""
+    if isinstance(value, str):
+        value = _read_text(value, what)
+    if value is None:
+        return np.zeros(0, np.float64)
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise CodecError(f"{what} are lists of numbers ({error})") from error
+    return array
+
+
+def _read_text(text: str, what: str) -> Any:
+    """Read a cell of a table: JSON, or numbers with blanks or commas between."""
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    words: Sequence[str] = text.replace(",", " ").replace(";", " ").split()
+    try:
+        return [float(word) for word in words]
+    except ValueError as error:
+        raise CodecError(f"{what} are lists of numbers, got {text[:60]!r}") from error
