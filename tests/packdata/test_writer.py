@@ -734,7 +734,10 @@ def test_pack_takes_sequences_and_streams_and_tells_how_far_it_is(tmp_path: Path
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"a": "x"}, r"sample 0 .* got 'a'; the source is one dict, .* an iterable of mappings"),
+        (
+            {"a": "x"},
+            r"a column of values for each field, 'a' is 'x'; of single samples give a list",
+        ),
         ([{"a": "x"}, ("a", 1)], r"sample 1 .* got \('a', 1\); give an iterable of mappings"),
         ([{"a": "x"}, {"a": "x", 5: 1}], r"sample 1 .* has the name 5; give names that are str"),
     ],

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from loaders.codecs import codec_for
+from loaders.codecs.raw import RawCodec, cast_exactly
+from loaders.columns import Column, FixedColumn, VarColumn, ends
 from loaders.errors import CodecError, SourceError
 from loaders.schema import Array, Boxes, Field, Image, Keypoints, Label, Mask, MultiLabel
 from packdata.geometry import to_keypoints
@@ -77,6 +80,55 @@ class Preparer:
             elif isinstance(self.field, Array):
                 value = _rows_of_none(value, self.field)
             return Encoded(self.codec.encode(value))
+
+    def column(self, values: Any) -> Column | None:
+        """Return the records of many values at once, or None where that takes threads.
+
+        Raises:
+            CodecError: The field cannot hold one of the values; which one, ``__call__`` says.
+        """
+        if isinstance(self.field, Image | Mask) and self.field.codec != "raw":
+            return None
+        with self._telling(values):
+            if type(self.codec) is RawCodec and self.codec.num_free == 0:
+                return FixedColumn(self._rows(np.asarray(values), self.codec))
+            records = [made.record for made in map(self, values) if isinstance(made, Encoded)]
+        if len(records) < len(values):
+            return None
+        buffer, nbytes = np.frombuffer(b"".join(records), np.uint8), self.field.record_nbytes
+        if nbytes is not None:
+            return FixedColumn(buffer.reshape(len(records), nbytes))
+        lengths = np.fromiter(map(len, records), np.int64, len(records))
+        return VarColumn(buffer, ends(lengths) - lengths, lengths)
+
+    def _rows(self, array: np.ndarray[Any, Any], codec: RawCodec) -> npt.NDArray[np.uint8]:
+        """Return values of one shape as the bytes of each."""
+        field = self.field
+        if isinstance(field, Label):
+            array = self._labels(array, field)
+        elif isinstance(field, MultiLabel) and not ((array == 0) | (array == 1)).all():
+            raise CodecError(f"takes {_wanted(field)}")
+        elif isinstance(field, Image | Mask):
+            if isinstance(field, Image) and array.ndim == 3:
+                array = array[..., None]
+            if not _holds(field, array):
+                raise CodecError(f"takes {_wanted(field)}, got {array.dtype}")
+        if array.shape[1:] != codec.shape:
+            raise CodecError(f"takes {_wanted(field)}, got {array.shape[1:]}")
+        flat = np.ascontiguousarray(cast_exactly(array, codec.dtype)).reshape(len(array), -1)
+        return flat.view(np.uint8)
+
+    def _labels(self, array: np.ndarray[Any, Any], field: Label) -> np.ndarray[Any, Any]:
+        if array.dtype.kind in "UO":
+            names = array.tolist()
+            return np.fromiter((self._label(name, field) for name in names), np.int64, len(names))
+        if array.dtype.kind not in "ui":
+            raise CodecError(f"takes {_wanted(field)}, got {array.dtype}")
+        if field.classes is not None and len(array):
+            least, most = int(array.min()), int(array.max())
+            if least < 0 or most >= len(field.classes):
+                raise CodecError(f"class numbers must be in [0, {len(field.classes)})")
+        return array
 
     @contextmanager
     def _telling(self, value: Any) -> Iterator[None]:

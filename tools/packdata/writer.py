@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
@@ -32,6 +32,8 @@ from packdata.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
     ShardBuilder,
+    block_ends,
+    check_block,
     check_records,
     check_shard_options,
 )
@@ -39,12 +41,14 @@ from packdata.target import PACKER, Packing
 from packdata.values import Encoded, Prepared, Preparer, Work, check_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from types import TracebackType
 
     from packdata.settings import OnError
 
 KEY = "key"
+_PIECE_BYTES = 4 << 20
+_USUAL_ROW_BYTES = 256  # of what does not tell its size, such as a list of texts
 
 
 class _Sample(NamedTuple):
@@ -193,6 +197,79 @@ class Writer:
             self._open.close()
             raise
 
+    def add_batch(self, /, **arrays: Any) -> None:
+        """Add many samples, as columns: at the speed of memory where no picture has to be encoded.
+
+        The dataset is the one that ``add`` makes of the rows one by one.
+
+        Args:
+            arrays: One per field, all of one length N: an array ``(N, ...)``, or a sequence of what ``add``
+                takes. Pictures are ``(N, H, W, C)``, masks ``(N, H, W)``.
+
+        Raises:
+            SchemaError: A field is missing or unknown, or the lengths differ.
+            CodecError, SourceError, PackError: As for ``add``, of the first row that is wrong; those before it
+                were added.
+        """
+        self._check_open()
+        num = self._check_lengths(arrays)
+        if not num:
+            return
+        block = self._block(arrays)
+        if block is None:  # pictures go to threads; and which row is wrong, ``add`` says
+            for i in range(num):
+                self.add(**{name: values[i] for name, values in arrays.items()})
+            return
+        try:
+            for outcome in self._pool.drain():
+                self._take(outcome)
+            self._add_block(block)
+        except BaseException as error:
+            self._error = error
+            self._open.close()
+            raise
+
+    def _check_lengths(self, arrays: Mapping[str, Any]) -> int:
+        self._settle_key(arrays)
+        self._check_fields(arrays, f"the batch from sample {self._num_samples} on")
+        sizes = {name: len(values) for name, values in arrays.items()}
+        if len(set(sizes.values())) > 1:
+            raise SchemaError(f"a batch has arrays of one length, got {sizes}")
+        return next(iter(sizes.values()), 0)
+
+    def _block(self, arrays: Mapping[str, Any]) -> Block | None:
+        """Return the records of many samples; None where a row is wrong, or threads have to encode."""
+        keys = arrays.get(KEY) if isinstance(self._fields.get(KEY), Text) else ()
+        try:
+            if keys is None or not all(isinstance(key, str) for key in keys):
+                return None
+            if len({*keys}) < len(keys) or (self._on_error == "skip" and len(keys)):
+                return None
+            if not self._keys.isdisjoint(keys):
+                return None
+            columns = {name: self._preparers[name].column(arrays[name]) for name in self._fields}
+            made = {name: column for name, column in columns.items() if column is not None}
+            if len(made) < len(columns):
+                return None
+            block = Block(made)
+            check_sizes(
+                {n: getattr(f, "size", None) for n, f in self._fields.items()}, self._fields
+            )
+            check_block(block, self._schema, self._format)
+        except CodecError:
+            return None
+        self._keys.update(keys)
+        return block
+
+    def _add_block(self, block: Block) -> None:
+        assert self._builder is not None
+        sizes, first, before = block_ends(block), 0, self._num_samples
+        self._num_samples += len(block)
+        while first < len(block):
+            first = self._builder.add_block(block, sizes, first)
+            if self._builder.is_full:
+                self._cut(self._builder, before + first)
+
     @property
     def _is_copy(self) -> bool:
         """True in a process that was forked: it has neither the threads nor the samples."""
@@ -216,11 +293,7 @@ class Writer:
     def _prepared(self, values: Mapping[str, Any]) -> _Sample:
         name = _name(self._num_samples, values)
         self._settle_key(values)
-        missing = [n for n in self._fields if n not in values]
-        unknown = [n for n in values if n not in self._fields]
-        if missing or unknown:
-            found = [f"has no {n!r}" for n in missing] + [f"has unknown {n!r}" for n in unknown]
-            raise SchemaError(f"{name} {', '.join(found)}; its fields are {list(self._fields)}")
+        self._check_fields(values, name)
         key = self._checked_key(values.get(KEY), name)
         prepared: dict[str, Prepared] = {}
         for field, value in values.items():
@@ -233,6 +306,13 @@ class Writer:
         except CodecError as error:
             raise CodecError(f"{name}: {error}") from error
         return _Sample(self._num_samples, key, prepared)
+
+    def _check_fields(self, values: Mapping[str, Any], name: str) -> None:
+        missing = [n for n in self._fields if n not in values]
+        unknown = [n for n in values if n not in self._fields]
+        if missing or unknown:
+            found = [f"has no {n!r}" for n in missing] + [f"has unknown {n!r}" for n in unknown]
+            raise SchemaError(f"{name} {', '.join(found)}; its fields are {list(self._fields)}")
 
     def _settle_key(self, values: Mapping[str, Any]) -> None:
         """Let the first sample decide whether there are keys."""
@@ -416,8 +496,26 @@ def _check_names(number: int, values: Any, source: Any) -> None:
         raise TypeError(f"{what}, has the name {shown(wrong)}; give names that are str")
 
 
+def _add_columns(writer: Writer, columns: Mapping[str, Any], progress: Progress) -> None:
+    """Add columns in pieces: each is checked and copied while it is in the cache, or nearly."""
+    for name, values in columns.items():
+        if not isinstance(values, Sized) or isinstance(values, str | bytes):
+            what = f"a mapping to pack has a column of values for each field, {name!r} is"
+            raise TypeError(f"{what} {shown(values)}; of single samples give a list")
+    num = max(map(len, columns.values()), default=0)
+    progress.start(num, 0)
+    step = max(1, _PIECE_BYTES // max(1, sum(map(_row_nbytes, columns.values()))))
+    for first in range(0, num, step):
+        writer.add_batch(**{n: values[first : first + step] for n, values in columns.items()})
+        progress.advance(writer.num_rejected, min(step, num - first))
+
+
+def _row_nbytes(values: Any) -> int:
+    return int(getattr(values, "nbytes", 0)) // max(1, len(values)) or _USUAL_ROW_BYTES
+
+
 def pack(
-    source: Iterable[Mapping[str, Any]],
+    source: Iterable[Mapping[str, Any]] | Mapping[str, Any],
     dst: Path | str,
     fields: Mapping[str, Field],
     *,
@@ -431,11 +529,12 @@ def pack(
     provenance: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Pack samples, given as mappings of field name to value; the rest is as in ``Writer``.
+    """Pack samples, given as mappings of field name to value, or columns; the rest is as in ``Writer``.
 
     Args:
         source: The samples; read once, in one thread. With a length, progress can say what is
-            left.
+            left. Or a mapping of field name to array ``(N, ...)``, as ``Writer.add_batch`` takes them: columns
+            are packed at the speed of memory.
         dst: A folder that is new or empty.
         fields: Field by name.
         defaults: As in ``Writer``, and so on.
@@ -450,6 +549,10 @@ def pack(
 
     Raises:
         TypeError: What the source gives is no mapping; other errors are those of ``Writer``.
+
+    Example:
+        >>> vectors = np.zeros((1000, 16), np.float32)  # doctest: +SKIP
+        >>> pack({"x": vectors}, "packed", {"x": Array("float32", dims=(16,))})  # doctest: +SKIP
     """
     progress = Quiet() if progress is None else progress
     with Writer(
@@ -465,11 +568,14 @@ def pack(
         provenance=provenance,
     ) as writer:
         try:
-            progress.start(len(source) if isinstance(source, Sized) else None, 0)
-            for number, values in enumerate(source):
-                _check_names(number, values, source)
-                writer.add(**values)
-                progress.advance(writer.num_rejected)
+            if isinstance(source, Mapping):
+                _add_columns(writer, source, progress)
+            else:
+                progress.start(len(source) if isinstance(source, Sized) else None, 0)
+                for number, values in enumerate(source):
+                    _check_names(number, values, source)
+                    writer.add(**values)
+                    progress.advance(writer.num_rejected)
         finally:
             progress.close()
         return writer.close()

@@ -1,0 +1,199 @@
+"""Columns packed at once are the dataset that their rows make one by one, errors and rejects included."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import packdata
+from loaders.errors import CodecError, PackError, SchemaError
+from loaders.manifest import read_manifest
+from loaders.schema import Array, Boxes, Bytes, Field, Image, Json, Label, Mask, MultiLabel, Text
+from packdata.verify import verify
+from tests.packdata.reading import PackedReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM = 50
+RNG = np.random.default_rng(0)
+NAMES = ("ant", "bee", "cow")
+COLUMNS: dict[str, tuple[Field, Any]] = {
+    "array": (Array("float32", dims=(3, 2)), RNG.random((NUM, 3, 2), np.float32)),
+    "narrower": (Array("uint8", dims=(4,)), RNG.integers(0, 256, (NUM, 4))),
+    "one": (Array("int64"), np.arange(NUM)),
+    "rounded": (Array("float16", dims=(2,)), RNG.random((NUM, 2))),
+    "reversed": (Array("float64", dims=(2,)), RNG.random((2, NUM)).T[::-1]),
+    "big endian": (Array("int32", dims=()), np.arange(NUM, dtype=">i4")),
+    "tensor": (Array("float32", dims=(5,)), torch.rand(NUM, 5)),
+    "list": (Array("float32", dims=(2,)), [[i, i / 2] for i in range(NUM)]),
+    "varying": (Array("int16", dims=(None,)), [np.arange(i % 5, dtype=np.int16) for i in range(NUM)]),
+    "free axes": (Array("int16", dims=(None, None)), [np.zeros((i % 3, 2), np.int16) for i in range(NUM)]),
+    "label": (Label(classes=NAMES), np.arange(NUM) % 3),
+    "label by name": (Label(classes=NAMES), np.array(NAMES)[np.arange(NUM) % 3]),
+    "label in a list": (Label(classes=NAMES), [NAMES[i % 3] for i in range(NUM)]),
+    "label without names": (Label(), np.arange(NUM, dtype=np.uint8)),
+    "multilabel": (MultiLabel(classes=NAMES), RNG.integers(0, 2, (NUM, 3))),
+    "multilabel by name": (MultiLabel(classes=NAMES), [NAMES[: i % 4] for i in range(NUM)]),
+    "pixels": (Image(codec="raw", size=(4, 5)), RNG.integers(0, 256, (NUM, 4, 5, 3), np.uint8)),
+    "gray": (Image(codec="raw", size=(4, 5), channels=1), RNG.integers(0, 256, (NUM, 4, 5), np.uint8)),
+    "mask": (Mask(codec="raw", size=(4, 5)), RNG.integers(0, 9, (NUM, 4, 5))),
+    "png": (Image(codec="png"), RNG.integers(0, 256, (NUM, 4, 5, 3), np.uint8)),
+    "boxes": (Boxes(), [np.array([[0, 0, 1, 2]] * (i % 3)) for i in range(NUM)]),
+    "text": (Text(), [f"row {i}" for i in range(NUM)]),
+    "texts of an array": (Text(), np.array([f"row {i}" for i in range(NUM)])),
+    "json": (Json(), [{"i": i} for i in range(NUM)]),
+    "bytes": (Bytes(), [bytes(i) for i in range(NUM)]),
+}  # fmt: skip
+
+
+def rows_of(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    num = len(next(iter(columns.values())))
+    return [{name: values[i] for name, values in columns.items()} for i in range(num)]
+
+
+def fingerprint(folder: Path) -> str:
+    return read_manifest(folder).fingerprint
+
+
+@pytest.mark.parametrize("format", ["lmdb", "parquet"])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_is_its_rows(tmp_path: Path, name: str, format: Any) -> None:
+    field, values = COLUMNS[name]
+    size = {"format": format, "shard_bytes": 500}
+
+    packdata.pack(rows_of({"x": values}), tmp_path / "rows", {"x": field}, **size)
+    packdata.pack({"x": values}, tmp_path / "columns", {"x": field}, **size)
+
+    assert fingerprint(tmp_path / "columns") == fingerprint(tmp_path / "rows")
+    assert len(PackedReader(tmp_path / "columns", check=True)) == NUM
+
+
+def test_all_of_them_with_keys(tmp_path: Path) -> None:
+    names = [name for name in COLUMNS if name not in ("png", "gray", "pixels")]
+    fields = {f"f{i}": COLUMNS[name][0] for i, name in enumerate(names)}
+    columns: dict[str, Any] = {f"f{i}": COLUMNS[name][1] for i, name in enumerate(names)}
+    columns["key"] = [f"k{i}" for i in range(NUM)]
+
+    packdata.pack(rows_of(columns), tmp_path / "rows", fields)
+    packdata.pack(columns, tmp_path / "columns", fields)
+
+    assert fingerprint(tmp_path / "columns") == fingerprint(tmp_path / "rows")
+    assert verify(tmp_path / "columns").ok
+
+
+@settings(max_examples=20, deadline=None)
+@given(cuts=st.lists(st.integers(0, NUM), max_size=6), shard=st.integers(1, 900), data=st.data())
+def test_any_mixture_of_rows_and_batches_is_the_same(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], shard: int, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("mixture")
+    columns: dict[str, Any] = {name: COLUMNS[name][1] for name in ("array", "label", "text")}
+    columns["picture"] = COLUMNS["png"][1] if data.draw(st.booleans()) else COLUMNS["pixels"][1]
+    codec = "png" if columns["picture"] is COLUMNS["png"][1] else "raw"
+    fields = {name: COLUMNS[name][0] for name in ("array", "label", "text")}
+    fields["picture"] = Image(codec=codec, size=(4, 5))
+    packdata.pack(rows_of(columns), folder / "rows", fields, shard_bytes=shard)
+
+    with packdata.Writer(folder / "mixed", fields, shard_bytes=shard) as writer:
+        bounds = sorted({0, NUM, *cuts})
+        for first, last in pairwise(bounds):
+            piece = {name: values[first:last] for name, values in columns.items()}
+            if data.draw(st.booleans()):
+                writer.add_batch(**piece)
+            else:
+                for row in rows_of(piece):
+                    writer.add(**row)
+
+    assert fingerprint(folder / "mixed") == fingerprint(folder / "rows")
+    assert len(writer) == NUM
+
+
+def test_arrays_may_change_once_they_were_added(tmp_path: Path) -> None:
+    array = np.zeros((NUM, 3), np.float32)
+    with packdata.Writer(tmp_path / "out", {"x": Array("float32", dims=(3,))}) as writer:
+        for i in range(3):
+            array[:] = i
+            writer.add_batch(x=array)
+
+    stored = PackedReader(tmp_path / "out").column("x")
+    assert stored[:, 0].tolist() == [0.0] * NUM + [1.0] * NUM + [2.0] * NUM
+
+
+BAD: list[tuple[str, Field, Any, int]] = [
+    ("a class number", Label(classes=NAMES), [0, 1, 3, 2], 2),
+    ("a class name", Label(classes=NAMES), ["ant", "bee", "cat", "cow"], 2),
+    ("a whole number", Array("uint8"), [1, 2, 256, 3], 2),
+    ("a missing value", Array("float32"), [1.0, None, 2.0, 3.0], 1),
+    ("a shape", Array("float32", dims=(2,)), [[1, 2], [1, 2], [1, 2], [1]], 3),
+    ("a flag", MultiLabel(classes=("a", "b")), [[0, 1], [2, 0], [1, 1], [0, 0]], 1),
+    ("a text", Text(), ["a", "b", 3, "d"], 2),
+    ("a box", Boxes(), [[[0, 0, 1, 1]], [], [[2, 0, 1, 1]], []], 2),
+]
+
+
+@pytest.mark.parametrize(("field", "values", "bad"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+def test_a_wrong_row_is_named_or_left_out(
+    tmp_path: Path, field: Field, values: list[Any], bad: int
+) -> None:
+    with pytest.raises(CodecError, match=f"^sample {bad}, field 'x'"):
+        packdata.pack({"x": values}, tmp_path / "out", {"x": field})
+    assert not (tmp_path / "out").exists()
+
+    packed = packdata.pack({"x": values}, tmp_path / "out", {"x": field}, on_error="skip")
+
+    assert packed.samples == 3
+    assert [item for item, _ in packed.rejected] == [f"sample {bad}"]
+
+
+def test_keys_stay_unique(tmp_path: Path) -> None:
+    fields = {"x": Array("int64")}
+    with packdata.Writer(tmp_path / "out", fields, on_error="skip") as writer:
+        writer.add_batch(x=[1, 2], key=["a", "b"])
+        writer.add_batch(x=[3, 4, 5], key=["c", "a", "c"])
+    with packdata.Writer(tmp_path / "strict", fields) as writer:
+        writer.add_batch(x=[1, 2], key=["a", "b"])
+        with pytest.raises(CodecError, match=r"sample 3 .*another sample has this key"):
+            writer.add_batch(x=[3, 4], key=["c", "a"])
+
+    assert PackedReader(tmp_path / "out").keys() == ["a", "b", "c"]
+    assert PackedReader(tmp_path / "strict").keys() == ["a", "b", "c"]
+
+
+def test_a_batch_has_every_field_once_and_one_length(tmp_path: Path) -> None:
+    fields = {"x": Array("int64"), "y": Array("int64")}
+    writer = packdata.Writer(tmp_path / "out", fields)
+
+    with pytest.raises(SchemaError, match="has no 'y'"):
+        writer.add_batch(x=[1])
+    with pytest.raises(SchemaError, match="unknown 'z'"):
+        writer.add_batch(x=[1], y=[1], z=[1])
+    with pytest.raises(SchemaError, match="one length"):
+        writer.add_batch(x=[1, 2], y=[1])
+    writer.add_batch(x=[], y=[])
+    writer.add_batch(x=[1], y=[2])
+
+    assert writer.close().samples == 1
+    with pytest.raises(PackError, match="closed"):
+        writer.add_batch(x=[1], y=[2])
+
+
+@pytest.mark.parametrize("values", [3, "text", None])
+def test_a_single_sample_is_no_column(tmp_path: Path, values: Any) -> None:
+    with pytest.raises(TypeError, match="'x'"):
+        packdata.pack({"x": values}, tmp_path / "out", {"x": Json()})
+    assert not (tmp_path / "out").exists()
+
+
+def test_masks_of_another_size_than_the_image_are_refused(tmp_path: Path) -> None:
+    fields = {"image": Image(codec="raw", size=(4, 5)), "mask": Mask(codec="raw", size=(4, 4))}
+    columns = {"image": np.zeros((3, 4, 5, 3), np.uint8), "mask": np.zeros((3, 4, 4), np.uint8)}
+
+    with pytest.raises(CodecError, match="the mask 'mask' is 4 x 4"):
+        packdata.pack(columns, tmp_path / "out", fields)
