@@ -747,6 +747,71 @@ class TestTars:
         assert first.read_mask() == b"M"
         assert [item.read() for item in source.items(1)] == [b"B"]
 
+    @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+    def test_names_of_classes_in_cls(self, tmp_path: Path, suffix: str) -> None:
+        members = {"1.jpg": b"", "1.cls": b"dog\n", "2.jpg": b"", "2.cls": b"cat", "3.jpg": b""}
+        members |= {"4.jpg": b"", "4.cls": b"\xff"}
+        mode = "w:gz" if suffix.endswith("gz") else "w"
+
+        source = open_source(write_tar(tmp_path / f"a{suffix}", members, mode))
+        *items, broken = source.items()
+
+        assert source.labels == {"label": Column("class", ("cat", "dog"))}
+        assert [item.labels["label"] for item in items] == ["dog", "cat", None]
+        with pytest.raises(SourceError, match=r"4\.cls: it cannot be read"):
+            broken.read()
+
+    @pytest.mark.parametrize(
+        ("values", "column"),
+        [
+            (["dog", "cat"], Column("class", ("cat", "dog"))),
+            ([3, 1], Column("int")),
+            ([3, "cat"], Column("class", ("3", "cat"))),
+        ],
+    )
+    def test_a_label_inside_json(self, tmp_path: Path, values: list[Any], column: Column) -> None:
+        members = {}
+        for i, value in enumerate(values):
+            members[f"{i}.jpg"] = b""
+            members[f"{i}.json"] = json.dumps({"label": value, "other": value}).encode()
+        path = write_tar(tmp_path / "a.tar", members)
+
+        for name in (None, "other"):
+            source = open_source(path, label_column=name)
+            assert source.labels == {"json": Column("json"), "label": column}
+            assert [item.labels["label"] for item in source.items()] == values
+        with pytest.raises(SourceError, match="no 'lost'"):
+            open_source(path, label_column="lost")
+
+    def test_a_label_inside_json_gives_way_to_cls(self, tmp_path: Path) -> None:
+        members = {"1.jpg": b"", "1.cls": b"5", "1.json": b'{"label": 7}'}
+        path = write_tar(tmp_path / "a.tar", members)
+
+        assert [item.labels["label"] for item in open_source(path).items()] == [5]
+        (item,) = open_source(path, label_column="label").items()
+        assert item.labels["label"] == 7
+
+    def test_arrays_are_fields_of_the_axes_that_they_share(self, tmp_path: Path) -> None:
+        arrays = [np.ones((2, 3), ">f4"), np.zeros((2, 5), "<f4"), np.zeros((2, 3), "i2")]
+        members: dict[str, bytes] = {}
+        for i, array in enumerate(arrays):
+            file = io.BytesIO()
+            np.save(file, array)
+            members |= {f"{i}.jpg": b"", f"{i}.clip-emb.npy": file.getvalue()}
+        objects = io.BytesIO()
+        np.save(objects, np.array([{}]), allow_pickle=True)
+        members |= {"3.jpg": b"", "3.clip-emb.npy": objects.getvalue(), "4.jpg": b""}
+
+        source = open_source(write_tar(tmp_path / "a.tar", members))
+        items = list(source.items())
+
+        assert source.labels == {"clip_emb": Column("array", dtype="float32", dims=(2, None))}
+        assert [item.labels["clip_emb"].shape for item in items[:2]] == [(2, 3), (2, 5)]
+        assert items[4].labels == {"clip_emb": None}
+        for item in items[2:4]:
+            with pytest.raises(SourceError, match=r"clip-emb\.npy: "):
+                item.read()
+
     def test_several_files_and_patterns(self, tmp_path: Path) -> None:
         for i in range(3):
             write_tar(

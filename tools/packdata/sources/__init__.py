@@ -96,11 +96,11 @@ def open_source(
         check_regular(file, file)
     _check_one_kind(path, files)
     first, archive = files[0], _archive_kind(files[0].name)
+    if archive == "tar":
+        _check_columns_unused(path, columns | {"label_column": None})
+        return TarSource(files, name, label_column=label_column)
     if archive in ROW_KINDS:
         return RowsSource(files, name, **columns)
-    if archive == "tar":
-        _check_columns_unused(path, columns)
-        return TarSource(files, name)
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:3])
         raise SourceError(f"several sources lie there ({names})", path, "Choose one")
@@ -298,7 +298,7 @@ def _archive_kind(name: str) -> str:
 def are_of_one_archive(paths: Sequence[Path | str]) -> bool:
     """Tell whether files are tars, or files of rows of one kind, all of them."""
     kinds = {_archive_kind(os.fspath(path)) for path in paths if os.path.isfile(path)}
-    return len(kinds) == 1 and kinds <= {"tar", *ROW_KINDS} and all(map(os.path.isfile, paths))
+    return len(kinds) == 1 and kinds <= ROW_KINDS and all(map(os.path.isfile, paths))
 
 
 def _files_at(path: Path) -> list[Path] | None:

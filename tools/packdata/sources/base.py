@@ -47,7 +47,7 @@ _RENAME = "Keys are names, mostly without suffix: rename or remove one"
 HEAD_NBYTES = 26  # of a PNG: up to its depth and color type
 _FLOAT32_WHOLE, FLOAT64_WHOLE = 1 << 24, 1 << 53  # up to here they hold every whole number
 
-ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
+ColumnKind = Literal["class", "int", "float", "text", "json", "bytes", "array"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,14 @@ class Column:
 
     Attributes:
         kind: ``class`` (values are names of ``classes``, or their numbers), ``int``, ``float``,
-            ``text``, ``json`` or ``bytes``.
+            ``text``, ``json``, ``bytes`` or ``array``.
         classes: The names by number, for ``class``.
         numbered: True if the source itself fixes the order of the classes.
         is_double: True of a ``float`` whose numbers may need more than the 24 bits of float32.
         num_missing: How many of its numbers are missing, if NaN can stand for them: not in the field
             ``label``, nor beside whole numbers that float64 may round.
+        dtype: Of an ``array``.
+        dims: Of an ``array``, None for an axis that varies.
     """
 
     kind: ColumnKind
@@ -69,6 +71,8 @@ class Column:
     numbered: bool = False
     is_double: bool = False
     num_missing: int = 0
+    dtype: str = ""
+    dims: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +335,7 @@ def field_names(
         raise _no_label(label, columns if known is None else known, path)
     fields: dict[str, str] = {}
     for column in columns:
-        name = "label" if column == label else _identifier(column)
+        name = "label" if column == label else identifier_of(column)
         if name in fields.values():
             other = next(first for first, taken in fields.items() if taken == name)
             what = f"columns {other!r} and {column!r} would both be the field {name!r}"
@@ -346,7 +350,8 @@ def _no_label(label: str, known: Sequence[str], path: Path | str) -> SourceError
     return SourceError(f"it has no column {label!r} for labels, but {list(known)}", path)
 
 
-def _identifier(column: str) -> str:
+def identifier_of(column: str) -> str:
+    """Return the name of a field that a column may have: letters, digits and underscores, and none that is taken."""
     name = re.sub(r"\W", "_", column.strip())
     name = re.sub(r"__+", "_", name).lstrip("_") or "column"
     if not name.isidentifier():

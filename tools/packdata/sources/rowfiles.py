@@ -1,6 +1,6 @@
 """Files of rows with named columns, whichever library wrote them: Arrow's types, read in order.
 
-``packdata images`` and ``tokens`` read Parquet, Arrow, MDS and TFRecord through this.
+``packdata images`` and ``tokens`` read Parquet, Arrow, MDS, TFRecord and tars through this.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from packdata.sources.base import check_name, suffix_of
 from packdata.sources.mds import COMPRESSED as MDS_COMPRESSED
 from packdata.sources.mds import INDEX, MdsRows, mds_files
 from packdata.sources.mds import SUFFIX as MDS_SUFFIX
+from packdata.sources.tar_rows import TarRows
+from packdata.sources.tars import TAR_SUFFIXES
 from packdata.sources.tfrecord import TfrecordRows
 
 if TYPE_CHECKING:
@@ -126,6 +128,7 @@ _KINDS: dict[str, Callable[[Path], RowFile]] = {
     "arrow": ArrowRows,
     "mds": MdsRows,
     "tfrecord": TfrecordRows,
+    "tar": TarRows,
 }
 ROW_KINDS = frozenset(_KINDS)
 
@@ -142,6 +145,8 @@ def row_kind(name: str) -> str | None:
         return "mds"
     if ".tfrecord" in name:
         return "tfrecord"
+    if name.endswith(TAR_SUFFIXES):
+        return "tar"
     suffix = suffix_of(name)[1:]
     return suffix if suffix in ROW_KINDS else None
 

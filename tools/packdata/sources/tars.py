@@ -1,28 +1,34 @@
 """WebDataset tar files: the members that share a name up to its first dot are one sample.
 
-``.jpg``, ``.png`` and the other pictures are the image, ``.cls`` a whole number, ``.json`` any
-JSON value, ``.txt`` a caption, ``.seg.png`` or ``.mask.png`` a mask. The headers are read once, at
-the start; after that any sample is one seek away (in ``.tar.gz`` one pass: a packing that is
-continued reads the file from its beginning).
+``.jpg``, ``.png`` and the other pictures are the image, ``.cls`` a whole number, or in all samples a
+name of a class, ``.json`` any JSON value, of which one key may be the label, ``.txt`` a caption,
+``.npy`` an array, ``.seg.png`` or ``.mask.png`` a mask. The headers are read once, at the start, and
+classes and shapes with them; after that any sample is one seek away (in ``.tar.gz`` one pass: a
+packing that is continued reads the file from its beginning).
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import tarfile
 import zlib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from loaders.checks import shown
 from loaders.errors import SourceError
 from packdata.sources.base import (
     HEAD_NBYTES,
+    LABEL_NAMES,
     PICTURE_SUFFIXES,
     PICTURES,
     Column,
@@ -30,7 +36,9 @@ from packdata.sources.base import (
     broken_item,
     check_name,
     check_unique,
+    column_of,
     files_identity,
+    identifier_of,
     is_hidden,
     parse_json,
 )
@@ -49,15 +57,20 @@ _LABELS = {
 }
 _READ_ERRORS = (OSError, EOFError, zlib.error)  # what gzip raises on damage
 _BLOCK = 512
+LABEL = "label"
 
 
 @dataclass(slots=True)
-class _Sample:
+class TarSample:
     """Name, offset and size of a sample's members by role (``image``, ``mask``, ``cls``, ...)."""
 
     tar: int
     key: str
     members: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+
+    def place(self, role: str, path: Path) -> str:
+        """Say where a member is."""
+        return f"{path}: {self.members[role][0]}"
 
 
 class TarSource:
@@ -66,22 +79,66 @@ class TarSource:
     kind = "tar"
     pixels: tuple[int, int] | None = None
 
-    def __init__(self, paths: Sequence[Path], name: str) -> None:
+    def __init__(
+        self, paths: Sequence[Path], name: str, *, label_column: str | None = None
+    ) -> None:
         self.paths, self.name = list(paths), name
         self.identity: Mapping[str, Any] = files_identity(self.kind, self.paths)
         ignored: Counter[str] = Counter()
-        self._samples: list[_Sample] = []
+        self._samples: list[TarSample] = []
         for number, path in enumerate(self.paths):
-            self._samples += _scan(path, number, ignored)
+            self._samples += scan_tar(path, number, ignored)
         self.ignored: Mapping[str, int] = dict(ignored)
         roles = {role for sample in self._samples for role in sample.members}
         if "image" not in roles:
             raise no_files(self.paths[0], PICTURES, ignored)
         self.has_masks = "mask" in roles
         self._roles = [role for role in _LABELS if role in roles]
-        self.labels: Mapping[str, Column] = dict(_LABELS[role] for role in self._roles)
+        self._arrays = {role: _field_of(role) for role in sorted(roles) if _is_array(role)}
+        self._label_key = self._find_label_key(label_column)
+        self.labels: Mapping[str, Column] = dict(self._columns())
         places = ((sample.key, f"{self.paths[sample.tar]}") for sample in self._samples)
         check_unique(places, self.paths[0])
+
+    def _columns(self) -> Iterator[tuple[str, Column]]:
+        for role in self._roles:
+            name, column = _LABELS[role]
+            yield name, self._class_column() if role == "cls" else column
+        if self._label_key is not None:
+            yield LABEL, column_of(LABEL, (self._label_of(v) for v in self._values("json")))
+        for role, name in self._arrays.items():
+            yield name, _array_column(self._values(role))
+
+    def _class_column(self) -> Column:
+        """Return whole numbers if there is one, else the names of classes."""
+        names = {text for text in self._values("cls") if text}
+        if not names or any(map(_is_whole, names)):
+            return Column("int")
+        return Column("class", tuple(sorted(names)))
+
+    def _find_label_key(self, wanted: str | None) -> str | None:
+        """Return the key of the label in ``.json``: the given one, or a usual one of the first sample."""
+        first = next(self._values("json"), None) if "json" in self._roles else None
+        known = first if isinstance(first, dict) else {}
+        if wanted is not None and wanted not in known:
+            what = f"it has no {wanted!r} in .json, but {sorted(known)}"
+            raise SourceError(what, self.paths[0])
+        if wanted is not None or "cls" in self._roles:
+            return wanted
+        usual = (key for key in LABEL_NAMES if isinstance(known.get(key), int | str))
+        return next(usual, None)
+
+    def _label_of(self, value: Any) -> Any:
+        return value.get(self._label_key) if isinstance(value, dict) else None
+
+    def _values(self, role: str) -> Iterator[Any]:
+        """Yield what all samples have of a role; what cannot be read is left to its own item."""
+        for number, samples in groupby(self._samples, attrgetter("tar")):
+            with open_tar(self.paths[number]) as file:
+                for sample in samples:
+                    if role in sample.members:
+                        with suppress(SourceError):
+                            yield read_value(file, sample, role, self.paths[number])
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -90,7 +147,7 @@ class TarSource:
         """Yield the samples from number ``start`` on."""
         while start < len(self._samples):
             number = self._samples[start].tar
-            with _open(self.paths[number]) as file:
+            with open_tar(self.paths[number]) as file:
                 while start < len(self._samples) and self._samples[start].tar == number:
                     yield self._item(self._samples[start], file)
                     start += 1
@@ -103,13 +160,13 @@ class TarSource:
         """Yield the first bytes of each mask: by their names they are PNG."""
         for number, samples in groupby(self._samples, attrgetter("tar")):
             path = self.paths[number]
-            with _open(path) as file:
+            with open_tar(path) as file:
                 for sample in samples:
                     if "mask" in sample.members:
                         name, offset, size = sample.members["mask"]
                         yield _read_member(file, offset, min(size, HEAD_NBYTES), f"{path}: {name}")
 
-    def _item(self, sample: _Sample, file: IO[bytes]) -> Item:
+    def _item(self, sample: TarSample, file: IO[bytes]) -> Item:
         path = self.paths[sample.tar]
         if "image" not in sample.members:
             names = ", ".join(name for name, _, _ in sample.members.values())
@@ -117,7 +174,7 @@ class TarSource:
             return broken_item(sample.key, what, f"{path}: {names or sample.key}")
         where = f"{path}: {sample.members['image'][0]}"
         try:
-            labels = {_LABELS[role][0]: _label(file, sample, role, path) for role in self._roles}
+            labels = self._labels(file, sample, path)
             read = _reader(file, sample, "image", path)
             mask = _reader(file, sample, "mask", path) if self.has_masks else None
         except SourceError as error:
@@ -125,8 +182,23 @@ class TarSource:
         name = sample.members["mask"][0] if "mask" in sample.members else None
         return Item(sample.key, where, read, labels, mask, mask_name=name)
 
+    def _labels(self, file: IO[bytes], sample: TarSample, path: Path) -> dict[str, Any]:
+        labels = dict.fromkeys(self.labels)
+        for role in (*self._roles, *self._arrays):
+            if role in sample.members:
+                value = read_value(file, sample, role, path)
+                if role == "cls" and self.labels[LABEL].kind == "int":
+                    value = _whole(value, sample.place(role, path))
+                if role in self._arrays:
+                    _check_array(value, self.labels[self._arrays[role]], sample.place(role, path))
+                if role == "json" and self._label_key is not None:
+                    labels[LABEL] = self._label_of(value)
+                labels[self._arrays.get(role) or _LABELS[role][0]] = value
+        return labels
 
-def _open(path: Path) -> IO[bytes]:
+
+def open_tar(path: Path) -> IO[bytes]:
+    """Open a tar file, decompressed; SourceError if that fails."""
     try:
         if _is_gzip(path):
             return cast("IO[bytes]", gzip.open(path, "rb"))
@@ -139,11 +211,11 @@ def _is_gzip(path: Path) -> bool:
     return path.name.lower().endswith("gz")
 
 
-def _scan(path: Path, number: int, ignored: Counter[str]) -> list[_Sample]:
+def scan_tar(path: Path, number: int, ignored: Counter[str]) -> list[TarSample]:
     """Return the samples of one tar file, from its headers."""
-    samples: dict[str, _Sample] = {}
+    samples: dict[str, TarSample] = {}
     try:
-        with _open(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with open_tar(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # keep no header twice
                 if member.isdir():
@@ -154,7 +226,7 @@ def _scan(path: Path, number: int, ignored: Counter[str]) -> list[_Sample]:
                         ignored[_suffix_of(member)] += 1
                     continue
                 check_name(member.name, path)
-                _add(samples.setdefault(key, _Sample(number, key)), role, member, path)
+                _add(samples.setdefault(key, TarSample(number, key)), role, member, path)
             _check_end(file, tar.offset, path)
     except (tarfile.TarError, *_READ_ERRORS) as error:
         what = f"it is not a whole tar file ({error})"
@@ -171,7 +243,7 @@ def _role_of(member: tarfile.TarInfo) -> tuple[str, str | None]:
         role = "image"
     elif suffix in _MASKS:
         role = "mask"
-    elif suffix in _LABELS:
+    elif suffix in _LABELS or _is_array(suffix):
         role = suffix
     usable = member.isreg() and not is_hidden(name) and not member.issparse()
     return (f"{folder}/{stem}" if folder else stem), role if usable else None
@@ -183,7 +255,7 @@ def _suffix_of(member: tarfile.TarInfo) -> str:
     return dot + suffix or "no suffix"
 
 
-def _add(sample: _Sample, role: str, member: tarfile.TarInfo, path: Path) -> None:
+def _add(sample: TarSample, role: str, member: tarfile.TarInfo, path: Path) -> None:
     if role in sample.members:
         other = sample.members[role][0]
         what = f"{other} and {member.name} are both the {role} of sample {sample.key!r}"
@@ -206,7 +278,7 @@ def _check_end(file: IO[bytes], offset: int, path: Path) -> None:
         raise SourceError(what, path, "Tar files that were joined must be unpacked and made anew")
 
 
-def _reader(file: IO[bytes], sample: _Sample, role: str, path: Path) -> Any:
+def _reader(file: IO[bytes], sample: TarSample, role: str, path: Path) -> Any:
     """Return a function that gives a member: read when called, or from .gz now, in passing."""
     if role not in sample.members:
         return partial(_missing, role, f"{path}: {sample.key}")
@@ -222,7 +294,7 @@ def _missing(role: str, where: str) -> bytes:
 
 
 def _read_at(path: Path, offset: int, size: int, name: str) -> bytes:
-    with _open(path) as file:
+    with open_tar(path) as file:
         return _read_member(file, offset, size, f"{path}: {name}")
 
 
@@ -237,18 +309,67 @@ def _read_member(file: IO[bytes], offset: int, size: int, where: str) -> bytes:
     return data
 
 
-def _label(file: IO[bytes], sample: _Sample, role: str, path: Path) -> Any:
-    if role not in sample.members:
-        return None
+def read_value(file: IO[bytes], sample: TarSample, role: str, path: Path) -> Any:
+    """Return what a member holds; of ``.cls`` its text."""
     name, offset, size = sample.members[role]
     data = _read_member(file, offset, size, f"{path}: {name}")
     try:
-        if role == "cls":
-            return int(data)
-        return parse_json(data) if role == "json" else data.decode()
-    except (ValueError, RecursionError) as error:
-        what, hint = f"it cannot be read ({error})", ""
-        if role == "cls":
-            found = shown(data.decode(errors="replace").strip())
-            what, hint = f"it is not a whole number, but {found}", "It takes a class number"
-        raise SourceError(what, f"{path}: {name}", hint) from error
+        if _is_array(role):
+            return _as_numbers(np.load(io.BytesIO(data), allow_pickle=False))
+        if role == "json":
+            return parse_json(data)
+        return data.decode().strip() if role == "cls" else data.decode()
+    except (ValueError, EOFError, RecursionError) as error:
+        raise SourceError(f"it cannot be read ({error})", f"{path}: {name}") from error
+
+
+def _is_whole(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def _whole(text: str, where: str) -> int:
+    if not _is_whole(text):
+        hint = "It takes a class number, or in all samples the name of a class"
+        raise SourceError(f"it is not a whole number, but {shown(text)}", where, hint)
+    return int(text)
+
+
+# -- arrays ----------------------------------------------------------------------------------------
+
+
+def _is_array(role: str) -> bool:
+    return role == "npy" or role.endswith(".npy")
+
+
+def _field_of(role: str) -> str:
+    """Return the name of an array's field: what stands before ``.npy``.
+
+    Example:
+        >>> _field_of("npy"), _field_of("text-emb.npy")
+        ('npy', 'text_emb')
+    """
+    return identifier_of(role.removesuffix(".npy"))
+
+
+def _as_numbers(array: Any) -> Any:
+    if array.dtype.kind not in "uifb":
+        raise ValueError(f"it holds {array.dtype}, not numbers")
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def _array_column(arrays: Iterator[Any]) -> Column:
+    """Return the type of the first array, and the axes on which all of them agree."""
+    first = next(arrays, None)
+    if first is None:
+        return Column("array", dtype="float32", dims=())
+    dims: list[int | None] = list(first.shape)
+    for array in arrays:
+        if array.ndim == len(dims):
+            dims = [a if a == b else None for a, b in zip(dims, array.shape, strict=True)]
+    return Column("array", dtype=first.dtype.name, dims=tuple(dims))
+
+
+def _check_array(array: Any, column: Column, where: str) -> None:
+    if array.dtype.name != column.dtype or array.ndim != len(column.dims):
+        what = f"it holds {array.dtype} in {array.ndim} axes"
+        raise SourceError(f"{what}, the first one {column.dtype} in {len(column.dims)}", where)

@@ -38,7 +38,6 @@ _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"
 _NOT_READ = {
     ".npz": "Save the array of ids by itself, with numpy.save",
     ".zip": "Unpack it first",
-    ".tar": "Unpack it first",
     ".bz2": "Unpack it first",
     ".xz": "Unpack it first",
     ".csv": "Convert it to Parquet or JSONL",
