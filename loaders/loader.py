@@ -59,7 +59,7 @@ from loaders.profiling import profile_from_environment
 from loaders.sampling.context import Entering
 from loaders.sampling.foreign import NumberedBatches, Passes, kept, single
 from loaders.sampling.order import batch_starts
-from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, check_state, is_ours
+from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, continued, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -663,8 +663,15 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
             "sampler": steps.sampler.state_dict(pending),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], *, weights: Literal["new"] | None = None
+    ) -> None:
         """Continue from a state at the next ``iter``; any world size, batch size and number of workers may do so.
+
+        Args:
+            state: What ``state_dict`` returned.
+            weights: ``"new"``: a ``Mixture`` goes on by its own weights, which may differ from those of the state; each
+                source goes on where it was, and no sample of it is lost or comes twice in a pass.
 
         Raises:
             StateError: It is of another dataset, or another order of it, or no state.
@@ -684,14 +691,14 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         steps = self._own_steps()
         seed, here = state.get("seed"), steps.seed
         order = self._order_now() if self._order_now else steps.sampler.order
-        check_state(state.get("sampler", {}), order)
+        continued(order, state.get("sampler", {}), weights)
         if seed not in (None, here) and any(part.is_random for part in ours_in(self.dataset)):
             raise StateError(
                 f"the state was taken with seed={seed!r}, this loader has seed={here}: crops would be others"
             )
         steps.sampler.start = 0  # of before: the state says another
         self._follow_length(steps.sampler)
-        steps.sampler.load_state_dict(state["sampler"], skips=False)
+        steps.sampler.load_state_dict(state["sampler"], weights=weights, skips=False)
 
     def _own_steps(self) -> EpochBatches:
         steps = self._steps

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import json
 import pickle
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from loaders import DataLoader, Mixture, RAMDataset
 from loaders.errors import StateError
 from loaders.sampling import EpochSampler, MixtureOrder, audit, mixture
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CASES: dict[str, dict[str, Any]] = {
     "first": {"sizes": [1000, 300], "weights": [0.7, 0.3]},
@@ -215,3 +221,149 @@ def test_it_pickles_and_another_seed_is_another_order(case: dict[str, Any]) -> N
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         MixtureOrder(**arguments)
+
+
+# -- weights that change ------------------------------------------------------------------------------
+
+SIZES = [1000, 700, 300]
+SOURCES = np.repeat([0, 1, 2], SIZES)
+CHANGING = [(0, [0.7, 0.2, 0.1]), (777, [0.2, 0.3, 0.5]), (3000, [0, 0.5, 0.5])]
+
+
+def all_of(order: MixtureOrder, num_epochs: int) -> np.ndarray[Any, Any]:
+    return np.concatenate([every(order, epoch) for epoch in range(num_epochs)])
+
+
+def assert_gone_through(indices: np.ndarray[Any, Any]) -> None:
+    """Each source comes pass by pass: nothing is left out, and nothing comes twice in a pass."""
+    for source, size in enumerate(SIZES):
+        own = indices[SOURCES[indices] == source]
+        for begin in range(0, len(own), size):
+            some = own[begin : begin + size]
+            assert len(np.unique(some)) == len(some)
+
+
+@pytest.mark.parametrize(
+    ("stop", "length"), [("first_exhausted", 600), ("all_exhausted", 5000), (900, 900)]
+)
+@pytest.mark.parametrize("block_size", [1, 5])
+def test_weights_change_at_a_sample_that_is_counted_over_epochs(
+    stop: Any, length: int, block_size: int
+) -> None:
+    weights: Any = CHANGING if stop != "all_exhausted" else CHANGING[:2]
+    order = MixtureOrder(SIZES, weights, stop, seed=3, block_size=block_size)
+    indices = all_of(order, 8)
+    ends = [begin for begin, _ in weights[1:]] + [len(indices)]
+
+    assert abs(order.length - length) < 10 * block_size
+    for (begin, shares), end in zip(weights, ends, strict=True):
+        first, last = (-(-at // block_size) * block_size for at in (begin, end))
+        counts = np.bincount(SOURCES[indices[first:last]], minlength=3)
+        parts = 1 + (last - first) // order.length + 1
+        assert np.abs(counts - np.array(shares) * (last - first)).max() <= parts * block_size
+    assert_gone_through(indices)
+
+
+def test_any_position_is_found_alone_and_draws_tell_repeats_apart() -> None:
+    order = MixtureOrder(SIZES, CHANGING, 2500, seed=3)
+    rng = np.random.default_rng(0)
+    for epoch in range(4):
+        indices, draws = order.at(epoch, np.arange(order.length))
+        some = rng.integers(0, order.length, 200)
+
+        assert np.array_equal(order.at(epoch, some)[0], indices[some])
+        assert len(set(zip(indices.tolist(), draws.tolist(), strict=True))) == order.length
+
+
+@pytest.mark.parametrize("before", [[0.7, 0.2, 0.1], CHANGING])
+@pytest.mark.parametrize("after", [[0.1, 0.2, 0.7], [(0, [0.1, 0.2, 0.7]), (2500, [1, 1, 1])]])
+@pytest.mark.parametrize("num_taken", [0, 7, 131])
+def test_new_weights_go_on_where_each_source_was(before: Any, after: Any, num_taken: int) -> None:
+    """And states that are taken then go on, too."""
+
+    def sampler(weights: Any, seed: int = 3) -> EpochSampler:
+        return EpochSampler(
+            MixtureOrder(SIZES, weights, 960, seed), drop_last=True, rank=0, world_size=1
+        )
+
+    first = sampler(before)
+    seen = list(islice(batches_of(first), num_taken))
+    state = json.loads(json.dumps(first.state_dict()))
+    with pytest.raises(StateError):
+        sampler(after).load_state_dict(state)
+    second = sampler(after)
+    second.load_state_dict(state, weights="new")
+    batches = batches_of(second)
+    rest = list(islice(batches, 40))
+    later = json.loads(json.dumps(second.state_dict()))
+    rest += (more := list(islice(batches, 250)))
+
+    assert_gone_through(np.concatenate(seen + rest))
+    shares = np.bincount(SOURCES[np.concatenate(rest[:100])], minlength=3) / 800
+    assert np.allclose(shares, [0.1, 0.2, 0.7], atol=0.02)
+    third = sampler(after)
+    third.load_state_dict(later)
+    assert np.array_equal(list(islice(batches_of(third), 250)), more)
+    with pytest.raises(StateError):
+        sampler(after, seed=4).load_state_dict(state, weights="new")
+
+
+def batches_of(sampler: EpochSampler) -> Iterator[npt.NDArray[np.int64]]:
+    while True:
+        for batch in sampler.batches(8):
+            yield batch.indices
+
+
+def test_more_sources_than_a_state_lists_can_have_new_weights() -> None:
+    orders = [MixtureOrder([50] * 20, w, 400) for w in (range(1, 21), [1] * 20)]
+    first, second = (EpochSampler(order, rank=0, world_size=1) for order in orders)
+    seen = list(islice(batches_of(first), 37))
+
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())), weights="new")
+
+    indices = np.concatenate([*seen, *islice(batches_of(second), 50)])
+    for source in range(20):
+        own = indices[indices // 50 == source][:50]
+        assert len(np.unique(own)) == len(own)
+
+
+@pytest.mark.parametrize(
+    ("weights", "error"),
+    [
+        ([(5, [1, 1, 1])], ValueError), ([(0, [1, 1, 1]), (0, [1, 1, 1])], ValueError), ([(0, [1, 1])], ValueError),
+        ([(0, [1, 1, 1]), 3], TypeError), ([(0, [1, 1, 1]), (9, [0, 0, 0])], ValueError),
+        ([(0.5, [1, 1, 1])], TypeError),
+    ],
+)  # fmt: skip
+def test_a_schedule_that_says_nothing_is_refused(weights: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        MixtureOrder(SIZES, weights)
+
+
+def test_new_weights_are_for_mixtures() -> None:
+    sampler = EpochSampler(10)
+    with pytest.raises(StateError):
+        sampler.load_state_dict(sampler.state_dict(), weights="new")
+    with pytest.raises(ValueError, match="weights"):
+        sampler.load_state_dict(sampler.state_dict(), weights="old")  # type: ignore[arg-type]
+
+
+def test_a_loader_changes_weights_and_takes_new_ones() -> None:
+    sources = [
+        RAMDataset.from_arrays(x=np.arange(size) + 1000 * i) for i, size in enumerate([80, 60])
+    ]
+
+    def loader(weights: Any) -> Any:
+        return DataLoader(Mixture(sources, weights, stop=40), 4, num_workers=0)
+
+    first = loader([(0, [1, 0]), (20, [0, 1])])
+    seen = [batch.x.tolist() for batch in first]
+    assert [x[0] // 1000 for x in seen] == [0] * 5 + [1] * 5
+    second = loader([0.5, 0.5])
+    second.load_state_dict(first.state_dict(), weights="new")
+    seen += [batch.x.tolist() for batch in second]
+    flat = [x for batch in seen for x in batch]
+    assert len(set(flat)) == len(flat) == 80
+    third = loader([0.5, 0.5])
+    third.load_state_dict(second.state_dict())
+    assert [b.x.tolist() for b in third] == [b.x.tolist() for b in second]

@@ -19,6 +19,7 @@ from loaders.errors import SchemaError
 from loaders.rng import key64
 from loaders.sampling.batch import IndexBatch
 from loaders.sampling.mixture import MixtureOrder, Stop, check_stop
+from loaders.sampling.phases import as_phases, is_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from loaders.datasets.reading.request import Memory
     from loaders.datasets.reading.samples import SplitBatches
+    from loaders.sampling.phases import Schedule
     from loaders.workers import Job
 
     Int64s = npt.NDArray[np.int64]
@@ -52,7 +54,8 @@ class Mixture(Settled, BatchDataset):
     Args:
         sources: Datasets of this package, with any settings of their own, but no other mixture.
         weights: One finite number from 0 per source; the scale does not matter. Default: as many
-            as it has samples.
+            as it has samples. ``[(0, [0.7, 0.3]), (10_000, [0.5, 0.5])]`` changes them at sample 10,000, counted over
+            all ranks and epochs; ``loader.load_state_dict(state, weights="new")`` goes on from a state of other ones.
         stop: Where an epoch ends: ``"first_exhausted"``, the default: when the first of the sources
             was gone through, so that no sample comes twice; ``"all_exhausted"``: when the last one
             was, the others several times; or after a number of samples.
@@ -80,7 +83,7 @@ class Mixture(Settled, BatchDataset):
     def __init__(
         self,
         sources: Sequence[Any],
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float] | Schedule | None = None,
         *,
         stop: Stop = "first_exhausted",
         batch_from: Literal["all", "one"] = "all",
@@ -101,7 +104,11 @@ class Mixture(Settled, BatchDataset):
         one_of("batch_from", batch_from, ("all", "one"))
         sizes = [len(source) for source in self.sources]
         told = sizes if weights is None else as_list("weights", weights, "one number per source")
-        self.weights = tuple(float(real_number(f"weights[{i}]", w)) for i, w in enumerate(told))
+        self.weights: Any = (
+            tuple((phase.begin, tuple(phase.weights.tolist())) for phase in as_phases(told))
+            if is_schedule(told)
+            else tuple(float(real_number(f"weights[{i}]", w)) for i, w in enumerate(told))
+        )
         check_stop(stop)
         self.stop, self.batch_from = stop, batch_from
         # says now what is wrong with the weights, and with the epoch where the batch size has no say
@@ -246,7 +253,10 @@ class Mixture(Settled, BatchDataset):
             self.joined.set_epoch(self.epoch)
 
     def __repr__(self) -> str:
-        shares = np.array(self.weights) / sum(self.weights)
+        weights = (
+            self.weights[0][1] if is_schedule(self.weights) else self.weights
+        )  # those it begins with
+        shares = np.array(weights) / sum(weights)
         parts = (f"{share:.3g} {s!r}" for share, s in zip(shares, self.sources, strict=True))
         return f"Mixture({', '.join(parts)})"
 

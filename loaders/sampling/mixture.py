@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from loaders.cached import cached_property
-from loaders.checks import did_you_mean, whole_number
+from loaders.checks import did_you_mean, shown, whole_number
+from loaders.errors import StateError
 from loaders.rng import key64, uniform
-from loaders.sampling.derived import Derived, as_floats, digest, frozen_copy
+from loaders.sampling.derived import Derived, digest, frozen_copy
 from loaders.sampling.order import MIXTURE, PASSES, keep_count, order_key
 from loaders.sampling.permutation import check_positions, permute
+from loaders.sampling.phases import History, Timeline, as_phases, is_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
+
+    from loaders.sampling.phases import Phase, Piece, Schedule
 
     Int64s = npt.NDArray[np.int64]
 
 Stop: TypeAlias = int | Literal["first_exhausted", "all_exhausted"]
 _STOPS = ("first_exhausted", "all_exhausted")
 _TURNS_AT_ONCE = 1 << 17  # that are computed together: bounds the memory of scattered positions
+_FEW = 16  # sources whose numbers are told one by one
 _FUZZ = 1e-9  # by which a quotient of weights may miss the whole number that it means
 
 
@@ -42,9 +48,13 @@ class MixtureOrder(Derived):
     once, over all epochs. A position costs the work of a few hundred turns at worst, nothing is
     stored.
 
+    Weights may change: ``[(0, [0.7, 0.3]), (10_000, [0.5, 0.5])]`` holds the second ones from sample 10,000 on, counted
+    over all ranks and epochs. Epochs keep one length: the least (``"first_exhausted"``) or greatest of all weights.
+
     Args:
         sizes: Number of samples of each source. Indices number them source after source.
-        weights: One finite number from 0 per source, not all 0; the scale does not matter.
+        weights: One finite number from 0 per source, not all 0; the scale does not matter. Or pairs of a sample and
+            weights that hold from there, ascending from 0.
         stop: Where an epoch ends: ``"first_exhausted"``: the source that is gone through first
             has had exactly one pass, the others no more than one; ``"all_exhausted"``: the one
             that is gone through last has, the others one or more (with blocks, each to within
@@ -52,6 +62,7 @@ class MixtureOrder(Derived):
         seed: Selects the order.
         block_size: Positions of one turn. With the batch size of every rank, each batch comes
             from one source.
+        history: What other weights served before these.
 
     Raises:
         ValueError: An argument is out of range, or the epoch is too short for a source to have a
@@ -59,31 +70,30 @@ class MixtureOrder(Derived):
     """
 
     sizes: npt.ArrayLike
-    weights: npt.ArrayLike
+    weights: npt.ArrayLike | Schedule
     stop: Stop = "first_exhausted"
     seed: int = 0
     block_size: int = 1
+    history: History | None = None
 
     def __post_init__(self) -> None:
         sizes = frozen_copy(self.sizes, "sizes").astype(np.int64, copy=False)
-        weights = as_floats(frozen_copy(self.weights, "weights", "[0.7, 0.3]"), "weights")
-        if sizes.shape != weights.shape or not sizes.size:
-            raise ValueError(f"there are {sizes.size} sources and {weights.size} weights")
-        if not (np.isfinite(weights) & (weights >= 0)).all() or not 0 < weights.sum() < np.inf:
-            raise ValueError(
-                f"weights must be finite, not negative, and not all 0, got {weights.tolist()}"
-            )
-        if (empty := (sizes < 1) & (weights > 0)).any():
-            raise ValueError(f"source {int(empty.argmax())} has no samples, but a weight above 0")
+        phases = as_phases(self.weights)
+        for phase in phases:
+            _check_weights(sizes, phase.weights)
+        weights: Any = [(phase.begin, tuple(phase.weights.tolist())) for phase in phases]
+        weights = tuple(weights) if is_schedule(self.weights) else phases[0].weights
         keep_count(self, "block_size", at_least=1, below=1 << 40)
         whole_number("seed", self.seed)
         check_stop(self.stop)
         object.__setattr__(self, "sizes", sizes)
         object.__setattr__(self, "weights", weights)
         whole_number("the samples of an epoch", self.length, at_least=0, below=1 << 40)
+        assert self._timeline.runs  # made now, which says whose turn never comes
 
     def __repr__(self) -> str:
-        what = f"sizes={_few(self.sizes)}, weights={_few(self.weights)}, stop={self.stop!r}"
+        weights = self.weights if is_schedule(self.weights) else _few(self.weights)
+        what = f"sizes={_few(self.sizes)}, weights={weights}, stop={self.stop!r}"
         return f"MixtureOrder({what}, seed={self.seed}, block_size={self.block_size})"
 
     @property
@@ -94,25 +104,44 @@ class MixtureOrder(Derived):
     @property
     def length(self) -> int:
         """Positions in one epoch."""
-        return self._layout.num_turns * self.block_size
+        return self._num_turns * self.block_size
 
     @property
     def quotas(self) -> tuple[int, ...]:
-        """Samples of each source in one epoch."""
-        return tuple((self._layout.turns * self.block_size).tolist())
+        """Samples of each source in one epoch, by the last weights if they change."""
+        return tuple((self._timeline.runs[-1].turns * self.block_size).tolist())
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the indices at these positions of an epoch, and their draws."""
         check_positions(positions, self.length)
         flat = positions.ravel()
+        indices, draws = np.empty_like(flat), np.empty_like(flat)
+        pieces = self._once(epoch, self._timeline.pieces)
+        ends = [piece.begin for piece in pieces[1:]]
+        for number, rows in _groups(np.searchsorted(ends, flat // self.block_size, "right")):
+            found = self._of_piece(epoch, pieces[number], pieces[0].given, flat[rows])
+            indices[rows], draws[rows] = found
+        return indices.reshape(positions.shape), draws.reshape(positions.shape)
+
+    def _of_piece(
+        self, epoch: int, piece: Piece, at_begin: tuple[int, ...], flat: Int64s
+    ) -> tuple[Int64s, Int64s]:
         turns = flat // self.block_size
-        sources, numbers = self._turns(epoch, turns)
+        sources, numbers = self._schedule(epoch, piece).of(turns - piece.begin)
         if self.block_size > 1:
             numbers = numbers * self.block_size + (flat - turns * self.block_size)
         indices, draws = np.empty_like(flat), np.empty_like(flat)
         for source, rows in _groups(sources):
-            indices[rows], draws[rows] = self._walk(source, epoch, numbers[rows])
-        return indices.reshape(positions.shape), draws.reshape(positions.shape)
+            found = self._walk(source, numbers[rows], piece.given[source], at_begin[source])
+            indices[rows], draws[rows] = found
+        return indices, draws
+
+    def given(self, epoch: int, position: int) -> tuple[int, ...]:
+        """Return how many samples each source has given before a position, which begins a turn, in all epochs."""
+        turn = position // self.block_size
+        piece = [p for p in self._timeline.pieces(epoch) if p.begin <= turn][-1]
+        counts = self._schedule(epoch, piece).counts_before(turn - piece.begin) * self.block_size
+        return tuple(g + n for g, n in zip(piece.given, counts.tolist(), strict=True))
 
     def describe(self) -> dict[str, int | str]:
         """Return what makes this order, in primitives."""
@@ -123,54 +152,139 @@ class MixtureOrder(Derived):
             "sizes": _told(np.asarray(self.sizes).tolist()),
             "quotas": _told(self.quotas),
             "block_size": int(self.block_size),
+            **self._changes(),
         }
 
+    def _changes(self) -> dict[str, str]:
+        """Return what tells of weights that change, or changed."""
+        if self.history is None and not is_schedule(self.weights):
+            return {}
+        phases = [[phase.begin, phase.weights.tolist()] for phase in self._phases]
+        changes = {"weights": json.dumps(phases), "stop": str(self.stop)}
+        return changes if self.history is None else changes | {"history": str(self.history)}
+
+    def details(self) -> dict[str, str]:
+        """Return what a state has beside ``describe``: quotas that were too many to be told there."""
+        return {"turns": " ".join(map(str, self.quotas))} if len(self.quotas) > _FEW else {}
+
+    def continued(
+        self, state: Mapping[str, Any], weights: Literal["new"] | None
+    ) -> tuple[MixtureOrder, tuple[int, int]]:
+        """Return the order that a state is of; or, with ``weights="new"``, this one from where the state was taken.
+
+        Beside it, epoch and position there.
+
+        Raises:
+            StateError: The state is of other sources, or another seed; or lies within a turn.
+        """
+        epoch, position = state["epoch"], state["delivered"]
+        if weights is None:
+            return replace(self, history=self._history_of(state)), (epoch, position)
+        given = self._of_state(state).given(epoch, position)
+        if position % self.block_size:
+            what = f"the state was taken at sample {position} of its epoch"
+            raise StateError(f"{what}, within one of the blocks of {self.block_size} samples here")
+        if position >= self.length:
+            epoch, position = epoch + 1, 0
+        history = History(epoch, position, sum(given), given)
+        return replace(self, history=history), (epoch, position)
+
+    def _history_of(self, state: Mapping[str, Any]) -> History | None:
+        if "history" not in state:
+            return None
+        try:
+            history = History.parse(state["history"])
+        except (AttributeError, TypeError, ValueError) as error:
+            raise StateError(
+                f"history in a state is numbers, got {shown(state['history'])}"
+            ) from error
+        if len(history.given) != np.size(self.sizes):
+            raise StateError(
+                f"the state is of {len(history.given)} sources, here are {np.size(self.sizes)}"
+            )
+        return history
+
+    def _of_state(self, state: Mapping[str, Any]) -> MixtureOrder:
+        here = self.describe()
+        for name in ("kind", "sizes", "seed"):
+            if state.get(name) != here[name]:
+                what = f"the state has {name} {state.get(name)!r}, the mixture {here[name]!r}"
+                raise StateError(f"{what}: new weights are for the same sources and seed")
+        weights: Any = str(state.get("turns", state["quotas"])).split()
+        stop: Any = state["length"]
+        if "weights" in state:
+            phases = json.loads(state["weights"])
+            weights = phases if len(phases) > 1 else phases[0][1]
+            stop = int(state["stop"]) if state["stop"].isdecimal() else state["stop"]
+        elif len(weights) < np.size(self.sizes):
+            raise StateError(
+                "the state, of an earlier release, does not tell the weights of so many sources"
+            )
+        else:
+            weights = list(map(int, weights))
+        rest = self.seed, state["block_size"], self._history_of(state)
+        return MixtureOrder(self.sizes, weights, stop, *rest)
+
     @cached_property
-    def _layout(self) -> _Layout:
-        sizes, weights = np.asarray(self.sizes), np.asarray(self.weights)
-        turns = _quotas(sizes, weights, self.stop, self.block_size)
+    def _phases(self) -> tuple[Phase, ...]:
+        return as_phases(self.weights)
+
+    @cached_property
+    def _num_turns(self) -> int:
+        """Turns of an epoch."""
+        sizes = np.asarray(self.sizes)
+        nums = [
+            int(_quotas(sizes, phase.weights, self.stop, self.block_size).sum())
+            for phase in self._phases
+        ]
+        return max(nums) if self.stop == "all_exhausted" else min(nums)
+
+    @cached_property
+    def _timeline(self) -> Timeline:
+        rest = self._num_turns, self.block_size, self._share, self.history
+        return Timeline(self._phases, *rest)
+
+    def _share(self, weights: npt.NDArray[np.float64], num_turns: int) -> Int64s:
+        """Return how many of some turns each source has."""
+        is_epoch = num_turns == self._num_turns
+        stop = self.stop if is_epoch and len(self._phases) == 1 else num_turns * self.block_size
+        turns = _quotas(np.asarray(self.sizes), weights, stop, self.block_size)
         starved = np.flatnonzero((weights > 0) & (turns == 0))
-        if starved.size:
+        if is_epoch and starved.size:
             share = weights[starved[0]] / weights.sum()
             raise ValueError(
                 f"an epoch of {turns.sum()} turns is too short for source {starved[0]}, whose "
                 f"share is {share:.3g}: raise its weight, or let stop be a larger number"
             )
-        num_turns = int(turns.sum())
-        # Large beside the number of sources: then a turn is no further than one window from where
-        # its number alone would place it.
-        window = max(128, 4 * sizes.size)
-        return _Layout(turns, num_turns, max(1, -(-num_turns // window)))
+        return turns
 
-    def _turns(self, epoch: int, turns: Int64s) -> tuple[Int64s, Int64s]:
-        """Say whose each turn of an epoch is, and which of that source's."""
-        schedule = _Schedule(self._layout, order_key(self.seed, epoch, MIXTURE))
-        sources, numbers = np.empty_like(turns), np.empty_like(turns)
-        windows, where = _distinct(schedule.windows_of(turns))
-        at_once = max(1, _TURNS_AT_ONCE * self._layout.num_windows // self._layout.num_turns)
-        if len(windows) <= at_once:
-            return schedule.look_up(turns, windows, where)
-        by_window = np.argsort(where, kind="stable")
-        for first in range(0, len(windows), at_once):
-            begin, end = np.searchsorted(where[by_window], [first, first + at_once])
-            some = by_window[begin:end]
-            sources[some], numbers[some] = schedule.look_up(
-                turns[some], windows[first : first + at_once], where[some] - first
-            )
-        return sources, numbers
+    @cached_property
+    def _layout(self) -> _Layout:
+        """Of whole epochs by the last weights."""
+        return _Layout.of(self._timeline.runs[-1].turns)
 
-    def _walk(self, source: int, epoch: int, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the index of each sample that a source gives in an epoch, and how many passes before it."""
+    def _schedule(self, epoch: int, piece: Piece) -> _Schedule:
+        key = order_key(self.seed, epoch, MIXTURE)
+        if piece.turns is self._timeline.runs[-1].turns:
+            return _Schedule(self._layout, key)
+        layout = _Layout.of(piece.turns)
+        if layout.num_turns < self._num_turns:  # a part of the epoch
+            key = key64(key, piece.begin + 1)
+        return _Schedule(layout, key)
+
+    def _walk(
+        self, source: int, numbers: Int64s, before: int, at_begin: int
+    ) -> tuple[Int64s, Int64s]:
+        """Return the index of each sample that a source gives, and how many passes before it since the epoch began."""
         size = int(np.asarray(self.sizes)[source])
         begin = int(np.asarray(self.sizes)[:source].sum())
-        before = epoch * int(self._layout.turns[source]) * self.block_size
         places = numbers + before
         passes = places // size
         places -= passes * size
         for number, rows in _groups(passes):
             key = key64(order_key(self.seed, 0, PASSES), source, number)
             places[rows] = permute(places[rows], size, key)
-        return places + begin, passes - before // size
+        return places + begin, passes - at_begin // size
 
 
 def _few(numbers: npt.ArrayLike) -> str:
@@ -221,6 +335,14 @@ class _Layout(NamedTuple):
     num_turns: int
     num_windows: int  # equal parts of an epoch that are computed each on its own
 
+    @classmethod
+    def of(cls, turns: Int64s) -> _Layout:
+        num_turns = int(turns.sum())
+        # Large beside the number of sources: then a turn is no further than one window from where
+        # its number alone would place it.
+        window = max(128, 4 * len(turns))
+        return cls(turns, num_turns, max(1, -(-num_turns // window)))
+
 
 class _Schedule(NamedTuple):
     """Who has which turn of one epoch.
@@ -233,6 +355,33 @@ class _Schedule(NamedTuple):
 
     layout: _Layout
     key: int
+
+    def of(self, turns: Int64s) -> tuple[Int64s, Int64s]:
+        """Say whose each turn is, and which of that source's."""
+        sources, numbers = np.empty_like(turns), np.empty_like(turns)
+        windows, where = _distinct(self.windows_of(turns))
+        at_once = max(1, _TURNS_AT_ONCE * self.layout.num_windows // self.layout.num_turns)
+        if len(windows) <= at_once:
+            return self.look_up(turns, windows, where)
+        by_window = np.argsort(where, kind="stable")
+        for first in range(0, len(windows), at_once):
+            begin, end = np.searchsorted(where[by_window], [first, first + at_once])
+            some = by_window[begin:end]
+            sources[some], numbers[some] = self.look_up(
+                turns[some], windows[first : first + at_once], where[some] - first
+            )
+        return sources, numbers
+
+    def counts_before(self, turn: int) -> Int64s:
+        """Return how many of the turns before one each source has."""
+        if not turn:
+            return np.zeros_like(self.layout.turns)
+        window = self.windows_of(np.array([turn - 1]))
+        had = self.counts(window)[2][0]
+        last = np.arange(int(had.sum()), turn)
+        sources = self.look_up(last, window, np.zeros_like(last))[0]
+        counts: Int64s = had + np.bincount(sources, minlength=len(had))
+        return counts
 
     def counts(self, windows: Int64s) -> tuple[Int64s, npt.NDArray[np.float64], Int64s]:
         """Return ``(windows, sources)``: turns due before a window, whole and rest, and had."""
@@ -279,7 +428,18 @@ class _Schedule(NamedTuple):
 
 def _told(numbers: Sequence[int]) -> str:
     """Return a few numbers as they are, more of them as a digest."""
-    return " ".join(map(str, numbers)) if len(numbers) <= 16 else digest(np.array(numbers))
+    return " ".join(map(str, numbers)) if len(numbers) <= _FEW else digest(np.array(numbers))
+
+
+def _check_weights(sizes: Int64s, weights: npt.NDArray[np.float64]) -> None:
+    if sizes.shape != weights.shape or not sizes.size:
+        raise ValueError(f"there are {sizes.size} sources and {weights.size} weights")
+    if not (np.isfinite(weights) & (weights >= 0)).all() or not 0 < weights.sum() < np.inf:
+        raise ValueError(
+            f"weights must be finite, not negative, and not all 0, got {weights.tolist()}"
+        )
+    if (empty := (sizes < 1) & (weights > 0)).any():
+        raise ValueError(f"source {int(empty.argmax())} has no samples, but a weight above 0")
 
 
 def _quotas(

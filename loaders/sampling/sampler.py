@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
 import numpy as np
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from loaders.checks import Settled, shown, whole_number
+from loaders.checks import Settled, one_of, shown, whole_number
 from loaders.errors import StateError
 from loaders.sampling.batch import IndexBatch, SampleIndex, evaluate, index_batches
 from loaders.sampling.order import Order, Sequential, Shuffled, batch_starts
@@ -216,7 +216,8 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
             epoch, delivered = epoch + 1, 0
         if whole_number("pending", pending, at_least=0):
             epoch, delivered = self._place_before(pending)
-        state = {"version": _STATE_VERSION, **self.order.describe()}
+        details = getattr(self.order, "details", dict)
+        state = {"version": _STATE_VERSION, **self.order.describe(), **details()}
         state |= {"epoch": epoch, "delivered": delivered}
         if self.chosen not in (
             None,
@@ -233,20 +234,29 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         current, num_done = self._places[-num_steps]
         return current.epoch, current.plan.delivered(num_done)
 
-    def load_state_dict(self, state: Mapping[str, Any], *, skips: bool = True) -> None:
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        *,
+        weights: Literal["new"] | None = None,
+        skips: bool = True,
+    ) -> None:
         """Let the next ``iter`` go on where the state was taken, on any world and batch size.
 
         Args:
             state: What ``state_dict`` returned.
+            weights: ``"new"``: a mixture goes on by weights of its own, which may differ from those of the state; each
+                source goes on where it was.
             skips: False: the next ``iter`` of this sampler, or of its batches, yields the epoch from its start; only
                 ``plan`` begins at the state.
 
         Raises:
             StateError: The state is not of this order; it says in what they differ.
         """
-        check_state(state, self.order)
+        order, place = continued(self.order, state, weights)
         self._places.clear()
-        self._go_to(state["epoch"], state["delivered"])
+        self.__dict__["order"] = order
+        self._go_to(*place)
         self.chosen, self._is_resumed, self._is_skipped_to = state.get("chosen"), True, not skips
 
     def resize(self, order: Order) -> None:
@@ -497,15 +507,31 @@ def _yields_as(kind: type[Any], given: Any) -> bool:
     return (own.__iter__, own.__len__) == (kind.__iter__, kind.__len__)
 
 
+def continued(
+    order: Order, state: Mapping[str, Any], weights: Literal["new"] | None = None
+) -> tuple[Order, tuple[int, int]]:
+    """Return the order that goes on from a state, and the epoch and position there.
+
+    Raises:
+        StateError: The state is not of this order, or, with ``weights="new"``, of no mixture of these sources.
+    """
+    _check_place(state)
+    place = state["epoch"], state["delivered"]
+    own = getattr(order, "continued", None)
+    if weights is not None:
+        one_of("weights", weights, ["new"])
+        if own is None:
+            raise StateError(f"weights='new' is for mixtures, this order is {shown(order)}")
+    if own is not None:
+        order, place = own(state, weights)
+    if weights is None:
+        check_state(state, order)
+    return order, place
+
+
 def check_state(state: Mapping[str, Any], order: Order) -> None:
     """Raise ``StateError``, naming what differs, unless ``state`` belongs to this order."""
-    if not isinstance(state, Mapping):
-        raise StateError(f"a sampler state is what state_dict() returned, got {shown(state)}")
-    if state.get("version") != _STATE_VERSION:
-        raise StateError(
-            f"sampler state has version {state.get('version')!r}, "
-            f"this release reads {_STATE_VERSION}"
-        )
+    _check_place(state)
     expected = order.describe()
     if state.get("delivered") in (0, order.length):  # the next epoch may have other weights
         expected = {name: value for name, value in expected.items() if name not in _PER_EPOCH}
@@ -515,11 +541,26 @@ def check_state(state: Mapping[str, Any], order: Order) -> None:
             f"{name} {state.get(name)!r} (here {expected[name]!r})" for name in differing
         )
         raise StateError(f"sampler state is of another order: {told}")
-    limits = {"epoch": 1 << 63, "delivered": order.length + 1}
-    for name, limit in (limits | ({"chosen": 1 << 63} if "chosen" in state else {})).items():
-        value = state.get(name)
-        if not isinstance(value, int) or not 0 <= value < limit:
-            raise StateError(f"{name} in a sampler state must be in [0, {limit}), got {value!r}")
+    _check_range(state, "delivered", order.length + 1)
+
+
+def _check_place(state: Mapping[str, Any]) -> None:
+    """Raise ``StateError`` unless this is a state of a sampler, of whatever order."""
+    if not isinstance(state, Mapping):
+        raise StateError(f"a sampler state is what state_dict() returned, got {shown(state)}")
+    if state.get("version") != _STATE_VERSION:
+        raise StateError(
+            f"sampler state has version {state.get('version')!r}, "
+            f"this release reads {_STATE_VERSION}"
+        )
+    for name in ("epoch", "delivered", *({"chosen"} & state.keys())):
+        _check_range(state, name, 1 << 63)
+
+
+def _check_range(state: Mapping[str, Any], name: str, limit: int) -> None:
+    value = state.get(name)
+    if not isinstance(value, int) or not 0 <= value < limit:
+        raise StateError(f"{name} in a sampler state must be in [0, {limit}), got {value!r}")
 
 
 def _as_order(order: Order | SupportsIndex, shuffle: bool | None, seed: int | None) -> Order:
