@@ -1,8 +1,8 @@
-"""Two words to the kernel about pages of maps: bring them, and say when they are there.
+"""Two requests to the kernel for pages of maps: read them ahead, and wait until they are in memory.
 
-Each is said of many places in one call, which lets the interpreter's lock go once. A call for each place would let it
-go as often, and a busy thread gives it back only after the switch interval: 5 ms a record. Where a system does not know
-the call, nothing is said, and pages come when they are touched.
+Each call is for many places at once and releases the GIL once. With a call for each place, a busy thread would return
+the GIL only after the switch interval each time: 5 ms a record. Where a system does not have these calls, nothing is
+requested, and pages are read when they are touched.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _ask_at_once(pieces: Indices) -> bool:
 
 
 def wait_for(spans: Sequence[Span]) -> int | None:
-    """Wait until some spans are in memory, by having the kernel copy them to where nobody looks.
+    """Wait until some spans are in memory, by having the kernel copy them to a buffer that is thrown away.
 
     Returns:
         The number of the first one that cannot be read: touching it would end the process. None if all can, and where
@@ -99,7 +99,7 @@ def copy(spans: Sequence[Span], out: npt.NDArray[np.uint8]) -> int | None:
 
 
 def _copy(pieces: Indices, targets: Indices) -> int | None:
-    """Copy from addresses to addresses; return how many pieces came whole, or None if the system does not copy."""
+    """Copy from addresses to addresses; return how many whole pieces were copied, or None if the system cannot."""
     if _libc is None or not hasattr(_libc, "process_vm_readv"):
         return None
     step = min(_MAX_PLACES, _CALL_BYTES // int(pieces[:, 1].max(initial=1)))
@@ -131,7 +131,7 @@ def _address(array: npt.NDArray[Any]) -> int:
 
 
 def _find_libc() -> Any:
-    """Return the C library, which lets the lock go with each call; None where there is none of that name."""
+    """Return the C library, whose calls release the GIL; None where there is none of that name."""
     if _WILLNEED is None:
         return None
     libc = ctypes.CDLL(None, use_errno=True)

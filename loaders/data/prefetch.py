@@ -1,9 +1,9 @@
-"""Records on their way from storage: asked for together, and waited for without the interpreter's lock.
+"""Records on their way from storage: requested together, and waited for without the GIL.
 
 A mapped page that is not in memory is read when it is touched: one after the other, and by a thread that may
-hold the lock, so that all others wait with it; and where it cannot be read, the process ends (SIGBUS). So all
-records of a batch are asked for as soon as the batch is known, storage reads them at the same time, and whoever
-reads some of them waits for these first, and raises where they do not come.
+hold the GIL, so that all others wait with it; and where it cannot be read, the process ends (SIGBUS). So all
+records of a batch are requested as soon as the batch is known, and storage reads them at the same time. A reader waits
+for its records first, and raises an error if they cannot be read.
 
 Where a dataset fits into memory, this is done once for each record, and whole blocks are asked for: their
 other records will be wanted, too, and storage prefers large reads. Where it does not fit, it is done every
@@ -119,7 +119,7 @@ class Pages:
         self._arrived = np.zeros(len(store), bool)
 
     def needs_prefetch(self, rows: Rows) -> bool:
-        """Tell whether some records were not asked for yet, or may not have been: no file is opened to see it."""
+        """True if some of these records were not prefetched yet, or may not have been; opens no file."""
         if not self._may_be_large:
             return False
         if self._asked is not None and self._asked.take(rows.indices).all():

@@ -51,7 +51,7 @@ class OpenShard:
     damage: Mapping[str, Indices] = field(default_factory=dict)
 
     def check_rows(self, rows: Indices) -> None:
-        """Raise ChecksumError if a field of one of some rows is known to be damaged, whoever reads that field."""
+        """Raise ChecksumError if a field of one of some rows is known to be damaged, also if it is not read."""
         for name, damaged in self.damage.items():
             blocks = rows // self.checksums[name].rows_per_block
             bad = np.isin(blocks, damaged)

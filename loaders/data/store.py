@@ -113,11 +113,11 @@ class Store:
         return Rows(indices, self.shards_of(indices))
 
     def needs_prefetch(self, field: str, rows: Rows) -> bool:
-        """Tell whether storage was not asked yet for some records, as far as can be said without waiting."""
+        """True if some of these records were not prefetched yet, as far as is known without waiting."""
         return self._pages_of(field).needs_prefetch(rows)
 
     def prefetch(self, field: str, rows: Rows) -> None:
-        """Have storage read the records of some samples, which come while others are read."""
+        """Have storage read the records of some samples, without waiting for them."""
         self._pages_of(field).prefetch(rows)
 
     def _pages_of(self, field: str) -> Pages:
@@ -130,7 +130,7 @@ class Store:
     def record(self, field: str, rows: Rows) -> UInt8Array:
         """Return the record of one sample, in memory even if it is small and never verified.
 
-        It tells what a sample is whose other fields may be damaged.
+        Error messages use it for the key of a sample whose other fields may be damaged.
         """
         self._pages_of(field).wait_for_small(rows)
         return self._records(field, rows)[0]
@@ -197,7 +197,7 @@ class Store:
         return self._gather(field, nbytes).find(rows.indices, rows.shards)
 
     def is_settled(self, field: str, rows: Rows) -> bool:
-        """Tell whether some records stay in memory, and are verified: whoever wants them does not wait."""
+        """True if some records stay in memory and are verified: reading them does not wait."""
         return self._is_verified(field, rows) and self._pages_of(field).stay_here(rows)
 
     def _is_verified(self, field: str, rows: Rows) -> bool:
@@ -237,7 +237,7 @@ class Store:
     def check_damage(self, rows: Rows) -> None:
         """Raise ChecksumError if a field of some samples is damaged in shards that were compared as they were opened.
 
-        Of a field that nobody reads nothing else would tell.
+        For a field that is not read, this is the only check.
         """
         for number in self._damaged:
             here = rows.indices[rows.shards == number]

@@ -1,6 +1,6 @@
 """A view: samples of a store, all of them or some in any order, and what is known of their fields.
 
-It finds and decodes; whoever serves batches adds settings to it, and whoever packs writes it as a dataset.
+It finds and decodes records. A dataset adds settings to it; packdata writes it as a dataset of its own.
 """
 
 from __future__ import annotations

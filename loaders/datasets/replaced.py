@@ -1,4 +1,4 @@
-"""Which samples of a dataset are bad: each is counted once, and each cause told once."""
+"""Which samples of a dataset are bad: each is counted once, and each cause is logged once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BadSamples:
 
     def __init__(self) -> None:
         self._indices: set[int] = set()
-        self._causes: dict[str | int, int] = {}  # with the sample that each was told of
+        self._causes: dict[str | int, int] = {}  # with the sample for which each was logged
 
     def note(self, error: SampleError, num_samples: int) -> None:
         """Note that one of so many samples was replaced; an error if too many were, or the dataset was."""

@@ -1,4 +1,4 @@
-"""What a dataset is told about its samples, in the form that readers want; or an error that says what was meant."""
+"""The settings of a dataset, checked, in the form that readers take."""
 
 from __future__ import annotations
 

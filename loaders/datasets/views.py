@@ -1,4 +1,4 @@
-"""Torch's views of our datasets, made into ours: so that threads can serve them."""
+"""Torch's views of packed datasets as views of this package, which threads can serve."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MAX_PARTS = 64  # of a list, in which datasets are looked for
 
 
 def as_ours(dataset: Any) -> Any:
-    """Return ``Subset`` (and so what ``random_split`` gives) and ``ConcatDataset`` as views of ours.
+    """Return ``Subset`` (as ``random_split`` gives) and ``ConcatDataset`` over packed datasets as views of them.
 
-    What is neither, or is not over datasets of ours that ``select`` and ``concat`` take, stays as
+    What is neither, or is not over datasets that ``select`` and ``concat`` take, stays as
     it is.
 
     Example::
@@ -48,12 +48,12 @@ def as_ours(dataset: Any) -> Any:
 
 
 def holds_ours(dataset: Any) -> bool:
-    """Tell whether a dataset is of ours, or made of such, as far as its attributes show."""
+    """True if a dataset is one of this package, or made of such, as far as its attributes show."""
     return next(ours_in(dataset), None) is not None
 
 
 def ours_in(dataset: Any, depth: int = 4) -> Iterator[BatchDataset]:
-    """Yield the datasets of ours that a dataset is, or is made of, as far as its attributes show."""
+    """Yield the datasets of this package that a dataset is, or is made of, as far as its attributes show."""
     if isinstance(dataset, BatchDataset):
         yield dataset
     elif depth and hasattr(dataset, "__getitem__") and hasattr(dataset, "__dict__"):
@@ -62,7 +62,7 @@ def ours_in(dataset: Any, depth: int = 4) -> Iterator[BatchDataset]:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Identify the samples of a dataset that does so, as ours do, or of torch's views of such; None of any other."""
+    """Return the fingerprint of a dataset that has one, or of torch's view of such a dataset; else None."""
     if type(dataset) is Subset:
         indices = np.asarray(dataset.indices, order="C")
         which = xxhash.xxh3_128_hexdigest(indices.data)
@@ -74,10 +74,10 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 
 def _joined(parts: list[str | None]) -> str | None:
-    told = [part for part in parts if part is not None]
-    if len(told) < len(parts):
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
         return None
-    return xxhash.xxh3_128_hexdigest(" ".join(told).encode())
+    return xxhash.xxh3_128_hexdigest(" ".join(known).encode())
 
 
 def _parts(dataset: Any) -> Iterator[Any]:

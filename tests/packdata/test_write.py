@@ -175,6 +175,11 @@ def test_pictures_get_another_codec_and_size_without_decoding_the_rest(tmp_path:
         field = small[name]
         assert isinstance(field, kind)
         assert field.size == (8, 10)
+    packdata.write(dataset.select([0, 1, 2]), tmp_path / "same", size=16, fit="shorter")
+    same, before = records(tmp_path / "same"), records(folder)[:3]  # the pictures have 16 lines
+    assert [r["image"] for r in same] == [r["image"] for r in before]
+    assert [r["mask"] for r in same] == [r["mask"] for r in before]
+    assert PackedReader(tmp_path / "same").sample(1)["pixels"].shape == (16, 19, 3)
     shapes = {n: v.shape for n, v in PackedReader(tmp_path / "small").sample(2).items()}
     assert shapes["image"] == shapes["pixels"] == (8, 10, 3)
     assert shapes["mask"] == (8, 10)

@@ -45,7 +45,7 @@ def stage_whole(
 
 
 def _link_or_copy(source: Path, target: Path, info: ShardInfo, *, link: bool) -> bool:
-    """Return whether it is linked: then nobody has read it."""
+    """Return whether it is linked: a link is not read."""
     what = size_fault(source, info)
     if what is not None:
         raise ShardError(what, source, hint="Run 'packdata verify'; 'packdata repair' restores it")

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
+from loaders.codecs.heads import picture_size
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Boxes, Image, Mask
@@ -103,14 +104,17 @@ class Recode:
         changed = dct if is_image else {}
         self.field: Image | Mask = dataclasses.replace(field, codec=codec, size=size, **changed)
         self._codec = codec_for(self.field)
-        self._is_same = self._resize is None and codec not in _MAGIC and self.field == field
+        self._has_size = self._resize is None or (
+            field.size is not None and self._resize.keeps(field.size)
+        )
+        self._is_same = self._has_size and codec not in _MAGIC and self.field == field
         self.transcodes = self._resize is None and codec == "dct" == field.codec
         self.transcodes = self.transcodes and not self._is_same
         if self.transcodes and isinstance(field, Image) and isinstance(self.field, Image):
             recompressed = dataclasses.replace(field, compression=self.field.compression)
             self.transcodes = recompressed == self.field
         self._old_codec = codec_for(field)
-        self._from_file = self._resize is None and field.codec in _MAGIC
+        self._from_file = field.codec in _MAGIC
 
     def keeps(self, record: npt.NDArray[np.uint8]) -> bool:
         """Return whether a record is as wanted already."""
@@ -118,7 +122,16 @@ class Recode:
             return True
         magic = _MAGIC.get(self.field.codec)
         alike = self._from_file and magic is not None and record[: len(magic)].tobytes() == magic
-        return alike and self._quality is None
+        return alike and self._quality is None and self._keeps_size(record)
+
+    def _keeps_size(self, record: npt.NDArray[np.uint8]) -> bool:
+        """Return whether an encoded picture has the size that is wanted."""
+        if self._has_size or self._resize is None:
+            return True
+        try:
+            return self._resize.keeps(picture_size(record))
+        except CodecError:  # decoding says why
+            return False
 
     def transcode(self, record: npt.NDArray[np.uint8]) -> bytes:
         """Return the new record of a record."""

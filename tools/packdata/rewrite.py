@@ -135,7 +135,7 @@ class Staging:
     def _take_over(self) -> None:
         """Clear what a command that was ended has left, unless it can be finished."""
         check_unclaimed(self.folder)
-        self._check_target()  # again: now nobody else can change what is there
+        self._check_target()  # again: from here on no other process changes what is there
         if not self._overwrite:
             self._check_journal()
         names = {info.file for info in _staged_before(self.path, self._command)}
@@ -167,7 +167,7 @@ class Staging:
         hint = f"Run the same 'packdata' command again, it continues; or {OVERWRITE}"
         if found is not None and not found[0].resumable:
             if found[1].done is None:
-                return  # of a Writer that was killed: nobody can go on with it
+                return  # of a Writer that was killed: it cannot be continued
             hint = f"Open a Writer there, it publishes what is complete; or {OVERWRITE}"
         raise PackError("packing into it was not finished", self.folder, hint)
 
@@ -179,7 +179,7 @@ class Staging:
     ) -> None:
         assert self._lock is not None
         try:
-            _clear(self.folder, self.path)  # of the old dataset, or of ours if it failed
+            _clear(self.folder, self.path)  # of the old dataset, or of the new one if it failed
         except OSError as left:
             error = error or left
         finally:
@@ -237,7 +237,7 @@ class Staging:
         for name, digest in schema.files.items():
             if file_fault(self.folder / name, digest) is None:
                 continue
-            what = "nobody has it" if source is None else file_fault(source / name, digest)
+            what = "no source has it" if source is None else file_fault(source / name, digest)
             if what is not None or source is None:
                 raise PackError(f"its file {name} cannot be copied: {what}", source or self.folder)
             publish_bytes(self.path / name, read_regular(source / name))
@@ -267,7 +267,7 @@ def _size_of(path: Path) -> int | None:
 
 
 def _clear(folder: Path, work: Path, keep: Collection[str] = ()) -> None:
-    """Remove what a command has left but for the lock; the record goes last, it tells that all else did."""
+    """Remove what a command has left but for the lock; the record goes last: it says that all else is done."""
     for left in work.iterdir():
         if left.name not in (LOCK_NAME, RECORD_NAME, *keep):
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()

@@ -178,7 +178,7 @@ class Preparer:
         size = _check_picture(array, field)
         if field.codec == "raw":
             return Encoded(self.codec.encode(array), size)
-        array = array.astype(field.dtype)  # ours: a copy
+        array = array.astype(field.dtype)  # a copy: the caller may change the array
         return Work(lambda: Encoded(self._encode_picture(array), size), size, array.nbytes)
 
     def _file(

@@ -83,7 +83,7 @@ def write(
         link: Use hard links where whole shards are to be written as they are; what is linked is not read.
         overwrite: Replace a dataset at ``dst``.
         workers: Threads that encode; all cores by default.
-        progress: Is told of every sample.
+        progress: Counts the samples.
 
     Raises:
         TypeError: It is no such view.

@@ -336,7 +336,7 @@ class Where:
 
 
 def _why_not(expression: str, error: Exception) -> str:
-    """Say why a condition is none; Python's place, line 1 of no file, helps nobody."""
+    """Say why a condition is none; Python's place, line 1 of no file, does not help."""
     if _LONE_EQUALS.search(_QUOTED.sub("", expression)):
         return "has a single '=': write '==' to compare"
     return f"cannot be read ({error.msg if isinstance(error, SyntaxError) else error})"
