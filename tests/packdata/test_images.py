@@ -118,7 +118,7 @@ class TestVerbatim:
         (record,) = encode(recipe)
 
         assert record["image"] == data
-        assert recipe.counts == {"kept": 1}
+        assert recipe.tally.take() == {"kept": 1}
         assert decode(recipe, record)["image"].shape == (40, 60, 3)
         codec = name.split(".")[1].replace("jpg", "jpeg")
         assert recipe.targets[0].schema.fields["image"] == Image(codec=codec)
@@ -145,7 +145,7 @@ class TestVerbatim:
         assert sample["image"].shape == (60, 40, 3)
         assert sample["original_size"].tolist() == [60, 40]
         assert np.abs(sample["image"].astype(int) - np.rot90(photo(), -1)).mean() < 4
-        assert recipe.counts == {"kept": 1, "re-encoded": 1, "rotated": 1}
+        assert recipe.tally.take() == {"kept": 1, "re-encoded": 1, "rotated": 1}
 
     def test_what_is_not_plain_becomes_png_without_loss(self, tmp_path: Path) -> None:
         save(tmp_path / "a.png", PIL.Image.fromarray(photo()).quantize(8))
@@ -166,7 +166,7 @@ class TestVerbatim:
         assert images[2].tolist() == [[[99] * 3] * 4] * 3
         assert np.array_equal(images[3], photo())
         counts = {"re-encoded": 4, "palette": 1, "gif": 1, "16-bit": 1, "tiff": 1}
-        assert recipe.counts == counts
+        assert recipe.tally.take() == counts
 
     def test_odd_jpegs_are_kept_without_what_is_odd(self, tmp_path: Path) -> None:
         data = save(tmp_path / "a.jpg", photo())
@@ -179,7 +179,7 @@ class TestVerbatim:
         assert second["image"] == data
         assert len(data) <= len(first["image"]) < len(data) + 59
         assert np.array_equal(decode(recipe, first)["image"], decode(recipe, second)["image"])
-        assert recipe.counts == {"kept": 2, "mended": 2}
+        assert recipe.tally.take() == {"kept": 2, "mended": 2}
 
     def test_cmyk_becomes_rgb(self, tmp_path: Path) -> None:
         save(tmp_path / "a.jpg", PIL.Image.fromarray(photo()).convert("CMYK"), quality=95)
@@ -187,7 +187,7 @@ class TestVerbatim:
         recipe = plan(tmp_path)
 
         assert np.abs(only(recipe)["image"].astype(int) - photo()).mean() < 4
-        assert recipe.counts == {"re-encoded": 1, "cmyk": 1}
+        assert recipe.tally.take() == {"re-encoded": 1, "cmyk": 1}
 
     def test_small_pictures_are_kept_under_shorter(self, tmp_path: Path) -> None:
         data = save(tmp_path / "a.png", photo())
@@ -241,7 +241,7 @@ class TestOptions:
 
         assert decode(recipe, first)["image"].shape == (40, 60, 1)
         assert second["image"] == gray
-        assert recipe.counts == {"kept": 1, "re-encoded": 1}
+        assert recipe.tally.take() == {"kept": 1, "re-encoded": 1}
 
     @pytest.mark.parametrize("keep_depth", [False, True])
     def test_a_transparent_gray_becomes_white(self, tmp_path: Path, keep_depth: bool) -> None:

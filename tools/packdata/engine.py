@@ -12,8 +12,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
@@ -78,6 +80,7 @@ class Summary:
         datasets: Each dataset, by its folder below ``dst``.
         notes: What else is worth knowing.
         amount: What was packed, in words, where samples are not what people count.
+        counts: What the recipes counted, by what it is.
     """
 
     dst: str
@@ -90,6 +93,7 @@ class Summary:
     datasets: tuple[DatasetSummary, ...]
     notes: tuple[str, ...] = ()
     amount: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as JSON types."""
@@ -128,6 +132,7 @@ class Outcome(NamedTuple):
     records: Sequence[Records | Block]
     error: LoadersError | None = None
     given_nbytes: int = 0
+    counts: Mapping[str, int] = MappingProxyType({})
 
     @property
     def nbytes(self) -> int:
@@ -338,6 +343,9 @@ class _PartPacker:
         self._reached = [(state.items.get(f, 0), state.rows.get(f, 0)) for f in self.folders]
         self._earlier_end = max(self._reached)
         self.start = state.ended.get(part, min(self._reached)[0])
+        counted = [state.counts.get(f, {}) for f in self.folders]
+        self._counts = Counter(counted[self._reached.index(min(self._reached))])
+        self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {
             r.number: r for r in state.rejects.get(part, []) if r.number >= self.start
         }
@@ -379,7 +387,7 @@ class _PartPacker:
     def end(self) -> None:
         """Return once the part is on disk; PackError if there is nothing of it."""
         if not self.is_ended:
-            self.packing.end_part(self.part, len(self.recipe), self._rejects)
+            self.packing.end_part(self.part, len(self.recipe), self._rejects, self._counts)
         empty = [f for f in self.folders if not self.packing.state.shards.get(f)]
         if empty:
             # Nothing can go on from here: the same source would end here again, another is another plan.
@@ -415,6 +423,11 @@ class _PartPacker:
 
     def _encode(self, numbered: tuple[int, Any]) -> Outcome:
         """Runs on the threads."""
+        outcome = self._encoded(numbered)
+        counts = self.recipe.tally.take()
+        return outcome._replace(counts=counts) if counts else outcome
+
+    def _encoded(self, numbered: tuple[int, Any]) -> Outcome:
         number, item = numbered
         try:
             all_records = self.recipe.encode(item)
@@ -438,6 +451,13 @@ class _PartPacker:
     def _take(self, outcome: Outcome) -> None:
         self._check_unchanged(outcome)
         self._reject(outcome)
+        if outcome.counts:
+            self._counts_before, self._counts = (
+                self._counts,
+                self._counts + Counter(outcome.counts),
+            )
+        else:
+            self._counts_before = self._counts
         for i, records in enumerate(outcome.records):
             items, rows = self._reached[i]
             if outcome.number >= items:
@@ -487,7 +507,15 @@ class _PartPacker:
         self._rejects = []
         columns = self._builders[i].take()
         self.packing.write(
-            self.part, self.folders[i], columns, schema, self.run.format, items, rejects, rows
+            self.part,
+            self.folders[i],
+            columns,
+            schema,
+            self.run.format,
+            items,
+            rejects,
+            rows,
+            self._counts_before if rows else self._counts,
         )
 
     def _cut_rest(self) -> None:
@@ -519,4 +547,5 @@ def summarize(
         samples_per_s=num_samples / max(seconds, 1e-9),
         datasets=datasets,
         notes=tuple(notes),
+        counts=dict(sum(map(Counter, packing.state.ended_counts.values()), Counter())),
     )

@@ -4,10 +4,11 @@
 
 1. The header: what decides the output (``plan``), and what an ``--overwrite`` will delete in the
    end.
-2. ``{"part", "target", "items", "rows", "shard", "rejects"}``: a shard lies complete in the
+2. ``{"part", "target", "items", "rows", "counts", "shard", "rejects"}``: a shard lies complete in the
    staging folder. ``items`` counts what its source had given up to and including it, ``rows`` the
-   samples of the next item that it holds already; ``rejects`` are those since the line before.
-3. ``{"part", "end", "rejects"}``: a part (a split) is at its end, after so many items.
+   samples of the next item that it holds already; ``rejects`` are those since the line before, ``counts``
+   what was counted in all those items.
+3. ``{"part", "end", "counts", "rejects"}``: a part (a split) is at its end, after so many items.
 4. ``{"done"}``: every shard is complete; only publishing is left, and this line has all that it
    takes.
 
@@ -100,7 +101,9 @@ class State:
         items: Items of the source that they cover, per target.
         rows: Samples of the next item that they hold, where it is a block that was cut.
         rejects: Items left out, per part.
+        counts: What was counted in those items, per target.
         ended: Parts whose last item was reached, with their number of items.
+        ended_counts: What was counted in them.
         done: Per target its schema and provenance as JSON, once nothing but publishing is left.
     """
 
@@ -108,7 +111,9 @@ class State:
     items: dict[str, int] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     rejects: dict[str, list[Reject]] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
+    ended_counts: dict[str, dict[str, int]] = field(default_factory=dict)
     done: dict[str, Any] | None = None
     _known: dict[str, set[Reject]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -126,6 +131,7 @@ class State:
             self.shards.setdefault(line["target"], []).append(shard_from_json(line["shard"]))
             self.items[line["target"]] = line["items"]
             self.rows[line["target"]] = line.get("rows", 0)
+            self.counts[line["target"]] = line.get("counts", {})
         if "part" in line:
             rejects = self.rejects.setdefault(line["part"], [])
             known = self._known.setdefault(line["part"], set())
@@ -134,6 +140,7 @@ class State:
             rejects += new
         if "end" in line:
             self.ended[line["part"]] = line["end"]
+            self.ended_counts[line["part"]] = line.get("counts", {})
         if "done" in line:
             self.done = line["done"]
 

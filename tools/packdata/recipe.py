@@ -7,6 +7,8 @@ decoding (``targets``).
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -68,6 +70,26 @@ class Target:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
+class Tally(threading.local):
+    """What a thread has counted in the items that it encoded: the packer takes it with each item's records.
+
+    So a packing that continues knows what earlier runs counted, each item once.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, what: str, num: int = 1) -> None:
+        """Count."""
+        if num:
+            self._counts[what] += num
+
+    def take(self) -> dict[str, int]:
+        """Return what was counted since the last call."""
+        counts, self._counts = self._counts, Counter()
+        return dict(counts)
+
+
 class Recipe(Protocol):
     """Lists items and turns each into the records of one sample, or of a block of them, per target.
 
@@ -81,6 +103,7 @@ class Recipe(Protocol):
         is_of_blocks: Items are blocks of samples, instead of one sample each.
         num_samples: Of blocks, how many samples there will be; None where nobody knows yet.
         divides: Each sample goes to one of the targets, instead of to all.
+        tally: Where ``encode`` counts what the summary tells.
     """
 
     targets: Sequence[Target]
@@ -89,6 +112,7 @@ class Recipe(Protocol):
     is_of_blocks: bool = False
     num_samples: int | None = None
     divides: bool = False
+    tally: Tally = Tally()  # of recipes that count nothing
 
     @property
     def why_empty(self) -> str:

@@ -216,6 +216,7 @@ class Packing:
         items: int,
         rejects: Sequence[Reject],
         rows: int = 0,
+        counts: Mapping[str, int] | None = None,
     ) -> None:
         """Write the next shard of a target on a thread; one at a time, which bounds memory.
 
@@ -228,12 +229,18 @@ class Packing:
             items: Items of the part's source that are done with this shard.
             rejects: Items of the part that were left out since the last call.
             rows: Samples of the next item that this shard holds.
+            counts: What was counted in these items, of the part.
 
         Raises:
             PackError: This shard's predecessor could not be written.
         """
         self.wait()
-        position = {"items": items, "rows": rows, "rejects": list(rejects)}
+        position = {
+            "items": items,
+            "rows": rows,
+            "rejects": list(rejects),
+            "counts": dict(counts or {}),
+        }
         line = {"part": part, "target": folder, **position}
         number = self.journal.header.first[folder] + len(self.state.shards.get(folder, ()))
         path = self._staged(folder) / shard_name("shard", number, format)
@@ -268,11 +275,24 @@ class Packing:
             written, self._written = self._written, None
             written.result()
 
-    def end_part(self, part: str, items: int, rejects: Sequence[Reject]) -> None:
+    def end_part(
+        self,
+        part: str,
+        items: int,
+        rejects: Sequence[Reject],
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
         """Note that a part of the source is packed to its end."""
         self.wait()
         with _told(self.dst / PACKING_NAME, "the journal cannot be written"):
-            self.journal.append({"part": part, "end": items, "rejects": list(rejects)})
+            self.journal.append(
+                {
+                    "part": part,
+                    "end": items,
+                    "rejects": list(rejects),
+                    "counts": dict(counts or {}),
+                }
+            )
 
     def publish(self, contents: Mapping[str, tuple[Schema, Mapping[str, Any]]]) -> None:
         """Make datasets of the finished shards: per target its schema and provenance."""

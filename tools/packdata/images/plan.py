@@ -20,7 +20,7 @@ from packdata.settings import PackSettings, check_options, take
 from packdata.values import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from packdata.engine import Summary
     from packdata.images.fit import Size
@@ -48,7 +48,11 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say how many files were kept, and how many are smaller than asked for, too."""
-        return [*self._change_notes(), *self._padding_notes(), *FilesPlan.notes(self, packed)]
+        return [
+            *_change_notes({} if packed is None else packed.counts),
+            *self._padding_notes(),
+            *FilesPlan.notes(self, packed),
+        ]
 
     def _padding_notes(self) -> Iterator[str]:
         """Say that 0 may be a class."""
@@ -56,27 +60,6 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         fields = [t.schema.fields for recipe in self.recipes for t in recipe.targets]
         if "contain" in fits and any("mask" in each for each in fields):
             yield "masks are 0 where pictures are padded, as where class 0 is"
-
-    def _change_notes(self) -> list[str]:
-        counts: Counter[str] = Counter()
-        for recipe in self.recipes:
-            counts.update(recipe.counts)
-        smaller = {c: counts.pop(c) for c in [*counts] if c.startswith(SMALLER)}
-        notes = [
-            f"{counted(n, 'picture')} {'is' if n == 1 else 'are'} {what} and kept that size"
-            for what, n in smaller.items()
-        ]
-        if mended := counts.pop(MENDED, 0):
-            notes.append(
-                f"{counted(mended, 'JPEG')} mended, with no pixel changed (no end marker, padding)"
-            )
-        if not counts["kept"]:
-            return notes
-        encoded = counts["re-encoded"]
-        causes = [f"{n:,} {c}" for c, n in counts.items() if c not in ("kept", "re-encoded")]
-        listed = f" ({', '.join(causes)})" if causes else ""
-        kept = f"{counted(counts['kept'], 'file')} kept verbatim"
-        return [f"{kept}, {encoded:,} encoded anew{listed}" if encoded else kept, *notes]
 
 
 def plan_images(
@@ -108,6 +91,27 @@ def plan_images(
     again = [Path(path).absolute() for path in listed_sources(src)]
     list_again = partial(image_recipes, again, image_options, source.absolute())
     return ImagesPlan(listed_sources(src), parts, format or _usual_format(parts), list_again)
+
+
+def _change_notes(packed: Mapping[str, int]) -> list[str]:
+    """Say how many files were kept, changed or smaller than asked for."""
+    counts = Counter(packed)
+    smaller = {c: counts.pop(c) for c in [*counts] if c.startswith(SMALLER)}
+    notes = [
+        f"{counted(n, 'picture')} {'is' if n == 1 else 'are'} {what} and kept that size"
+        for what, n in smaller.items()
+    ]
+    if mended := counts.pop(MENDED, 0):
+        notes.append(
+            f"{counted(mended, 'JPEG')} mended, with no pixel changed (no end marker, padding)"
+        )
+    if not counts["kept"]:
+        return notes
+    encoded = counts["re-encoded"]
+    causes = [f"{n:,} {c}" for c, n in counts.items() if c not in ("kept", "re-encoded")]
+    listed = f" ({', '.join(causes)})" if causes else ""
+    kept = f"{counted(counts['kept'], 'file')} kept verbatim"
+    return [f"{kept}, {encoded:,} encoded anew{listed}" if encoded else kept, *notes]
 
 
 def _usual_format(parts: Sequence[tuple[str, ImagesRecipe]]) -> Format:

@@ -8,7 +8,6 @@ Whatever is packed has been decoded once, so it can be decoded.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -37,7 +36,7 @@ from packdata.images.pictures import (
 )
 from packdata.images.planes import encode_jpeg_planes
 from packdata.images.scratch import Scratch
-from packdata.recipe import Target
+from packdata.recipe import Tally, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -227,20 +226,10 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         self._extra_codecs = {name: codec_for(extra) for name, extra in self._extra.items()}
         self._size_record = lru_cache(256)(self._encode_size)
         self._scratch = Scratch()
-        self._here = threading.local()
-        self._counts: list[Counter[str]] = []  # one per thread: nobody waits for another
+        self.tally = (
+            Tally()
+        )  # pictures "kept" or "re-encoded", and why the latter; those "smaller than" a size
         self._set_targets([self._target(output) for output in self._outputs])
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many pictures this process has ``kept`` or ``re-encoded``, and why the latter.
-
-        Also how many were ``smaller than`` a size to which none is enlarged.
-        """
-        total: Counter[str] = Counter()
-        for counts in self._counts.copy():
-            total.update(counts.copy())
-        return dict(total)
 
     def encode(self, item: Item) -> list[dict[str, bytes]]:
         """Return the records of an item for each target.
@@ -344,7 +333,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             is_gray = picture.gray or not self.options.gray
             turned = turn_without_loss(data) if is_gray else None
             if turned is not None:
-                self._counted()[TURNED] += 1
+                self.tally.add(TURNED)
                 return turned
         return encode_alike(picture.pixels, data)
 
@@ -380,22 +369,13 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             raise SourceError("it has no mask, others have", item.where)
         return None if item.read_mask is None else item.read_mask()
 
-    def _counted(self) -> Counter[str]:
-        """Return the counts of this thread."""
-        counts: Counter[str] | None = getattr(self._here, "counts", None)
-        if counts is None:
-            counts = self._here.counts = Counter()
-            self._counts.append(counts)
-        return counts
-
     def _count(self, picture: Picture, kept: bool) -> None:
-        counts = self._counted()
-        counts["kept" if kept else "re-encoded"] += 1
+        self.tally.add("kept" if kept else "re-encoded")
         for change in picture.changes:
-            counts[MENDED if kept else change] += 1
+            self.tally.add(MENDED if kept else change)
         for resize in self.options.sizes:
             if resize.fixed is None and min(picture.size) < resize.height:
-                counts[f"{SMALLER}{resize.name}"] += 1
+                self.tally.add(f"{SMALLER}{resize.name}")
 
     def _target(self, output: _Output) -> Target:
         files: dict[str, Field] = {"image": output.image}

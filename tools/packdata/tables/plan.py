@@ -91,7 +91,7 @@ class TablesPlan:
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the columns, and once they are packed of their values."""
-        counts = sorted(self.recipe.unknown.items())
+        counts = [] if packed is None else sorted(packed.counts.items())
         unknown = [f"{name} ({count:,})" for name, count in counts if count]
         notes = [f"stored as 0, unknown to the vocabulary: {in_words(unknown)}"] if unknown else []
         return [*self.columns.notes, *self._source_notes(), *notes]

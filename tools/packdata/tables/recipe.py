@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,7 @@ import pyarrow as pa
 
 from loaders.columns import FixedColumn
 from loaders.errors import SourceError
-from packdata.recipe import Block, Recipe, Target
+from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.rows import standardized
 from packdata.tables.columns import CATEGORIES, FEATURES, MISSING
 from packdata.tables.parts import Rows
@@ -56,7 +54,7 @@ class TablesRecipe(Recipe):
         provenance: JSON for the manifest.
 
     Attributes:
-        unknown: Values of each column that its vocabulary lacks, so far.
+        tally: Values of each column that its vocabulary lacks.
     """
 
     is_of_blocks = True
@@ -79,8 +77,7 @@ class TablesRecipe(Recipe):
         self.identity, self.provenance = identity, provenance
         self.schema = columns.schema
         self.targets: Sequence[Target] = [Target("", self.schema)]
-        self.unknown: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self.tally = Tally()
         categories = columns.categories
         self._vocabularies = {
             name: pa.array(vocabulary, pa.string())
@@ -115,8 +112,8 @@ class TablesRecipe(Recipe):
                 arrays = {name: array[kept] for name, array in arrays.items()}
                 unknown = {name: flags[kept] for name, flags in unknown.items()}
             pieces.append(arrays)
-            with self._lock:
-                self.unknown.update({name: int(flags.sum()) for name, flags in unknown.items()})
+            for name, flags in unknown.items():
+                self.tally.add(name, int(flags.sum()))
             rejects += [*rows.bad, *_placed(rows, wrong)]
         columns = {name: _column([piece[name] for piece in pieces]) for name in self.schema.fields}
         return [Block(columns, tuple(self._rejects(file, rejects)))]
