@@ -1,4 +1,4 @@
-"""Files of rows that other libraries wrote: MosaicML Streaming's MDS and TFRecord."""
+"""Files of rows that other libraries wrote: MDS of MosaicML Streaming, LitData, TFRecord, WebDataset."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from PIL import Image
 
 from loaders import ShardDataset
@@ -28,7 +29,12 @@ def rows_of(folder: Path) -> list[dict[str, object]]:
     files = listed_files(folder, [path.name for path in folder.iterdir()])
     assert files is not None
     opened = [open_row_file(file) for file in files]
-    return [row for file in opened for row in file.read(0, file.schema.names).to_pylist()]
+    return [
+        row
+        for file in opened
+        for group in range(len(file.groups))
+        for row in file.read(group, file.schema.names).to_pylist()
+    ]
 
 
 def pixels(data: object) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -188,6 +194,72 @@ def test_a_damaged_tfrecord_is_refused_with_its_file(tmp_path: Path, change: str
         pack(source, tmp_path / "p")
 
     assert caught.value.path == source
+
+
+# -- LitData ---------------------------------------------------------------------------------------
+
+
+def test_items_of_litdata_come_back_as_they_were_written() -> None:
+    for i, row in enumerate(rows_of(FOREIGN / "litdata")):
+        assert pixels(row.pop("image")).shape == (2, 3 + i, 3)
+        assert row == {"label": i - 1, "text": TEXTS[i], "ids": list(range(i + 1))}
+
+
+def test_pictures_texts_and_ids_of_litdata_are_packed(tmp_path: Path) -> None:
+    source = FOREIGN / "litdata"
+
+    assert main(["images", str(source), str(tmp_path / "p")]) == 0
+
+    dataset = ShardDataset(tmp_path / "p")
+    assert [int(sample.label) for sample in dataset] == [-1, 0, 1]
+    for row, sample in zip(rows_of(source), dataset, strict=True):
+        assert (sample.image.numpy() == pixels(row["image"]).transpose(2, 0, 1)).all()
+    assert texts(pack(source, tmp_path / "q")) == TEXTS
+    assert documents(pack(source, tmp_path / "r", ids_column="ids")) == [[0], [0, 1], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("named", ["", "index.json"])
+def test_tokens_of_litdata_are_a_document_an_item(tmp_path: Path, named: str) -> None:
+    folder = pack(FOREIGN / "litdata-tokens" / named, tmp_path / "p")
+
+    assert documents(folder) == [[500, 501], [500, 501, 502], [500, 501, 502, 503]]
+
+
+def test_compressed_chunks_of_litdata_are_read(tmp_path: Path) -> None:
+    source = Path(shutil.copytree(FOREIGN / "litdata-tokens", tmp_path / "lit"))
+    for chunk in source.glob("*.bin"):
+        chunk.write_bytes(zstandard.compress(chunk.read_bytes()))
+    index = json.loads((source / "index.json").read_text())
+    index["config"]["compression"] = "zstd"
+    for chunk, size in zip(index["chunks"], (2, 1), strict=True):
+        chunk["chunk_size"] = size
+    (source / "index.json").write_text(json.dumps(index))
+
+    assert len(documents(pack(source, tmp_path / "p"))) == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "lost", "offsets", "pickle", "encrypted", "config"])
+def test_damaged_litdata_is_refused_with_its_file(tmp_path: Path, damage: str) -> None:
+    source = Path(shutil.copytree(FOREIGN / "litdata", tmp_path / "lit"))
+    (chunk,), where = source.glob("*.bin"), source / "index.json"
+    data, index = bytearray(chunk.read_bytes()), json.loads(where.read_text())
+    if damage in ("cut", "offsets"):
+        data[5] ^= damage == "offsets"
+        chunk.write_bytes(data[: -1 if damage == "cut" else None])
+    elif damage == "lost":
+        chunk.unlink()
+    elif damage == "pickle":
+        index["config"]["data_format"][2] = "pickle"
+    elif damage == "encrypted":
+        index["config"]["encryption"] = {"algorithm": "fernet"}
+    else:
+        index["config"]["data_format"] = None
+    where.write_text(json.dumps(index))
+
+    with pytest.raises(SourceError) as caught:
+        pack(source, tmp_path / "p", text_column="text")
+
+    assert caught.value.path == (chunk if damage in ("cut", "offsets", "lost") else where)
 
 
 # -- WebDataset ------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from packdata.sources.folders import FolderSource, Listing, MaskFolder, files_be
 from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
 from packdata.sources.layouts import SPLIT_NAMES, split_commands
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
+from packdata.sources.litdata import is_litdata
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIXES, TarSource
@@ -95,7 +96,8 @@ def open_source(
     for file in files:
         check_regular(file, file)
     _check_one_kind(path, files)
-    first, archive = files[0], _archive_kind(files[0].name)
+    first = files[0]
+    archive = "litdata" if is_litdata(first) else _archive_kind(first.name)
     if archive == "tar":
         _check_columns_unused(path, columns | {"label_column": None})
         return TarSource(files, name, label_column=label_column)

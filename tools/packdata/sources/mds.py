@@ -43,7 +43,7 @@ def _scalar(dtype: str, data: bytes) -> Any:
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))[0].item()
 
 
-_DECODERS: dict[str, tuple[pa.DataType, Callable[[bytes], Any]]] = {
+DECODERS: dict[str, tuple[pa.DataType, Callable[[bytes], Any]]] = {
     "bytes": (pa.binary(), bytes),
     "jpeg": (pa.binary(), bytes),
     "png": (pa.binary(), bytes),
@@ -133,28 +133,17 @@ class MdsRows:
         if encoding == "ndarray":
             dtype, _, shape = options.partition(":")
             return None, partial(_array, dtype, tuple(map(int, filter(None, shape.split(",")))))
-        if encoding not in _DECODERS:
+        if encoding not in DECODERS:
             hint = "Write it again without this column" + (
                 ": reading a pickle may run any program" if encoding == "pkl" else ""
             )
             raise SourceError(f"column {name!r} is encoded as {kind!r}", self.path, hint)
-        return _DECODERS[encoding]
+        return DECODERS[encoding]
 
     def _sample(self, row: int) -> dict[str, Any]:
         data = bytes(self._data[self._offsets[row] : self._offsets[row + 1]])
-        varying = sum(not size for *_, size in self._columns)
-        try:
-            sizes = iter(np.frombuffer(data, "<u4", varying).tolist())
-            found, at = {}, 4 * varying
-            for name, _, decode, fixed in self._columns:
-                size = fixed or next(sizes)
-                if at + size > len(data):
-                    raise ValueError(f"column {name!r} goes beyond its end")
-                found[name] = decode(data[at : at + size])
-                at += size
-        except (ValueError, KeyError) as error:
-            raise SourceError(f"it cannot be read ({error})", f"{self.path}, row {row}") from error
-        return found
+        columns = [(name, decode, size) for name, _, decode, size in self._columns]
+        return decode_sample(data, columns, f"{self.path}, row {row}")
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
         """Return the bytes of the shard: columns lie side by side."""
@@ -176,6 +165,34 @@ class MdsRows:
         except (pa.ArrowException, OverflowError) as error:
             where = f"{self.path}, rows {first} to {last - 1}"
             raise SourceError(f"its values are not alike ({error})", where) from error
+
+
+def decode_sample(
+    data: bytes, columns: Sequence[tuple[str, Callable[[bytes], Any], int | None]], where: str
+) -> dict[str, Any]:
+    """Return the values of a sample: the uint32 size of each without a fixed one, then all of them.
+
+    Args:
+        data: Its bytes.
+        columns: Name, decoder and fixed size (or None) of each value.
+        where: For messages.
+
+    Raises:
+        SourceError: The sizes do not fit, or a value cannot be decoded.
+    """
+    varying = sum(not size for *_, size in columns)
+    found, at = {}, 4 * varying
+    try:
+        sizes = iter(np.frombuffer(data, "<u4", varying).tolist())
+        for name, decode, fixed in columns:
+            size = fixed or next(sizes)
+            found[name] = decode(data[at : at + size])
+            at += size
+        if at != len(data):
+            raise ValueError(f"its values take {at} of {len(data)} bytes")
+    except (ValueError, KeyError, IndexError) as error:
+        raise SourceError(f"it cannot be read ({error})", where) from error
+    return found
 
 
 def _type_of(value: Any) -> pa.DataType:

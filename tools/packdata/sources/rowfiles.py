@@ -1,6 +1,6 @@
 """Files of rows with named columns, whichever library wrote them: Arrow's types, read in order.
 
-``packdata images`` and ``tokens`` read Parquet, Arrow, MDS, TFRecord and tars through this.
+``packdata images`` and ``tokens`` read Parquet, Arrow, MDS, LitData, TFRecord and tars through this.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from loaders.errors import SourceError
 from packdata.sources.arrow import STATE, open_arrow, read_json, saved_files
 from packdata.sources.base import check_name, suffix_of
+from packdata.sources.litdata import LitDataRows, is_litdata
 from packdata.sources.mds import COMPRESSED as MDS_COMPRESSED
 from packdata.sources.mds import INDEX, MdsRows, mds_files
 from packdata.sources.mds import SUFFIX as MDS_SUFFIX
@@ -129,6 +130,7 @@ _KINDS: dict[str, Callable[[Path], RowFile]] = {
     "mds": MdsRows,
     "tfrecord": TfrecordRows,
     "tar": TarRows,
+    "litdata": LitDataRows,
 }
 ROW_KINDS = frozenset(_KINDS)
 
@@ -157,11 +159,13 @@ def open_row_file(path: Path) -> RowFile:
     Raises:
         SourceError: It cannot be read.
     """
-    return _KINDS[row_kind(path.name) or ""](path)
+    return _KINDS["litdata" if path.name == INDEX else row_kind(path.name) or ""](path)
 
 
 def listed_files(folder: Path, names: Container[str]) -> list[Path] | None:
     """Return the files that an index in a folder lists, in its order; None if there is none.
+
+    Of LitData it is the index itself, which stands for its chunks.
 
     Args:
         folder: The folder.
@@ -175,4 +179,4 @@ def listed_files(folder: Path, names: Container[str]) -> list[Path] | None:
     index = read_json(folder / INDEX) if INDEX in names else None
     if isinstance(index, dict) and "shards" in index:
         return mds_files(folder, index)
-    return None
+    return [folder / INDEX] if index is not None and is_litdata(folder / INDEX) else None

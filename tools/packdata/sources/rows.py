@@ -64,7 +64,7 @@ class RowsSource:
         label_column: str | None = None,
     ) -> None:
         self.paths, self.name = list(paths), name
-        self.kind = row_kind(paths[0].name) or ""
+        self.kind = row_kind(paths[0].name) or "litdata"
         self.identity: Mapping[str, Any] = files_identity(self.kind, self.paths)
         self._files = [open_row_file(path) for path in self.paths]
         schema = self._files[0].schema

@@ -14,6 +14,7 @@ from loaders.errors import SourceError
 from packdata.regular import check_mode
 from packdata.sources.base import FFCV_HINT, is_hidden
 from packdata.sources.folders import LINK_ABOVE, files_below
+from packdata.sources.litdata import is_litdata
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 
 if TYPE_CHECKING:
@@ -133,13 +134,14 @@ def _list_folder(folder: Path, listing: Listing) -> None:
         listed = listed_files(folder / relative, [entry.name for entry in shown])
         if listed is not None:  # beside the files of a dataset lie those of caches
             names = {path.name for path in listed}
-            shown = [e for e in shown if e.name in names or not row_kind(e.name)]
+            shown = [entry for entry in shown if entry.name in names]
         found += [(f"{relative}/{entry.name}".lstrip("/"), Path(entry.path)) for entry in shown]
     for name, path in sorted(found):
         suffix, compression = _suffixes(path)
         # A plain .json beside others is often no data: it is read where it is named.
-        is_known = suffix in _KINDS or row_kind(path.name) or (suffix == ".json" and compression)
-        if not is_known:
+        is_json_lines = suffix == ".json" and compression is not None
+        is_rows = row_kind(path.name) is not None or is_litdata(path)
+        if suffix not in _KINDS and not is_rows and not is_json_lines:
             listing.ignored[suffix] += 1
         elif not _is_index_of_bin(path):
             listing.files.append(_source_file(path, name))
@@ -174,7 +176,7 @@ def _source_file(path: Path, name: str) -> SourceFile:
         path, name = path.with_suffix(".bin"), name.removesuffix(path.suffix) + ".bin"
     if suffix in _NOT_READ:
         raise SourceError(f"{suffix} files are not read", path, _NOT_READ[suffix])
-    kind = row_kind(path.name)
+    kind = "litdata" if is_litdata(path) else row_kind(path.name)
     if kind is None:
         inner = row_kind(path.stem) if compression else None
         kind = inner or ("jsonl" if suffix == ".json" else _KINDS.get(suffix, "text"))

@@ -139,7 +139,7 @@ def _chunk_of(file: BinaryIO, head: bytes, size: int) -> tuple[str, str] | None:
     if int.from_bytes(file.read(4), "little") != size:
         return None
     if first == begin:
-        return "a chunk of LitData", _AS_IDS
+        return "a chunk of LitData", "Give the folder with its index.json"
     return "a shard of MosaicML Streaming", "Call it .mds"
 
 
