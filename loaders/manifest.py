@@ -230,7 +230,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def is_url(place: Path | str) -> bool:
+    """Tell whether a place is a URL: as a path it would be missing, whatever is there."""
+    return (
+        re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(place)) is not None and not Path(place).exists()
+    )
+
+
 def _missing(folder: Path) -> tuple[str, Path, str]:
+    if is_url(folder):
+        return "it is a URL, and folders of this machine are opened", folder, "Copy it here first"
     if not folder.exists():
         hint = "Check the path, or pack a dataset there with 'packdata'"
         return "there is no such folder", folder, hint

@@ -24,7 +24,7 @@ from loaders.datasets.tokens.windows import TokenWindows
 from loaders.datasets.views import as_ours
 from loaders.device.nested import tensors_of
 from loaders.errors import LoadersError
-from loaders.manifest import read_manifest
+from loaders.manifest import is_url, read_manifest
 from loaders.sampling.order import Shuffled
 from loaders.schema import Image, Mask, Tokens
 
@@ -112,6 +112,10 @@ def load(spec: str, *, size: int = CROP) -> Target:
     path = Path(spec)
     if path.is_dir():
         return _folder(spec, path, size)
+    if is_url(spec):
+        raise TargetError(
+            f"{spec!r} is a URL, and folders of this machine are measured: copy it here first"
+        )
     if ":" in spec:
         found = load_object(spec)
         made = found if isinstance(found, torch.utils.data.Dataset) else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, ManifestError, SchemaError, SourceError
-from loaders.manifest import MANIFEST_NAME
+from loaders.manifest import MANIFEST_NAME, is_url
 from loaders.text import printable, printable_json
 from packdata.describe import counted, describe_size
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
@@ -142,6 +142,10 @@ def parse_place(text: str) -> str:
     """Read a path or pattern; an empty one, of a shell variable that is not set, is a mistake."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty: write . for the folder you are in")
+    if is_url(text):
+        raise argparse.ArgumentTypeError(
+            f"{text} is a URL, and files of this machine are read: copy it here first"
+        )
     return text
 
 
