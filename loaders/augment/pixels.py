@@ -349,7 +349,7 @@ def _reduced_span(
 
 
 def move_boxes(
-    boxes: npt.NDArray[np.float32], box: Sequence[int], size: Sequence[int], flip: Sequence[bool]
+    boxes: npt.NDArray[np.float32], box: Sequence[float], size: Sequence[int], flip: Sequence[bool]
 ) -> npt.NDArray[np.float32]:
     """Move bounding boxes as ``apply`` moves the pixels below them.
 
@@ -388,7 +388,7 @@ def move_boxes(
 
 def move_keypoints(
     points: npt.NDArray[np.float32],
-    box: Sequence[int],
+    box: Sequence[float],
     size: Sequence[int],
     flip: Sequence[bool],
     pairs: Sequence[Sequence[int]] = (),

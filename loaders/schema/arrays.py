@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from loaders.errors import SchemaError
 from loaders.schema.field import Field, check_dtype, check_nbytes, is_count, register
+from loaders.schema.labels import check_classes
 
 _MAX_AXES = 32  # of a numpy array, before numpy 2
 
@@ -25,6 +26,7 @@ class Array(Field):
             a mask of (D, H, W), 2 for a clip of (C, T, H, W) whose frames are not cut, 1 for a series
             of (C, T), 0 for none. None says nothing: such an array stays as it is, and a dataset with
             ``augment`` refuses it where it looks as if it should move.
+        classes: Names of the whole numbers in it, such as those of the classes of boxes.
     """
 
     kind: ClassVar[str] = "array"
@@ -32,19 +34,21 @@ class Array(Field):
     dims: tuple[int | None, ...] = field(default=(), kw_only=False)
     codec: str = "raw"
     spatial: int | None = None
+    classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", check_dtype(self.dtype, "uifb"))
         object.__setattr__(self, "dims", _check_dims(self.dims))
         _check_spatial(self.spatial, len(self.dims))
+        if self.classes is not None:
+            object.__setattr__(self, "classes", check_classes(self.classes))
         check_nbytes(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the field as JSON types; without ``spatial`` where it is not set."""
+        """Return the field as JSON types; without ``spatial`` and ``classes`` where they are not set."""
         described = Field.to_json(self)
-        if self.spatial is None:
-            del described["spatial"]
-        return described
+        unset = [name for name in ("spatial", "classes") if described[name] is None]
+        return {name: value for name, value in described.items() if name not in unset}
 
     @property
     def shape(self) -> tuple[int | None, ...]:

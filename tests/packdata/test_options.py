@@ -165,7 +165,8 @@ PLAIN = {
 FOR_MANY = ("--json", "--overwrite", "--dry-run", "--workers")
 BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("preview", "--columns"),
            ("repair", "--from"), ("repair", "--manifest"), ("images", "--lossless-rotate"),
-           ("images", "--max-picture-mb")}  # fmt: skip
+           ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
+           ("images", "--annotations")}  # fmt: skip
 
 
 def options() -> set[tuple[str, str]]:

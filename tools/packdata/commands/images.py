@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.schema import PICTURE_CODECS
-from packdata.commands.common import parse_count, parse_quality
+from packdata.commands.common import parse_count, parse_place, parse_quality
 from packdata.commands.packing import (
     add_packing_options,
     add_source_options,
@@ -48,7 +48,9 @@ def add_parser(commands: Commands) -> None:
     )
     parser = new_packing_parser(commands, "images", summary, _ABOUT, _EXAMPLES, src=src)
     _add_picture_options(parser.add_argument_group("pictures"))
-    add_source_options(parser.add_argument_group("source"), files="picture")
+    source = parser.add_argument_group("source")
+    add_source_options(source, files="picture")
+    _add_shape_options(source)
     add_packing_options(parser, item="file", usual="lmdb for files, else parquet")
     parser.set_defaults(run=run)
 
@@ -103,6 +105,31 @@ def _add_picture_options(group: Any) -> None:
     add("--keep-depth", action="store_true", help="store 16 bits a channel (default: 8)")
 
 
+def _add_shape_options(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--boxes",
+        action="append",
+        default=[],
+        metavar="COLUMN[:FORMAT]",
+        help="column of boxes, or member of a struct (objects.bbox); FORMAT is xyxy (pixels, default), xywh, "
+        "cxcywh, or yolo (shares of the picture); repeated for several",
+    )
+    add(
+        "--keypoints",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="column of keypoints x, y or x, y, visibility in pixels; repeated for several",
+    )
+    add(
+        "--annotations",
+        type=parse_place,
+        metavar="FILE|FOLDER",
+        help="COCO JSON, folder of YOLO labels or of VOC XML: fields boxes, box_labels and what else is there",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata images``."""
     from packdata.images.plan import plan_images
@@ -111,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
         *("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression"),
         *("max_picture_mb", "lossless_rotate"),
         *("masks", "classes", "image_column", "mask_column", "label_column"),
+        *("boxes", "keypoints", "annotations"),
     )
     options = {name: getattr(args, name) for name in names}
     sizes = tuple(args.size)

@@ -161,6 +161,8 @@ def _shared_classes(name: str, sources: Mapping[str, Source]) -> tuple[str, ...]
 
 
 def _field(name: str, column: Column, classes: tuple[str, ...] | None, has_gaps: bool) -> Field:
+    if column.field is not None:
+        return column.field
     if column.kind == "class" or (name == LABEL and column.kind == "int"):
         return Label(classes=classes)
     if column.kind in ("int", "float"):

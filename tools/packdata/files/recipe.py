@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from loaders.schema import Field, Schema
 from packdata.files.labels import LABEL
 from packdata.recipe import Recipe
+from packdata.sources.base import BOX_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,10 +60,11 @@ class FilesRecipe(Recipe, Generic[_O]):
         }
 
     def _schema(self, files: Mapping[str, Field], more: Mapping[str, Field]) -> Schema:
-        """Return the fields of files, labels and ``more``; a sample holds the files and ``label``."""
+        """Return the fields of files, labels and ``more``; a sample holds the files, ``label`` and boxes."""
         fields = {**files, **{label.name: label.field for label in self.labels}, **more}
         file, *masks = files
-        first = [file, *([LABEL] if LABEL in fields else []), *masks]
+        shapes = [each.name for each in self.labels if each.column.form or each.name == BOX_LABELS]
+        first = [file, *([LABEL] if LABEL in fields else []), *masks, *shapes]
         rest = [name for name in fields if name not in first]
         return Schema({name: fields[name] for name in first + rest}, tuple(first))
 

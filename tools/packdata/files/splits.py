@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
-from loaders.schema import Label
+from loaders.schema import Array, Label
 from packdata.describe import counted
 from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.sources import (
@@ -28,7 +28,7 @@ from packdata.sources.joined import join_splits
 from packdata.sources.layouts import check_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _SHOWN = 5
 
@@ -83,8 +83,17 @@ def open_splits(
     src: Path | str | Sequence[Path | str],
     options: SourceOptions | None = None,
     kind: FileKind = PICTURES,
+    extend: Callable[[Source, str], Source] | None = None,
+    has_annotations: bool = False,
 ) -> list[Split]:
     """Open each split of a source; of several sources, what they have together, in their order.
+
+    Args:
+        src: The source or sources.
+        options: What is said of them.
+        kind: Which files they are made of.
+        extend: Adds columns to a source of a split.
+        has_annotations: Folders are no classes, then.
 
     Raises:
         SourceError: The source cannot be listed or recognized, its folders are probably no classes and
@@ -93,7 +102,9 @@ def open_splits(
     """
     options = options or SourceOptions()
     beside: Counter[str] = Counter()
-    sources = _open_all(src, options, kind, beside)
+    sources = _open_all(src, options, kind, beside, has_annotations)
+    if extend is not None:
+        sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes)
     splits = [
         Split(name, source, labels[name], _masks_of(options.masks, name, kind), beside)
@@ -114,21 +125,26 @@ def _open_all(
     options: SourceOptions,
     kind: FileKind,
     beside: Counter[str],
+    has_annotations: bool,
 ) -> dict[str, Source]:
     """Return the source of each split, and count the files that lie ``beside`` them."""
     given = listed_sources(src)
     if len(given) > 1 and are_of_one_archive(given):  # as a pattern of them is read
-        return {"": _open({"": [Path(path) for path in given]}, options, kind)[""]}
+        one = {"": [Path(path) for path in given]}
+        return {"": _open(one, options, kind, has_annotations)[""]}
     opened: list[dict[str, Source]] = []
     for path in given:
         splits_of = find_splits(path, kind)
         beside.update(files_beside(splits_of or {}))
-        opened.append(_open(splits_of or {"": [Path(path)]}, options, kind))
+        opened.append(_open(splits_of or {"": [Path(path)]}, options, kind, has_annotations))
     return opened[0] if len(opened) == 1 else join_splits(opened)
 
 
 def _open(
-    splits: Mapping[str, Sequence[Path]], options: SourceOptions, kind: FileKind
+    splits: Mapping[str, Sequence[Path]],
+    options: SourceOptions,
+    kind: FileKind,
+    has_annotations: bool,
 ) -> dict[str, Source]:
     sources = {
         name: open_source(
@@ -141,14 +157,15 @@ def _open(
         for name, paths in splits.items()
     }
     for source in sources.values():
-        _check_layout(source, options, kind)
+        if options.classes is None:
+            _check_layout(source, kind, has_annotations)
     return sources
 
 
-def _check_layout(source: Source, options: SourceOptions, kind: FileKind) -> None:
-    """Raise SourceError for folders that are probably no classes, if nobody named them as such."""
-    if isinstance(source, FolderSource) and source.kind == "classes" and options.classes is None:
-        check_layout(source.root, source.folders, kind.command)
+def _check_layout(source: Source, kind: FileKind, has_annotations: bool) -> None:
+    """Raise SourceError for folders that are probably no classes."""
+    if isinstance(source, FolderSource) and source.kind == "classes":
+        check_layout(source.root, source.folders, kind.command, are_classes=not has_annotations)
 
 
 def _masks_of(masks: Path | str | None, split: str, kind: FileKind) -> MaskFolder | None:
@@ -205,6 +222,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         note for split in splits for note in joined_splits(getattr(split.source, "paths", []))
     ]
     notes += _numbered(splits)
+    notes += dict.fromkeys(note for s in splits for note in getattr(s.source, "notes", ()))
     notes += _unused_masks(splits)
     notes += _idx_without_labels(splits)
     if unlabelled:
@@ -221,12 +239,19 @@ def _classes_of(splits: Sequence[Split]) -> tuple[str, ...]:
     return next((f.classes for f in fields if isinstance(f, Label) and f.classes), ())
 
 
+def _arrays(splits: Sequence[Split]) -> list[Array]:
+    fields = [label.field for split in splits for label in split.labels]
+    return [field for field in fields if isinstance(field, Array)]
+
+
 def contents(splits: Sequence[Split]) -> list[str]:
     """Name the splits and classes: what is wrong with a source, they often show."""
     classes = _classes_of(splits)
     found = []
     if splits[0].name:
         found.append(f"{counted(len(splits), 'split')}: {_some([split.name for split in splits])}")
+    if kinds := next((f.classes for f in _arrays(splits) if f.classes), ()):
+        found.append(f"{counted(len(kinds), 'class')} of boxes: {_some(kinds)}")
     if classes:
         found.append(f"{counted(len(classes), 'class')}: {_some(classes)}")
     return found

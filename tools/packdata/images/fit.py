@@ -119,16 +119,40 @@ class Resize:
             return np.ascontiguousarray(pixels)
         return _place(pixels, self.fixed)
 
+    def window(self, size: Size) -> tuple[tuple[float, float, float, float], Size]:
+        """Return where in a picture of a size its result lies (y, x, height, width), and the result's size."""
+        top = left = 0
+        if self.fit == "cover":
+            top, left = self._margins(size)
+            size = size[0] - 2 * top, size[1] - 2 * left
+        to = self.scaled(size)
+        result = self.fixed or to
+        down, across = to[0] / size[0], to[1] / size[1]
+        y, x = (_before(whole, part) for whole, part in zip(to, result, strict=True))
+        return (top + y / down, left + x / across, result[0] / down, result[1] / across), result
+
     def _trim(self, pixels: Array, size: Size) -> tuple[Array, Size]:
         """Drop what lies far outside before enlarging: 20,000 x 1 would grow to millions."""
+        top, left = self._margins(size)
+        if not (top or left):
+            return pixels, size
+        pixels = pixels[top : size[0] - top, left : size[1] - left]
+        return pixels, (pixels.shape[0], pixels.shape[1])
+
+    def _margins(self, size: Size) -> tuple[int, int]:
+        """Return how many rows and columns at each side lie far outside when a picture is enlarged."""
         height, width = size
         scale = max(self.height / height, self.width / width)
         if scale <= 1:
-            return pixels, size
+            return 0, 0
         top = max(0, height - 2 * math.ceil(self.height / scale)) // 2
         left = max(0, width - 2 * math.ceil(self.width / scale)) // 2
-        pixels = pixels[top : height - top, left : width - left]
-        return pixels, (pixels.shape[0], pixels.shape[1])
+        return top, left
+
+
+def _before(whole: int, part: int) -> int:
+    """Return where the middle part of a side begins; where the part is longer, it does so before the side."""
+    return (whole - part) // 2 if whole >= part else -((part - whole) // 2)
 
 
 def _not_one_number(height: int, width: int) -> SchemaError:

@@ -15,6 +15,7 @@ from packdata.files.plan import FilesPlan
 from packdata.files.splits import SourceOptions, listed_sources
 from packdata.images.fit import Resize
 from packdata.images.recipe import MENDED, SMALLER, ImageOptions, ImagesRecipe, image_recipes
+from packdata.images.shapes import ShapeOptions
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, check_options, take
 from packdata.values import describe
@@ -78,7 +79,9 @@ def plan_images(
         SchemaError: The options contradict each other, or do not fit the source.
     """
     own = ("format", "sizes", "fit", "image_column")
-    check_options(options, ImageOptions, SourceOptions, PackSettings, own=own, but="column")
+    kinds = (ImageOptions, SourceOptions, ShapeOptions, PackSettings)
+    check_options(options, *kinds, own=own, but="column")
+    shapes = take(ShapeOptions, options)
     source = take(SourceOptions, options, column=image_column)
     if fit != "shorter" and not sizes:
         raise SchemaError(f"fit {fit!r} says how pictures come to a size: give --size, too")
@@ -87,9 +90,9 @@ def plan_images(
     )
     made = tuple(Resize.parse(size, fit) for size in listed)
     image_options = ImageOptions(sizes=made, **options)
-    parts = image_recipes(src, image_options, source)
+    parts = image_recipes(src, image_options, source, shapes)
     again = [Path(path).absolute() for path in listed_sources(src)]
-    list_again = partial(image_recipes, again, image_options, source.absolute())
+    list_again = partial(image_recipes, again, image_options, source.absolute(), shapes.absolute())
     return ImagesPlan(listed_sources(src), parts, format or _usual_format(parts), list_again)
 
 
@@ -140,7 +143,8 @@ def pack_images(
             ``quality``, ``gray``, ``keep_depth``, ``subsampling``, ``compression``,
             ``max_picture_mb`` and ``lossless_rotate`` (``packdata.images.recipe.ImageOptions``);
             ``masks``, ``classes``, ``image_column``, ``mask_column`` and ``label_column``
-            (``packdata.files.splits.SourceOptions``);
+            (``packdata.files.splits.SourceOptions``); ``boxes``, ``keypoints`` and ``annotations``
+            (``packdata.images.shapes.ShapeOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
             (``packdata.settings.PackSettings``).
 

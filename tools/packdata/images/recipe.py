@@ -36,6 +36,7 @@ from packdata.images.pictures import (
 )
 from packdata.images.planes import encode_jpeg_planes
 from packdata.images.scratch import Scratch
+from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
 from packdata.recipe import Tally, Target
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ def image_recipes(
     src: Path | str | Sequence[Path | str],
     options: ImageOptions | None = None,
     source: SourceOptions | None = None,
+    shapes: ShapeOptions | None = None,
 ) -> list[tuple[str, ImagesRecipe]]:
     """Return a recipe for each split of a source, named ``""`` if it has no splits.
 
@@ -164,13 +166,19 @@ def image_recipes(
         src: What ``packdata.sources.open_source`` reads, or a folder of splits; or several, in order.
         options: What becomes of each picture.
         source: What is said of the source.
+        shapes: Where boxes and keypoints are.
 
     Raises:
         SourceError: The source cannot be listed or recognized, or the classes do not fit it.
         SchemaError: The options contradict each other, or do not fit the source.
     """
     options = options or ImageOptions()
-    return [(split.name, ImagesRecipe(split, options)) for split in open_splits(src, source)]
+    shapes = shapes or ShapeOptions()
+    splits = open_splits(
+        src, source, extend=shapes.extend, has_annotations=shapes.annotations is not None
+    )
+    check_same_classes({split.name: split.source for split in splits})
+    return [(split.name, ImagesRecipe(split, options)) for split in splits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +254,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             mask = self._checked_mask(item, picture)
             kept = [self._kept(output, picture, data) for output in self._outputs]
             samples = [
-                self._sample(output, record, picture, mask, data) | shared
+                self._sample(output, record, picture, mask, data)
+                | self._shapes(item, output, picture.size)
+                | shared
                 for output, record in zip(self._outputs, kept, strict=True)
             ]
         except CodecError as error:
@@ -276,10 +286,14 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         return max(height for height, _ in sizes), max(width for _, width in sizes)
 
     def _shared_records(self, item: Item, picture: Picture) -> dict[str, bytes]:
-        records = {label.name: label.encode(item) for label in self.labels}
+        records = {each.name: each.encode(item) for each in self.labels if not each.column.form}
         records["key"] = self._extra_codecs["key"].encode(item.key)
         records["original_size"] = self._size_record(picture.size)
         return records
+
+    def _shapes(self, item: Item, output: _Output, size: Size) -> dict[str, bytes]:
+        shapes = (label for label in self.labels if label.column.form)
+        return {each.name: encode_shape(each, item, size, output.resize) for each in shapes}
 
     def _encode_size(self, size: Size) -> bytes:
         return self._extra_codecs["original_size"].encode(np.array(size, np.int32))

@@ -24,12 +24,15 @@ from packdata.regular import read_regular
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
+    from loaders.schema import Field
+
 Pixels = npt.NDArray[np.uint8]
 _JPEG_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif"}
 _ODD_SUFFIXES = {".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"}
 _PLUGIN_SUFFIXES = {".heic", ".heif", ".hif", ".jxl"}
 PICTURE_SUFFIXES = frozenset({".png", ".webp"} | _JPEG_SUFFIXES | _ODD_SUFFIXES | _PLUGIN_SUFFIXES)
 PATH_COLUMNS = ("path", "file", "filename", "image", "file_name", "filepath", "image_path")
+BOX_LABELS = "box_labels"
 LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes the field "label"
 _RESERVED = frozenset(
     {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
@@ -64,6 +67,8 @@ class Column:
             ``label``, nor beside whole numbers that float64 may round.
         dtype: Of an ``array``.
         dims: Of an ``array``, None for an axis that varies.
+        field: What a dataset says of it, where that is known.
+        form: How boxes in it are written (``packdata.geometry.BOX_FORMATS``), or ``keypoints``.
     """
 
     kind: ColumnKind
@@ -73,6 +78,8 @@ class Column:
     num_missing: int = 0
     dtype: str = ""
     dims: tuple[int | None, ...] = ()
+    field: Field | None = None
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)

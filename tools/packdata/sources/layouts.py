@@ -108,15 +108,18 @@ class _Tree:
         return self.at(next(iter(self.inner))).only()
 
 
-def check_layout(root: Path, folders: Sequence[str], command: str) -> None:
+def check_layout(
+    root: Path, folders: Sequence[str], command: str, *, are_classes: bool = True
+) -> None:
     """Raise SourceError if folders that would be classes are something else.
 
     Args:
         root: The source.
         folders: Each folder below it that holds files itself, relative and with forward slashes.
         command: ``images`` or ``arrays``.
+        are_classes: False where folders say nothing: only splits and masks are looked for.
     """
-    found = _Reader(f"packdata {command}").read(_Tree(root, folders))
+    found = _Reader(f"packdata {command}").read(_Tree(root, folders), are_classes)
     if found is not None:
         what, meant = found
         raise SourceError(what, root, f"Meant is: {meant} ({_OTHERWISE})")
@@ -133,15 +136,14 @@ class _Reader:
     def __init__(self, command: str) -> None:
         self._command = command
 
-    def read(self, tree: _Tree) -> tuple[str, str] | None:
+    def read(self, tree: _Tree, are_classes: bool = True) -> tuple[str, str] | None:
         if tree.has_files or all(name.lower() in SPLIT_NAMES for name in tree.inner):
             return None
         names = {name: _Name.of(name) for name in tree.inner}
-        return (
-            self._masks(tree, names)
-            or self._splits(tree, names)
-            or (self._single(tree) if len(names) == 1 else self._several(tree, names))
-        )
+        found = self._masks(tree, names) or self._splits(tree, names)
+        if found or not are_classes:
+            return found
+        return self._single(tree) if len(names) == 1 else self._several(tree, names)
 
     def _run(self, path: Path, more: str = "", dst: str = "DST") -> str:
         return f"{self._command} {shlex.quote(str(path))} {dst}{more}"

@@ -1,0 +1,382 @@
+"""Boxes and keypoints from the command line: declared columns, and annotations beside folders of pictures."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loaders import ShardDataset, augment
+from loaders.errors import LoadersError, SchemaError, SourceError
+from loaders.schema import Array, Boxes, Json, Keypoints
+from packdata.cli import main
+from packdata.images.fit import Resize
+from packdata.images.plan import pack_images, plan_images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEIGHT, WIDTH = 40, 80
+CORNERS: list[list[float]] = [[8, 4, 24, 20], [40, 10, 80, 40]]  # x1, y1, x2, y2
+FORMS: dict[str, list[list[float]]] = {
+    "xyxy": CORNERS,
+    "xywh": [[x, y, x2 - x, y2 - y] for x, y, x2, y2 in CORNERS],
+    "cxcywh": [[(x + x2) / 2, (y + y2) / 2, x2 - x, y2 - y] for x, y, x2, y2 in CORNERS],
+    "yolo": [
+        [(x + x2) / 2 / WIDTH, (y + y2) / 2 / HEIGHT, (x2 - x) / WIDTH, (y2 - y) / HEIGHT]
+        for x, y, x2, y2 in CORNERS
+    ],
+}
+
+
+def pictures(folder: Path, *names: str, orientation: int = 1) -> Path:
+    """Save pictures with a bright rectangle where the first box is."""
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    pixels = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    x, y, x2, y2 = CORNERS[0]
+    pixels[y:y2, x:x2] = 250
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(pixels).save(folder / name, exif=exif)
+    return folder
+
+
+def listed(folder: Path, rows: list[dict[str, Any]], suffix: str) -> Path:
+    file = folder / f"list.{suffix}"
+    if suffix == "jsonl":
+        file.write_text("\n".join(map(json.dumps, rows)))
+    elif suffix == "csv":
+        names = list(rows[0])
+        cells = [
+            ";".join(str(row[n]) if isinstance(row[n], str) else json.dumps(row[n]) for n in names)
+            for row in rows
+        ]
+        file.write_text("\n".join([";".join(names), *cells]))
+    else:
+        data = [{**row, "image": (folder / row["path"]).read_bytes()} for row in rows]
+        for row in data:
+            del row["path"]
+        pq.write_table(pa.Table.from_pylist(data), file)
+    return file
+
+
+def run(*words: Any) -> int:
+    try:
+        return main(["images", *map(str, words)])
+    except SystemExit as exit:
+        return int(exit.code or 0)
+
+
+class TestColumns:
+    @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+    @pytest.mark.parametrize("form", FORMS)
+    def test_boxes_of_every_form_become_corners(
+        self, tmp_path: Path, form: str, suffix: str
+    ) -> None:
+        pictures(tmp_path, "a.png", "b.png")
+        rows: list[dict[str, Any]]
+        rows = [{"path": "a.png", "where": FORMS[form]}, {"path": "b.png", "where": []}]
+        source = listed(tmp_path, rows, suffix)
+
+        declared = "where" if form == "xyxy" else f"where:{form}"
+        assert run(source, tmp_path / "out", "--boxes", declared) == 0
+
+        dataset = ShardDataset(tmp_path / "out")
+        assert dataset.fields == ("image", "where")
+        assert isinstance(dataset.schema.fields["where"], Boxes)
+        assert np.allclose(dataset[0].where.numpy(), CORNERS, atol=1e-4)
+        assert dataset[1].where.shape == (0, 4)
+
+    def test_a_member_of_a_struct_is_named_with_a_dot(self, tmp_path: Path) -> None:
+        pictures(tmp_path, "a.png", "b.png")
+        objects = {"bbox": FORMS["xywh"], "category": [1, 2]}
+        rows = [{"path": "a.png", "objects": objects}, {"path": "b.png", "objects": objects}]
+        source = listed(tmp_path, rows, "parquet")
+
+        pack_images(source, tmp_path / "out", boxes=["objects.bbox:xywh"])
+
+        dataset = ShardDataset(tmp_path / "out", fields=["image", "objects_bbox", "objects"])
+        assert dataset[0].objects_bbox.tolist() == CORNERS
+        assert dataset[0].objects["category"] == [1, 2]
+
+    @pytest.mark.parametrize(
+        ("points", "shape"),
+        [
+            ([[[1, 2], [3, 4]]], (1, 2, 2)),
+            ([[1, 2, 2, 3, 4, 0]], (1, 2, 3)),
+            ([5, 6, 1], (1, 1, 3)),
+        ],
+    )
+    def test_keypoints_are_declared(
+        self, tmp_path: Path, points: Any, shape: tuple[int, ...]
+    ) -> None:
+        pictures(tmp_path, "a.png")
+        source = listed(tmp_path, [{"path": "a.png", "joints": points}], "jsonl")
+
+        assert run(source, tmp_path / "out", "--keypoints", "joints") == 0
+
+        dataset = ShardDataset(tmp_path / "out")
+        assert isinstance(dataset.schema.fields["joints"], Keypoints)
+        assert dataset[0].joints.shape == shape
+
+    @pytest.mark.parametrize(
+        ("boxes", "form"),
+        [
+            ([[30, 4, 8, 16]], "xyxy"),
+            (CORNERS, "xywh"),
+            (CORNERS, "yolo"),
+            ([[0, 0, 90, 10]], "xyxy"),
+            ([[0, 0, float("nan"), 10]], "xyxy"),
+            ([[-9, 0, 5, 5]], "xyxy"),
+            ([[1, 2, 3]], "xyxy"),
+            (["a"], "xyxy"),
+        ],
+    )
+    def test_boxes_beyond_the_picture_are_an_error_that_names_the_forms(
+        self, tmp_path: Path, boxes: Any, form: str
+    ) -> None:
+        pictures(tmp_path, "a.png")
+        source = listed(tmp_path, [{"path": "a.png", "where": boxes}], "jsonl")
+
+        with pytest.raises(SourceError) as caught:
+            pack_images(source, tmp_path / "out", boxes=f"where:{form}")
+
+        assert "a.png" in str(caught.value)
+        if np.shape(boxes)[-1:] == (4,):
+            assert all(name in str(caught.value) for name in FORMS)
+
+    def test_what_is_declared_is_there(self, tmp_path: Path) -> None:
+        pictures(tmp_path, "a.png")
+        source = listed(tmp_path, [{"path": "a.png", "where": []}], "jsonl")
+
+        with pytest.raises(SourceError, match="no column 'other'"):
+            plan_images(source, boxes=["other"])
+        with pytest.raises(SchemaError, match="xyxy, xywh"):
+            plan_images(source, boxes=["where:corners"])
+        assert run(source, tmp_path / "out", "--boxes", "where:corners") == 2
+
+    def test_another_form_is_another_packing(self, tmp_path: Path) -> None:
+        pictures(tmp_path, "a.png")
+        source = listed(tmp_path, [{"path": "a.png", "where": [[1, 2, 3, 4]]}], "jsonl")
+
+        plans = [plan_images(source, boxes=[f"where:{form}"]) for form in ("xyxy", "xywh")]
+
+        assert plans[0].recipes[0].identity != plans[1].recipes[0].identity
+        assert all(plan.is_unchanged() for plan in plans)
+
+
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("size", "fit"),
+        [
+            ("20", "shorter"),
+            ("30x30", "cover"),
+            ("30x30", "contain"),
+            ("20x30", "stretch"),
+            ("200x90", "cover"),
+        ],
+    )
+    def test_boxes_lie_on_the_pixels_that_they_were_on(
+        self, tmp_path: Path, size: str, fit: str
+    ) -> None:
+        pictures(tmp_path, "a.png")
+        source = listed(tmp_path, [{"path": "a.png", "where": CORNERS[:1]}], "jsonl")
+
+        pack_images(source, tmp_path / "out", sizes=[size], fit=fit, boxes=["where"], codec="png")
+
+        image, boxes = ShardDataset(tmp_path / "out")[0]
+        rows, columns = np.nonzero(image[0].numpy() > 125)
+        found = (
+            [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            if len(rows)
+            else [0] * 4
+        )
+        if len(rows):
+            assert np.abs(boxes[0].numpy() - found).max() <= 1.01
+        else:
+            assert boxes[0, 0] == boxes[0, 2] or boxes[0, 1] == boxes[0, 3]
+
+    def test_a_window_is_what_apply_shows(self) -> None:
+        for fit in ("cover", "contain", "stretch"):
+            (y, x, height, width), size = Resize(30, 50, fit).window((40, 80))
+            assert size == (30, 50)
+            assert np.allclose((y + height / 2, x + width / 2), (20, 40), atol=1)
+
+
+def coco(folder: Path, names: list[str], **more: Any) -> Path:
+    boxes = [
+        {
+            "id": i,
+            "image_id": 7 * k,
+            "category_id": (90, 3)[i],
+            "bbox": box,
+            "iscrowd": i,
+            "area": 5.5 + i,
+            "segmentation": [[1, 2, 3, 4, 5, 6]],
+        }
+        for k in range(1)
+        for i, box in enumerate(FORMS["xywh"])
+    ]
+    images = [
+        {"id": 7 * k, "file_name": name, "height": HEIGHT, "width": WIDTH}
+        for k, name in enumerate(names)
+    ]
+    categories = [{"id": 90, "name": "dog"}, {"id": 3, "name": "cat"}]
+    file = folder / "instances.json"
+    file.write_text(
+        json.dumps({"images": images, "annotations": boxes, "categories": categories} | more)
+    )
+    return file
+
+
+class TestAnnotations:
+    def test_coco_is_read_as_what_it_is(self, tmp_path: Path, capsys: Any) -> None:
+        pictures(tmp_path / "train2017", "1.png", "2.png")
+        file = coco(tmp_path, ["1.png", "2.png"])
+
+        assert run(tmp_path / "train2017", tmp_path / "out", "--annotations", file) == 0
+
+        dataset = ShardDataset(tmp_path / "out")
+        fields = dataset.schema.fields
+        assert dataset.fields == ("image", "boxes", "box_labels")
+        assert isinstance(fields["box_labels"], Array)
+        assert fields["box_labels"].classes == ("cat", "dog")
+        assert isinstance(fields["segmentation"], Json)
+        first, second = dataset.replace(
+            fields=[*dataset.fields, "iscrowd", "area", "segmentation"]
+        )
+        assert first.boxes.tolist() == CORNERS
+        assert first.box_labels.tolist() == [1, 0]
+        assert (first.iscrowd.tolist(), first.area.tolist()) == ([0, 1], [5.5, 6.5])
+        assert first.segmentation == [[[1, 2, 3, 4, 5, 6]]] * 2
+        assert (second.boxes.shape, second.box_labels.shape) == ((0, 4), (0,))
+        out = capsys.readouterr().out
+        assert "segmentation" in out
+        assert "2 classes of boxes: cat, dog" in out
+
+    def test_its_keypoints_have_names(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+        names = ["nose", "left_eye", "right_eye"]
+        one = {"id": 1, "image_id": 0, "category_id": 1, "bbox": [0, 0, 9, 9]}
+        points = [10, 11, 2, 0, 0, 0, 30, 31, 1]
+        file = coco(
+            tmp_path, ["1.png"], categories=[{"id": 1, "name": "person", "keypoints": names}],
+            annotations=[{**one, "keypoints": points}, one],
+        )  # fmt: skip
+
+        pack_images(tmp_path / "in", tmp_path / "out", annotations=file)
+
+        dataset = ShardDataset(tmp_path / "out")
+        assert dataset.schema.fields["keypoints"] == Keypoints(3, ((1, 2),))
+        flipped = dataset.replace(augment=[augment.RandomHorizontalFlip(p=1)])[0]
+        expected = [[WIDTH - 10, 11, 2], [WIDTH - 30, 31, 1], [0, 0, 0]]
+        assert flipped.keypoints.tolist() == [expected, [[0, 0, 0]] * 3]
+
+    @pytest.mark.parametrize("layout", ["images/{split}/{name}", "{split}/images/{name}"])
+    def test_yolo_folders_are_read_with_their_splits(self, tmp_path: Path, layout: str) -> None:
+        for split in ("train", "val"):
+            for name in ("1", "2"):
+                pictures(tmp_path, layout.format(split=split, name=f"{name}.png"))
+                text = "".join(
+                    f"{i} {' '.join(map(str, box))}\n" for i, box in enumerate(FORMS["yolo"])
+                )
+                file = tmp_path / layout.replace("images", "labels").format(
+                    split=split, name=f"{name}.txt"
+                )
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if (split, name) != ("val", "2"):
+                    file.write_text(text if split == "train" else text.splitlines()[1])
+        (tmp_path / "data.yaml").write_text("nc: 2\nnames:\n  0: cat  # or kitten\n  1: 'dog'\n")
+        src = tmp_path / "images" if layout.startswith("images") else tmp_path
+        labels = tmp_path / "labels" if layout.startswith("images") else tmp_path
+
+        pack_images(src, tmp_path.parent / f"{tmp_path.name}-out", annotations=labels)
+
+        train, val = (
+            ShardDataset(tmp_path.parent / f"{tmp_path.name}-out" / s) for s in ("train", "val")
+        )
+        assert np.allclose(train[1].boxes.numpy(), CORNERS, atol=1e-4)
+        assert train[0].box_labels.tolist() == [0, 1]
+        assert val[0].box_labels.tolist() == [1]
+        assert val[1].boxes.shape == (0, 4)
+        assert train.schema.fields["box_labels"].classes == ("cat", "dog")  # type: ignore[attr-defined]
+        assert "label" not in train.schema.fields
+
+    def test_polygons_of_yolo_have_their_bounds(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels/1.txt").write_text("0 0.1 0.1 0.3 0.1 0.3 0.5\n")
+
+        pack_images(tmp_path / "in", tmp_path / "out", annotations=tmp_path / "labels")
+
+        sample = ShardDataset(tmp_path / "out", fields=["boxes", "segmentation"])[0]
+        assert np.allclose(sample.boxes.numpy(), [[8, 4, 24, 20]], atol=1e-4)
+        assert sample.segmentation == [[0.1, 0.1, 0.3, 0.1, 0.3, 0.5]]
+
+    def test_voc_is_read_as_what_it_is(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "JPEGImages", "1.png", "2.png", "3.png")
+        (tmp_path / "Annotations").mkdir()
+        for name, things in (("1", ("dog", "cat")), ("2", ("cat",))):
+            objects = "".join(
+                f"<object><name>{kind}</name><difficult>{i}</difficult><bndbox><xmax>{x2}</xmax>"
+                f"<xmin>{x}</xmin><ymin>{y}</ymin><ymax>{y2}</ymax></bndbox></object>"
+                for i, (kind, (x, y, x2, y2)) in enumerate(zip(things, CORNERS, strict=False))
+            )
+            (tmp_path / f"Annotations/{name}.xml").write_text(
+                f"<annotation>{objects}</annotation>"
+            )
+
+        pack_images(
+            tmp_path / "JPEGImages", tmp_path / "out", annotations=tmp_path / "Annotations"
+        )
+
+        dataset = ShardDataset(tmp_path / "out", fields=["boxes", "box_labels", "difficult"])
+        assert [sample.boxes.tolist() for sample in dataset] == [CORNERS, CORNERS[:1], []]
+        assert [sample.box_labels.tolist() for sample in dataset] == [[1, 0], [0], []]
+        assert dataset[0].difficult.tolist() == [0, 1]
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [("1.txt", "cat 0 0 1 1"), ("1.txt", "0 0.5 0.5"), ("1.xml", "<annotation><object/></annotation>"),
+         ("1.xml", "<other/>"), ("1.xml", "<annotation")],
+    )  # fmt: skip
+    def test_a_bad_annotation_is_one_of_its_picture(
+        self, tmp_path: Path, name: str, text: str
+    ) -> None:
+        pictures(tmp_path / "in", "1.png", "2.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels" / name).write_text(text)
+
+        with pytest.raises(SourceError) as caught:
+            pack_images(tmp_path / "in", tmp_path / "out", annotations=tmp_path / "labels")
+        summary = pack_images(
+            tmp_path / "in", tmp_path / "some", annotations=tmp_path / "labels", on_error="skip"
+        )
+
+        assert name in str(caught.value)
+        assert summary.samples == 1
+
+    @pytest.mark.parametrize(
+        "text", ["[]", "{", '{"images": [], "annotations": []}', '{"images": [{"id": 1, "file_name": "x.png"}], '
+                 '"annotations": [{"image_id": 2, "bbox": [0, 0, 1, 1], "category_id": 1}]}']
+    )  # fmt: skip
+    def test_other_json_is_refused(self, tmp_path: Path, text: str) -> None:
+        pictures(tmp_path / "in", "1.png")
+        (tmp_path / "a.json").write_text(text)
+
+        with pytest.raises(LoadersError):
+            plan_images(tmp_path / "in", annotations=tmp_path / "a.json")
+
+    def test_annotations_of_other_pictures_are_refused(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+
+        with pytest.raises(SourceError, match="none of its pictures"):
+            plan_images(tmp_path / "in", annotations=coco(tmp_path, ["x.png"]))
+        with pytest.raises(SourceError, match="no such file"):
+            plan_images(tmp_path / "in", annotations=tmp_path / "none")

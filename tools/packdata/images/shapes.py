@@ -1,0 +1,154 @@
+"""Boxes and keypoints of pictures: which columns hold them, and how they follow a picture to its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaders.augment import move_boxes, move_keypoints
+from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.schema import Boxes, Keypoints
+from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
+from packdata.sources.annotations import annotated, open_annotations
+from packdata.sources.base import BOX_LABELS, Column, Item, Source, identifier_of, parse_json
+from packdata.sources.extended import ExtendedSource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from loaders.schema import Field
+    from packdata.files.labels import LabelField
+    from packdata.images.fit import Resize, Size
+
+_KEYPOINTS = "keypoints"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeOptions:
+    """What lies in the pictures.
+
+    Attributes:
+        boxes: Columns of boxes, each ``COLUMN`` or ``COLUMN:FORMAT`` with one of ``xyxy`` (the default),
+            ``xywh``, ``cxcywh`` and ``yolo``; ``objects.bbox`` is the member of a struct.
+        keypoints: Columns of keypoints.
+        annotations: A file or folder of COCO JSON, VOC XML or YOLO labels.
+    """
+
+    boxes: Sequence[str] = ()
+    keypoints: Sequence[str] = ()
+    annotations: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("boxes", "keypoints"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        for text in self.boxes:
+            _, _, form = text.rpartition(":")
+            if ":" in text and form not in BOX_FORMATS:
+                raise SchemaError(f"boxes {text!r}: the format is one of {', '.join(BOX_FORMATS)}")
+
+    def absolute(self) -> ShapeOptions:
+        """Return the same for whatever folder is the working folder."""
+        there = None if self.annotations is None else Path(self.annotations).absolute()
+        return replace(self, annotations=there)
+
+    def extend(self, source: Source, split: str) -> Source:
+        """Return a split of a source with its annotations, and with the columns of boxes and keypoints known.
+
+        Raises:
+            SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
+        """
+        if self.annotations is not None:
+            source = annotated(source, open_annotations(Path(self.annotations), split))
+        declared: list[tuple[str, str, Field]]
+        declared = [(*_split_format(text), Boxes()) for text in self.boxes]
+        declared += [(text, _KEYPOINTS, Keypoints()) for text in self.keypoints]
+        if not declared:
+            return source
+        labels, members = dict(source.labels), {}
+        for text, form, field in declared:
+            name, path = _find(text, source)
+            labels[name] = Column("json", form=form, field=field)
+            if path:
+                members[name] = path
+        identity = {"boxes": list(self.boxes), _KEYPOINTS: list(self.keypoints)}
+        notes = getattr(source, "notes", ())
+        return ExtendedSource(
+            source, labels, identity, lambda item: _members(item, members), notes
+        )
+
+
+def _split_format(text: str) -> tuple[str, str]:
+    column, _, form = text.rpartition(":")
+    return (column, form) if column else (text, BOX_FORMATS[0])
+
+
+def _find(text: str, source: Source) -> tuple[str, list[str]]:
+    """Return the field of a column, and the way to a member from the column that holds it."""
+    for name in (text, identifier_of(text)):
+        if name in source.labels:
+            return name, []
+    column, *path = text.split(".")
+    for name in (column, identifier_of(column)):
+        if path and name in source.labels:
+            return identifier_of(text.replace(".", "_")), [name, *path]
+    what = f"it has no column {text!r} for boxes or keypoints, but {list(source.labels)}"
+    raise SourceError(what, source.name)
+
+
+def _members(item: Item, members: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    return {
+        name: _member(item.labels.get(path[0]), path[1:], item) for name, path in members.items()
+    }
+
+
+def _member(value: Any, path: Sequence[str], item: Item) -> Any:
+    """Return a member of a struct; of a list of structs, that of each."""
+    if isinstance(value, str) and value.strip():
+        try:
+            value = parse_json(value)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(
+                f"{path[-1]!r} is to be a member of what is no JSON ({error})", item.where
+            ) from error
+    if not path or not value:
+        return value or None
+    if isinstance(value, list):
+        return [_member(each, path, item) for each in value]
+    if not isinstance(value, dict) or path[0] not in value:
+        raise SourceError(f"it has no member {path[0]!r}", item.where)
+    return _member(value[path[0]], path[1:], item)
+
+
+def check_same_classes(sources: Mapping[str, Source]) -> None:
+    """Raise SourceError if the numbers of the classes of boxes differ between splits."""
+    fields = {
+        name: source.labels[BOX_LABELS].field
+        for name, source in sources.items()
+        if BOX_LABELS in source.labels
+    }
+    if len({str(field and field.to_json()) for field in fields.values()}) > 1:
+        what = f"the classes of boxes are not the same in {', '.join(fields)}"
+        raise SourceError(what, next(iter(sources.values())).name, "Pack each split by itself")
+
+
+def encode_shape(label: LabelField, item: Item, size: Size, resize: Resize | None) -> bytes:
+    """Return the record of an item's boxes or keypoints in a picture of a size, once it is resized.
+
+    Raises:
+        CodecError: They are none, or lie beyond the picture.
+    """
+    value, field = item.labels.get(label.name), label.field
+    try:
+        if isinstance(field, Keypoints):
+            points = to_keypoints(value, field.num, size)
+            if resize is not None:
+                points = move_keypoints(points, *resize.window(size), (False, False))
+            return label.codec.encode(points)
+        boxes = to_boxes(value, label.column.form, size)
+        if resize is not None:
+            boxes = move_boxes(boxes, *resize.window(size), (False, False))
+        return label.codec.encode(boxes)
+    except CodecError as error:
+        raise CodecError(f"its {label.name}: {error}") from error

@@ -1,0 +1,385 @@
+"""Annotations beside a folder of pictures: COCO JSON, Pascal VOC XML, YOLO labels; each read as what it is.
+
+Boxes become the field ``boxes``, the numbers of their classes ``box_labels``. A picture without annotations has
+no boxes. Sources of the forms: cocodataset.org, "Data format"; host.robots.ox.ac.uk/pascal/VOC, the development
+kit, section 4; docs.ultralytics.com, "Dataset formats".
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from loaders.errors import SourceError
+from loaders.schema import Array, Boxes, Json, Keypoints
+from packdata.sources.base import (
+    BOX_LABELS,
+    Column,
+    FileHash,
+    Source,
+    parse_json,
+    read_file,
+    suffix_of,
+)
+from packdata.sources.extended import ExtendedSource
+from packdata.sources.folders import files_below
+from packdata.sources.layouts import SPLIT_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from packdata.sources.base import Item
+
+BOXES = "boxes"
+_NUMBERS = (None,)
+_NO_LABELS = frozenset(
+    {"classes.txt", "obj.names", "train.txt", "val.txt", "test.txt", "readme.txt"}
+)
+_POINTS_OF_POLYGON = 6  # numbers of the smallest one
+
+Values = dict[str, Any]  # of a picture, by field
+
+
+@dataclass(slots=True)
+class Annotations:
+    """What is known of pictures, by what they are called.
+
+    Attributes:
+        kind: ``COCO``, ``VOC`` or ``YOLO``.
+        form: How its boxes are written.
+        classes: Names of the numbers in ``box_labels``.
+        columns: What else there is of each box.
+        by_name: By a picture's path, as far as the annotations have it: with suffix in COCO's, else without.
+            An error is raised for the picture.
+        files: They are read from, relative; with what they hash to.
+        notes: What is worth knowing.
+    """
+
+    kind: str
+    form: str
+    classes: tuple[str, ...]
+    columns: dict[str, Column]
+    by_name: dict[str, Values | SourceError]
+    notes: tuple[str, ...] = ()
+    files: str = ""
+    empty: Values = field(init=False)
+
+    def __post_init__(self) -> None:
+        numbers = Array(dtype="int64", dims=_NUMBERS, classes=self.classes or None)
+        own = {
+            BOXES: Column("json", form=self.form, field=Boxes()),
+            BOX_LABELS: Column("json", field=numbers),
+        }
+        self.columns = own | self.columns
+        self.empty = {name: [] for name in self.columns}
+
+    def find(self, name: str) -> Values | SourceError | None:
+        """Return what there is of a picture of this path: of names that fit, the longest counts."""
+        parts = PurePath(name).parts
+        paths = ("/".join(parts[i:]) for i in range(len(parts)))
+        found = (self.by_name[path] for path in paths if path in self.by_name)
+        return next(found, None)
+
+    def name_of(self, item: Item) -> str:
+        """Return what a picture is called in annotations of this kind."""
+        path = item.path or item.key
+        return path if self.kind == "COCO" else str(PurePath(path).with_suffix(""))
+
+
+def annotated(source: Source, found: Annotations) -> Source:
+    """Return a source with the annotations of its pictures; folders are no classes then.
+
+    Raises:
+        SourceError: None of its pictures has any, or it has a column of the same name.
+    """
+    labels = {} if source.kind == "classes" else dict(source.labels)
+    if twice := labels.keys() & found.columns.keys():
+        raise SourceError(f"it has a column {min(twice)!r} of its own", source.name, "Rename it")
+    known = [found.find(found.name_of(item)) is not None for item in source.items()]
+    if not any(known):
+        what = f"none of its pictures is called as in the annotations ({found.kind})"
+        raise SourceError(what, source.name, "Is it another folder, or another split?")
+
+    def more(item: Item) -> Values:
+        values = found.find(found.name_of(item))
+        if isinstance(values, SourceError):
+            raise values
+        return found.empty if values is None else values
+
+    without = known.count(False)
+    notes = found.notes + (
+        (f"without annotations, so without boxes: {without:,}",) * (without > 0)
+    )
+    identity = {"annotations": found.files, "classes": list(found.classes)}
+    return ExtendedSource(source, labels | found.columns, identity, more, notes)
+
+
+def open_annotations(path: Path, split: str = "") -> Annotations:
+    """Read the annotations of a split from a file or folder.
+
+    Raises:
+        SourceError: There are none, or of several kinds, or they cannot be read.
+    """
+    files = _files(path)
+    kinds = {suffix for file in files if (suffix := suffix_of(file.name)) in _READERS}
+    if ".txt" in kinds and len(kinds) > 1:
+        kinds.discard(".txt")  # notes, beside JSON or XML
+    if len(kinds) != 1:
+        what = f"it holds annotations of several kinds ({', '.join(sorted(kinds))})"
+        what = what if kinds else "it holds no annotations"
+        raise SourceError(
+            what, path, "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
+        )
+    (kind,) = kinds
+    chosen = [file for file in files if suffix_of(file.name) == kind]
+    found = _READERS[kind](path, chosen, split)
+    found.files = _hash(path, chosen)
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise SourceError("there is no such file or folder", path, "Check the path")
+    found = [
+        path / relative / entry.name
+        for relative, entries in files_below(path)
+        for entry in entries or ()
+        if not (entry.name.startswith(".") or entry.name.lower() in _NO_LABELS)
+    ]
+    return sorted(found)
+
+
+def _hash(path: Path, files: Iterable[Path]) -> str:
+    hashed = FileHash()
+    for file in files:
+        hashed.add(str(file.relative_to(path) if file != path else file.name), file.stat())
+    return hashed.hexdigest()
+
+
+# -- COCO ---------------------------------------------------------------------------------------------
+
+
+def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
+    files = _of_split(files, split)
+    named = [file for file in files if file.name.startswith("instances")]
+    images: dict[Any, Values] = {}
+    by_name: dict[str, Values | SourceError] = {}
+    categories: dict[Any, Mapping[str, Any]] = {}
+    boxes: list[tuple[Mapping[str, Any], Path]] = []
+    for file in named or files:
+        data = _json_of(file)
+        for image in data["images"]:
+            images[file, image["id"]] = by_name[str(image["file_name"])] = {}
+        categories |= {each["id"]: each for each in data.get("categories", ())}
+        boxes += [(each, file) for each in data["annotations"] if "bbox" in each]
+    if not boxes:
+        raise SourceError("its annotations have no boxes (bbox)", path)
+    numbers = {id: i for i, id in enumerate(sorted(categories))}
+    columns = _coco_columns([each for each, _ in boxes], categories.values())
+    for values in images.values():
+        values |= {name: [] for name in (BOXES, BOX_LABELS, *columns)}
+    for each, file in boxes:
+        values = images.get((file, each.get("image_id")), {BOXES: None})
+        if values[BOXES] is None or each.get("category_id") not in numbers:
+            what = f"annotation {each.get('id')} is of an image or a category that is not listed"
+            raise SourceError(what, file)
+        values[BOXES].append(each["bbox"])
+        values[BOX_LABELS].append(numbers[each["category_id"]])
+        for name in columns:
+            values[name].append(each.get(name, _COCO_MISSING[name]))
+    _fill_keypoints(images.values(), columns)
+    names = tuple(str(categories[id].get("name", id)) for id in numbers)
+    still = [name for name in ("segmentation", "area") if name in columns]
+    note = f"{' and '.join(still)} of boxes {'stay' if len(still) > 1 else 'stays'} as in the source: it does not move"
+    return Annotations("COCO", "xywh", names, columns, by_name, (note,) if still else ())
+
+
+_COCO_MISSING: dict[str, Any] = {
+    "iscrowd": 0,
+    "area": 0.0,
+    "segmentation": None,
+    "keypoints": None,
+}
+
+
+def _coco_columns(
+    boxes: Iterable[Mapping[str, Any]], categories: Iterable[Mapping[str, Any]]
+) -> dict[str, Column]:
+    there = {name for each in boxes for name in _COCO_MISSING if name in each}
+    points = [each["keypoints"] for each in categories if each.get("keypoints")]
+    names = [str(name) for name in points[0]] if points else []
+    num = len(names) if points and all(len(each) == len(names) for each in points) else None
+    known = {
+        "iscrowd": Column("json", field=Array(dtype="int64", dims=_NUMBERS)),
+        "area": Column("json", field=Array(dtype="float32", dims=_NUMBERS)),
+        "segmentation": Column("json", field=Json()),
+        "keypoints": Column("json", form="keypoints", field=Keypoints(num, _mirrored(names))),
+    }
+    return {name: column for name, column in known.items() if name in there}
+
+
+def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Return the points whose names differ in left and right alone."""
+    return tuple(
+        (i, names.index(other))
+        for i, name in enumerate(names)
+        if "left" in name and (other := name.replace("left", "right")) in names
+    )
+
+
+def _fill_keypoints(images: Iterable[Values], columns: Mapping[str, Column]) -> None:
+    """Give things without keypoints such as are not labelled."""
+    if "keypoints" not in columns:
+        return
+    lengths = Counter(len(each) for v in images for each in v["keypoints"] if each is not None)
+    nothing = [0] * (lengths.most_common(1)[0][0] if lengths else 3)
+    for values in images:
+        values["keypoints"] = [nothing if each is None else each for each in values["keypoints"]]
+
+
+def _json_of(file: Path) -> Any:
+    try:
+        data = parse_json(read_file(file, str(file)))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"it is not JSON ({error})", file) from error
+    if not isinstance(data, dict) or not {"images", "annotations"} <= data.keys():
+        raise SourceError("it is no COCO file: it has no images and annotations", file)
+    return data
+
+
+def _of_split(files: Sequence[Path], split: str) -> Sequence[Path]:
+    """Return the files that are of a split by their names or folders; all if none says so."""
+    kind = _kind_of_split(split)
+    named = [file for file in files if kind and kind in map(_kind_of_split, _words_of(file))]
+    return named or files
+
+
+def _words_of(file: Path) -> list[str]:
+    return re.findall("[a-z]+", f"{file.parent.name} {file.stem}".lower())
+
+
+def _kind_of_split(word: str) -> str:
+    return word[:3] if word.lower() in SPLIT_NAMES or word == "valid" else ""
+
+
+# -- VOC ----------------------------------------------------------------------------------------------
+
+
+def _read_voc(path: Path, files: Sequence[Path], split: str) -> Annotations:
+    by_name: dict[str, Values | SourceError] = {}
+    for file in files:
+        name = str((file.relative_to(path) if file != path else Path(file.name)).with_suffix(""))
+        try:
+            by_name[name] = _voc_values(ElementTree.fromstring(read_file(file, str(file))))
+        except (ElementTree.ParseError, ValueError, AttributeError, TypeError) as error:
+            by_name[name] = SourceError(f"{file} is no VOC annotation ({error})", file)
+    good = [values for values in by_name.values() if isinstance(values, dict)]
+    names = tuple(sorted({name for values in good for name in values[BOX_LABELS]}))
+    numbers = {name: i for i, name in enumerate(names)}
+    for values in good:
+        values[BOX_LABELS] = [numbers[name] for name in values[BOX_LABELS]]
+    flags = {"difficult": Column("json", field=Array(dtype="int64", dims=_NUMBERS))}
+    return Annotations("VOC", "xyxy", names, flags, by_name)
+
+
+def _voc_values(root: ElementTree.Element) -> Values:
+    values: Values = {BOXES: [], BOX_LABELS: [], "difficult": []}
+    if root.tag != "annotation":
+        raise ValueError(f"it begins with {root.tag!r}")
+    for thing in root.iter("object"):
+        box = thing.find("bndbox")
+        if box is None:
+            raise ValueError("an object has no bndbox")
+        texts = [box.findtext(side) for side in ("xmin", "ymin", "xmax", "ymax")]
+        values[BOXES].append([float(text) for text in texts])  # type: ignore[arg-type]
+        values[BOX_LABELS].append((thing.findtext("name") or "").strip())
+        values["difficult"].append(int(thing.findtext("difficult") or 0))
+    return values
+
+
+# -- YOLO ---------------------------------------------------------------------------------------------
+
+
+def _read_yolo(path: Path, files: Sequence[Path], split: str) -> Annotations:
+    by_name: dict[str, Values | SourceError] = {}
+    for file in files:
+        inside = (file.relative_to(path) if file != path else Path(file.name)).with_suffix("")
+        values: Values | SourceError
+        try:
+            values = _yolo_values(file)
+        except ValueError as error:
+            values = SourceError(f"{file}: {error}", file)
+        by_name[str(inside)] = values
+        if "labels" in inside.parts:  # beside the folder of the pictures
+            parts = ["images" if part == "labels" else part for part in inside.parts]
+            by_name["/".join(parts)] = values
+    good = [values for values in by_name.values() if isinstance(values, dict)]
+    columns: dict[str, Column] = {}
+    notes: tuple[str, ...] = ()
+    if any(any(values["segmentation"]) for values in good):
+        columns["segmentation"] = Column("json", field=Json())
+        notes = ("segmentation stays as in the source: it does not move",)
+    else:
+        for values in good:
+            values.pop("segmentation", None)  # one may have two names
+    names = _yolo_names(path)
+    most = max((number for values in good for number in values[BOX_LABELS]), default=-1)
+    if names and most >= len(names):
+        raise SourceError(f"class {most} is not among the {len(names)} names of its classes", path)
+    return Annotations("YOLO", "yolo", names, columns, by_name, notes)
+
+
+def _yolo_values(file: Path) -> Values:
+    values: Values = {BOXES: [], BOX_LABELS: [], "segmentation": []}
+    for line, text in enumerate(read_file(file, str(file)).decode().splitlines(), start=1):
+        words = text.split()
+        if not words:
+            continue
+        numbers = [float(word) for word in words[1:]]
+        is_polygon = len(numbers) >= _POINTS_OF_POLYGON and len(numbers) % 2 == 0
+        if not words[0].isdecimal() or (len(numbers) != 4 and not is_polygon):
+            raise ValueError(f"line {line} is not 'class x y width height', nor a polygon")
+        values[BOX_LABELS].append(int(words[0]))
+        values[BOXES].append(_bounds(numbers) if is_polygon else numbers)
+        values["segmentation"].append(numbers if is_polygon else None)
+    return values
+
+
+def _bounds(polygon: Sequence[float]) -> list[float]:
+    left, right = min(polygon[::2]), max(polygon[::2])
+    top, bottom = min(polygon[1::2]), max(polygon[1::2])
+    return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
+
+
+def _yolo_names(path: Path) -> tuple[str, ...]:
+    """Read the names of classes from ``data.yaml`` or ``classes.txt``, in the folder or up to two above."""
+    for folder in (path, *path.resolve().parents[:2]):
+        for file in sorted(folder.glob("*.y*ml")) if folder.is_dir() else ():
+            if names := _yaml_names(read_file(file, str(file)).decode(errors="replace")):
+                return names
+        for name in ("classes.txt", "obj.names"):
+            if (folder / name).is_file():
+                lines = read_file(folder / name, name).decode(errors="replace").splitlines()
+                return tuple(line.strip() for line in lines if line.strip())
+    return ()
+
+
+def _yaml_names(text: str) -> tuple[str, ...]:
+    """Read the key ``names`` of YOLO's YAML: a list in brackets, or a line for each."""
+    inline = re.search(r"^names:\s*\[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+    if inline:
+        return tuple(word.strip().strip("'\"") for word in inline[1].split(",") if word.strip())
+    block = re.search(r"^names:[^\n]*\n((?:[ \t]*(?:-|\d+:)[^\n]*\n?)+)", text, re.MULTILINE)
+    lines = block[1].splitlines() if block else []
+    return tuple(
+        re.sub(r"^\s*(-|\d+:)\s*", "", line).split(" #")[0].strip().strip("'\"") for line in lines
+    )
+
+
+_READERS = {".json": _read_coco, ".xml": _read_voc, ".txt": _read_yolo}

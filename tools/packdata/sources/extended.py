@@ -1,0 +1,57 @@
+"""A source with more columns than its own: annotations of its pictures, boxes and keypoints that are declared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from loaders.errors import SourceError
+from packdata.sources.base import Column, Item, Source, broken_item
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+
+class ExtendedSource:
+    """The items of a source, with columns added or said to be something else; see ``Source``.
+
+    Args:
+        source: The items.
+        labels: All columns.
+        identity: What they depend on, beside the source.
+        more: Returns the values of the columns that the source does not have; SourceError rejects the item.
+        notes: What is worth knowing.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        labels: Mapping[str, Column],
+        identity: Mapping[str, Any],
+        more: Callable[[Item], Mapping[str, Any]],
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.source, self.labels, self._more, self.notes = source, labels, more, notes
+        self.kind, self.name = source.kind, source.name
+        self.identity: Mapping[str, Any] = {**source.identity, "columns": identity}
+        self.has_masks, self.pixels, self.ignored = source.has_masks, source.pixels, source.ignored
+        self.suffixed: tuple[str, ...] = getattr(source, "suffixed", ())
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        """Yield items from number ``start`` on."""
+        for item in self.source.items(start):
+            try:
+                yield replace(item, labels={**item.labels, **self._more(item)})
+            except SourceError as error:
+                yield broken_item(item.key, error.what, item.where, error.hint)
+
+    def keys(self) -> Iterator[str]:
+        """Yield the key of each item."""
+        return self.source.keys()
+
+    def mask_heads(self) -> Iterator[bytes]:
+        """Yield the head of each mask."""
+        return self.source.mask_heads()
