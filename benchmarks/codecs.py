@@ -75,6 +75,11 @@ def psnr_db(images: list[np.ndarray], dataset: Any) -> float:
     return statistics.mean(values)
 
 
+def half_of(dataset: Any) -> Any:
+    """Return the host's half of a dataset, or all of it where a device has nothing to do."""
+    return (dataset.halves(torch.device("cpu")) or (dataset,))[0]
+
+
 def contenders(images: list[np.ndarray], folder: Path, num: int) -> list[Contender]:
     """Pack the images with each codec, repeated to `num` samples."""
     size = images[0].shape[:2]
@@ -98,14 +103,14 @@ def contenders(images: list[np.ndarray], folder: Path, num: int) -> list[Contend
         dataset, nbytes = ShardDataset(path), statistics.mean(map(len, records))
         whole = psnr_db(images, dataset)
         quality = None if name == "raw" else whole
-        found.append(Contender(name, dataset.host_half(), nbytes, nbytes, quality))
+        found.append(Contender(name, half_of(dataset), nbytes, nbytes, quality))
         if isinstance(codec, DctCodec):
             for text, side in (("1/2", 4), ("1/4", 2), ("1/8", 1)):
                 read = statistics.mean(
                     codec.prefix_nbytes(np.frombuffer(record, np.uint8), side)
                     for record in records
                 )
-                smaller = dataset.replace(scale=side / 8).host_half()
+                smaller = half_of(dataset.replace(scale=side / 8))
                 found.append(Contender(f"{name}, scale {text}", smaller, nbytes, read, None))
     return found
 

@@ -13,7 +13,7 @@ from loaders.checks import one_of, shown, whole_number
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.mixture import Mixture
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.moving import MovingHalf
+from loaders.datasets.reading.moving import moving_halves
 from loaders.errors import LoadersError
 from loaders.limits import cores_of_rank
 from loaders.sampling.balanced import Balanced
@@ -289,24 +289,11 @@ def choose_halves(
         if augment_on == "host":
             return dataset, None
         if augment_on == "device":
-            return _augmented_on(device, read)
+            return read.halves(device) or moving_halves(read)
     if augment_on == "device" and isinstance(read, Mixture) and read.is_augmented:
         raise ValueError(
             "augment_on='device' is for a Mixture whose sources have equal settings: they are read as one"
         )
     if device.type == "cpu" and not dataset.finishes_late:
         return dataset, None
-    return _finished_on(device, dataset) or (dataset, None)
-
-
-def _augmented_on(device: torch.device, dataset: PackedDataset) -> Halves:
-    halves = _finished_on(device, dataset)
-    if halves is None:
-        half = MovingHalf(dataset)
-        halves = half, half.finish
-    return halves
-
-
-def _finished_on(device: torch.device, dataset: BatchDataset) -> Halves | None:
-    finisher = dataset.finisher(device)
-    return None if finisher is None else (dataset.host_half(), finisher)
+    return dataset.halves(device) or (dataset, None)

@@ -338,12 +338,12 @@ class _TimedBatch:
         self.num_parts, self.describe = job.num_parts, job.describe
 
     @property
-    def has_read_ahead(self) -> bool:
-        return self._job.has_read_ahead
+    def needs_prefetch(self) -> bool:
+        return self._job.needs_prefetch
 
-    def read_ahead(self) -> None:
+    def prefetch(self) -> None:
         began = self._profile.clock()
-        self._job.read_ahead()
+        self._job.prefetch()
         self._profile.add(_MAKE, began)
 
     def run(self, part: int) -> None:

@@ -68,7 +68,7 @@ class Job(Protocol):
         """Say in a few words what a part does, for stall reports."""
 
 
-class ReadAheadJob(Job, Protocol):
+class PrefetchJob(Job, Protocol):
     """A job that can have storage read what its parts will need, before they are run.
 
     A thread of the pool's own lets it ask, so that bytes come while earlier jobs are done: their workers
@@ -76,16 +76,16 @@ class ReadAheadJob(Job, Protocol):
     """
 
     @property
-    def has_read_ahead(self) -> bool:
+    def needs_prefetch(self) -> bool:
         """Whether there is something that storage was not asked for yet."""
 
-    def read_ahead(self) -> None:
+    def prefetch(self) -> None:
         """Ask storage, without waiting for it."""
 
 
-def has_read_ahead(job: Job) -> TypeGuard[ReadAheadJob]:
+def needs_prefetch(job: Job) -> TypeGuard[PrefetchJob]:
     """Tell whether a job has something to read ahead."""
-    return getattr(job, "has_read_ahead", False)
+    return getattr(job, "needs_prefetch", False)
 
 
 class _Ticket:
@@ -161,7 +161,7 @@ class _Open:
 
 _Closed = weakref.ref[_Open]
 _Task = tuple[_Ticket, int]
-_ReadAheads = SimpleQueue[
+_Prefetches = SimpleQueue[
     "weakref.ref[_Ticket] | _Closed"
 ]  # weak: what is late keeps no batch alive
 _Running = dict[int, tuple[_Ticket, int | None, float]]  # by thread; of reading ahead, no part
@@ -231,14 +231,14 @@ def _work(
     tasks.put(closed)  # for the next one
 
 
-def _read_ahead(read_aheads: _ReadAheads, closed: _Closed, running: _Running) -> None:
+def _prefetch(prefetches: _Prefetches, closed: _Closed, running: _Running) -> None:
     me = threading.get_ident()
     while closed() is not None:
-        ticket = read_aheads.get()()
-        if isinstance(ticket, _Ticket) and has_read_ahead(ticket.job):  # no worker was faster
+        ticket = prefetches.get()()
+        if isinstance(ticket, _Ticket) and needs_prefetch(ticket.job):  # no worker was faster
             running[me] = (ticket, None, time.monotonic())
             with suppress(BaseException):
-                ticket.job.read_ahead()
+                ticket.job.prefetch()
             del running[me]
         del ticket  # as above
 
@@ -271,13 +271,13 @@ class Workers:
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
         self._tasks: SimpleQueue[_Task | _Closed | None] = SimpleQueue()
-        self._read_aheads: _ReadAheads = SimpleQueue()
+        self._prefetches: _Prefetches = SimpleQueue()
         self._finished: SimpleQueue[_Closed | None] = SimpleQueue()
         self._running: _Running = {}
         self._cpu_s: dict[int, float] = {}  # by thread
         self._failed: list[BaseException] = []  # what ended a thread
         opened = [_Open()]  # held here and by what closes it, and nowhere else
-        put = self._tasks.put, self._read_aheads.put, self._finished.put
+        put = self._tasks.put, self._prefetches.put, self._finished.put
         self._closed, self._closed_ahead, self._closed_finished = (
             weakref.ref(opened[0], each) for each in put
         )
@@ -295,7 +295,7 @@ class Workers:
             threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
             for i in range(num_workers)
         ]
-        queues = self._tasks, self._read_aheads
+        queues = self._tasks, self._prefetches
         self._close = finalize(self, _close, opened, queues, self._threads, self._running)
         try:
             with handlers_later():
@@ -343,8 +343,8 @@ class Workers:
         self._check_open()
         ticket = _Ticket(job)
         self._tickets.append(ticket)
-        if has_read_ahead(job):
-            self._put_read_ahead(ticket)
+        if needs_prefetch(job):
+            self._put_prefetch(ticket)
         for part in range(ticket.remaining):
             self._tasks.put((ticket, part))
 
@@ -352,18 +352,18 @@ class Workers:
         """Let a thread that waits for jobs call ``on_idle`` again."""
         self._tasks.put(None)
 
-    def _put_read_ahead(self, ticket: _Ticket) -> None:
+    def _put_prefetch(self, ticket: _Ticket) -> None:
         if len(self._threads) == self.num_workers:  # many datasets have nothing to
-            args = self._read_aheads, self._closed_ahead, self._running
+            args = self._prefetches, self._closed_ahead, self._running
             name = f"{self._name}-read-ahead"
-            thread = threading.Thread(target=_read_ahead, args=args, name=name, daemon=True)
+            thread = threading.Thread(target=_prefetch, args=args, name=name, daemon=True)
             try:
                 with handlers_later():
                     thread.start()
             except RuntimeError:  # no more threads: workers do it themselves
                 return
             self._threads.append(thread)
-        self._read_aheads.put(weakref.ref(ticket))
+        self._prefetches.put(weakref.ref(ticket))
 
     def take(self, *, timeout_s: float | None = None) -> Any:
         """Return the result of the oldest job, waiting for it.
@@ -427,7 +427,7 @@ def _described(job: Job, part: int | None) -> str:
 
 def _close(
     opened: list[_Open],
-    queues: tuple[SimpleQueue[_Task | _Closed | None], _ReadAheads],
+    queues: tuple[SimpleQueue[_Task | _Closed | None], _Prefetches],
     threads: list[threading.Thread],
     running: _Running,
 ) -> None:

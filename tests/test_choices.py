@@ -10,7 +10,7 @@ import torch
 
 from loaders import Mixture, RAMDataset, ShardDataset, augment
 from loaders.choices import choose_halves, choose_order, choose_workers, has_own_order
-from loaders.datasets.reading.moving import MovingHalf
+from loaders.datasets.halves import HostHalf
 from loaders.limits import usable_cores
 from loaders.sampling import BlockShuffled
 from loaders.sampling.order import Sequential, Shuffled
@@ -59,7 +59,7 @@ def test_pixels_are_cropped_on_a_device_only_when_told_so(device: torch.device) 
     dataset = pixels(augment=CROP)
 
     assert choose_halves(dataset, device, "auto") == (dataset, None)
-    assert isinstance(choose_halves(dataset, device, "device")[0], MovingHalf)
+    assert isinstance(choose_halves(dataset, device, "device")[0], HostHalf)
     assert choose_halves(pixels(), device, "device")[1] is None  # there is nothing to do
 
 

@@ -993,13 +993,13 @@ while True:
 class ReadsAhead(Call):
     """Calls another function when it is to ask."""
 
-    has_read_ahead = True
+    needs_prefetch = True
 
     def __init__(self, ask: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._ask = ask
 
-    def read_ahead(self) -> None:
+    def prefetch(self) -> None:
         self._ask()
 
 
@@ -1023,7 +1023,7 @@ def test_jobs_ask_in_order_and_only_those_that_have_something_to_ask_for() -> No
     pool, gate = Workers(1), Gate()
     for number in range(6):
         job = ReadsAhead(partial(noted.append, number), gate)
-        job.has_read_ahead = number % 2 == 0
+        job.needs_prefetch = number % 2 == 0
         pool.put(job)
     wait_until(lambda: len(noted) == 3)
     gate.opened.set()
@@ -1097,7 +1097,7 @@ def test_who_asked_keeps_no_batch_alive() -> None:
         job = ReadsAhead(lambda: None)
         pool.put(job)
         assert pool.take(timeout_s=TIMEOUT_S) == [0]
-        job.has_read_ahead = still_has
+        job.needs_prefetch = still_has
         reference = weakref.ref(job)
         del job
         wait_until(lambda: reference() is None)  # noqa: B023

@@ -12,7 +12,7 @@ from loaders.datasets.base import reads_batches
 from loaders.datasets.reading.job import CallJob, OneSample
 from loaders.datasets.reading.samples import collate
 from loaders.errors import LoadersError
-from loaders.workers import has_read_ahead
+from loaders.workers import needs_prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -183,14 +183,14 @@ class BatchOf:
         self._is_read = False
 
     @property
-    def has_read_ahead(self) -> bool:
+    def needs_prefetch(self) -> bool:
         """Whether reading has something to ask storage for."""
-        return has_read_ahead(self._read)
+        return needs_prefetch(self._read)
 
-    def read_ahead(self) -> None:
+    def prefetch(self) -> None:
         """Let reading ask."""
-        if has_read_ahead(self._read):
-            self._read.read_ahead()
+        if needs_prefetch(self._read):
+            self._read.prefetch()
 
     def finish(self) -> list[Any]:
         """Return the batch, in a list as those of a group."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _MAX_INDEX = (1 << 63) - 1
+Halves = tuple["BatchDataset", "Callable[[Any], Any]"]
 
 
 def whole_numbers(values: Any) -> npt.NDArray[np.int64]:
@@ -65,7 +66,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     Attributes:
         num_replaced: Samples that ``on_error="replace"`` replaced so far.
         device: Where the samples lie already; None is the host's memory.
-        finishes_late: True where batches stay in the host half until they are handed over, also on
+        finishes_late: True where batches stay in the host's half until they are handed over, also on
             the host: what waits is smaller then, and what is handed over is still in the cache.
         max_workers: Threads that are of use: more would only compete for the interpreter; None is any number.
         has_own_samples: True of a subclass with a ``__getitem__`` or ``__getitems__`` of its own, which says what
@@ -203,16 +204,13 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         """Return the order in which the samples want to be served; None: as the loader is told."""
         return None
 
-    def finisher(self, device: torch.device) -> Callable[[Any], Any] | None:
-        """Return what turns batches of ``host_half()``, moved to a device, into whole ones; None: nothing does.
+    def halves(self, device: torch.device) -> Halves | None:
+        """Return the same samples in batches that hold what is cheapest to move, and what makes them whole; or None.
 
-        It is called with one batch at a time, on the trainer's thread and the device's current stream.
+        The second is called with one batch at a time, moved to the device, on the trainer's thread and the device's
+        current stream.
         """
         return None
-
-    def host_half(self) -> BatchDataset:
-        """Return the same samples, in batches that hold what is cheapest to move: ``finisher`` does the rest."""
-        return self
 
     def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
         """Return several small batches, read at once; None where one by one is as good.

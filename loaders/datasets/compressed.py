@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from loaders.codecs.dct import DctCodec
+from loaders.datasets.halves import HostHalf
 from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.coefficients import (
     CoefficientReader,
@@ -24,6 +25,7 @@ from loaders.errors import SchemaError
 
 if TYPE_CHECKING:
     from loaders.codecs.dct import Escapes
+    from loaders.datasets.base import Halves
     from loaders.datasets.packed import PackedDataset
     from loaders.datasets.reading.request import Memory, Reader, Request
     from loaders.device.inflate import Decompress
@@ -55,22 +57,21 @@ class InflateOnDevice(OnDevice):
         if dataset.store.check == "never":
             raise SchemaError(f"check='never' would hand damaged records to the device{hint}")
 
-    def host_half(self) -> Any:
-        """Return the same samples, compressed."""
-        half = self.dataset.host_half()
-        half.readers = tuple(_compressed(reader) for reader in half.readers)
-        return half
-
-    def finisher(self, device: torch.device) -> Finisher:
-        """Return what makes images; LoadersError if nothing decompresses on this device."""
-        finisher = self.dataset.finisher(device)
-        assert finisher is not None
-        fields = images_of(self.dataset)
-        for name, module in finisher.modules.items():
+    def halves(self, device: torch.device) -> Halves:
+        """Return the same samples, compressed, and what makes images; LoadersError if nothing decompresses there."""
+        halves = self.dataset.halves(device)
+        assert halves is not None
+        half, finisher = halves
+        assert isinstance(half, HostHalf)
+        assert isinstance(finisher, Finisher)
+        readers = tuple(_compressed(reader) for reader in half.plan.readers)
+        fields, modules = images_of(self.dataset), dict(finisher.modules)
+        for name, module in modules.items():
             if isinstance(module, DctFinish):
                 codec = DctCodec(fields[name])
-                finisher.modules[name] = InflateFinish(codec, module, device, self._decompress)
-        return finisher
+                modules[name] = InflateFinish(codec, module, device, self._decompress)
+        plan = replace(half.plan, readers=readers)
+        return HostHalf(self.dataset, plan), Finisher(modules, finisher.ops)
 
 
 def _compressed(reader: Reader) -> Reader:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from loaders.codecs.heads import picture_size, pixels_within
-from loaders.datasets.base import SamplesOf
+from loaders.datasets.halves import HostHalf
 from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.crops import spatial_axes
-from loaders.datasets.reading.job import HalfJob
 from loaders.device.augment import Moves, draw_moves, move_images
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Boxes, Bytes, Keypoints, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
+    from loaders.datasets.base import Halves
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Request
     from loaders.device.jpeg import Decode
 
 
@@ -76,58 +73,33 @@ class JpegOnDevice(OnDevice):
         _check(dataset)
         self._decode = decode
 
-    def host_half(self) -> Any:
-        """Return the same samples as encoded files."""
-        return EncodedHalf(self.dataset)
-
-    def finisher(self, device: torch.device) -> Callable[[Any], Any]:
-        """Return what decodes batches; LoadersError if nothing does so on this device."""
-        modules = {
-            name: JpegFinish(field, device, self._decode)
-            for name, field in images_of(self.dataset).items()
-        }
-        return EncodedFinisher(self.dataset, modules)
+    def halves(self, device: torch.device) -> Halves:
+        """Return the same samples as encoded files, and what decodes them; LoadersError if nothing does so there."""
+        dataset = self.dataset
+        images = images_of(dataset)
+        modules = {name: JpegFinish(field, device, self._decode) for name, field in images.items()}
+        as_bytes = dict.fromkeys(images, Bytes())
+        plan = dataset.plan_half(partial(_with_moves, dataset), as_bytes)
+        return HostHalf(dataset, plan), EncodedFinisher(dataset, modules)
 
 
-class EncodedHalf(SamplesOf["PackedDataset"]):
-    """The host's half: files as they are, and the moves drawn for them.
+def _with_moves(dataset: PackedDataset, batch: Any, request: Request) -> EncodedBatch:
+    """Add to a batch of files what was drawn for it."""
+    moves = {}
+    for name in images_of(dataset) if dataset.augment else ():
+        sizes = [
+            _size(dataset, record, i)
+            for record, i in zip(getattr(batch, name), request.indices, strict=True)
+        ]
+        moves[name] = _draw(dataset.augment, sizes, request)
+    return EncodedBatch(batch, request.indices.tolist(), moves)
 
-    Args:
-        dataset: Whose samples.
-    """
 
-    def __init__(self, dataset: PackedDataset) -> None:
-        plain = copy.copy(dataset.replace(augment=[]))
-        as_bytes = dict.fromkeys(images_of(dataset), Bytes())
-        schema = dataset.schema
-        plain.view = dataset.view.with_schema(
-            replace(schema, fields={**schema.fields, **as_bytes})
-        )
-        plain._whole = dataset  # which counts what is replaced
-        plain._prepare()
-        super().__init__(plain)
-        self._whole = dataset
-
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> HalfJob:
-        """Return the work of reading a batch of files and drawing its moves."""
-        return HalfJob(self.dataset.job(indices, memory, num_workers), self.unfinished)
-
-    def unfinished(self, batch: Any, request: Request) -> EncodedBatch:
-        """Add to a batch what was drawn for it."""
-        moves = {}
-        for name in images_of(self._whole) if self._whole.augment else ():
-            sizes = [
-                self._size(record, i)
-                for record, i in zip(getattr(batch, name), request.indices, strict=True)
-            ]
-            moves[name] = _draw(self._whole.augment, sizes, request)
-        return EncodedBatch(batch, request.indices.tolist(), moves)
-
-    def _size(self, record: bytes, index: int) -> tuple[int, int]:
-        try:
-            return picture_size(record, pixels_within(self._whole.max_picture_mb))
-        except CodecError as error:
-            raise self._whole.sample_error(int(index), error) from error
+def _size(dataset: PackedDataset, record: bytes, index: int) -> tuple[int, int]:
+    try:
+        return picture_size(record, pixels_within(dataset.max_picture_mb))
+    except CodecError as error:
+        raise dataset.sample_error(int(index), error) from error
 
 
 def _draw(ops: Any, sizes: list[tuple[int, int]], request: Request) -> list[SameSize]:
@@ -152,7 +124,7 @@ class EncodedFinisher:
 
     def __init__(self, dataset: PackedDataset, modules: dict[str, JpegFinish]) -> None:
         self.modules, self._dataset = modules, dataset
-        served = {reader.names[0]: reader for reader in dataset.readers}
+        served = {reader.names[0]: reader for reader in dataset.plan.readers}
         self._is_stacked = {name: served[name].sizes[0] is not None for name in modules}  # type: ignore[attr-defined]
 
     def __call__(self, value: EncodedBatch) -> Any:

@@ -17,7 +17,7 @@ from loaders.datasets.reading.samples import (
     item,
 )
 from loaders.errors import BatchError
-from loaders.workers import has_read_ahead
+from loaders.workers import needs_prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,14 +55,14 @@ class InterleavedJob:
         self._begins, self._memory = begins, memory
         self._ends = np.cumsum([job.num_parts for job in self._jobs]).tolist()
         self.num_parts: int = self._ends[-1]
-        self.has_read_ahead = any(map(has_read_ahead, self._jobs))
+        self.needs_prefetch = any(map(needs_prefetch, self._jobs))
 
-    def read_ahead(self) -> None:
+    def prefetch(self) -> None:
         """Have storage read the samples of all."""
         for job in self._jobs:
-            if has_read_ahead(job):
+            if needs_prefetch(job):
                 with suppress(Exception):  # its parts raise it: the others ask nevertheless
-                    job.read_ahead()
+                    job.prefetch()
 
     def run(self, part: int) -> None:
         """Do a part of the job of one dataset."""

@@ -22,10 +22,11 @@ from loaders.sampling.mixture import MixtureOrder, Stop, check_stop
 from loaders.sampling.phases import as_phases, is_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
+    from loaders.datasets.base import Halves
     from loaders.datasets.reading.request import Memory
     from loaders.datasets.reading.samples import SplitBatches
     from loaders.sampling.phases import Schedule
@@ -127,9 +128,7 @@ class Mixture(Settled, BatchDataset):
     def _join(self) -> PackedDataset | None:
         """Return the sources as one dataset, if they can be; a bad sample is replaced by one of its source."""
         joined = _concat_if_alike(self.sources)
-        if joined is not None:
-            joined.part_ends = self._ends
-        return joined
+        return None if joined is None else joined.in_parts(self._ends)
 
     def order(self, seed: int, batch_size: int) -> MixtureOrder:
         """Return the order in which a loader serves the samples."""
@@ -231,13 +230,9 @@ class Mixture(Settled, BatchDataset):
             if part is not None:
                 part.set_epoch(epoch)
 
-    def finisher(self, device: torch.device) -> Callable[[Any], Any] | None:
-        """Return the device half for batches of ``host_half()``, if the sources are read as one."""
-        return None if self.joined is None else self.joined.finisher(device)
-
-    def host_half(self) -> BatchDataset:
-        """Return the same samples in the host half, if the sources are read as one."""
-        return self if self.joined is None else self.joined.host_half()
+    def halves(self, device: torch.device) -> Halves | None:
+        """Return the two halves of batches, if the sources are read as one."""
+        return None if self.joined is None else self.joined.halves(device)
 
     def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
         """Return several small batches, read at once, if the sources can do that together."""

@@ -6,9 +6,9 @@ A dataset is a store, a choice of fields, and settings; ``select``, ``split``, `
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -17,19 +17,17 @@ import xxhash
 from torch.utils.data import Dataset
 
 from loaders.augment import Views, as_augment, has_draws
-from loaders.buffers import SMALL_BYTES
 from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.datasets import frame
 from loaders.datasets.base import BatchDataset, from_start, index_array, is_one, whole_numbers
-from loaders.datasets.reading.coefficients import Finisher, check_scale, make_finisher
-from loaders.datasets.reading.fixed import FixedReader
+from loaders.datasets.halves import HostHalf, read_group
+from loaders.datasets.reading.coefficients import check_scale, make_finisher
 from loaders.datasets.reading.job import BatchJob
-from loaders.datasets.reading.readers import SampleIdReader, first_picture, forms_of, make_readers
-from loaders.datasets.reading.request import Memory, Reader, Request
-from loaders.datasets.reading.samples import SplitBatches
-from loaders.datasets.reading.transforming import Transforming
+from loaders.datasets.reading.readers import first_picture
+from loaders.datasets.reading.readplan import ReadPlan, plan_reading
+from loaders.datasets.reading.request import Memory, Request
 from loaders.datasets.replaced import BadSamples
 from loaders.datasets.settings import (
     as_batching,
@@ -39,8 +37,7 @@ from loaders.datasets.settings import (
     check_batching,
 )
 from loaders.division import check_strata, divide, divide_by_key
-from loaders.errors import LoadersError, SampleError, SchemaError, ShardError
-from loaders.locks import ForkLock
+from loaders.errors import LoadersError, SampleError, SchemaError
 from loaders.sampling.batch import IndexBatch, joined
 from loaders.schema import (
     VIRTUAL_FIELDS,
@@ -65,6 +62,8 @@ if TYPE_CHECKING:
     from loaders.data.finder import Rows
     from loaders.data.store import Store
     from loaders.data.view import View
+    from loaders.datasets.base import Halves
+    from loaders.datasets.reading.samples import SplitBatches
 
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
@@ -72,8 +71,6 @@ Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 SETTINGS = (  # of replace()
     *("fields", "augment", "transform", "batching", "on_error", "scale", "max_picture_mb"),
 )
-_COPIES = FixedReader | SampleIdReader  # readers of what is copied as it is
-_counting = ForkLock()  # one for all: few are replaced, and datasets are copied and pickled
 
 
 class PackedDataset(BatchDataset):
@@ -110,48 +107,64 @@ class PackedDataset(BatchDataset):
         self.on_error = on_error
         self.scale = scale
         self.max_picture_mb = max_picture_mb
-        self._whole: PackedDataset | None = None  # of a host half
         self.epoch, self.seed = 0, 0
-        self._prepare()
+        self._settle_plan()
         check_batching(self.batching, self.fields)
 
-    def _prepare(self) -> None:
+    def _settle_plan(self) -> None:
+        """Check the settings, and make of them how batches are read."""
         if self.on_error not in ("raise", "replace"):
             raise ValueError(f"on_error must be 'raise' or 'replace', got {self.on_error!r}")
-        self.num_replaced, self._bad = 0, BadSamples()
         self.schema.check_names(self.fields)
-        fields = self._shown_fields
-        check_scale(fields, self.scale)
+        check_scale(self._shown_fields, self.scale)
         whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
-        boxed: Any = {
-            "stored": self.schema.fields,
-            "leader": self.leader,
-            "max_picture_mb": self.max_picture_mb,
-        }
-        is_half = self._whole is not None
-        self.readers: tuple[Reader, ...] = make_readers(
-            self.store, fields, self.augment, self.batching, self.scale, half=is_half, **boxed
-        )
-        self.forms = forms_of(self.readers, self.batching)
-        self.transforming = None if self.transform is None else Transforming(self.transform)
-        if self.transform is not None:
-            # It sees samples: the readers above say only how its results are joined, and these read for it.
-            plain = dict.fromkeys(self.batching, "list")
-            self.readers = make_readers(
-                self.store, fields, self.augment, plain, self.scale, **boxed
-            )
-        self.names = tuple(name for reader in self.readers for name in reader.names)
-        named = [reader.read_ahead_field for reader in self.readers]
-        self._read_ahead_fields = [name for name in named if name is not None]
-        self.min_rows = min((reader.min_rows for reader in self.readers), default=1)
-        # By reader: up to how many rows are read at once when a batch is done, and not in the parts of its threads.
-        self.read_last = [
-            SMALL_BYTES // r.nbytes if isinstance(r, _COPIES) else 0 for r in self.readers
-        ]
-        # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
-        # together, and the next batch is already begun.
-        self.halves_shares = self.sample_nbytes is None
+        self.plan = self._planned(self._shown_fields, bad=BadSamples(), transform=self.transform)
         self._check_names()
+
+    def _planned(
+        self,
+        fields: dict[str, Field | None],
+        *,
+        bad: BadSamples | None = None,
+        transform: Transform | None = None,
+        ops: tuple[Any, ...] | None = None,
+        is_half: bool = False,
+    ) -> ReadPlan:
+        return plan_reading(
+            self.view,
+            fields,
+            ops=self.augment if ops is None else ops,
+            transform=transform,
+            batching=self.batching,
+            scale=self.scale,
+            is_half=is_half,
+            leader=self.leader,
+            max_picture_mb=self.max_picture_mb,
+            is_replacing=self.on_error == "replace",
+            part_ends=self.part_ends,
+            bad=bad or self.plan.bad,
+        )
+
+    def plan_half(
+        self,
+        unfinished: Callable[[Any, Request], Any] | None = None,
+        fields: Mapping[str, Field] | None = None,
+    ) -> ReadPlan:
+        """Return the plan of the host's half of batches, without transforms.
+
+        Args:
+            unfinished: Adds to a batch what a device is to do with it: its crops and flips are not done here then.
+            fields: As which fields some are read instead, of any codec.
+        """
+        if unfinished is None:
+            return self._planned(self._shown_fields, is_half=True)
+        read = {**self._shown_fields, **(fields or {})}
+        return replace(self._planned(read, ops=()), unfinished=unfinished)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the values of a sample."""
+        return self.plan.names
 
     def _check_names(self) -> None:
         """Raise SchemaError if samples would have a name twice, or a transform is for one that they have not."""
@@ -188,14 +201,15 @@ class PackedDataset(BatchDataset):
 
     # -- two halves --------------------------------------------------------------------------------
 
-    def finisher(self, device: torch.device) -> Finisher | None:
-        """Return the device half for batches of ``host_half()``; None if no field has halves.
+    def halves(self, device: torch.device) -> Halves | None:
+        """Return the host's half of batches, and what makes images of it on a device; None if no field has halves.
 
         Transforms act on images, and views share one decode: with them both halves run on the host.
         """
         if not self._splits:
             return None
-        return make_finisher(self._shown_fields, self.scale, self.augment, device)
+        finish = make_finisher(self._shown_fields, self.scale, self.augment, device)
+        return None if finish is None else (HostHalf(self, self.plan_half()), finish)
 
     @property
     def _splits(self) -> bool:
@@ -206,15 +220,6 @@ class PackedDataset(BatchDataset):
         """Raise SchemaError if both halves run on the host."""
         if not self._splits:
             raise SchemaError(f"transforms and augment.Views work on the host{hint}")
-
-    def host_half(self) -> Self:
-        """Return the same samples, whose batches hold what ``finisher`` makes images of."""
-        if not self._splits:
-            return self
-        other = copy.copy(self)
-        other._whole = self
-        other._prepare()
-        return other
 
     # -- samples -----------------------------------------------------------------------------------
 
@@ -238,7 +243,7 @@ class PackedDataset(BatchDataset):
 
     def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> BatchJob:
         """Return the work of reading a batch."""
-        return BatchJob(self, self.request(indices, num_workers), memory)
+        return BatchJob(self.plan, self.request(indices, num_workers), memory)
 
     def requests(self, batches: Sequence[Any], num_workers: int = 1) -> list[Request] | None:
         """Return a request for each of several batches of one epoch, whose samples are found at once."""
@@ -251,28 +256,7 @@ class PackedDataset(BatchDataset):
 
     def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
         """Return several batches, gathered at once, if all fields are only copied; they share memory."""
-        if not self.sample_nbytes:  # 0 where the device gathers: by numbers that augment, too
-            return None
-        sizes = [len(batch) for batch in batches]
-        request = self.request(np.concatenate([index_array(batch) for batch in batches]))
-        tensors: list[torch.Tensor] = []
-        self.read_ahead(request)
-        for reader in self.readers:
-            values = reader.begin(len(request), memory)
-            reader.read(values, request, 0, len(request))
-            tensors += reader.finish(values)
-        return SplitBatches(self.names, tensors, sizes)
-
-    def has_read_ahead(self, request: Request) -> bool:
-        """Tell whether storage was not asked yet for some of the samples."""
-        return any(
-            self.store.needs_prefetch(name, request.rows) for name in self._read_ahead_fields
-        )
-
-    def read_ahead(self, request: Request) -> None:
-        """Have storage read the samples, without waiting for them."""
-        for name in self._read_ahead_fields:
-            self.store.prefetch(name, request.rows)
+        return read_group(self, self.plan, batches, memory)
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Turn indices into a request, with the seed, epoch and draws that our samplers attach; leave one as it is."""
@@ -300,22 +284,23 @@ class PackedDataset(BatchDataset):
     @property
     def is_random(self) -> bool:
         """Whether a sample differs from epoch to epoch."""
-        return has_draws(self.augment) or (
-            self.transforming is not None and self.transforming.draws
-        )
+        transforming = self.plan.transforming
+        return has_draws(self.augment) or (transforming is not None and transforming.draws)
 
     @property
     def may_draw(self) -> bool:
         """Whether a sample may differ from one reading to the next."""
-        return self.is_random or self.transforming is not None
+        return self.is_random or self.transform is not None
 
     @property
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
-        copied = [r for r in self.readers if isinstance(r, _COPIES)]
-        if len(copied) < len(self.readers) or self.transform is not None:
-            return None
-        return sum(reader.nbytes for reader in copied)
+        return self.plan.sample_nbytes
+
+    @property
+    def num_replaced(self) -> int:  # type: ignore[override]  # counted where samples are read
+        """Samples that ``on_error="replace"`` replaced so far."""
+        return self.plan.bad.num_replaced
 
     # -- errors ------------------------------------------------------------------------------------
 
@@ -324,32 +309,8 @@ class PackedDataset(BatchDataset):
         return self.view.place(index)
 
     def sample_error(self, index: int, what: str | LoadersError) -> SampleError:
-        """Describe a sample that cannot be served; an error does not tell its place again."""
-        path, row = self.place(index)
-        told = what.beside(path, row) if isinstance(what, ShardError) else str(what)
-        error = SampleError(told, index, path, row, self._key_of(index))
-        error.__cause__ = what if isinstance(what, LoadersError) else None
-        return error
-
-    def _key_of(self, index: int) -> str | None:
-        return self.view.key(index)
-
-    def part_with(self, index: int) -> tuple[int, int]:
-        """Return the first sample, and the number of samples, that may stand for another one."""
-        if self.part_ends is None:
-            return 0, len(self)
-        part = int(np.searchsorted(self.part_ends, index, "right"))
-        first = int(self.part_ends[part - 1]) if part else 0
-        return first, int(self.part_ends[part]) - first
-
-    def count_replaced(self, error: SampleError) -> None:
-        """Note that a sample was replaced; too many are an error."""
-        with _counting.plain:
-            self.num_replaced += 1
-        if self._whole is None:
-            self._bad.note(error, len(self))
-        else:
-            self._whole.count_replaced(error)
+        """Return the error of a sample that cannot be served, with its place and key."""
+        return self.plan.sample_error(index, what)
 
     # -- looking things up -------------------------------------------------------------------------
 
@@ -435,10 +396,10 @@ class PackedDataset(BatchDataset):
         wanted = xxhash.xxh3_64_intdigest(key.encode())
         at = int(np.searchsorted(hashes, wanted))
         while at < len(hashes) and hashes[at] == wanted:
-            if self._key_of(int(order[at])) == key:
+            if self.view.key(int(order[at])) == key:
                 return int(order[at])
             at += 1
-        example = f", they look like {self._key_of(0)!r}" if len(self) else ""
+        example = f", they look like {self.view.key(0)!r}" if len(self) else ""
         raise KeyError(f"none of {len(self)} samples has the key {key!r}{example}")
 
     @cached_property
@@ -455,18 +416,24 @@ class PackedDataset(BatchDataset):
         if unknown := set(settings) - set(SETTINGS):
             hint = did_you_mean(min(unknown), SETTINGS)
             raise TypeError(f"replace() takes {sorted(SETTINGS)}, got {sorted(unknown)}{hint}")
-        other = copy.copy(self)
-        del other.readers  # its settings are still to be made
-        for name, value in settings.items():
-            setattr(other, name, value)
-        other.fields = as_fields(other.fields, self.schema)
-        other.augment, other.batching = as_augment(other.augment), as_batching(other.batching)
-        other.transform = as_transform(other.transform)
+        given: dict[str, Any] = {name: getattr(self, name) for name in SETTINGS} | settings
+        given["fields"] = as_fields(given["fields"], self.schema)
+        given["augment"] = as_augment(given["augment"])
+        given["batching"] = as_batching(given["batching"])
+        given["transform"] = as_transform(given["transform"])
         if "augment" in settings:
-            check_augment(other.augment, self.schema.fields)
-        other._prepare()
+            check_augment(given["augment"], self.schema.fields)
+        other = self._with(**given)
         if "batching" in settings:  # else a form of what is left out waits for its return
             check_batching(other.batching, other.fields)
+        return other
+
+    def _with(self, **changes: Any) -> Self:
+        """Return another dataset that differs in some attributes."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__ | changes)
+        other.__dict__.pop("_keys", None)
+        other._settle_plan()
         return other
 
     def select(self, which: Any) -> Self:
@@ -485,12 +452,16 @@ class PackedDataset(BatchDataset):
                     f"a mask has one value per sample ({len(self)}), got {array.shape}"
                 )
             array = np.flatnonzero(array)
-        other = copy.copy(self)
-        other.__dict__.pop("_keys", None)
-        other.num_replaced, other._bad, other._num_untold = 0, BadSamples(), 0
         indices = from_start(whole_numbers(array), len(self), "sample")
-        other.view = self.view.select(indices)
-        return other
+        return self._with(view=self.view.select(indices), _num_untold=0)
+
+    def in_parts(self, ends: Indices) -> Self:
+        """Return the same samples, of which a bad one is replaced by one of its own part.
+
+        Args:
+            ends: The sample behind the last one of each part.
+        """
+        return self._with(part_ends=ends)
 
     def split(
         self,
@@ -536,7 +507,7 @@ class PackedDataset(BatchDataset):
         return values
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in SETTINGS and "readers" in self.__dict__:
+        if name in SETTINGS and "plan" in self.__dict__:
             what = f"{name} is a setting, which stays as the dataset was made"
             raise AttributeError(f"{what}: take dataset.replace({name}=...)")
         super().__setattr__(name, value)

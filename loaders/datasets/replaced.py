@@ -5,21 +5,30 @@ from __future__ import annotations
 import logging
 
 from loaders.errors import LoadersError, SampleError, ShardError, StaleDatasetError
+from loaders.locks import ForkLock
 
 logger = logging.getLogger(__name__)
+_counting = ForkLock()  # one for all: few are replaced, and datasets are copied and pickled
 _MAX_SHARE = 0.01
 _MAX_FEW = 10  # so many are allowed in a small dataset, too
 
 
 class BadSamples:
-    """The samples that were replaced so far, in any number of epochs."""
+    """The samples that were replaced so far, in any number of epochs.
+
+    Attributes:
+        num_replaced: How often one was.
+    """
 
     def __init__(self) -> None:
+        self.num_replaced = 0
         self._indices: set[int] = set()
         self._causes: dict[str | int, int] = {}  # with the sample for which each was logged
 
     def note(self, error: SampleError, num_samples: int) -> None:
         """Note that one of so many samples was replaced; an error if too many were, or the dataset was."""
+        with _counting.plain:
+            self.num_replaced += 1
         if isinstance(error.__cause__, StaleDatasetError):
             raise error  # all samples are others, also where this one could be replaced
         if error.index not in self._indices:

@@ -12,7 +12,7 @@ import torch
 from loaders import DataLoader, Mixture, RAMDataset, augment, concat
 from loaders.datasets.base import BatchDataset, SamplesOf
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.moving import MovingHalf
+from loaders.datasets.reading.moving import moving_halves
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -73,7 +73,10 @@ def test_a_loader_serves_it_as_any_other(backend: Any) -> None:
 def test_it_augments_for_the_epoch_that_it_is_told() -> None:
     """A foreign sampler's epoch: what is read knows it, too."""
     whole = dataset(augment=[augment.RandomCrop(4)])
-    half, plain = MovingHalf(dataset(augment=[augment.RandomCrop(4)])), AsTheyAre(whole)
+    (half, finish), plain = (
+        moving_halves(dataset(augment=[augment.RandomCrop(4)])),
+        AsTheyAre(whole),
+    )
     drawn = []
 
     for epoch in (0, 1, 0):
@@ -81,8 +84,8 @@ def test_it_augments_for_the_epoch_that_it_is_told() -> None:
         plain.set_epoch(epoch)
         assert whole.epoch == epoch
         batch = half.__getitems__(range(10)).batch
-        assert torch.equal(half.finish(batch).image, plain.__getitems__(range(10)).batch.image)
-        drawn.append(half.finish(batch).image)
+        assert torch.equal(finish(batch).image, plain.__getitems__(range(10)).batch.image)
+        drawn.append(finish(batch).image)
 
     assert torch.equal(drawn[0], drawn[2])
     assert not torch.equal(drawn[0], drawn[1])
@@ -95,7 +98,8 @@ def test_it_lies_where_the_dataset_lies() -> None:
 
 def test_it_tells_how_many_samples_were_replaced() -> None:
     whole = dataset()
-    whole.num_replaced = 3
+    for index in range(3):
+        whole.plan.count_replaced(whole.sample_error(index, "bad"))
 
     assert AsTheyAre(whole).num_replaced == 3
 
@@ -127,7 +131,7 @@ def test_threads_that_replace_samples_lose_no_count() -> None:
 
     def replace() -> None:
         for _ in range(5000):
-            samples.count_replaced(error)
+            samples.plan.count_replaced(error)
 
     threads = [threading.Thread(target=replace) for _ in range(4)]
     for thread in threads:
@@ -139,17 +143,15 @@ def test_threads_that_replace_samples_lose_no_count() -> None:
     assert samples.num_replaced == 20_000
 
 
-def test_a_half_counts_what_it_replaced_itself() -> None:
-    """A later loader of the same dataset begins at 0."""
-    samples = dataset()
+def test_a_half_counts_what_it_replaced_as_its_dataset_does() -> None:
+    samples = dataset(augment=[augment.RandomCrop(4)])
     error = samples.sample_error(3, "bad")
 
-    for _ in range(2):
-        half = samples.host_half()
-        half.count_replaced(error)
-        assert half.num_replaced == 1
+    half, _ = moving_halves(samples)
+    half.plan.count_replaced(error)  # type: ignore[attr-defined]
 
-    assert samples.num_replaced == 2
+    assert half.num_replaced == samples.num_replaced == 1
+    assert samples.select([0, 1]).num_replaced == samples.replace(augment=[]).num_replaced == 0
 
 
 @pytest.mark.parametrize("kind", ["packed", "view", "joined", "mixture", "as it is"])

@@ -95,8 +95,8 @@ def whole(dataset: Any, indices: list[int]) -> Any:
 
 def in_halves(dataset: Any, indices: list[int], memory: Any = None, num_workers: int = 1) -> Any:
     """Make a batch as a loader does for a device."""
-    finisher = dataset.finisher(CPU)
-    job = dataset.host_half().job(indices, memory or FreshMemory(), num_workers)
+    half, finisher = dataset.halves(CPU)
+    job = half.job(indices, memory or FreshMemory(), num_workers)
     for part in reversed(range(job.num_parts)):  # in any order
         job.run(part)
     return finisher(job.finish().batch)
@@ -130,7 +130,8 @@ def test_two_halves_are_the_whole(folders: dict[str, Path], name: str, num_worke
 
 def test_the_host_half_of_dct_is_bytes(folders: dict[str, Path]) -> None:
     """One for each coefficient, and what these lack, sorted by place."""
-    job: Any = ShardDataset(folders["dct"]).host_half().job([1, 2], FreshMemory())
+    halves: Any = ShardDataset(folders["dct"]).halves(CPU)
+    job = halves[0].job([1, 2], FreshMemory())
     job.run(0)
 
     half = job.finish().batch.image
@@ -171,7 +172,7 @@ def test_memory_serves_the_same(folders: dict[str, Path], name: str, decode: boo
     dataset = RAMDataset(folders[name], decode=decode, progress=False)
 
     assert torch.equal(dataset[4].image, decoded(name, 4))
-    assert (dataset.finisher(CPU) is None) == decode
+    assert (dataset.halves(CPU) is None) == decode
     if not decode:
         assert torch.equal(in_halves(dataset, [4, 2]).image[0], decoded(name, 4))
 
@@ -188,9 +189,8 @@ def test_crops_are_those_of_the_whole_image(folders: dict[str, Path], name: str)
 
     assert torch.equal(batch.image_a[1], decoded(name, 6)[:, 8:32, 16:40])
     assert batch.image_b.shape == (2, 3, 16, 16)
-    assert dataset.finisher(CPU) is None
-    assert dataset.host_half() is dataset
-    assert dataset.replace(augment=[]).finisher(CPU) is not None
+    assert dataset.halves(CPU) is None
+    assert dataset.replace(augment=[]).halves(CPU) is not None
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -119,9 +119,9 @@ def test_the_half_that_is_prefetched_stays_one_when_it_is_copied(
         ShardDataset(pack(tmp_path / name, fields, samples, defaults=["image"])) for name in "ab"
     ]
     mixture = Mixture(sources, stop=8)
-    finish = mixture.finisher(torch.device("cpu"))
-    assert finish is not None
-    half = mixture.host_half()
+    halves = mixture.halves(torch.device("cpu"))
+    assert halves is not None
+    half, finish = halves
     expected = mixture.__getitems__([1, 8]).batch
 
     for copied in (half, pickle.loads(pickle.dumps(half)), copy.copy(half)):
@@ -130,7 +130,8 @@ def test_the_half_that_is_prefetched_stays_one_when_it_is_copied(
         assert torch.equal(finish(batch).image, expected.image)
     whole = pickle.loads(pickle.dumps(mixture)).__getitems__([1, 8]).batch
     assert torch.equal(whole.image, expected.image)
-    assert pickle.loads(pickle.dumps(unlike.host_half()))[12].sample_id == 12
+    assert unlike.halves(torch.device("cpu")) is None
+    assert pickle.loads(pickle.dumps(unlike))[12].sample_id == 12
 
 
 def test_each_batch_comes_from_one_source(alike: Mixture, unlike: Mixture) -> None:
@@ -382,15 +383,15 @@ def test_class_numbers_with_other_meanings_are_refused(tmp_path: Path) -> None:
         Mixture(sources, [1, 1])
 
 
-class ReadAheadJob:
+class PrefetchJob:
     """Asks, or fails to."""
 
-    num_parts, has_read_ahead = 1, True
+    num_parts, needs_prefetch = 1, True
 
     def __init__(self, asked: list[str], name: str) -> None:
         self.asked, self.name = asked, name
 
-    def read_ahead(self) -> None:
+    def prefetch(self) -> None:
         self.asked.append(self.name)
         if self.name == "bad":
             raise ShardError("it was cut", "a.lmdb")
@@ -399,10 +400,10 @@ class ReadAheadJob:
 def test_a_source_that_cannot_ask_keeps_no_other_from_it() -> None:
     asked = list[str]()
     parts: Any = [
-        (np.array([i]), ReadAheadJob(asked, name)) for i, name in enumerate(["bad", "good"])
+        (np.array([i]), PrefetchJob(asked, name)) for i, name in enumerate(["bad", "good"])
     ]
 
-    InterleavedJob(parts, np.zeros(2, np.int64), FreshMemory()).read_ahead()
+    InterleavedJob(parts, np.zeros(2, np.int64), FreshMemory()).prefetch()
 
     assert asked == ["bad", "good"]
 

@@ -149,7 +149,7 @@ def test_a_dataset_that_fits_into_memory_is_asked_for_once_and_in_blocks(
         assert sum(len(batch.data) for batch in loader) == NUM
 
     job: Any = dataset.job(range(NUM), _Fresh())
-    assert not job.has_read_ahead
+    assert not job.needs_prefetch
     starts = [address for address, _ in asked]
     assert len(set(starts)) == len(starts)
     assert {nbytes for _, nbytes in asked} <= set(range(1, READ_BYTES + 1))
@@ -191,10 +191,10 @@ def test_a_batch_is_asked_for_before_any_of_it_is_read(
     assert job.num_parts > 1
     job.run(1)
     assert len(asked) == 16
-    job.read_ahead()
+    job.prefetch()
     job.run(0)
     assert len(asked) == 16
-    assert dataset.job(range(16), _Fresh()).has_read_ahead
+    assert dataset.job(range(16), _Fresh()).needs_prefetch
 
     dataset.__getitems__([2, 3])
     assert len(asked) == 18
@@ -278,7 +278,7 @@ def test_mixtures_ask_for_what_comes_from_each(
     mixture = Mixture(parts, [0.5, 0.5])
     job: Any = mixture.job([0, NUM, 1, NUM + 1], _Fresh())
 
-    job.read_ahead()
+    job.prefetch()
 
     assert len(asked) == 4
 
@@ -297,7 +297,7 @@ def test_what_is_in_memory_is_not_asked_for(tmp_path: Path, asked: list[tuple[in
     dataset = RAMDataset(folder)
     del asked[:]  # reading the files asks for them
     job: Any = dataset.job(range(NUM), _Fresh())
-    assert not job.has_read_ahead
+    assert not job.needs_prefetch
     assert sum(len(batch.data) for batch in DataLoader(dataset, 4, num_workers=2)) == NUM
     assert asked == []
 

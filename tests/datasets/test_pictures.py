@@ -91,7 +91,7 @@ def test_what_is_wanted_of_many_pictures_is_no_more_garbage_than_of_few(
 ) -> None:
     """Objects of each would outlive young collections, and bring full ones of a tenth of a second."""
     augmented = dataset.replace(augment=CROP, fields=["image"])
-    (reader,) = augmented.readers
+    (reader,) = augmented.plan.readers
     assert isinstance(reader, PictureReader)
 
     def num_objects(num_samples: int) -> int:

@@ -279,7 +279,8 @@ def test_windows_pickle_and_keep_their_options(folder: Path) -> None:
 def test_the_half_that_is_prefetched_stays_one_when_it_is_copied(
     folder: Path, options: dict[str, Any]
 ) -> None:
-    half = TokenWindows(folder, 20, **options).host_half()
+    windows = TokenWindows(folder, 20, **options)
+    half: Any = (windows.halves(torch.device("cpu")) or (windows,))[0]
     expected = half.__getitems__([1, 3]).batch
 
     for copied in (pickle.loads(pickle.dumps(half)), copy.copy(half)):
@@ -292,11 +293,12 @@ def test_the_half_that_is_prefetched_stays_one_when_it_is_copied(
 def test_the_half_shares_the_windows_and_plans_nothing_anew(folder: Path) -> None:
     windows, documents = TokenWindows(folder, 20), TokenWindows(folder, 20, by="document")
 
-    half: Any = windows.host_half()
+    halves: Any = windows.halves(torch.device("cpu"))
+    half = halves[0]
 
     assert half.dataset is windows
     assert (len(half), half.sample_nbytes) == (len(windows), windows.sample_nbytes)
-    assert documents.host_half() is documents  # made whole at once
+    assert documents.halves(torch.device("cpu")) is None  # made whole at once
 
 
 def test_a_spawned_child_process_serves_the_same_windows(folder: Path) -> None:
@@ -684,16 +686,16 @@ def test_a_million_documents_are_fitted_in_seconds_and_leave_little_empty(fit: A
 
 def test_an_accelerator_gets_narrow_windows_and_widens_them_there(folder: Path) -> None:
     windows = TokenWindows(folder, 20)
-    finish = windows.finisher(torch.device("cpu"))
-    half = windows.host_half().__getitems__([0, 3])
+    halves: Any = windows.halves(torch.device("cpu"))
+    dataset, finish = halves
+    half = dataset.__getitems__([0, 3])
 
-    assert finish is not None
     assert half.batch._fields == ("windows",)
     assert half.batch.windows.dtype == torch.uint16
     assert half.batch.windows.shape == (2, 21)
     whole = finish(half.batch)
     assert torch.equal(whole.targets[1], windows[3].targets)
-    assert TokenWindows(folder, 20, by="document").finisher(torch.device("cpu")) is None
+    assert TokenWindows(folder, 20, by="document").halves(torch.device("cpu")) is None
 
 
 @pytest.mark.gpu

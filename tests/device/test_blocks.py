@@ -236,6 +236,7 @@ def test_a_loader_serves_the_crops_that_the_host_would(
     for one, other in zip(host, device, strict=True):
         assert torch.equal(one.image, other.image)
         assert torch.equal(one.label, other.label)
-    unfinished: Any = dataset.host_half().__getitems__([0])
+    halves: Any = dataset.halves(torch.device("cpu"))
+    unfinished = halves[0].__getitems__([0])
     assert isinstance(unfinished.batch.image, Moved)
     assert unfinished.batch.image.cut is not None

@@ -232,10 +232,9 @@ def test_what_moves_is_the_compressed_bands(tmp_path: Path) -> None:
     """And the part of the images that the crops touch, as for any other."""
     dataset = ShardDataset(packed(tmp_path / "a", "lz4"), augment=OPS)
 
-    compressed, plain = (
-        half.__getitems__([1, 8, 1]).batch.image
-        for half in (on_device(dataset, "lz4").host_half(), dataset.host_half())
-    )
+    wholes: list[Any] = [on_device(dataset, "lz4"), dataset]
+    halves = [whole.halves(torch.device("cpu"))[0] for whole in wholes]
+    compressed, plain = (half.__getitems__([1, 8, 1]).batch.image for half in halves)
 
     assert isinstance(compressed, Moved)
     assert isinstance(compressed.half, Compressed)

@@ -84,12 +84,13 @@ def test_augmentation_draws_what_the_host_draws() -> None:
 def test_both_halves_make_the_batch() -> None:
     """What crosses to the device is a few numbers; the loader's own path on a GPU, step by step."""
     dataset = RAMDataset(arrays(), device="cpu", augment=OPS, fields=["image", "mask", "label"])
-    job = dataset.host_half().job([3, 8, 1], FreshMemory())
+    halves = dataset.halves("cpu")
+    assert halves is not None
+    half, finish = halves
+    job: Any = half.job([3, 8, 1], FreshMemory())
     job.run(0)
     numbers = map_tensors(job.finish().batch, torch.clone)
-    finish = dataset.finisher("cpu")
 
-    assert finish is not None
     assert numbers.rows.tolist() == [3, 8, 1]
     assert same(finish(numbers), dataset.__getitems__([3, 8, 1]).batch)
 
@@ -178,8 +179,8 @@ def test_the_current_gpu_is_refused_if_the_samples_lie_on_another(
     """Their kernels would be started there."""
     dataset = on_second_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert dataset.finisher("cuda") is not None
-    assert dataset.finisher("cuda:1") is not None
+    assert dataset.halves("cuda") is not None
+    assert dataset.halves("cuda:1") is not None
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 

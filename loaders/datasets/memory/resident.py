@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
-from loaders.datasets.base import SamplesOf
+from loaders.datasets.halves import HostHalf
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.fixed import served
+from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.moving import MovesBySize, draw_picture_moves, move_picture
-from loaders.datasets.reading.samples import SampleBatch, batch_type
+from loaders.datasets.reading.readplan import ReadPlan
+from loaders.datasets.reading.samples import batch_type
 from loaders.device import fused
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import page_lock
@@ -29,8 +32,8 @@ from loaders.schema import VIRTUAL_FIELDS, Image, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from loaders.datasets.base import Halves
     from loaders.datasets.reading.request import Memory, Request
-    from loaders.workers import Job
 
 _PART_BYTES = 64 << 20  # of one copy to the device
 _WORDS = (torch.int64, torch.int32, torch.int16)
@@ -127,55 +130,19 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class RowHalf(SamplesOf["PackedDataset"]):
-    """The host's half of a resident dataset: batches of ``RowNumbers``.
-
-    Args:
-        dataset: A dataset whose columns are resident.
-    """
-
-    def __init__(self, dataset: PackedDataset, resident: Resident) -> None:
-        super().__init__(dataset)
-        self.resident = resident
-
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
-        """Return the work of making a few numbers."""
-        return RowJob(self, self.dataset.request(indices), whole=False)
-
-    def numbers(self, request: Request) -> RowNumbers:
-        """Return the rows of a batch, and draw what happens to its pictures."""
-        rows = self.resident.rows(request.rows.indices)
-        moves = draw_picture_moves(self.dataset, request)
-        return RowNumbers(rows, torch.from_numpy(request.indices), moves)
-
-    def finish(self, numbers: RowNumbers) -> Any:
-        """Make the batch where the numbers are."""
-        return self.resident.batch(self.dataset, numbers)
+def _numbers(
+    dataset: PackedDataset, resident: Resident, batch: Any, request: Request
+) -> RowNumbers:
+    """Return the rows of a batch, and draw what happens to its pictures."""
+    rows = resident.rows(request.rows.indices)
+    moves = draw_picture_moves(dataset, request)
+    return RowNumbers(rows, torch.from_numpy(request.indices.copy()), moves)
 
 
-class RowJob:
-    """Makes the numbers of a batch, or the whole batch, on the calling thread."""
-
-    num_parts = 1
-
-    def __init__(self, half: RowHalf, request: Request, *, whole: bool) -> None:
-        self._half, self._request, self._whole = half, request, whole
-        self._made: Any = None
-
-    def run(self, part: int) -> None:
-        """Make it."""
-        self._made = self._half.numbers(self._request)
-        if self._whole:
-            device = self._half.resident.device
-            self._made = self._half.finish(map_tensors(self._made, lambda t: t.to(device)))
-
-    def finish(self) -> SampleBatch:
-        """Return it."""
-        return SampleBatch(self._made, len(self._request))
-
-    def describe(self, part: int) -> str:
-        """Say what is being made."""
-        return f"choosing {len(self._request)} rows on {self._half.resident.device}"
+def _whole(dataset: PackedDataset, resident: Resident, batch: Any, request: Request) -> Any:
+    """Return a batch, made where its rows lie."""
+    numbers = _numbers(dataset, resident, batch, request)
+    return resident.batch(dataset, map_tensors(numbers, lambda t: t.to(resident.device)))
 
 
 class ResidentDataset(PackedDataset):
@@ -183,39 +150,33 @@ class ResidentDataset(PackedDataset):
 
     _resident: Resident | None = None
 
-    def finisher(  # type: ignore[override]  # any function of a batch, not that class alone
-        self, device: torch.device | str
-    ) -> Callable[[Any], Any] | None:
-        """Return what gathers batches; ValueError if they are asked for on another device."""
+    def halves(self, device: torch.device | str) -> Halves | None:
+        """Return batches of ``RowNumbers`` and what gathers them; ValueError if they are wanted on another device."""
         if self._resident is None:
-            return super().finisher(torch.device(device))
+            return super().halves(torch.device(device))
         home, asked = self._resident.device, _indexed(torch.device(device))
         if asked.type != home.type or asked.index not in (None, home.index):
             raise ValueError(f"the samples lie on {home}: leave out device={str(device)!r}")
-        return RowHalf(self, self._resident).finish
+        plan = self._plan_of_rows(partial(_numbers, self, self._resident))
+        return HostHalf(self, plan), partial(self._resident.batch, self)
 
-    def host_half(self) -> Any:
-        """Return the same samples as row numbers."""
-        if self._resident is None:
-            return super().host_half()
-        return RowHalf(self, self._resident)
+    def _plan_of_rows(self, unfinished: Callable[[Any, Request], Any]) -> ReadPlan:
+        return ReadPlan(self.view, (), unfinished=unfinished)
 
-    def job(  # type: ignore[override]  # any job
-        self, indices: Sequence[int], memory: Memory, num_workers: int = 1
-    ) -> Job:
+    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> BatchJob:
         """Return the work of reading a batch."""
         if self._resident is None:
             return super().job(indices, memory, num_workers)
-        request = self.request(indices)
-        return RowJob(RowHalf(self, self._resident), request, whole=True)
+        plan = self._plan_of_rows(partial(_whole, self, self._resident))
+        return BatchJob(plan, self.request(indices), memory)
 
     @property
     def sample_nbytes(self) -> int | None:
         """Bytes that the host copies for a sample, None if it decodes."""
         return super().sample_nbytes if self._resident is None else 0
 
-    def _prepare(self) -> None:
-        super()._prepare()
+    def _settle_plan(self) -> None:
+        super()._settle_plan()
         if self._resident is None:
             return
         check_resident(self)

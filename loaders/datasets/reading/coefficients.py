@@ -229,7 +229,7 @@ class CoefficientReader:
         return unit_of(self.codec.grid, self.side)
 
     @property
-    def read_ahead_field(self) -> str | None:
+    def prefetched_field(self) -> str | None:
         """The field; None if only a prefix is read, whose size the first bytes of a record say."""
         return self.name if self.source.reads_whole else None
 
@@ -285,7 +285,7 @@ class Finisher:
     """
 
     def __init__(self, modules: Mapping[str, torch.nn.Module], ops: tuple[Any, ...] = ()) -> None:
-        self.modules = dict(modules)
+        self.modules, self.ops = dict(modules), ops
         self.augment = BatchAugment(ops) if ops else None
 
     def __call__(self, batch: Any) -> Any:

@@ -164,7 +164,7 @@ class CropReader:
     codec: RawCodec
     shapes: tuple[tuple[int, ...] | None, ...]  # of every sample of a view
     batching: str = "list"
-    read_ahead_field: str | None = None  # ``parts`` do, for what is cut
+    prefetched_field: str | None = None  # ``parts`` do, for what is cut
     parts: PartialRecords = dataclass_field(init=False, compare=False)
 
     def __post_init__(self) -> None:

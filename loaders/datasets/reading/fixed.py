@@ -42,7 +42,7 @@ class FixedReader:
         return max(1, _PART_BYTES // self.nbytes)
 
     @property
-    def read_ahead_field(self) -> str:
+    def prefetched_field(self) -> str:
         return self.name
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.buffers import FreshMemory
+from loaders.datasets.reading.readplan import read_all
 from loaders.datasets.reading.samples import (
     SampleBatch,
     TransformedSamples,
@@ -24,10 +25,10 @@ from loaders.sampling.foreign import listed
 from loaders.workers import begin_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from loaders.datasets.packed import PackedDataset
+    from loaders.data.view import View
+    from loaders.datasets.reading.readplan import ReadPlan
     from loaders.datasets.reading.request import Memory, Reader, Request
+    from loaders.datasets.reading.transforming import Transforming
 
 logger = logging.getLogger(__name__)
 _MAX_REPLACEMENTS = 32
@@ -38,55 +39,54 @@ class BatchJob:
     """Reads the samples of a request into memory.
 
     Args:
-        dataset: Whose samples.
-        request: Which of them.
+        plan: How they are read.
+        request: Which samples.
         memory: Where the batch goes.
 
     Attributes:
-        has_read_ahead: Whether storage is still to be asked for some of them.
+        needs_prefetch: Whether some of them were not prefetched yet.
     """
 
-    def __init__(self, dataset: PackedDataset, request: Request, memory: Memory) -> None:
-        self.dataset = dataset
-        self.request = request
+    def __init__(self, plan: ReadPlan, request: Request, memory: Memory) -> None:
+        self.plan, self.request = plan, request
         n = len(request)
         self._memory = memory
         self._values: list[list[Any]] | None = None
         self._lock = threading.Lock()
-        self._part_rows = _part_rows(dataset, n, request.num_workers)
+        self._part_rows = plan.part_rows(n, request.num_workers)
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
         self._are_last = self._which_last()
-        self._transformed: list[Any] = [None] * n if dataset.transform is not None else []
+        self._transformed: list[Any] = [None] * n if plan.transforming is not None else []
         self._at: dict[int, int] = {}  # by part: the sample that is being transformed
         self._num_replaced: dict[int, int] = {}  # by position: how often its sample was
-        self.has_read_ahead = dataset.has_read_ahead(request)
+        self.needs_prefetch = plan.needs_prefetch(request)
 
     def _which_last(self) -> list[bool]:
         """Tell of each field whether its rows are read when all parts are done, at once: a few take as long as all."""
         together = self.request.whole or self.request
         # Of two parts one would be saved, and the other thread has nothing to do meanwhile.
         is_worth_it = self.num_parts > 2 or together is not self.request
-        may_wait = is_worth_it and self.dataset.transform is None
-        return [may_wait and len(together) <= most for most in self.dataset.read_last]
+        may_wait = is_worth_it and self.plan.transforming is None
+        return [may_wait and len(together) <= most for most in self.plan.most_read_last]
 
-    def read_ahead(self) -> None:
+    def prefetch(self) -> None:
         """Have storage read the samples, without waiting for them; once."""
-        if self.has_read_ahead:
-            self.has_read_ahead = False
-            self.dataset.read_ahead(self.request)
+        if self.needs_prefetch:
+            self.needs_prefetch = False
+            self.plan.prefetch(self.request)
 
     def run(self, part: int) -> None:
         """Read one range of samples; bad ones are replaced if the dataset says so."""
         first = part * self._part_rows
         last = min(first + self._part_rows, len(self.request))
         try:
-            self.read_ahead()
+            self.prefetch()
             self._read(first, last)
         except LoadersError:  # of one of them, or of more: one by one says which
             for position in range(first, last):
                 self._read_one(position)
-        if self.dataset.transform is not None:
-            self._transform(part, first, last)
+        if self.plan.transforming is not None:
+            self._transform(self.plan.transforming, part, first, last)
 
     def _begin(self) -> list[list[Any]]:
         """Take memory when the work begins: by then an earlier batch may have given its own back."""
@@ -97,12 +97,12 @@ class BatchJob:
                 n = len(self.request)
                 self._values = [
                     [] if is_last else reader.begin(n, self._memory)
-                    for reader, is_last in zip(self.dataset.readers, self._are_last, strict=True)
+                    for reader, is_last in zip(self.plan.readers, self._are_last, strict=True)
                 ]
             return self._values
 
     def _read(self, first: int, last: int) -> None:
-        readers = zip(self.dataset.readers, self._begin(), self._are_last, strict=True)
+        readers = zip(self.plan.readers, self._begin(), self._are_last, strict=True)
         for reader, values, is_last in readers:
             if not is_last:
                 reader.read(values, self.request, first, last)
@@ -116,12 +116,12 @@ class BatchJob:
             except LoadersError as cause:
                 index = int(self.request.indices[position])
                 # No name for the error: its traceback holds this frame, and the two would keep the loader alive.
-                if self.dataset.on_error == "raise":
-                    raise self.dataset.sample_error(index, cause) from cause
-                self.dataset.count_replaced(self.dataset.sample_error(index, cause))
+                if not self.plan.is_replacing:
+                    raise self.plan.sample_error(index, cause) from cause
+                self.plan.count_replaced(self.plan.sample_error(index, cause))
             with self._lock:  # other threads replace samples of the same request
                 self._replace(position, attempt)
-        raise self.dataset.sample_error(index, "it was to replace another, and is bad too")
+        raise self.plan.sample_error(index, "it was to replace another, and is bad too")
 
     def _replace(self, position: int, attempt: int) -> None:
         """Put another sample in its place: the same one in every run, and another at each attempt."""
@@ -129,17 +129,15 @@ class BatchJob:
         draw = 0 if request.draws is None else int(request.draws[position])
         key = key64(request.seed, request.epoch, draw, attempt, 0x5EED)
         number = hash64(key, request.indices[position : position + 1])[0]
-        first, num = self.dataset.part_with(int(request.indices[position]))
+        first, num = self.plan.part_with(int(request.indices[position]))
         indices = request.indices.copy()
         indices[position] = first + int(number % np.uint64(num))
-        rows = self.dataset.rows_of(indices)
+        rows = self.plan.rows_of(indices)
         self.request = replace(request, indices=indices, rows=rows, whole=None)
         self._num_replaced[position] = attempt + 1
 
-    def _transform(self, part: int, first: int, last: int) -> None:
+    def _transform(self, transform: Transforming, part: int, first: int, last: int) -> None:
         batch = self._batch()  # other threads may still be reading its other rows
-        transform = self.dataset.transforming
-        assert transform is not None
         for i, seed in enumerate(transform.seeds(self.request, first, last), first):
             self._at[part] = i
             begin_step()
@@ -147,21 +145,18 @@ class BatchJob:
             try:
                 self._transformed[i] = transform(sample, seed)
             except Exception as error:
-                error.add_note(
-                    str(
-                        self.dataset.sample_error(int(self.request.indices[i]), "in its transform")
-                    )
-                )
+                index = int(self.request.indices[i])
+                error.add_note(str(self.plan.sample_error(index, "in its transform")))
                 raise
         self._at.pop(part, None)  # a part of no samples has none
         begin_step()
 
     def _batch(self) -> Any:
         parts: list[Any] = []
-        fields = zip(self.dataset.readers, self._begin(), self._are_last, strict=True)
+        fields = zip(self.plan.readers, self._begin(), self._are_last, strict=True)
         for reader, values, is_last in fields:
             parts += self._read_last(reader) if is_last else reader.finish(values)
-        return batch_type(self.dataset.names)._make(parts)
+        return batch_type(self.plan.names)._make(parts)
 
     def _read_last(self, reader: Reader) -> list[Any]:
         """Read all rows of a field: by now it is known which samples were replaced."""
@@ -171,8 +166,8 @@ class BatchJob:
 
     def finish(self) -> SampleBatch | list[Any]:
         """Return the batch; transformed samples as a list, for a collate function to join."""
-        if self.dataset.transform is not None:
-            return TransformedSamples(self._transformed, self.dataset.forms)
+        if self.plan.transforming is not None:
+            return TransformedSamples(self._transformed, dict(self.plan.forms))
         try:
             batch = self._batch()
         except LoadersError:
@@ -183,6 +178,8 @@ class BatchJob:
             for position in range(len(self.request)):
                 self._read_one(position)
             batch = self._batch()
+        if self.plan.unfinished is not None:
+            batch = self.plan.unfinished(batch, self.request)
         return SampleBatch(batch, len(self.request))
 
     def describe(self, part: int) -> str:
@@ -198,58 +195,21 @@ class BatchJob:
 
     def _place(self, position: int) -> str:
         index = int(self.request.indices[position])
-        path, row = self.dataset.place(index)
-        key = _key_in_time(self.dataset, index)
+        path, row = self.plan.view.place(index)
+        key = _key_in_time(self.plan.view, index)
         return f"{path}, row {row}" + ("" if key is None else f", key {key!r}")
-
-
-def _part_rows(dataset: PackedDataset, num_samples: int, num_workers: int) -> int:
-    """Return how many samples a part has."""
-    if num_workers == 1:
-        return num_samples
-    share = -(-num_samples // num_workers)
-    half = -(-share // 2)
-    # To begin a part holds the interpreter's lock as long as two JPEGs do, which matters where many threads want it.
-    is_large = half >= num_workers // 2
-    return max(dataset.min_rows, half if dataset.halves_shares and is_large else share)
 
 
 def _rows_of(reader: Reader, request: Request, first: int, last: int) -> list[Any]:
     """Read a field of all samples into memory of its own."""
-    values = reader.begin(len(request), FreshMemory())
-    reader.read(values, request, first, last)
-    return reader.finish(values)
+    return read_all(reader, request, FreshMemory())
 
 
-class HalfJob:
-    """Reads a batch, and adds what a device is to do with it when it is known which samples it has.
-
-    Args:
-        read: Reads the batch.
-        unfinished: Makes of a batch, and the request that it came of, what is handed over.
-    """
-
-    def __init__(self, read: BatchJob, unfinished: Callable[[Any, Request], Any]) -> None:
-        self._read, self._unfinished = read, unfinished
-        self.num_parts = read.num_parts
-        self.run, self.read_ahead, self.describe = read.run, read.read_ahead, read.describe
-
-    @property
-    def has_read_ahead(self) -> bool:
-        """Whether storage is still to be asked for some of the samples."""
-        return self._read.has_read_ahead
-
-    def finish(self) -> SampleBatch:
-        """Return the two."""
-        samples: Any = self._read.finish()
-        return SampleBatch(self._unfinished(samples.batch, self._read.request), len(samples))
-
-
-def _key_in_time(dataset: PackedDataset, index: int) -> str | None:
+def _key_in_time(view: View, index: int) -> str | None:
     """Return the key of a sample, unless its file does not answer: a stalled disk must not stall the report of it."""
     found: list[str | None] = []
     thread = threading.Thread(
-        target=lambda: found.append(dataset._key_of(index)), name="loaders-key", daemon=True
+        target=lambda: found.append(view.key(index)), name="loaders-key", daemon=True
     )
     thread.start()
     thread.join(_KEY_TIMEOUT_S)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaders.datasets.base import SamplesOf
+from loaders.datasets.halves import HostHalf
 from loaders.datasets.reading.crops import spatial_axes
-from loaders.datasets.reading.job import HalfJob
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks
 from loaders.errors import SchemaError
 from loaders.schema import Boxes, Field, Image, Keypoints, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
+    from loaders.datasets.base import Halves
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Request
 
 Size = tuple[int, int]
 MovesBySize = dict[Size, Moves]
@@ -35,8 +34,8 @@ class MovingBatch(NamedTuple):
     moves: MovesBySize
 
 
-class MovingHalf(SamplesOf["PackedDataset"]):
-    """The host's half of a dataset of pixels: whole pictures, and the moves drawn for them.
+def moving_halves(dataset: PackedDataset) -> Halves:
+    """Return the host's half of a dataset of pixels, whole pictures and the moves drawn for them, and what moves them.
 
     Args:
         dataset: Its pictures are stored as pixels, of one size in each field.
@@ -44,27 +43,22 @@ class MovingHalf(SamplesOf["PackedDataset"]):
     Raises:
         SchemaError: It has something else; the message says what.
     """
+    check_movable(dataset)
+    half = HostHalf(dataset, dataset.plan_half(partial(_with_moves, dataset)))
+    return half, partial(_moved, dataset)
 
-    def __init__(self, dataset: PackedDataset) -> None:
-        check_movable(dataset)
-        super().__init__(dataset.replace(augment=[]))
-        self._whole = dataset
 
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> HalfJob:
-        """Return the work of reading a batch and drawing its moves."""
-        return HalfJob(self.dataset.job(indices, memory, num_workers), self.unfinished)
+def _with_moves(dataset: PackedDataset, batch: Any, request: Request) -> MovingBatch:
+    return MovingBatch(batch, draw_picture_moves(dataset, request))
 
-    def unfinished(self, batch: Any, request: Request) -> MovingBatch:
-        """Add to a batch what was drawn for it."""
-        return MovingBatch(batch, draw_picture_moves(self._whole, request))
 
-    def finish(self, value: MovingBatch) -> Any:
-        """Augment a batch where it is."""
-        moved = {
-            name: move_picture(getattr(value.batch, name), field, value.moves)
-            for name, field in pictures_of(self.dataset).items()
-        }
-        return value.batch._replace(**moved)
+def _moved(dataset: PackedDataset, value: MovingBatch) -> Any:
+    """Augment a batch where it is."""
+    moved = {
+        name: move_picture(getattr(value.batch, name), field, value.moves)
+        for name, field in pictures_of(dataset).items()
+    }
+    return value.batch._replace(**moved)
 
 
 def check_movable(dataset: PackedDataset) -> None:

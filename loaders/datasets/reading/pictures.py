@@ -123,7 +123,7 @@ class PictureReader:
         return tuple(name for name, _ in self.views)
 
     @property
-    def read_ahead_field(self) -> str | None:
+    def prefetched_field(self) -> str | None:
         return self.name if self.store.reads_whole else None
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:

@@ -61,7 +61,7 @@ class ObjectReader:
         )
 
     @property
-    def read_ahead_field(self) -> str:
+    def prefetched_field(self) -> str:
         return self.name
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
@@ -110,7 +110,7 @@ class SampleIdReader:
 
     names: tuple[str, ...] = ("sample_id",)
     min_rows: int = 1 << 30
-    read_ahead_field: str | None = None
+    prefetched_field: str | None = None
     nbytes: int = 8  # of each
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:

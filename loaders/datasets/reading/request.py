@@ -164,7 +164,7 @@ class Reader(Protocol):
     Attributes:
         names: What it contributes to a sample: the field's name, or one name per view.
         min_rows: How many rows are worth a thread.
-        read_ahead_field: The field of whose records storage may read all bytes in advance, or None.
+        prefetched_field: The field of whose records storage may read all bytes in advance, or None.
     """
 
     @property
@@ -174,7 +174,7 @@ class Reader(Protocol):
     def min_rows(self) -> int: ...
 
     @property
-    def read_ahead_field(self) -> str | None: ...
+    def prefetched_field(self) -> str | None: ...
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Return the values of a batch, one per name, undefined as yet."""
@@ -205,5 +205,5 @@ class ReaderAround:
         return self.reader.min_rows
 
     @property
-    def read_ahead_field(self) -> str | None:
-        return self.reader.read_ahead_field
+    def prefetched_field(self) -> str | None:
+        return self.reader.prefetched_field

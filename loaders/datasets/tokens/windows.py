@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from loaders.datasets.base import Halves
     from loaders.datasets.reading.request import Memory
     from loaders.datasets.reading.samples import SplitBatches
     from loaders.schema import Schema
@@ -254,8 +255,8 @@ class TokenWindows(BatchDataset):
 
     # -- two halves --------------------------------------------------------------------------------
 
-    def finisher(self, device: torch.device) -> Widen | None:
-        """Return what makes tokens and targets of the batches of ``host_half()``, there where they are used.
+    def halves(self, device: torch.device) -> Halves | None:
+        """Return batches of ``windows``, ``(N, length + 1)`` as stored, and what widens them where they are used.
 
         So what is prefetched and copied is as narrow as what is stored; and what is handed over is
         still in the cache. None where targets of -100 are made with the batch.
@@ -263,11 +264,7 @@ class TokenWindows(BatchDataset):
         plain = self.by == "stream" and self.tail == "drop" and self.labels is None
         if not plain or self.dtype == "stored":
             return None
-        return Widen(self.dtype)
-
-    def host_half(self) -> BatchDataset:
-        """Return the same samples, in batches of ``windows``: ``(N, length + 1)`` of the stored type."""
-        return self if self.finisher(torch.device("cpu")) is None else WindowHalf(self)
+        return WindowHalf(self), Widen(self.dtype)
 
     @property
     def fingerprint(self) -> str:

@@ -1,0 +1,201 @@
+"""What stands between a dataset and its jobs: where the samples are, and how they become a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaders.buffers import SMALL_BYTES
+from loaders.datasets.reading.fixed import FixedReader
+from loaders.datasets.reading.readers import SampleIdReader, forms_of, make_readers
+from loaders.datasets.reading.samples import SplitBatches
+from loaders.datasets.reading.transforming import Transforming
+from loaders.datasets.replaced import BadSamples
+from loaders.errors import LoadersError, SampleError, ShardError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+    import torch
+
+    from loaders.data.finder import Rows
+    from loaders.data.view import View
+    from loaders.datasets.reading.request import Memory, Reader, Request
+    from loaders.schema import Field
+
+    Indices = npt.NDArray[np.int64]
+_COPIES = FixedReader | SampleIdReader  # readers of what is copied as it is
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """How the samples of a view become batches. It never changes; what it counts is beside it.
+
+    Attributes:
+        view: The samples.
+        readers: Of each field.
+        forms: By the names of a sample, how arrays of varying length are joined that a transform made.
+        transforming: The user's function of samples.
+        is_replacing: Whether another sample stands for one that cannot be read; else it is an error.
+        part_ends: The sample behind the last one of each part, where samples are replaced by those of their own.
+        bad: The samples that were replaced.
+        unfinished: Makes of a batch, and the request it came of, what a device finishes; None leaves the batch.
+    """
+
+    view: View
+    readers: tuple[Reader, ...]
+    forms: Mapping[str, str] = field(default_factory=dict)
+    transforming: Transforming | None = None
+    is_replacing: bool = False
+    part_ends: Indices | None = None
+    bad: BadSamples = field(default_factory=BadSamples)
+    unfinished: Callable[[Any, Request], Any] | None = None
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the values of a batch."""
+        return tuple(name for reader in self.readers for name in reader.names)
+
+    @cached_property
+    def sample_nbytes(self) -> int | None:
+        """Bytes of a sample whose fields are all copied as they are, else None."""
+        copied = [reader for reader in self.readers if isinstance(reader, _COPIES)]
+        if len(copied) < len(self.readers) or self.transforming is not None:
+            return None
+        return sum(reader.nbytes for reader in copied)
+
+    # -- sharing the work --------------------------------------------------------------------------
+
+    def part_rows(self, num_samples: int, num_workers: int) -> int:
+        """Return how many samples are worth a part of a batch."""
+        if num_workers == 1:
+            return num_samples
+        share = -(-num_samples // num_workers)
+        half = -(-share // 2)
+        # To begin a part holds the GIL as long as two JPEGs do, which matters where many threads want it.
+        is_large = half >= num_workers // 2
+        # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
+        # together, and the next batch is already begun.
+        return max(self._min_rows, half if self._is_decoding and is_large else share)
+
+    @cached_property
+    def _min_rows(self) -> int:
+        return min((reader.min_rows for reader in self.readers), default=1)
+
+    @cached_property
+    def _is_decoding(self) -> bool:
+        return self.sample_nbytes is None
+
+    @cached_property
+    def most_read_last(self) -> list[int]:
+        """By reader: up to how many rows are read at once when a batch is done, and not in the parts of its threads."""
+        return [SMALL_BYTES // r.nbytes if isinstance(r, _COPIES) else 0 for r in self.readers]
+
+    def read_together(
+        self, request: Request, sizes: list[int], memory: Memory
+    ) -> SplitBatches | None:
+        """Return several batches, gathered at once, if all fields are only copied; they share memory."""
+        # None are copied where the device gathers.
+        if not self.sample_nbytes or self.unfinished is not None:
+            return None
+        tensors: list[torch.Tensor] = []
+        self.prefetch(request)
+        for reader in self.readers:
+            tensors += read_all(reader, request, memory)
+        return SplitBatches(self.names, tensors, sizes)
+
+    # -- storage -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _prefetched(self) -> list[str]:
+        named = (reader.prefetched_field for reader in self.readers)
+        return [name for name in named if name is not None]
+
+    def needs_prefetch(self, request: Request) -> bool:
+        """Return True if some of the samples were not prefetched yet."""
+        store, rows = self.view.store, request.rows
+        return any(store.needs_prefetch(name, rows) for name in self._prefetched)
+
+    def prefetch(self, request: Request) -> None:
+        """Have storage read the samples, without waiting for them."""
+        for name in self._prefetched:
+            self.view.store.prefetch(name, request.rows)
+
+    def rows_of(self, indices: Indices) -> Rows:
+        """Find samples in the store."""
+        return self.view.rows(indices)
+
+    # -- errors ------------------------------------------------------------------------------------
+
+    def sample_error(self, index: int, what: str | LoadersError) -> SampleError:
+        """Return the error of a sample that cannot be served, with its place and key."""
+        path, row = self.view.place(index)
+        told = what.beside(path, row) if isinstance(what, ShardError) else str(what)
+        error = SampleError(told, index, path, row, self.view.key(index))
+        error.__cause__ = what if isinstance(what, LoadersError) else None
+        return error
+
+    def count_replaced(self, error: SampleError) -> None:
+        """Count a sample that was replaced; too many are an error."""
+        self.bad.note(error, len(self.view))
+
+    def part_with(self, index: int) -> tuple[int, int]:
+        """Return the first sample, and the number of samples, that may stand for another one."""
+        if self.part_ends is None:
+            return 0, len(self.view)
+        part = int(np.searchsorted(self.part_ends, index, "right"))
+        first = int(self.part_ends[part - 1]) if part else 0
+        return first, int(self.part_ends[part]) - first
+
+
+def read_all(reader: Reader, request: Request, memory: Memory) -> list[Any]:
+    """Return the values of a field of all samples."""
+    values = reader.begin(len(request), memory)
+    reader.read(values, request, 0, len(request))
+    return reader.finish(values)
+
+
+def plan_reading(
+    view: View,
+    fields: dict[str, Field | None],
+    *,
+    ops: tuple[Any, ...],
+    transform: Any,
+    batching: dict[str, str],
+    scale: float,
+    is_half: bool = False,
+    leader: str | None,
+    max_picture_mb: int,
+    **counted: Any,
+) -> ReadPlan:
+    """Return the plan of a dataset's settings; as for ``make_readers``.
+
+    Args:
+        view: The samples.
+        fields: What samples have; None is their position.
+        ops: Crops and flips.
+        transform: The user's functions.
+        batching: How arrays of varying length are joined.
+        scale: Of ``dct`` images.
+        is_half: Leave to a device what it can finish.
+        leader: The picture that boxes follow.
+        max_picture_mb: Of each picture.
+        **counted: ``is_replacing``, ``part_ends`` and ``bad`` of the plan.
+    """
+
+    def readers(batching: dict[str, str]) -> tuple[Reader, ...]:
+        stored: Any = {"stored": view.schema.fields, "leader": leader}
+        stored["max_picture_mb"] = max_picture_mb
+        return make_readers(view.store, fields, ops, batching, scale, half=is_half, **stored)
+
+    joined = readers(batching)
+    forms = forms_of(joined, batching)
+    if transform is None:
+        return ReadPlan(view, joined, forms, **counted)
+    # It sees samples: the readers above say only how its results are joined, and these read for it.
+    apart = readers(dict.fromkeys(batching, "list"))
+    return ReadPlan(view, apart, forms, Transforming(transform), **counted)
