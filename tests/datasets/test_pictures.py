@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import packdata
 from loaders import DataLoader, ShardDataset, augment
 from loaders.buffers import FreshMemory
 from loaders.codecs.picture import encode_jpeg
@@ -211,3 +212,16 @@ def test_a_picture_of_another_size_than_its_field_says_is_an_error(
     (batch,) = read(replaced, 24, num_workers)
     assert replaced.num_replaced == 1
     assert len(batch["image"]) == 24
+
+
+def test_a_transform_sees_pictures_of_any_size_while_other_parts_are_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    samples = ({"image": rng.integers(0, 256, (8 + i % 5, 9, 3), np.uint8)} for i in range(96))
+    packdata.pack(samples, tmp_path / "a", {"image": Image(codec="png")})
+    dataset = ShardDataset(tmp_path / "a").replace(
+        transform=lambda sample: sample._replace(image=sample.image[:, :8])
+    )
+
+    batches = list(DataLoader(dataset, 32, num_workers=4, backend="thread"))
+
+    assert [batch.image.shape for batch in batches] == [(32, 3, 8, 9)] * 3

@@ -286,7 +286,9 @@ class PictureReader:
     def finish(self, values: list[Any]) -> list[Any]:
         for name, size, pictures in zip(self.names, self.sizes, values, strict=True):
             if size is None:
-                _tell_if_large(name, len(pictures), sum(picture.nbytes for picture in pictures))
+                # A transform begins with the first part of a batch: others are still to be read.
+                read = [picture for picture in pictures if picture is not None]
+                _tell_if_large(name, len(read), sum(picture.nbytes for picture in read))
         return [v if size is None else v[0] for v, size in zip(values, self.sizes, strict=True)]
 
 
