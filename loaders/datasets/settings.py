@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_list, did_you_mean, shown
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.errors import SchemaError
-from loaders.schema import VIRTUAL_FIELDS, Array, Image, Mask
+from loaders.schema import VIRTUAL_FIELDS, Array, Image, Json, Mask, Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,6 +18,33 @@ if TYPE_CHECKING:
     from loaders.schema import Field, Schema
 
     Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
+
+_log = logging.getLogger(__name__)
+_PLACES = frozenset(
+    {
+        "box",
+        "boxes",
+        "bbox",
+        "bboxes",
+        "keypoint",
+        "keypoints",
+        "landmark",
+        "landmarks",
+        "joints",
+        "corners",
+    }
+    | {
+        "point",
+        "points",
+        "polygon",
+        "polygons",
+        "segmentation",
+        "objects",
+        "rectangle",
+        "rectangles",
+    }
+)
+_told: set[str] = set()
 
 
 def as_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
@@ -53,6 +82,20 @@ def check_augment(augment: Any, fields: Mapping[str, Field]) -> None:
         "uint16 (N, C, H, W), gray ones (N, 1, H, W); of other arrays the schema says which axes "
         "are spatial: Array(dtype=..., dims=..., spatial=2)"
     )
+
+
+def tell_of_unmoved(augment: Any, fields: Mapping[str, Field | None]) -> None:
+    """Say once, in the log, which fields look like places in pictures, and stay where pictures are moved."""
+    pictures = any(isinstance(field, Image | Mask) for field in fields.values())
+    for name, field in fields.items() if augment and pictures else ():
+        plain = isinstance(field, Json | Text) or (isinstance(field, Array) and not field.spatial)
+        if plain and name not in _told and _PLACES & set(re.findall("[a-z]+", name.lower())):
+            _told.add(name)
+            _log.warning(
+                "Field %r looks like places in a picture, but is %s, which augment does not move: if it should "
+                "move, pack it as Boxes or Keypoints (packdata images --boxes %s, --keypoints %s)",
+                name, type(field).__name__, name, name,
+            )  # fmt: skip
 
 
 def as_batching(batching: Any) -> dict[str, str]:

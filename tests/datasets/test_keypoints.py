@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment
+from loaders.datasets import settings
 from loaders.errors import BatchError, LoadersError, SchemaError
-from loaders.schema import Image, Keypoints, field_from_json
+from loaders.schema import Array, Image, Json, Keypoints, field_from_json
 from packdata import pack
 
 if TYPE_CHECKING:
@@ -115,6 +116,36 @@ def test_other_shapes_are_refused(tmp_path: Path, value: Any) -> None:
         packed(tmp_path, value)
     with pytest.raises(BatchError):
         augment.move_keypoints(np.zeros((3, 2), np.float32), (0, 0, 4, 4), (4, 4), (False, False))
+
+
+def test_what_looks_like_places_and_stays_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(settings, "_told", set())
+    fields: dict[str, Field] = {
+        "image": Image(codec="png"),
+        "keypoints": Keypoints(3),
+        "face_bbox": Json(),
+        "corners": Array("float32", (4, 2)),
+        "names": Json(),
+    }
+    row = {
+        "image": picture(),
+        "keypoints": PLACES,
+        "face_bbox": [1, 2],
+        "names": [],
+        "corners": np.zeros((4, 2)),
+    }
+    pack([row], tmp_path / "packed", fields)
+
+    for _ in range(2):
+        dataset = ShardDataset(tmp_path / "packed")
+        assert not caplog.records
+        dataset.replace(fields=["keypoints", "face_bbox"])
+    for _ in range(2):
+        ShardDataset(tmp_path / "packed", augment=[augment.RandomHorizontalFlip()])
+
+    assert [record.args[0] for record in caplog.records if record.args] == ["face_bbox", "corners"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("pairs", [((0, 3),), ((0, 0),), ((0, 1), (1, 2)), (1, 2), ((-1, 0),)])
