@@ -29,3 +29,19 @@ def _escaped(character: str, keep: str) -> str:
 def printable_json(text: str) -> str:
     """Return the same JSON with escapes for what a terminal would obey; line ends between values stay."""
     return _OBEYED.sub(lambda c: c[0] if c[0] == "\n" else f"\\u{ord(c[0]):04x}", text)
+
+
+def describe_size(num_bytes: float) -> str:
+    """Return a size as people read it.
+
+    Example:
+        >>> describe_size(1536), describe_size(12)
+        ('1.5 KiB', '12 bytes')
+    """
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB"):
+        num_bytes /= 1024
+        if num_bytes < 1024:
+            return f"{num_bytes:.1f} {unit}"
+    return f"{num_bytes / 1024:.1f} TiB"

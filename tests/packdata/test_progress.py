@@ -1,4 +1,4 @@
-"""What is told while packing: a bar on a terminal, lines elsewhere."""
+"""What is told while something long is done: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import io
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 
-from packdata.progress import Bar, Lines, Quiet, progress_of, progress_on
+from loaders.progress import Meter
+from packdata.progress import Quiet, progress_of
 
 
 class Terminal(io.StringIO):
@@ -20,12 +22,12 @@ class Terminal(io.StringIO):
 
 def test_a_log_gets_a_line_every_few_seconds() -> None:
     stream, now = io.StringIO(), iter([0.0, *(float(i) for i in range(1, 21))])
-    lines = Lines(stream, clock=lambda: next(now), every_s=5.0)
+    meter = Meter("packed", "images", stream=stream, clock=lambda: next(now), every_s=5.0)
 
-    lines.start(100, 40)
+    meter.start(100, 40)
     for i in range(20):
-        lines.advance(rejected=i // 10)
-    lines.close()
+        meter.advance(rejected=i // 10)
+    meter.close()
 
     assert stream.getvalue().splitlines() == [
         "packed 45 of 100 (45%), 1 images/s, 55 s left",
@@ -37,28 +39,63 @@ def test_a_log_gets_a_line_every_few_seconds() -> None:
 
 def test_a_stream_of_unknown_length_has_a_rate_but_no_end() -> None:
     stream, now = io.StringIO(), iter([0.0, 6.0])
-    lines = Lines(stream, "samples", clock=lambda: next(now))
+    meter = Meter("packed", "samples", stream=stream, clock=lambda: next(now))
 
-    lines.start(None, 0)
-    lines.advance(0)
+    meter.start(None, 0)
+    meter.advance(0)
 
     assert stream.getvalue() == "packed 1, 0 samples/s\n"
 
 
+def test_bytes_are_sizes() -> None:
+    stream, now = io.StringIO(), iter([0.0, 6.0])
+
+    with Meter("verifying", "bytes", 6 << 20, stream=stream, clock=lambda: next(now)) as meter:
+        meter.tick(3 << 20)
+
+    assert stream.getvalue() == "verifying 3.0 MiB of 6.0 MiB (50%), 512.0 KiB/s, 6 s left\n"
+
+
 def test_a_terminal_gets_a_bar_and_no_thread_stays() -> None:
     stream, before = Terminal(), threading.active_count()
-    bar = progress_on(stream)
-    assert isinstance(bar, Bar)
+    meter = Meter("packed", "images", stream=stream)
 
-    bar.start(10, 4)
+    meter.start(10, 4)
     for _ in range(6):
-        bar.advance(2)
-    bar.close()
-    bar.close()
+        meter.advance(2)
+    meter.close()
+    meter.close()
 
     assert "10/10" in stream.getvalue()
     assert "2 rejected" in stream.getvalue()
     assert threading.active_count() == before
+
+
+def test_a_bar_shows_what_another_process_counts() -> None:
+    stream = Terminal()
+
+    with Meter("loading", "bytes", 0, stream=stream) as meter:
+        meter.show(1 << 20, 4 << 20)
+        meter.show(4 << 20, 4 << 20)
+
+    assert "4.00M/4.00M" in stream.getvalue()
+
+
+def test_what_is_soon_done_shows_no_bar() -> None:
+    stream = Terminal()
+
+    with Meter("loading", "bytes", 10, stream=stream, delay_s=60.0) as meter:
+        meter.tick(10)
+
+    assert stream.getvalue().strip() == ""
+
+
+def test_threads_share_one() -> None:
+    with Meter("reading", "samples", stream=io.StringIO()) as meter:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(meter.tick, [1] * 2000))
+
+        assert meter.done == 2000
 
 
 def test_a_terminal_that_reports_no_size_gets_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,15 +104,14 @@ def test_a_terminal_that_reports_no_size_gets_a_bar_too(monkeypatch: pytest.Monk
     with open(shown, "rb", buffering=0) as screen, open(terminal, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
 
-        bar = progress_on()
-        bar.start(10, 0)
-        bar.advance(0, 10)
-        bar.close()
+        meter = Meter("packed", "images")
+        meter.start(10, 0)
+        meter.advance(0, 10)
+        meter.close()
         stream.close()
         text = ""
-        with suppress(
-            OSError
-        ):  # how a terminal says that this was all: what is written arrives piece by piece
+        # OSError: how a terminal says that this was all; what is written arrives piece by piece
+        with suppress(OSError):
             while True:
                 text += screen.read(4096).decode()
 
@@ -85,21 +121,14 @@ def test_a_terminal_that_reports_no_size_gets_a_bar_too(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
 def test_closing_without_a_start_prints_nothing(stream: io.StringIO) -> None:
-    for progress in (Quiet(), progress_on(stream)):
+    for progress in (Quiet(), Meter("packed", "images", stream=stream)):
         progress.close()
 
     assert stream.getvalue() == ""
 
 
-def test_progress_is_a_line_now_and_then_where_nobody_watches(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("packdata.progress.LINE_EVERY_S", 0.0)
+def test_nothing_is_told_where_it_does_not_take_long(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_of("reading", 2000) as tick:
-        tick(1500)
-    with progress_of("reading", None, unit="bytes") as tick:
-        tick(3 << 20)
+        tick(2000)
 
-    text = capsys.readouterr()
-    assert text.err == "reading: 1,500 samples of 2,000 samples\nreading: 3.0 MiB\n"
-    assert text.out == ""
+    assert capsys.readouterr() == ("", "")

@@ -91,22 +91,6 @@ def _describe_tokens(field: Tokens) -> str:
     return ", ".join(parts)
 
 
-def describe_size(num_bytes: float) -> str:
-    """Return a size as people read it.
-
-    Example:
-        >>> describe_size(1536), describe_size(12)
-        ('1.5 KiB', '12 bytes')
-    """
-    if num_bytes < 1024:
-        return f"{num_bytes:.0f} bytes"
-    for unit in ("KiB", "MiB", "GiB"):
-        num_bytes /= 1024
-        if num_bytes < 1024:
-            return f"{num_bytes:.1f} {unit}"
-    return f"{num_bytes / 1024:.1f} TiB"
-
-
 def counted(n: int, what: str) -> str:
     """Return a number and what it counts, in the plural where it is not 1.
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.limits import usable_cores
-from loaders.text import printable
-from packdata.describe import counted, describe_size
+from loaders.text import describe_size, printable
+from packdata.describe import counted
 from packdata.journal import Reject
 from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.progress import Progress, Quiet

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from loaders.errors import ShardError
 from loaders.formats import hash_file
-from packdata.target import cannot_write
+from packdata.disk import cannot_write
 from packdata.verify import size_fault
 
 if TYPE_CHECKING:

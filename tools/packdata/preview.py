@@ -33,7 +33,8 @@ from loaders.schema import (
     Text,
     Tokens,
 )
-from packdata.describe import counted, describe_size
+from loaders.text import describe_size
+from packdata.describe import counted
 from packdata.rows import row_text
 from packdata.slices import is_array_mask, is_plane, middle_slice
 from packdata.tokens.show import token_text

@@ -18,9 +18,10 @@ from loaders.manifest import (
     read_manifest,
 )
 from loaders.regular import read_regular
+from packdata.disk import cannot_write
 from packdata.journal import LOCK_NAME, TargetLock
 from packdata.links import copy_shard
-from packdata.target import PACKING_NAME, cannot_write, check_unclaimed
+from packdata.target import PACKING_NAME, check_unclaimed
 from packdata.verify import file_fault, size_fault
 
 if TYPE_CHECKING:

@@ -32,6 +32,7 @@ from loaders.manifest import (
     sync_folder,
 )
 from loaders.regular import read_regular
+from packdata.disk import cannot_write, write_staged
 from packdata.journal import (
     JOURNAL_NAME,
     LOCK_NAME,
@@ -55,14 +56,12 @@ from packdata.target import (
     PACKER,
     PACKING_NAME,
     REJECTED_NAME,
-    cannot_write,
     check_unclaimed,
     find_datasets,
     free_number,
     make_folder,
     missing_folders,
     sync_made,
-    write_staged,
 )
 from packdata.verify import file_fault
 

@@ -10,18 +10,16 @@ repeated.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from loaders.errors import LoadersError, ManifestError, PackError
-from loaders.formats import write_shard
+from loaders.errors import ManifestError, PackError
 from loaders.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -33,6 +31,7 @@ from loaders.manifest import (
 )
 from loaders.schema import Schema
 from loaders.text import printable_json
+from packdata.disk import GO_ON, explained, write_staged
 from packdata.journal import (
     JOURNAL_NAME,
     LOCK_NAME,
@@ -61,7 +60,6 @@ _STAGED = "shards"
 _NEVER_OURS = frozenset({PACKING_NAME, "lost+found"})
 _NUMBERED = re.compile(r"shard-(\d+)\.")
 _MAX_DEPTH = 2  # of a target below the destination: split/size
-_GO_ON = "run the same command again: it continues"
 
 
 class Packing:
@@ -92,7 +90,7 @@ class Packing:
         self._writer = ThreadPoolExecutor(1, "packdata-shard")
         self._written: Future[None] | None = None
         self._is_published = self._is_closed = False
-        with _told(dst, "it cannot be packed into"):
+        with explained(dst, "it cannot be packed into"):
             self._place = dst.absolute()  # the working folder may change before all is published
             self._work = self._place / PACKING_NAME
             if not self._work.exists():
@@ -249,7 +247,7 @@ class Packing:
     def _write(
         self, path: Path, columns: Mapping[str, Column], schema: Schema, line: dict[str, Any]
     ) -> None:
-        with _told(self._shown(path), "the shard cannot be written"):
+        with explained(self._shown(path), "the shard cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)  # half of it may be left from a run that was killed
             try:
@@ -265,7 +263,7 @@ class Packing:
         """Write the files that a target's schema names, for publishing beside its manifest."""
         for name, data in files.items():
             path = self._staged(folder) / name
-            with _told(self._shown(path), "it cannot be written"):
+            with explained(self._shown(path), "it cannot be written"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 publish_bytes(path, data)
 
@@ -284,7 +282,7 @@ class Packing:
     ) -> None:
         """Note that a part of the source is packed to its end."""
         self.wait()
-        with _told(self.dst / PACKING_NAME, "the journal cannot be written"):
+        with explained(self.dst / PACKING_NAME, "the journal cannot be written"):
             self.journal.append(
                 {
                     "part": part,
@@ -297,13 +295,13 @@ class Packing:
     def publish(self, contents: Mapping[str, tuple[Schema, Mapping[str, Any]]]) -> None:
         """Make datasets of the finished shards: per target its schema and provenance."""
         self.wait()
-        with _told(self.dst, "the dataset cannot be published"):
+        with explained(self.dst, "the dataset cannot be published"):
             self._check_targets()
         done = {
             folder: {"schema": schema.to_json(), "provenance": dict(provenance)}
             for folder, (schema, provenance) in contents.items()
         }
-        with _told(self.dst, "the dataset cannot be published"):
+        with explained(self.dst, "the dataset cannot be published"):
             self.journal.append({"done": done})
             self._publish()
 
@@ -321,7 +319,7 @@ class Packing:
                 staged = self._staged(folder) / shard.file
                 if staged.exists() and os.path.lexists(target / shard.file):
                     what = f"{shard.file} is there, and is not of this packing"
-                    raise PackError(what, self.dst / folder, f"Move it away. Then {_GO_ON}")
+                    raise PackError(what, self.dst / folder, f"Move it away. Then {GO_ON}")
 
     def _publish(self) -> None:
         for folder in self.state.done or {}:
@@ -541,77 +539,3 @@ def _has_any(manifest: Manifest, shards: Sequence[ShardInfo]) -> bool:
 
 def _files(manifest: Manifest) -> list[str]:
     return [*(shard.file for shard in manifest.shards), *manifest.schema.files]
-
-
-def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> ShardInfo:
-    """Write a shard that is not published yet; OSError, which tells why, also where LMDB does not."""
-    import lmdb
-
-    try:
-        return write_shard(path, columns, schema.fields)
-    except lmdb.Error as error:  # of a write that ended early it says EIO, whatever the reason
-        code = _lack_of_room(path, sum(column.nbytes for column in columns.values()))
-        if code is None:
-            raise
-        raise OSError(code, os.strerror(code)) from error
-
-
-def _lack_of_room(path: Path, nbytes: int) -> int | None:
-    """Return the error number of a disk that is full, or of a file that may not grow; None if it is neither."""
-    if _is_full(path.parent, nbytes):
-        return errno.ENOSPC
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    reached = most != resource.RLIM_INFINITY and path.exists() and path.stat().st_size >= most
-    return errno.EFBIG if reached else None
-
-
-def _is_full(folder: Path, nbytes: int) -> bool:
-    """Tell whether a disk has less room than that."""
-    try:
-        return shutil.disk_usage(folder).free < nbytes
-    except OSError:
-        return False
-
-
-@contextmanager
-def _told(path: Path, what: str) -> Iterator[None]:
-    """Turn what the system says into a PackError."""
-    import lmdb
-
-    try:
-        yield
-    except LoadersError:
-        raise
-    except (OSError, lmdb.Error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise PackError(f"{what} ({reason})", path, remedy_of(error, path)) from error
-
-
-def remedy_of(error: Exception, path: Path) -> str:
-    """Say what helps against what the system said of a path."""
-    code = getattr(error, "errno", None)
-    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space" in str(error):
-        return f"Make room there. Then {_GO_ON}"
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "Choose a folder that may be written to"
-    if code in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-        where = "The file system there has no locks (flock)"
-        return f"{where}: write to another and copy the folder, or mount it with them (Lustre: -o flock)"
-    if code == errno.ENOTDIR:
-        file = next((above for above in path.parents if above.is_file()), None)
-        found = "A part of this path" if file is None else str(file)
-        return f"{found} is a file: choose another folder"
-    broken = next((each for each in (path, *path.parents) if each.is_symlink()), None)
-    if code == errno.EEXIST and broken is not None and not broken.exists():
-        return f"{broken} is a link to nothing: remove it, or make what it points to"
-    return _GO_ON.capitalize()
-
-
-def cannot_write(error: Exception, path: Path) -> PackError:
-    """Return what is raised where a command that begins anew when it is run again cannot write."""
-    what = f"it cannot be written ({getattr(error, 'strerror', None) or error})"
-    return PackError(what, path, remedy_of(error, path).removesuffix(": it continues"))

@@ -6,15 +6,15 @@ the memory (this process, or an arena that processes share) allocates it by the 
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from loaders.codecs import codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, MAX_PIXELS, picture_size
@@ -23,6 +23,7 @@ from loaders.columns import Column, FixedColumn, VarColumn, ends
 from loaders.datasets.reading.coefficients import WholeImages, has_halves
 from loaders.errors import CodecError, LoadersError
 from loaders.limits import available_memory, cores_of_rank
+from loaders.progress import Meter
 from loaders.schema import Field, Image, Mask
 
 if TYPE_CHECKING:
@@ -240,14 +241,14 @@ def _picture_sizes(
     if field.size is not None:
         return np.tile(np.array(field.size, np.int64), (num_rows, 1))
     sizes = np.empty((num_rows, 2), np.int64)
-    with Progress(num_rows, progress, "reading sizes", "") as bar:
+    with meter(num_rows, progress, "reading sizes", "pictures") as bar:
         for part in parts(num_rows, _PICTURES):
             for i, record in enumerate(records(part), part.start):
                 try:
                     sizes[i] = picture_size(record, max_pixels)
                 except CodecError as error:
                     raise blame(i, str(error)) from error
-            bar.update(part.stop - part.start)
+            bar.tick(part.stop - part.start)
     return sizes
 
 
@@ -286,42 +287,10 @@ def check_fits(nbytes: int, progress: bool, what: str = "") -> None:
     said = f"RAMDataset: {nbytes / 1e9:.3g} GB{what}; {available / 1e9:.3g} GB are available"
     logger.info(said)
     if progress and nbytes >= _MUCH:
-        tqdm.write(said, file=sys.stderr)
+        print(said, file=sys.stderr)  # noqa: T201  (asked for)
 
 
-class _Bar(tqdm):  # type: ignore[misc]  # it has no types
-    monitor_interval = 0  # else tqdm starts a thread that stays
-
-
-class Progress:
-    """Shows a bar on stderr, of bytes unless told otherwise, if loading takes a second."""
-
-    def __init__(
-        self, total: int, show: bool, what: str = "loading into RAM", unit: str = "B"
-    ) -> None:
-        self._total, self._show, self._what, self._unit = total, show, what, unit
-        self.done = 0
-
-    def __enter__(self) -> Self:
-        self._bar = _Bar(
-            total=self._total,
-            unit=self._unit,
-            unit_scale=True,
-            desc=self._what,
-            disable=None if self._show else True,  # None: not where nobody watches
-            delay=1.0,
-        )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def update(self, num: int) -> None:
-        """Count what was done."""
-        self.done += num
-        self._bar.update(num)
-
-    def show(self, done: int, total: int) -> None:
-        """Show a state that someone else counts."""
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
+def meter(total: int, show: bool, what: str = "loading into RAM", unit: str = "bytes") -> Meter:
+    """Return what shows how far loading is, on a terminal, if it takes a second."""
+    hidden = None if show else io.StringIO()
+    return Meter(what, unit, total, stream=hidden, lines=False, delay_s=1.0)

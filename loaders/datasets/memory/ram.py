@@ -23,8 +23,8 @@ from loaders.data.view import View
 from loaders.datasets.base import check_stored
 from loaders.datasets.memory.loading import (
     ColumnPlan,
-    Progress,
     check_fits,
+    meter,
     on_threads,
     parts,
     plan_columns,
@@ -275,9 +275,9 @@ def _fill(plans: Mapping[str, ColumnPlan], progress: bool) -> dict[str, Column]:
         name: plan.column([np.empty(n, np.uint8) for n in plan.array_nbytes])
         for name, plan in plans.items()
     }
-    with Progress(sum(plan.data_nbytes for plan in plans.values()), progress) as bar:
+    with meter(sum(plan.data_nbytes for plan in plans.values()), progress) as bar:
         for name, plan in plans.items():
-            plan.fill(columns[name], bar.update)
+            plan.fill(columns[name], bar.tick)
     return columns
 
 

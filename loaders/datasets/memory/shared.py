@@ -27,7 +27,7 @@ from loaders import __version__
 from loaders.data.shards import MemoryShard
 from loaders.datasets.memory.arena import Arena, SealedColumns, open_sealed
 from loaders.datasets.memory.keeper import Keeper, Name, Peer, receive
-from loaders.datasets.memory.loading import Progress, check_fits, names_to_load, plan_columns
+from loaders.datasets.memory.loading import check_fits, meter, names_to_load, plan_columns
 from loaders.errors import LoadersError
 from loaders.limits import usable_cores
 from loaders.schema import Field, field_from_json
@@ -189,11 +189,11 @@ def _load_arena(
     meta = {name: plan.field.to_json() for name, plan in plans.items()}
     arena = Arena(name.identity, plans, meta)
     try:
-        with Progress(total, progress, "loading one copy for all") as bar:
+        with meter(total, progress, "loading one copy for all") as bar:
 
             def report(nbytes: int) -> None:
                 arena.filled(nbytes)
-                bar.update(nbytes)
+                bar.tick(nbytes)
                 keeper.report(bar.done, total)
 
             for name_, plan in plans.items():
@@ -249,7 +249,7 @@ def _receive_copy(name: Name, connection: socket.socket, progress: bool) -> int 
             "root nor this user: shared='all_users' would trust it"
         )
     connection.settimeout(SILENCE_S)
-    with Progress(0, progress, f"process {peer.pid} loads one copy for all") as bar:
+    with meter(0, progress, f"process {peer.pid} loads one copy for all") as bar:
         while True:
             try:
                 message, fd = receive(connection)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import MAX_RECORD_NBYTES, Array
-from packdata.describe import describe_size
+from loaders.text import describe_size
 from packdata.sources.npy import ArrayHeader, read_array, read_header
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import field_from_json
-from loaders.text import printable
+from loaders.text import describe_size, printable
 from packdata.commands.common import add_json, datasets_at, new_parser, parse_path, show, show_json
-from packdata.describe import describe, describe_field, describe_size
+from packdata.describe import describe, describe_field
 from packdata.provenance import describe_origin
 
 if TYPE_CHECKING:

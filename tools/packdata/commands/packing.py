@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
+from loaders.progress import Meter
 from packdata.commands.common import (
     SIZES,
     parse_count,
@@ -111,7 +112,6 @@ def run_packing(
 ) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
     from packdata.plan import check_outside, pack_plan
-    from packdata.progress import progress_on
     from packdata.target import is_unfinished
 
     check_outside(args.dst, args.src)
@@ -130,7 +130,7 @@ def run_packing(
             workers=args.workers,
             on_error=args.on_error,
             overwrite=args.overwrite,
-            progress=progress_on(unit=unit),
+            progress=Meter("packed", unit),
         )
     except SourceError as error:
         if args.on_error == "fail":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loaders.progress import Meter
 from packdata.commands.common import parse_count, parse_names, parse_place, unescaped
 from packdata.commands.packing import add_packing_options, new_packing_parser, run_packing
 from packdata.shards import TABLE_SHARD_BYTES
@@ -136,7 +137,6 @@ def parse_skip(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata tables``."""
-    from packdata.progress import progress_on
     from packdata.tables import plan_tables
 
     lists = (*("target", "features", "drop", "categorical", "numeric"), "missing_values", "names")
@@ -148,5 +148,5 @@ def run(args: argparse.Namespace) -> int:
     options: dict[str, Any] = {name: tuple(getattr(args, name)) for name in lists}
     options |= {name: getattr(args, name) for name in (*rest, *shared)}
     options |= {"header": not args.no_header, "beside": None if args.dry_run else args.dst}
-    make_plan = partial(plan_tables, args.src, progress=progress_on(unit="rows"), **options)
+    make_plan = partial(plan_tables, args.src, progress=Meter("read", "rows"), **options)
     return run_packing(args, make_plan, unit="rows")

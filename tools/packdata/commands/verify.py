@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loaders.errors import ManifestError
 from loaders.manifest import read_manifest
-from loaders.text import printable
+from loaders.text import describe_size, printable
 from packdata.commands.common import (
     add_json,
     datasets_at,
@@ -16,7 +16,7 @@ from packdata.commands.common import (
     show,
     show_json,
 )
-from packdata.describe import counted, describe_size
+from packdata.describe import counted
 from packdata.progress import progress_of
 from packdata.verify import Report, verify
 
