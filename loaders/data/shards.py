@@ -96,9 +96,9 @@ class FileShard:
         try:
             shard = self._open(check)
         except ShardError:
-            self._check_version()
+            self.check_version()
             raise
-        self._check_version()  # last: what replaces the file from here on is not what is mapped
+        self.check_version()  # last: what replaces the file from here on is not what is mapped
         return shard
 
     def _open(self, check: Check) -> OpenShard:
@@ -108,7 +108,7 @@ class FileShard:
             return OpenShard(self.path, columns, checksums, self._damage(columns, checksums))
         return OpenShard(self.path, columns, checksums)
 
-    def _check_version(self) -> None:
+    def check_version(self) -> None:
         """Raise StaleDatasetError if the manifest was replaced, and the new one has another shard of this name.
 
         Shards are listed by the hash of their bytes, so a dataset that only grew goes on.

@@ -315,6 +315,12 @@ class View:
         files = [shard for shard in self.store.shards if isinstance(shard, FileShard)]
         return list(dict.fromkeys(shard.path.parent for shard in files))
 
+    def check_version(self) -> None:
+        """Raise StaleDatasetError if a dataset was replaced since its shards were listed."""
+        for shard in self.store.shards:
+            if isinstance(shard, FileShard):
+                shard.check_version()
+
     @property
     def whole_shards(self) -> list[FileShard] | None:
         """The files that hold just these samples with just these fields, in order; None if there are no such files."""

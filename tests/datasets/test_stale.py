@@ -91,6 +91,19 @@ def test_a_loader_says_so_instead_of_replacing_samples(tmp_path: Path) -> None:
     stale(list, DataLoader(dataset, 4, num_workers=1))
 
 
+@pytest.mark.parametrize("link", [True, False])
+def test_a_dataset_that_was_replaced_is_not_written(tmp_path: Path, link: bool) -> None:
+    """Neither linked, nor as what the open shards hold: it would be said to be made from the new one."""
+    folder = pack(tmp_path / "a", 1)
+    dataset = ShardDataset(folder)
+    dataset.column("label")  # all shards are open
+
+    pack(folder, 2)
+
+    stale(lambda: packdata.write(dataset, tmp_path / "b", link=link))
+    assert not (tmp_path / "b").exists()
+
+
 def test_packing_over_a_dataset_is_no_missing_shard(tmp_path: Path) -> None:
     """``overwrite`` gives shards other names, and deletes the old ones."""
     folder = pack(tmp_path / "a", 1)

@@ -40,6 +40,7 @@ def stage_whole(
         new = replace(shard.info, file=f"staged-{len(staged):05d}{shard.path.suffix}")
         if _link_or_copy(shard.path, folder / new.file, shard.info, link=link):
             on_link(shard.path)
+        shard.check_version()  # last: what replaces the file from here on is not what was linked
         staged.append(new)
     return staged
 

@@ -88,7 +88,7 @@ def write(
     Raises:
         TypeError: It is no such view.
         SchemaError: It has a ``transform``; or the arguments do not fit its fields.
-        ShardError: A record is damaged.
+        ShardError: A record is damaged, or the dataset was replaced since it was opened.
         PackError: The target is taken or cannot be written, is a source or inside of one, or there are no samples.
 
     Example::
@@ -151,6 +151,7 @@ def _as_view(data: Any) -> tuple[View, Mapping[str, Field]]:
     if getattr(data, "transform", None) is not None:
         what = "what a transform makes of samples cannot be stored"
         raise SchemaError(f"{what}: write dataset.replace(transform=None), or use packdata.pack")
+    view.check_version()  # also of shards that are open: their origin is read again
     return view.verified(), getattr(data, "schema", view.schema).fields
 
 
