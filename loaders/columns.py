@@ -97,6 +97,13 @@ def as_rows(column: Column, nbytes: int) -> UInt8Array:
     return np.stack([column.row(i) for i in range(len(column))]).reshape(len(column), nbytes)
 
 
+def column_of(rows: Sequence[bytes | memoryview], nbytes: int | None) -> Column:
+    """Lay records out as a column, of rows of one size if that is known."""
+    if nbytes is None:
+        return var_column(rows)
+    return FixedColumn(np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), nbytes))
+
+
 def var_column(rows: Sequence[bytes | memoryview]) -> VarColumn:
     """Lay records of any size out as a column."""
     lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))

@@ -19,7 +19,6 @@ from packdata.plan import check_outside
 from packdata.provenance import origin_of
 from packdata.rewrite import (
     Staging,
-    check_target,
     command_text,
     finished_before,
     write_dataset,
@@ -70,17 +69,12 @@ def merge(
     """
     check_outside(dst, sources)
     views = [open_view(path, "never") for path in sources]
-    command = command_text("merge", views)
-    finished = finished_before(dst, command, note)
-    if finished is not None:
-        return finished
     _check_merged_before(Path(dst))
-    check_target(Path(dst), overwrite=overwrite)
     _check_alike(views)
     joined = join_views(views)
     return write_dataset(
         dst,
-        command,
+        command_text("merge", views),
         ViewContent(joined, joined.schema),
         provenance={"command": "merge", "sources": list(map(origin_of, views))},
         overwrite=overwrite,
@@ -88,6 +82,7 @@ def merge(
         whole=joined.whole_shards,
         link=link,
         on_link=on_link,
+        note=note,
     )
 
 

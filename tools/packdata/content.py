@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.columns import Column, FixedColumn, VarColumn, row_views, var_column
+from loaders.columns import Column, FixedColumn, VarColumn, column_of, row_views
 from loaders.data.shards import FileShard
 from loaders.data.view import KEY_FIELD
 from loaders.limits import usable_cores
@@ -18,10 +18,10 @@ from packdata.pool import OrderedPool, one_opencv_thread
 from packdata.recipe import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from loaders.data.view import View
-    from loaders.schema import Field, Schema
+    from loaders.schema import Schema
     from packdata.recode import Recode
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -106,7 +106,7 @@ class ViewContent:
         records = [
             changes[i] if i in changes else self._record(name, i, record) for i, record in stored
         ]
-        return column_of(self.schema.fields[name], records)
+        return column_of(records, nbytes)
 
     def _record(self, name: str, position: int, record: UInt8Array) -> bytes | memoryview:
         recode = self.recoders.get(name)
@@ -115,14 +115,6 @@ class ViewContent:
         if recode.transcodes:
             return recode.transcode(record)
         return recode.encode(self.view.decode(position, name, record))
-
-
-def column_of(kind: Field, records: Sequence[bytes | memoryview]) -> Column:
-    """Lay the records of a field out as a column."""
-    if kind.record_nbytes is None:
-        return var_column(records)
-    data = np.frombuffer(b"".join(records), np.uint8)
-    return FixedColumn(data.reshape(len(records), kind.record_nbytes))
 
 
 def cut(column: Column, first: int, last: int) -> Column:

@@ -12,24 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import codec_for
+from loaders.columns import column_of
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import SchemaError, SourceError
 from loaders.formats import hash_file
 from loaders.schema import Boxes, Field, Image, Keypoints, Schema
 from loaders.schema.tables import find_column
-from packdata.content import ViewContent, column_of
+from packdata.content import ViewContent
 from packdata.describe import counted
 from packdata.joined_columns import KINDS, JoinedColumns, read_columns, read_updates
 from packdata.plan import check_outside
 from packdata.provenance import origin_of
 from packdata.recode import RecodeOptions
-from packdata.rewrite import (
-    check_target,
-    command_text,
-    finished_before,
-    format_of,
-    write_dataset,
-)
+from packdata.rewrite import command_text, format_of, write_dataset
 from packdata.rows import column_fields
 from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.tokens.split import check_no_stream, check_whole_stream
@@ -152,13 +147,6 @@ def copy_dataset(
     options = options or CopyOptions()
     check_outside(dst, [src])
     view = open_view(src)
-    format = format or format_of(view)
-    asked = options.to_json() | {"tables": options.digests()}
-    command = command_text("copy", [view], **asked, format=format, shard_bytes=shard_bytes)
-    finished = finished_before(dst, command, note)
-    if finished is not None:
-        return finished
-    check_target(Path(dst), overwrite=overwrite)
     if options.where is not None or options.skip_missing:
         check_no_stream(view, "choosing rows")
     table = None
@@ -171,9 +159,11 @@ def copy_dataset(
     for text in plan.notes():
         note(text)
     provenance = {"command": "copy", "source": origin_of(view), "options": options.to_json()}
+    format = format or format_of(view)
+    asked = options.to_json() | {"tables": options.digests()}
     return write_dataset(
         dst,
-        command,
+        command_text("copy", [view], **asked, format=format, shard_bytes=shard_bytes),
         plan.content(workers),
         format=format,
         shard_bytes=shard_bytes,
@@ -181,6 +171,7 @@ def copy_dataset(
         overwrite=overwrite,
         files_of=view.path,
         tick=tick,
+        note=note,
     )
 
 
@@ -221,7 +212,7 @@ class _Plan:
         if self.table is not None:
             rows = [self.table.records[self.keys[i]] for i in self.indices.tolist()]
             values = {
-                name: column_of(field, [row[name] for row in rows])
+                name: column_of([row[name] for row in rows], field.record_nbytes)
                 for name, field in self.added.items()
             }
         view = self.view.select(self.indices)

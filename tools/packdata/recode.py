@@ -14,7 +14,7 @@ from loaders.codecs.dct import DctCodec
 from loaders.codecs.heads import picture_size
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import CodecError, SchemaError
-from loaders.schema import Boxes, Image, Mask
+from loaders.schema import Boxes, Image, Keypoints, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +76,7 @@ class RecodeOptions:
 
 
 def _is_moved(field: Field) -> bool:
-    return isinstance(field, Boxes)
+    return isinstance(field, Boxes | Keypoints)
 
 
 class Recode:

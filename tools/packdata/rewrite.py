@@ -349,6 +349,7 @@ def write_dataset(
     whole: Sequence[FileShard] | None = None,
     link: bool = True,
     on_link: OnLink = str,
+    note: Note = str,
 ) -> Manifest:
     """Write samples as a packed dataset; all of it appears, or nothing. Killed, the same command continues.
 
@@ -365,11 +366,15 @@ def write_dataset(
         whole: Shards that hold just these samples, to be used as they are.
         link: Link them, as ``packdata.links.stage_whole`` does.
         on_link: Called with each that was linked.
+        note: Called with what is no error and deserves a look: it was killed before, and is finished.
 
     Raises:
         PackError: The target is taken or cannot be written, or there are no samples.
     """
     check_shard_options(format, shard_bytes)
+    finished = finished_before(dst, command, note)
+    if finished is not None:
+        return finished
     with Staging(dst, command, overwrite=overwrite) as staging:
         if whole is None:
             staged = stage(staging, content, format=format, shard_bytes=shard_bytes, tick=tick)

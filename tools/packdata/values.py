@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from loaders.codecs import codec_for
 from loaders.codecs.raw import RawCodec, cast_exactly
-from loaders.columns import Column, FixedColumn, VarColumn, ends
+from loaders.columns import Column, FixedColumn, column_of
 from loaders.errors import CodecError, SourceError
 from loaders.schema import Array, Boxes, Field, Image, Keypoints, Label, Mask, MultiLabel
 from packdata.geometry import to_keypoints
@@ -95,11 +95,7 @@ class Preparer:
             records = [made.record for made in map(self, values) if isinstance(made, Encoded)]
         if len(records) < len(values):
             return None
-        buffer, nbytes = np.frombuffer(b"".join(records), np.uint8), self.field.record_nbytes
-        if nbytes is not None:
-            return FixedColumn(buffer.reshape(len(records), nbytes))
-        lengths = np.fromiter(map(len, records), np.int64, len(records))
-        return VarColumn(buffer, ends(lengths) - lengths, lengths)
+        return column_of(records, self.field.record_nbytes)
 
     def _rows(self, array: np.ndarray[Any, Any], codec: RawCodec) -> npt.NDArray[np.uint8]:
         """Return values of one shape as the bytes of each."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from loaders.checks import shown
 from loaders.codecs.picture import DEFAULT_QUALITY
-from loaders.columns import Column, FixedColumn, row_views
+from loaders.columns import Column, column_of, row_views
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
-from packdata.content import ViewContent, column_of
+from packdata.content import ViewContent
 from packdata.describe import counted
 from packdata.edit import check_boxes
 from packdata.engine import DatasetSummary, Summary, check_workers
@@ -27,19 +27,13 @@ from packdata.plan import check_outside
 from packdata.progress import Progress, Quiet
 from packdata.provenance import origin
 from packdata.recode import RecodeOptions
-from packdata.rewrite import (
-    check_target,
-    command_text,
-    finished_before,
-    format_of,
-    write_dataset,
-)
+from packdata.rewrite import command_text, format_of, write_dataset
 from packdata.shards import DEFAULT_SHARD_BYTES, check_shard_options
 from packdata.tokens.split import check_no_stream, check_whole_stream
 from packdata.values import Encoded, Preparer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from loaders.data.shards import FileShard
     from loaders.manifest import Manifest
@@ -117,26 +111,23 @@ def write(
     options |= {"add": sorted(add)} if add else {}
     asked = options | {"format": format, "shard_bytes": shard_bytes, "link": whole is not None}
     command = command_text("write", [source], **asked, **_identity(content))
-    manifest = finished_before(dst, command)
-    if manifest is None:
-        check_target(Path(dst), overwrite=overwrite)
-        progress = Quiet() if progress is None else progress
-        progress.start(len(source), 0)
-        try:
-            manifest = write_dataset(
-                dst,
-                command,
-                content,
-                format=format,
-                shard_bytes=shard_bytes,
-                provenance={"command": "write", **_made_of(source), "options": options},
-                overwrite=overwrite,
-                files_of=next(iter(source.folders), None),
-                tick=partial(progress.advance, 0),
-                whole=whole,
-            )
-        finally:
-            progress.close()
+    progress = Quiet() if progress is None else progress
+    progress.start(len(source), 0)
+    try:
+        manifest = write_dataset(
+            dst,
+            command,
+            content,
+            format=format,
+            shard_bytes=shard_bytes,
+            provenance={"command": "write", **_made_of(source), "options": options},
+            overwrite=overwrite,
+            files_of=next(iter(source.folders), None),
+            tick=partial(progress.advance, 0),
+            whole=whole,
+        )
+    finally:
+        progress.close()
     return _summary(dst, manifest, time.monotonic() - began)
 
 
@@ -198,35 +189,27 @@ def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Fi
     if len(values) != len(view):
         what = f"{name!r} has {len(values)} values for {counted(len(view), 'sample')}"
         raise SchemaError(f"add takes one value for each sample: {what}")
-    array = _numbers(values) if field is None else None
-    if array is not None:
-        field = Array(dtype=array.dtype.name, dims=array.shape[1:])
-        array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        if field.record_nbytes:
-            rows = array.view(np.uint8) if array.ndim > 1 else array[:, None].view(np.uint8)
-            return field, FixedColumn(rows.reshape(len(values), field.record_nbytes))
     field = field or _kind(values)
     prepare = Preparer(field, DEFAULT_QUALITY)
+    with suppress(CodecError):
+        if (column := prepare.column(values)) is not None:
+            return field, column
     records = []
-    for i, value in enumerate(values):
+    for i, value in enumerate(values):  # pictures; or which one is wrong
         try:
             made = prepare(value)
             records.append((made if isinstance(made, Encoded) else made.make()).record)
         except CodecError as error:
             raise SchemaError(f"value {i} of {name!r}: {error}") from error
-    return field, column_of(field, records)
+    return field, column_of(records, field.record_nbytes)
 
 
-def _numbers(values: Any) -> npt.NDArray[Any] | None:
-    """Return values as an array if they are numbers, or arrays of one shape."""
-    try:
+def _kind(values: Any) -> Field:
+    """Return a field for values: of numbers of one shape an array, else of texts, bytes, or JSON."""
+    with suppress(ValueError):  # of several shapes
         array = np.asarray(values)
-    except ValueError:  # of several shapes
-        return None
-    return array if array.dtype.kind in "biuf" and array.dtype.itemsize <= 8 else None
-
-
-def _kind(values: Sequence[Any]) -> Field:
+        if array.dtype.kind in "biuf" and array.dtype.itemsize <= 8:
+            return Array(dtype=array.dtype.name, dims=array.shape[1:])
     kinds = {type(value) for value in values}
     if kinds and all(issubclass(kind, str) for kind in kinds):
         return Text()
