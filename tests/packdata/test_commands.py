@@ -1564,7 +1564,7 @@ def test_options_for_the_copy_are_in_its_provenance_without_paths(tmp_path: Path
 # All of them
 
 
-@pytest.mark.parametrize("command", chain(*GROUPS.values()))
+@pytest.mark.parametrize("command", [*chain(*GROUPS.values())])
 def test_every_command_has_help_with_an_example(
     command: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
