@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from loaders.backends.ordered import Batches
     from loaders.device.accelerator import Accelerator
+    from loaders.resume import Progress
     from loaders.sampling.plan import Plan
     from loaders.sampling.sampler import Pass
 
@@ -63,6 +64,7 @@ class Delivery:
         stats: Counters to go on with.
         length: How many batches there are in all.
         again: Begins another pass, if the first was sent elsewhere (``set_epoch``) before it gave a batch.
+        others: Counts the batches of an order that is not the loader's.
         accelerator: Copies them to the device; None leaves them where they are.
         ahead: How many may be copied before they are asked for.
         name: Of what is served, for who asks what is going on.
@@ -77,6 +79,7 @@ class Delivery:
         length: Callable[[], int],
         *,
         again: Callable[[], tuple[Pass | None, Batches]],
+        others: Progress | None = None,
         accelerator: Accelerator | None = None,
         ahead: int = 0,
         name: str = "",
@@ -87,7 +90,7 @@ class Delivery:
             accelerator,
             ahead,
         )
-        self._stats, self._length, self._name = stats, length, name
+        self._stats, self._length, self._name, self._others = stats, length, name, others
         self._num_delivered = 0
         self._broken: Exception | None = None  # by Ctrl-C, and nobody can say which batch was lost
         self._waiting_since: float | None = None
@@ -179,6 +182,8 @@ class Delivery:
 
     def _end(self) -> None:
         """Go on to the next epoch if this one is over; RuntimeError if not, and no error said why."""
+        if self._others is not None:
+            self._others.end()
         if self._pass is None:
             return
         num_done, num = self._pass.num_steps, self._pass.plan.num_remaining_steps
@@ -205,6 +210,8 @@ class Delivery:
         self._num_delivered += 1
         if self._pass is not None:
             self._pass.count(1 + self._num_failed)
+        elif self._others is not None:
+            self._others.count(1 + self._num_failed)
         self._num_failed = 0  # nothing that Ctrl-C could come into stands behind what counts
 
     def describe(self) -> str:

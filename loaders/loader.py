@@ -56,6 +56,7 @@ from loaders.errors import StateError
 from loaders.frameworks import without_ignite
 from loaders.live import register
 from loaders.profiling import profile_from_environment
+from loaders.resume import ThirdParty
 from loaders.sampling.context import Entering
 from loaders.sampling.foreign import NumberedBatches, Passes, kept, single
 from loaders.sampling.order import batch_starts
@@ -270,6 +271,7 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         self._is_accelerate_prepared = self._steps is not None  # divided by rank already
         check_marks(self.pad, is_ours=self._steps is not None)
         self._passes = self._number_passes()
+        self._others = ThirdParty(self) if self._steps is None else None
         self._settle_collate()
         self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())
         self._stats = LoaderStats()
@@ -335,6 +337,9 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
     def _index_sampler(self) -> Any:
         """What indices are taken from, by torch's iterator, too."""
         steps = self._numbered_steps()
+        others: ThirdParty | None = getattr(self, "_others", None)
+        if others is not None:
+            steps = others.counted(steps)
         return Entering(steps) if self.backend == "process" and not self.num_workers else steps
 
     def _numbered_steps(self) -> Any:
@@ -431,6 +436,7 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         if profile_from_environment(self) is not None:
             return iter(self)  # anew, under the clock
         current = self._begin()
+        others = None if self._others is None else self._others.begin(self)
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
         delivery = Delivery(
             self._start(),
@@ -439,6 +445,7 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
             self._stats,
             self.__len__,
             again=lambda: (self._begin(), self._start()),
+            others=others,
             accelerator=accelerator,
             ahead=self.device_prefetch,
             name=type(self.dataset).__name__,
@@ -469,7 +476,10 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
 
     def _start_torchs(self) -> TorchBatches:
         """Let torch fetch batches: in worker processes, which get the epoch with the indices, or here."""
-        return TorchBatches(super().__iter__(), self.num_workers)
+        begin = super().__iter__
+        if self._others is None or not self._others.is_iterable:
+            return TorchBatches(begin(), self.num_workers)
+        return TorchBatches(self._others.iterate(self, begin), self.num_workers)
 
     def _start_own(self) -> OrderedBatches:
         if (self.generator is not None or self._steps is None) and not self._has_drawn:
@@ -581,7 +591,7 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         """Choose the epoch that the next iteration serves; the current one keeps its position."""
         epoch = self._set_to = whole_number("epoch", epoch, at_least=0)
         samplers: tuple[Any, ...] = (self.sampler, self.batch_sampler)
-        for part in (*samplers, self.dataset, self._served, self._passes):
+        for part in (*samplers, self.dataset, self._served, self._passes, self._others):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
@@ -645,23 +655,22 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         Raises:
             StateError: Samples are in an order that no state can tell, or fewer batches were handed over.
         """
-        steps = self._own_steps()
         if not self.in_order:
             raise StateError(
                 "in_order=False hands batches over in an order that no state can tell"
             )
+        state = {"version": _STATE_VERSION, "dataset": fingerprint_of(self.dataset)}
+        steps = self._steps
+        if steps is None:
+            assert self._others is not None
+            return {**state, "seed": self.seed, "sampler": self._others.state_dict(self, pending)}
         if self.num_workers and steps.sampler.is_of_taken:
             what = "another loader takes batches from this one's batch_sampler (skip_first_batches?), maybe ahead"
             remedy = "iterate this one, which resumes by itself, or give num_workers=0"
             warnings.warn(
                 f"{what}, and the state counts what it has taken: {remedy}", stacklevel=2
             )
-        return {
-            "version": _STATE_VERSION,
-            "dataset": fingerprint_of(self.dataset),
-            "seed": steps.seed,
-            "sampler": steps.sampler.state_dict(pending),
-        }
+        return {**state, "seed": steps.seed, "sampler": steps.sampler.state_dict(pending)}
 
     def load_state_dict(
         self, state: dict[str, Any], *, weights: Literal["new"] | None = None
@@ -688,24 +697,21 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
                 f"the state belongs to dataset {state.get('dataset')}, this one is {fingerprint}: "
                 "it was packed, selected or split differently"
             )
-        steps = self._own_steps()
-        seed, here = state.get("seed"), steps.seed
-        order = self._order_now() if self._order_now else steps.sampler.order
-        continued(order, state.get("sampler", {}), weights)
+        steps, place = self._steps, state.get("sampler", {})
+        seed, here = state.get("seed"), self.seed
+        if steps is not None:
+            order = self._order_now() if self._order_now else steps.sampler.order
+            continued(order, place, weights)
         if seed not in (None, here) and any(part.is_random for part in ours_in(self.dataset)):
             raise StateError(
                 f"the state was taken with seed={seed!r}, this loader has seed={here}: crops would be others"
             )
+        if steps is None:
+            assert self._others is not None
+            self._others.load_state_dict(self, place)
+            if self._passes is not None:
+                self._passes.set_epoch(place["epoch"])
+            return
         steps.sampler.start = 0  # of before: the state says another
         self._follow_length(steps.sampler)
-        steps.sampler.load_state_dict(state["sampler"], weights=weights, skips=False)
-
-    def _own_steps(self) -> EpochBatches:
-        steps = self._steps
-        if steps is None and isinstance(self.dataset, IterableDataset):
-            raise StateError("an IterableDataset has an order of its own, which nobody can resume")
-        if steps is None:
-            raise StateError(
-                "only batches of ours can be resumed: leave out sampler, batch_sampler and generator"
-            )
-        return steps
+        steps.sampler.load_state_dict(place, weights=weights, skips=False)

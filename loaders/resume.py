@@ -1,0 +1,363 @@
+"""Where a loader stands in an order that is not its own: of a third-party sampler, or of an iterable dataset.
+
+What has ``state_dict`` and ``load_state_dict`` says it by itself, as in torchdata: its state is taken with each batch,
+and counts when that batch is handed over. All else is counted: a resumed sampler is asked for the batches that were
+done, and they are not read; an iterable dataset yields them again, and they are dropped.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+from collections import deque
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from loaders.checks import shown, whole_number
+from loaders.errors import StateError
+from loaders.sampling.sampler import EpochBatches, EpochSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+_KIND = "third_party"
+_END = object()
+
+
+class Progress:
+    """How far one iteration has come.
+
+    Attributes:
+        epoch: Which pass this is.
+        resumed: The state it goes on from, or nothing.
+        delivered: Batches that were handed over, those before the state included.
+        is_over: Whether there are no more.
+        generators: How the sampler's generators stood when it began; None: it did not yet.
+        rng: How torch's own generator stood, if the sampler has drawn from it.
+        states: Of the samplers, or of the dataset in each worker, when the last round of workers was over.
+    """
+
+    def __init__(self, epoch: int, resumed: Mapping[str, Any]) -> None:
+        self.epoch, self.resumed = epoch, resumed
+        self.delivered: int = resumed.get("delivered", 0)
+        self.is_over = False
+        self.generators: list[str] | None = None
+        self.rng: str | None = None
+        self.states: dict[str, Any] = dict(resumed.get("states", {}))
+        self.taken: deque[Tagged] = deque()
+        self._round: dict[str, Any] = {}
+
+    @property
+    def num_in_round(self) -> int:
+        """Batches of the workers since the last round was over."""
+        return len(self._round)
+
+    def count(self, num: int) -> None:
+        """Note that batches were handed over, or failed."""
+        self.delivered += num
+        for _ in range(min(num, len(self.taken))):
+            self.note(self.taken.popleft())
+
+    def note(self, tag: Tagged) -> None:
+        """Take the state of a batch: it counts when each worker had its turn, as they begin in order again."""
+        name = str(tag.worker)
+        if self._round and tag.worker <= int(max(self._round, key=int)):
+            self._end_round()
+        self._round[name] = tag.state
+        if tag.is_last:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        self.states.update(self._round)
+        self._round.clear()
+
+    def end(self) -> None:
+        """Note that there are no more."""
+        self.is_over = True
+
+
+class Tagged(NamedTuple):
+    """A batch, and the state behind it.
+
+    Attributes:
+        batch: As ``collate_fn`` made it.
+        worker: That made it.
+        state: Of its dataset, or of the sampler.
+        is_last: Whether the first worker is next.
+    """
+
+    batch: Any
+    worker: int
+    state: Any
+    is_last: bool
+
+
+class ThirdParty:
+    """The position of a loader whose order is not its own.
+
+    Args:
+        loader: Has a sampler or batch sampler of others, or an iterable dataset.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        batch_sampler = loader.batch_sampler
+        samplers = [batch_sampler, loader.sampler, getattr(batch_sampler, "sampler", None)]
+        self.is_iterable = isinstance(loader.dataset, IterableDataset)
+        parts = [loader.dataset] if self.is_iterable else samplers
+        self._own = next((part for part in samplers if isinstance(part, EpochSampler)), None)
+        own = EpochSampler, EpochBatches  # of a subclass that yields something else
+        self._stateful = next(
+            (p for p in parts if is_stateful(p) and not isinstance(p, own)), None
+        )
+        generators = [getattr(part, "generator", None) for part in (*samplers, loader)]
+        found = [each for each in generators if isinstance(each, torch.Generator)]
+        self._generators = list({id(each): each for each in found}.values())
+        self._next: Mapping[str, Any] = {}
+        self._epoch = 0
+        self._current: Progress | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the number of the next pass; a state that was loaded is of another, then."""
+        if epoch != self._epoch:
+            self._next, self._epoch = {}, epoch
+
+    def begin(self, loader: Any) -> Progress:
+        """Begin a pass; the state tells of it from now on."""
+        self._current = Progress(self._epoch, {"states": self._states(loader)} | dict(self._next))
+        self._next, self._epoch = {}, self._epoch + 1
+        return self._current
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def state_dict(self, loader: Any, pending: int) -> dict[str, Any]:
+        """Return where the pass stands; at its end, the beginning of the next."""
+        if self._current is None:
+            states = {"states": self._states(loader)}
+            return self._told(loader, self._epoch, 0) | states | dict(self._next)
+        current = self._current
+        if whole_number("pending", pending, at_least=0):
+            return self._told(loader, current.epoch, self._before(pending)) | self._drawn(current)
+        is_over = current.is_over or (0 < current.delivered >= _num_batches(loader))
+        if is_over:
+            states = {"states": self._states(loader)}
+            return self._told(loader, current.epoch + 1, 0) | states
+        rest = {"states": current.states, "num_in_round": current.num_in_round}
+        return self._told(loader, current.epoch, current.delivered) | self._drawn(current) | rest
+
+    def _states(self, loader: Any) -> dict[str, Any]:
+        """Return the states as they are now; workers begin with those of their own."""
+        if self._stateful is None or (self.is_iterable and loader.num_workers):
+            return {}
+        return {"0": copy.deepcopy(self._stateful.state_dict())}
+
+    def _before(self, pending: int) -> int:
+        assert self._current is not None
+        num = self._current.delivered - self._current.resumed.get("delivered", 0)
+        if self._stateful is not None:
+            raise StateError(
+                f"pending is for what is counted: {shown(self._stateful)} has a state of its own"
+            )
+        if pending > num:
+            raise StateError(
+                f"pending={pending} batches cannot be left out of a state: {num} were handed over"
+            )
+        return self._current.delivered - pending
+
+    def _told(self, loader: Any, epoch: int, delivered: int) -> dict[str, Any]:
+        sizes = {"batch_size": loader.batch_size}
+        if self.is_iterable:
+            sizes["num_workers"] = loader.num_workers
+        generators = [_text(each.get_state()) for each in self._generators]
+        place = {"epoch": epoch, "delivered": delivered, "generators": generators}
+        if self._own is not None:
+            place["sampler_epoch"] = self._own.epoch
+        return {"kind": _KIND, **sizes, **place}
+
+    @staticmethod
+    def _drawn(current: Progress) -> dict[str, Any]:
+        drawn = {"generators": current.generators, "rng": current.rng}
+        return {name: value for name, value in drawn.items() if value is not None}
+
+    def load_state_dict(self, loader: Any, state: Any) -> None:
+        """Let the next pass go on where a state was taken.
+
+        Raises:
+            StateError: It is of another kind of order, another batch size, or (of an iterable dataset) another number
+                of workers.
+        """
+        here = self._told(loader, 0, 0)
+        if not hasattr(state, "get") or state.get("kind") != _KIND:
+            kind = state.get("kind") if hasattr(state, "get") else state
+            raise StateError(
+                f"the state is of an order of kind {kind!r}, this one is a third party's"
+            )
+        for name in ("batch_size", "num_workers"):
+            if state.get(name) != here.get(name):
+                what = f"the state was taken with {name}={state.get(name)}, here it is {here.get(name)}"
+                raise StateError(f"{what}: batches are counted, and would be others")
+        if len(state.get("generators", [])) != len(self._generators):
+            raise StateError("the state is of a sampler with another number of generators")
+        for name in ("epoch", "delivered"):
+            if not isinstance(state.get(name), int) or state[name] < 0:
+                raise StateError(
+                    f"{name} in a state must be a number from 0, got {state.get(name)!r}"
+                )
+        self._next, self._epoch, self._current = state, state["epoch"], None
+        loader._iterator = None  # workers that persist are elsewhere
+
+    # -- samplers ----------------------------------------------------------------------------------
+
+    def counted(self, batches: Any) -> Any:
+        """Return what a sampler yields, from where its state was taken."""
+        return batches if self.is_iterable else _Counted(self, batches)
+
+    def take(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of the current pass: all from the first ``next`` on."""
+        current = self._current
+        assert current is not None
+        resumed = current.resumed
+        for generator, text in zip(self._generators, resumed.get("generators", []), strict=False):
+            generator.set_state(_tensor(text))
+        current.generators = [_text(each.get_state()) for each in self._generators]
+        before = torch.get_rng_state()
+        if "rng" in resumed:
+            torch.set_rng_state(_tensor(resumed["rng"]))
+        drawn_from = torch.get_rng_state()
+        iterator = self._go_on(batches, resumed)
+        first = next(iterator, _END)
+        if not torch.equal(drawn_from, torch.get_rng_state()):
+            current.rng = _text(drawn_from)
+        if "rng" in resumed:
+            torch.set_rng_state(before)
+        for batch in chain([] if first is _END else [first], iterator):
+            if self._stateful is not None:
+                state = copy.deepcopy(self._stateful.state_dict())
+                current.taken.append(Tagged(None, 0, state, is_last=True))
+            yield batch
+
+    def _go_on(self, batches: Iterable[Any], resumed: Mapping[str, Any]) -> Iterator[Any]:
+        if self._own is not None and "sampler_epoch" in resumed:
+            self._own.set_epoch(resumed["sampler_epoch"])
+        if self._stateful is None:
+            return islice(batches, resumed.get("delivered", 0), None)
+        if "0" in resumed.get("states", {}):
+            self._stateful.load_state_dict(resumed["states"]["0"])
+        return iter(batches)
+
+    # -- iterable datasets -------------------------------------------------------------------------
+
+    def iterate(self, loader: Any, begin: Callable[[], Any]) -> Any:
+        """Return torch's iterator over an iterable dataset, from where its state was taken."""
+        current = self._current
+        assert current is not None
+        if self._stateful is None:
+            return _Resumed(begin(), current, current.delivered)
+        if not loader.num_workers and "0" in current.states:
+            self._stateful.load_state_dict(current.states["0"])
+        with self._tagging(loader, current.states):
+            return _Resumed(begin(), current, current.resumed.get("num_in_round", 0))
+
+    @contextmanager
+    def _tagging(self, loader: Any, states: Mapping[str, Any]) -> Iterator[None]:
+        given = {name: loader.__dict__[name] for name in ("collate_fn", "worker_init_fn")}
+        dataset = None if loader.num_workers else self._stateful
+        loader.__dict__["collate_fn"] = _Tagging(given["collate_fn"], dataset)
+        loader.__dict__["worker_init_fn"] = _Loading(given["worker_init_fn"], dict(states))
+        try:
+            yield
+        finally:
+            loader.__dict__.update(given)
+
+
+class _Counted:
+    """What a third-party sampler yields; torch's loader makes iterators of it that it does not use."""
+
+    def __init__(self, place: ThirdParty, batches: Any) -> None:
+        self._place, self._batches = place, batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._place.take(self._batches)
+
+
+class _Resumed:
+    """Torch's iterator without the batches that were done, and without tags; its attributes are found here."""
+
+    def __init__(self, batches: Any, current: Progress, num_done: int) -> None:
+        self._batches, self._current, self._num_done = batches, current, num_done
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batches":
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+    def __iter__(self) -> _Resumed:
+        return self
+
+    def __next__(self) -> Any:
+        while self._num_done:
+            done = next(self._batches)
+            self._num_done -= 1
+            if isinstance(done, Tagged):
+                self._current.note(done)
+        batch = next(self._batches)
+        if not isinstance(batch, Tagged):
+            return batch
+        self._current.taken.append(batch._replace(batch=None))
+        return batch.batch
+
+
+class _Tagging:
+    """``collate_fn``, with the dataset's state beside each batch: that of a worker's copy, or of the one here."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any], dataset: Any) -> None:
+        self._collate_fn, self._dataset = collate_fn, dataset
+
+    def __call__(self, samples: Any) -> Tagged:
+        batch, info = self._collate_fn(samples), get_worker_info()
+        if info is None:
+            return Tagged(batch, 0, copy.deepcopy(self._dataset.state_dict()), is_last=True)
+        is_last = info.id == info.num_workers - 1
+        return Tagged(batch, info.id, info.dataset.state_dict(), is_last)  # type: ignore[attr-defined]
+
+
+class _Loading:
+    """``worker_init_fn``, and then the state of this worker's dataset."""
+
+    def __init__(self, given: Callable[[int], None] | None, states: dict[str, Any]) -> None:
+        self._given, self._states = given, states
+
+    def __call__(self, worker_id: int) -> None:
+        if self._given is not None:
+            self._given(worker_id)
+        info: Any = get_worker_info()
+        if str(worker_id) in self._states:
+            info.dataset.load_state_dict(self._states[str(worker_id)])
+
+
+def is_stateful(part: Any) -> bool:
+    """Tell whether something can say where it stands, and go on from there."""
+    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _num_batches(loader: Any) -> float:
+    if isinstance(loader.dataset, IterableDataset):
+        return float("inf")
+    try:
+        return len(loader)
+    except TypeError:
+        return float("inf")
+
+
+def _text(tensor: torch.Tensor) -> str:
+    return base64.b64encode(tensor.numpy().tobytes()).decode()
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

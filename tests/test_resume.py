@@ -1,0 +1,231 @@
+"""States of third-party samplers and iterable datasets: their own where they have one, by counting where not."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from loaders import DataLoader, RAMDataset
+from loaders.errors import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NUM = 23
+
+
+class Plain(Dataset[int]):
+    num_read = 0
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, index: int) -> int:
+        self.num_read += 1
+        return int(index)
+
+
+class Remembering:
+    """A sampler with a state: a walk through the samples that goes on where the one before it ended."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(NUM - self.place % NUM):
+            self.place += 1
+            yield (self.place * 5 + self.place // NUM) % NUM
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+class Stream(IterableDataset[int]):
+    """Each worker's share of the numbers, one of which has more than the others."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        worker, num = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(worker, 12 * num - 3, num))
+
+
+class Stateful(Stream):
+    def __init__(self) -> None:
+        self.num_given = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in islice(super().__iter__(), self.num_given, None):
+            self.num_given += 1
+            yield number
+        self.num_given = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_given": self.num_given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.num_given = state["num_given"]
+
+
+def batches_of(batches: Any) -> list[list[int]]:
+    return [getattr(batch, "x", batch).tolist() for batch in batches]
+
+
+def make(name: str) -> dict[str, Any]:
+    weights = torch.arange(NUM) + 1.0
+    made: dict[str, Any] = {
+        "generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(3)},
+        "random": lambda: {"sampler": RandomSampler(range(NUM))},
+        "random with generator": lambda: {
+            "sampler": RandomSampler(range(NUM), generator=torch.Generator())
+        },
+        "weighted": lambda: {"sampler": WeightedRandomSampler(weights.tolist(), NUM)},
+        "subset": lambda: {"sampler": SubsetRandomSampler(range(5, 20))},
+        "list": lambda: {"sampler": list(range(NUM))[::-1]},
+        "batches": lambda: {
+            "batch_size": 1,
+            "batch_sampler": [[i, i + 1, i + 2] for i in range(18)],
+        },
+        "stateful": lambda: {"sampler": Remembering()},
+    }
+    settings: dict[str, Any] = made[name]()
+    return settings | ({} if name == "batches" else {"batch_size": 3})
+
+
+SAMPLERS = [
+    "generator",
+    "random",
+    "random with generator",
+    "weighted",
+    "subset",
+    "list",
+    "batches",
+    "stateful",
+]
+
+
+@pytest.mark.parametrize("num_taken", [0, 3, 5])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "dataset", [Plain(), RAMDataset.from_arrays(x=np.arange(NUM))], ids=["torch", "own"]
+)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_goes_on_where_the_state_was_taken(
+    name: str, dataset: Any, num_workers: int, num_taken: int
+) -> None:
+    """In the second pass, with another state of torch's generator."""
+    if isinstance(dataset, Plain) and num_workers and name not in ("random", "stateful"):
+        return  # processes take long to start
+    first = DataLoader(dataset, num_workers=num_workers, **make(name))
+    batches_of(first)
+    iterator = iter(first)
+    for _ in range(num_taken):
+        next(iterator)
+    state = json.loads(json.dumps(first.state_dict()))
+    torch.manual_seed(7)
+    rest = batches_of(iterator)
+    resumed = DataLoader(dataset, num_workers=num_workers, **make(name))
+    resumed.load_state_dict(state)
+    assert json.loads(json.dumps(resumed.state_dict())) == state
+    torch.manual_seed(8)
+    if num_taken in (0, 5) and name in ("random", "weighted", "subset"):
+        return  # what the script has is drawn from, later
+
+    assert batches_of(resumed) == rest
+    if name not in ("random", "weighted", "subset"):  # drawn from what the script has
+        assert batches_of(resumed) == batches_of(first)
+
+
+def test_what_was_done_is_not_read_again() -> None:
+    first = DataLoader(Plain(), 3, sampler=list(range(NUM)), num_workers=0)
+    batches = iter(first)
+    for _ in range(5):
+        next(batches)
+    dataset = Plain()
+    resumed = DataLoader(dataset, 3, sampler=list(range(NUM)), num_workers=0)
+    resumed.load_state_dict(first.state_dict())
+
+    assert [i for batch in batches_of(resumed) for i in batch] == list(range(15, NUM))
+    assert dataset.num_read == NUM - 15
+
+
+def test_what_torch_draws_otherwise_stays_the_same() -> None:
+    first = DataLoader(Plain(), 3, sampler=RandomSampler(range(NUM)), num_workers=0)
+    batches = iter(first)
+    next(batches)
+    resumed = DataLoader(Plain(), 3, sampler=RandomSampler(range(NUM)), num_workers=0)
+    resumed.load_state_dict(first.state_dict())
+    following = iter(resumed)
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    next(following)
+
+    assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize("kind", [Stream, Stateful])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize("num_taken", [0, 1, 4])
+def test_a_stream_goes_on_where_the_state_was_taken(
+    kind: Any, num_workers: int, batch_size: int | None, num_taken: int
+) -> None:
+    def loader() -> DataLoader:
+        return DataLoader(kind(), batch_size, num_workers=num_workers)
+
+    first = loader()
+    iterator = iter(first)
+    for _ in range(num_taken):
+        next(iterator)
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = [torch.as_tensor(batch).tolist() for batch in iterator]
+    resumed = loader()
+    resumed.load_state_dict(state)
+
+    assert [torch.as_tensor(batch).tolist() for batch in resumed] == rest
+    again = [torch.as_tensor(batch).tolist() for batch in loader()]
+    assert [torch.as_tensor(batch).tolist() for batch in resumed] == again
+    end = resumed.state_dict()["sampler"]
+    assert (end["epoch"], end["delivered"]) == (2, 0)
+
+
+def test_what_would_be_counted_otherwise_is_refused() -> None:
+    state = DataLoader(Stream(), 2, num_workers=0).state_dict()
+    for settings in ({"batch_size": 3, "num_workers": 0}, {"batch_size": 2, "num_workers": 1}):
+        with pytest.raises(StateError):
+            DataLoader(Stream(), **settings).load_state_dict(state)  # type: ignore[arg-type]
+    with pytest.raises(StateError):
+        DataLoader(Plain(), 2).load_state_dict(state)
+    with pytest.raises(StateError):
+        DataLoader(Stream(), 2, num_workers=0).load_state_dict(DataLoader(Plain(), 2).state_dict())
+
+
+def test_pending_batches_come_again() -> None:
+    first = DataLoader(Plain(), 3, sampler=list(range(NUM)), num_workers=0)
+    batches = iter(first)
+    last = [next(batches) for _ in range(3)][-1]
+    resumed = DataLoader(Plain(), 3, sampler=list(range(NUM)), num_workers=0)
+    resumed.load_state_dict(first.state_dict(pending=1))
+
+    assert next(iter(resumed)).tolist() == last.tolist()
+    with pytest.raises(StateError):
+        first.state_dict(pending=4)
