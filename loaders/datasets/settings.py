@@ -15,6 +15,7 @@ from loaders.schema import VIRTUAL_FIELDS, Array, Image, Json, Mask, Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from loaders.datasets.reading.samples import Form
     from loaders.schema import Field, Schema
 
     Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
@@ -98,15 +99,15 @@ def tell_of_unmoved(augment: Any, fields: Mapping[str, Field | None]) -> None:
             )  # fmt: skip
 
 
-def as_batching(batching: Any) -> dict[str, str]:
+def as_batching(batching: Any) -> dict[str, Form]:
     """Return the form of each field of varying length; TypeError if that is not said by field."""
     if batching is not None and not isinstance(batching, Mapping):
-        what = "{field: 'list', 'pad' or 'offsets'}"
+        what = "{field: 'list', 'pad', ('pad', value) or 'offsets'}"
         raise TypeError(f"batching must be {what}, got {shown(batching)}")
     return dict(batching or {})
 
 
-def check_batching(batching: Mapping[str, str], fields: Sequence[str]) -> None:
+def check_batching(batching: Mapping[str, Form], fields: Sequence[str]) -> None:
     """Raise SchemaError if it names a field that samples have not."""
     for name in batching:
         if name not in fields:

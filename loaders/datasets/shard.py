@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from loaders.datasets.reading.samples import Form
+
 
 class ShardDataset(PackedDataset):
     """The samples of a packed dataset, read from memory-mapped shards.
@@ -45,8 +47,9 @@ class ShardDataset(PackedDataset):
             draw alone. It returns the sample, changed by ``sample._replace(...)``, or
             anything that torch's ``default_collate`` or a ``collate_fn`` takes.
         batching: How a batch has arrays and boxes of varying length, by field: ``"list"``, the
-            default, ``"pad"`` (``.values`` and ``.lengths``) or ``"offsets"`` (``.values`` end to
-            end, and ``.offsets``). ``"list"`` also for pictures that a ``transform`` gives different sizes.
+            default, ``"pad"`` (``.values`` and ``.lengths``; filled with zeros, or with what
+            ``("pad", -100)`` says) or ``"offsets"`` (``.values`` end to end, and ``.offsets``).
+            ``"list"`` also for pictures that a ``transform`` gives different sizes.
         check: When records are compared with their checksums: ``"first"``, the default, when they
             are read for the first time; ``"always"`` (then also each file with the manifest, when
             it is opened; a sample of which anything stored is damaged is not served, even if it is in a
@@ -76,7 +79,7 @@ class ShardDataset(PackedDataset):
         fields: Sequence[str] | None = None,
         augment: Sequence[Any] | None = None,
         transform: Transform | None = None,
-        batching: Mapping[str, str] | None = None,
+        batching: Mapping[str, Form] | None = None,
         check: Check = "first",
         on_error: OnError = "raise",
         scale: float = 1,

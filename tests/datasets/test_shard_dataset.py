@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, collate, concat
 from loaders.codecs import heads
 from loaders.codecs.picture import encode_jpeg
@@ -699,6 +700,38 @@ def test_views_give_several_pictures_of_each_sample(tmp_path: Path) -> None:
     assert torch.equal(batch.image_strong[:, 0], batch.mask_strong)
     assert torch.equal(batch.image_weak[3], plain[3].image)
     assert torch.equal(batch.boxes_weak.values[3], plain[3].boxes)
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize("has_transform", [False, True])
+def test_each_field_is_padded_with_its_own_value(
+    tmp_path: Path, num_workers: int, has_transform: bool
+) -> None:
+    fields: dict[str, Field] = {
+        "ids": Array(dtype="uint16", dims=(None,)),
+        "labels": Array(dtype="int32", dims=(None,)),
+        "weights": Array(dtype="float32", dims=(None,)),
+    }
+    rows = [{name: np.arange(1 + i) for name in fields} for i in range(3)]
+    packdata.pack(rows, tmp_path / "p", fields)
+    batching: dict[str, Any] = {
+        "labels": ("pad", -100),
+        "ids": ("pad", 7),
+        "weights": ("pad", 0.5),
+    }
+    transform = {"ids": lambda x: x} if has_transform else None
+
+    for kind in (ShardDataset, RAMDataset):
+        dataset = kind(tmp_path / "p", batching=batching, transform=transform)
+        (batch,) = DataLoader(dataset, 3, num_workers=num_workers)
+        for name, value in (("ids", 7), ("labels", -100), ("weights", 0.5)):
+            values, lengths = getattr(batch, name)
+            assert lengths.tolist() == [1, 2, 3]
+            assert values.tolist() == [[0, value, value], [0, 1, value], [0, 1, 2]]
+    wrongs: list[Any] = [("pad", -1), ("pad", 1 << 16), ("pad", 0.5), ("pad",), ("list", 0)]
+    for wrong in wrongs:
+        with pytest.raises(SchemaError, match="'ids'"):
+            ShardDataset(tmp_path / "p", batching={"ids": wrong})
 
 
 @pytest.mark.parametrize("num_workers", [0, 3])

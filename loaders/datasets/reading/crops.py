@@ -18,7 +18,7 @@ import torch
 from loaders import augment
 from loaders.codecs.raw import RawCodec
 from loaders.data.partial import Part, PartialRecords, Spans
-from loaders.datasets.reading.samples import in_form
+from loaders.datasets.reading.samples import Form, in_form
 from loaders.errors import BatchError, CodecError, SchemaError
 from loaders.schema import Array, Field, Image, Mask
 
@@ -92,7 +92,7 @@ def crop_readers(
     store: Store,
     fields: Mapping[str, Field | None],
     views: Mapping[str, tuple[Any, ...]],
-    batching: Mapping[str, str],
+    batching: Mapping[str, Form],
 ) -> dict[str, CropReader]:
     """Return a reader for each array that the ops of some view move.
 
@@ -120,7 +120,7 @@ def _crop_reader(
     field: Field | None,
     num_axes: int,
     views: Mapping[str, tuple[Any, ...]],
-    batching: Mapping[str, str],
+    batching: Mapping[str, Form],
 ) -> CropReader:
     assert isinstance(field, Array)
     named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
@@ -163,7 +163,7 @@ class CropReader:
     views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each
     codec: RawCodec
     shapes: tuple[tuple[int, ...] | None, ...]  # of every sample of a view
-    batching: str = "list"
+    batching: Form = "list"
     prefetched_field: str | None = None  # ``parts`` do, for what is cut
     parts: PartialRecords = dataclass_field(init=False, compare=False)
 

@@ -22,7 +22,7 @@ from loaders.datasets.reading.coefficients import (
 from loaders.datasets.reading.crops import CropReader, crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
 from loaders.datasets.reading.pictures import Move, PictureReader
-from loaders.datasets.reading.samples import in_form
+from loaders.datasets.reading.samples import Form, in_form
 from loaders.device.decode import Yuv420Finish
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Keypoints, Mask
@@ -47,7 +47,7 @@ class ObjectReader:
     name: str
     field: Field
     codec: Any
-    batching: str = "list"
+    batching: Form = "list"
     picture: PictureReader | None = None  # whose crops boxes and keypoints follow
     is_guess: bool = False  # it is the first of several images
     min_rows: int = 256
@@ -127,7 +127,7 @@ def make_readers(
     store: Store,
     fields: dict[str, Field | None],
     ops: tuple[Any, ...],
-    batching: dict[str, str],
+    batching: Mapping[str, Form],
     scale: float = 1,
     *,
     stored: Mapping[str, Field],
@@ -173,9 +173,9 @@ def make_readers(
     return tuple(readers)
 
 
-def forms_of(readers: Sequence[Reader], batching: Mapping[str, str]) -> dict[str, str]:
-    """Return, by the names of samples, how values that differ in shape are joined: "list", "pad" or "offsets"."""
-    forms: dict[str, str] = {}
+def forms_of(readers: Sequence[Reader], batching: Mapping[str, Form]) -> dict[str, Form]:
+    """Return, by the names of samples, how values that differ in shape are joined."""
+    forms: dict[str, Form] = {}
     for reader in readers:
         if isinstance(reader, CropReader):
             forms |= dict.fromkeys(reader.list_names, reader.batching)
@@ -226,7 +226,7 @@ def _fixed_reader(store: Store, name: str, field: Field, nbytes: int) -> FixedRe
     return WideReader(store, name, nbytes, layout, np.dtype(field.dtype))
 
 
-def _check_batching(fields: dict[str, Field | None], batching: dict[str, str]) -> None:
+def _check_batching(fields: dict[str, Field | None], batching: Mapping[str, Form]) -> None:
     for name, form in batching.items():
         if name not in fields:  # a view of fewer fields
             continue
@@ -234,13 +234,13 @@ def _check_batching(fields: dict[str, Field | None], batching: dict[str, str]) -
         if form == "list" and isinstance(field, Image | Mask):
             continue  # for what a transform makes of them
         if (
-            form not in ("list", "pad", "offsets")
+            not (form in ("list", "pad", "offsets") or _is_padding(form, field))
             or not isinstance(field, Array | Boxes | Keypoints)
             or field.is_fixed
         ):
             raise SchemaError(
-                f"batching[{name!r}] = {form!r}: 'list', 'pad' and 'offsets' are for arrays and boxes of varying "
-                "length, 'list' for pictures"
+                f"batching[{name!r}] = {form!r}: 'list', 'pad' (or ('pad', value) of the field's type) and 'offsets' "
+                "are for arrays and boxes of varying length, 'list' for pictures"
             )
         shape = field.shape or (None,)
         if form != "list" and shape[0] is not None:
@@ -252,6 +252,18 @@ def _check_batching(fields: dict[str, Field | None], batching: dict[str, str]) -
             raise SchemaError(
                 f"batching[{name!r}] = {form!r}: its arrays vary in more than their length; take 'list'"
             )
+
+
+def _is_padding(form: Form, field: Field | None) -> bool:
+    """Tell whether a form is ``("pad", value)``, of a value that the field can hold."""
+    given: Any = form
+    if not isinstance(given, tuple) or len(given) != 2 or given[0] != "pad" or field is None:
+        return False
+    value, dtype = given[1], np.dtype(field.served_dtype)
+    if dtype.kind == "f":
+        return isinstance(value, int | float)
+    limits = np.iinfo(dtype if dtype.kind in "ui" else np.uint8)
+    return isinstance(value, int) and limits.min <= value <= limits.max
 
 
 def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from loaders.data.finder import Rows
     from loaders.data.view import View
     from loaders.datasets.reading.request import Memory, Reader, Request
+    from loaders.datasets.reading.samples import Form
     from loaders.schema import Field
 
     Indices = npt.NDArray[np.int64]
@@ -48,7 +49,7 @@ class ReadPlan:
 
     view: View
     readers: tuple[Reader, ...]
-    forms: Mapping[str, str] = field(default_factory=dict)
+    forms: Mapping[str, Form] = field(default_factory=dict)
     transforming: Transforming | None = None
     is_replacing: bool = False
     part_ends: Indices | None = None
@@ -165,7 +166,7 @@ def plan_reading(
     *,
     ops: tuple[Any, ...],
     transform: Any,
-    batching: dict[str, str],
+    batching: Mapping[str, Form],
     scale: float,
     is_half: bool = False,
     leader: str | None,
@@ -187,7 +188,7 @@ def plan_reading(
         **counted: ``is_replacing``, ``part_ends`` and ``bad`` of the plan.
     """
 
-    def readers(batching: dict[str, str]) -> tuple[Reader, ...]:
+    def readers(batching: Mapping[str, Form]) -> tuple[Reader, ...]:
         stored: Any = {"stored": view.schema.fields, "leader": leader}
         stored["max_picture_mb"] = max_picture_mb
         return make_readers(view.store, fields, ops, batching, scale, half=is_half, **stored)

@@ -22,6 +22,10 @@ class Padded(NamedTuple):
     lengths: torch.Tensor
 
 
+# How a batch has arrays of different lengths: "list", "pad", "offsets", or ("pad", value).
+Form = str | tuple[str, float]
+
+
 class Ragged(NamedTuple):
     """Arrays of different lengths end to end: array ``i`` is ``values[offsets[i]:offsets[i + 1]]``."""
 
@@ -196,13 +200,15 @@ def _apart(view: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(view.numpy())
 
 
-def in_form(tensors: list[Any], form: str) -> Any:
-    """Return arrays of different lengths as ``batching`` asks for them: "list", "pad" or "offsets"."""
+def in_form(tensors: list[Any], form: Form) -> Any:
+    """Return arrays of different lengths as ``batching`` asks for them."""
     if form == "list":
         return tensors
     lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64, device="cpu")
-    if form == "pad":
-        return Padded(torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), lengths)
+    if form != "offsets":
+        value = form[1] if isinstance(form, tuple) else 0
+        padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
+        return Padded(padded, lengths)
     offsets = torch.zeros(len(tensors) + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(lengths, 0, out=offsets[1:])
     return Ragged(torch.cat(tensors), offsets)
@@ -212,10 +218,10 @@ class TransformedSamples(list[Any]):
     """What a transform made of the samples of a batch, and how arrays of varying length are joined.
 
     Attributes:
-        forms: "list", "pad" or "offsets" by name, of the fields that hold such arrays.
+        forms: The form by name, of the fields that hold such arrays.
     """
 
-    def __init__(self, samples: Sequence[Any], forms: dict[str, str]) -> None:
+    def __init__(self, samples: Sequence[Any], forms: dict[str, Form]) -> None:
         super().__init__(samples)
         self.forms = forms
 
