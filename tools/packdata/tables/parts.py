@@ -186,16 +186,14 @@ def cut(
 def read_bytes(path: Path, start: int, stop: int) -> bytes:
     """Return a stretch of a file; SourceError if it is not there."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb") as file:
             file.seek(start)
-            data = bytearray()
-            while block := file.read(stop - start - len(data)):
-                data += block
+            data = file.read(stop - start)
     except OSError as error:
         raise SourceError(f"it cannot be read ({error.strerror or error})", path) from error
     if len(data) < stop - start:
         raise SourceError("it became shorter while it was packed", path)
-    return bytes(data)
+    return data
 
 
 def some_of(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:

@@ -266,14 +266,14 @@ class _Look:
             self.scan.num_missing = len(self._array)
             self._note("missing", self._array.is_null().to_numpy(zero_copy_only=False))
         elif kind == "text":
-            self._array = as_text(plain(self._array))
-            self._count(self._array)
+            coded = self._count(as_text(plain(self._array)))
             if self.scan.counts:
                 self.scan.groups["text"] += sum(self.scan.counts.values())
+            return coded
         elif kind is not None and kind != "flag":
             return self._measured(numbers(self._array, kind), kind)
         elif group == "flag":
-            self._look_at_texts(as_text(self._array), frozenset(("flag",)))
+            return self._look_at_texts(as_text(self._array), frozenset(("flag",)))
         elif group == "text":
             return self._guessed()
         else:
@@ -285,13 +285,13 @@ class _Look:
         fast = plain_numbers(texts) if "number" in self._guesses else None
         if fast is not None:
             return self._measured(fast, "number")
-        self._look_at_texts(texts, self._guesses)
+        coded = self._look_at_texts(texts, self._guesses)
         if len(self.scan.groups) == 1:
             (only,) = self.scan.groups
             if only in ("number", "date", "time"):
                 self.scan = ColumnScan()
                 return self._measured(numbers(texts, only), only)
-        return texts
+        return coded
 
     def _note(self, what: str, flags: npt.NDArray[np.bool_]) -> None:
         """Remember the first row that is so, if any."""
@@ -300,36 +300,41 @@ class _Look:
             value = self._array.take(pa.array([row]))
             self.scan.first[what] = Place(self._file, row, self._rows.line, value)
 
-    def _count(self, texts: pa.Array) -> None:
-        known = texts.filter(pa.array(has_value(texts)))
-        self.scan.num_missing = len(texts) - len(known)
-        counted = pc.value_counts(known)
-        values, counts = counted.field("values").to_pylist(), counted.field("counts").to_pylist()
-        self.scan.counts.update(dict(zip(values, counts, strict=True)))
+    def _count(self, texts: pa.Array) -> pa.Array:
+        """Count each text; return them by their dictionary."""
+        coded = texts.dictionary_encode()
+        places = pc.drop_null(coded.indices).to_numpy()
+        counts = np.bincount(places, minlength=len(coded.dictionary)).tolist()
+        found = dict(zip(coded.dictionary.to_pylist(), counts, strict=True))
+        self.scan.num_missing = coded.null_count + found.pop("", 0)
+        self.scan.counts.update(found)
+        return coded
 
-    def _look_at_texts(self, texts: pa.Array, guesses: frozenset[str]) -> None:
+    def _look_at_texts(self, texts: pa.Array, guesses: frozenset[str]) -> pa.Array:
         """Count texts, and how many of them look like numbers or dates, where they may be some."""
         scan = self.scan
-        self._count(texts)
-        if self._mixed is not None:
-            each = self._mixed
-        elif guesses:
-            words = pa.array(list(scan.counts), texts.type)
-            known = groups_of_texts(words)
-            usual = {"code": "number"}
-            known[[g is not None and usual.get(g, g) not in guesses for g in known]] = "text"
-            places = pc.fill_null(pc.index_in(texts, value_set=words), len(words)).to_numpy()
-            each = np.append(known, np.array([None]))[places]
-        else:
-            each = np.array([None, "text"])[has_value(texts).astype(int)]
-        for group in dict.fromkeys(each.tolist()):
+        coded = self._count(texts)
+        groups = self._groups(coded.dictionary, guesses) if self._mixed is None else self._mixed
+        places = pc.fill_null(coded.indices, -1).to_numpy()
+        for group in dict.fromkeys(groups.tolist()):
             if group is not None:
-                flags = each == group
+                flags = groups == group
+                flags = np.append(flags, False)[places] if self._mixed is None else flags
                 scan.groups[group] += int(flags.sum())
                 self._note(group, flags)
         scan.num_unsure = len(texts) - scan.num_missing - sum(scan.groups.values())
         if scan.num_missing + scan.num_unsure and "text" not in scan.groups:
             self._note("missing", lacks_value(texts))
+        return coded
+
+    def _groups(self, words: pa.Array, guesses: frozenset[str]) -> npt.NDArray[np.object_]:
+        """Return what each of some texts is, None where that depends on the others, or there is none."""
+        if not guesses:
+            return np.array([None, "text"])[has_value(words).astype(int)]
+        found, usual = groups_of_texts(words), {"code": "number"}
+        found[[g is not None and usual.get(g, g) not in guesses for g in found]] = "text"
+        found[~has_value(words)] = None
+        return found
 
     def _measured(self, found: Numbers, group: Group) -> pa.Array:
         """Take statistics of numbers, dates or times; return them, as they are where some are bad."""

@@ -149,7 +149,7 @@ def numbers(array: pa.Array, group: Group) -> Numbers:
     zoned = np.full(len(array), pa.types.is_timestamp(array.type) and array.type.tz is not None)
     if is_text(array.type):
         return _numbers_of_texts(array, group)
-    missing = _flags(array.is_null())
+    missing = _flags(array.is_null()) if array.null_count else np.zeros(len(array), bool)
     own = group_of(array.type)
     if own is None or own not in (group, "flag" if group == "number" else group):
         bad = np.zeros(len(array), bool) if own is None else ~missing
