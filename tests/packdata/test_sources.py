@@ -1214,3 +1214,15 @@ class TestRecognition:
     def test_columns_of_a_folder_make_no_sense(self, tmp_path: Path) -> None:
         with pytest.raises(SourceError, match="it has no columns"):
             open_source(touch(tmp_path, "a.jpg"), image_column="x")
+
+
+def test_a_list_that_is_nested_deep_or_in_utf16_is_named(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.jsonl"
+    deep.write_text('{"image": "a.jpg", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    wide = tmp_path / "wide.csv"
+    wide.write_text("image,label\na.jpg,1\n", encoding="utf-16")
+
+    with pytest.raises(SourceError, match=r"deep.jsonl, line 1: its values are nested too deep"):
+        open_source(deep)
+    with pytest.raises(SourceError, match=r"iconv -f UTF-16"):
+        open_source(wide)

@@ -314,11 +314,11 @@ def test_text_that_is_not_utf8_is_refused_with_file_and_line(
     ("line", "what"),
     [
         (b'{"text": "a"', "line 2: it is not JSON"),
-        (b'["text"]', "line 2: it is a list"),
+        (b'["text"]', "line 2: it is not a JSON object"),
         (b'{"body": "a"}', r"line 2: it has no 'text'; it has \['body'\]"),
         (b'{"text": null}', "line 2: 'text' is null"),
         (b'{"text": 5}', "line 2: 'text' is a int"),
-        (b'{"text": "\\ud800"}', "line 2: 'text' holds half a surrogate pair"),
+        (b'{"text": "\\ud800"}', "line 2: .*holds half of a surrogate pair"),
         (b'{"text": "\xff"}', "line 2: it is not UTF-8"),
     ],
 )
@@ -1142,3 +1142,17 @@ def test_options_of_the_command_reach_the_packing(tmp_path: Path) -> None:
         assert main(["tokens", str(tmp_path / "lines.txt"), str(tmp_path / name), "--documents", "line",
                      "--val-share", "0.5", "--seed", seed]) == 0  # fmt: skip
     assert texts(tmp_path / "s0/val") != texts(tmp_path / "s1/val")
+
+
+@pytest.mark.parametrize("depth", [500, 100_000])
+def test_json_that_is_nested_deep_beside_the_text_is_read_or_named(
+    tmp_path: Path, depth: int
+) -> None:
+    deep = b'{"text": "a", "x": ' + b"[" * depth + b"]" * depth + b'}\n{"text": "b"}\n'
+    source = write(tmp_path / "a.jsonl", deep)
+
+    if depth == 500:
+        assert read(pack(source, tmp_path / "p"))[0].tobytes()
+    else:
+        with pytest.raises(SourceError, match=r"a.jsonl, line 1: its values are nested too deep"):
+            pack(source, tmp_path / "p")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections import Counter
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
-from loaders.regular import regular
 from loaders.schema import Array, Field, Json, Label, MultiLabel, Text, check_field_name
 from packdata.describe import counted
+from packdata.readers import csv_rows, encoding_hint
+from packdata.regular import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -203,11 +203,12 @@ def _indicators(field: MultiLabel, text: str) -> list[int]:
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
-        with open(path, newline="", encoding="utf-8-sig", opener=regular) as file:
-            header, *rows = [row for row in csv.reader(file, strict=True) if row] or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        text = read_regular(path, path).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SourceError(f"it cannot be read as CSV ({reason})", path) from error
+        hint = encoding_hint(error.object) if isinstance(error, UnicodeDecodeError) else ""
+        raise SourceError(f"it cannot be read as CSV ({reason})", path, hint) from error
+    header, *rows = [cells for *_, cells in csv_rows(text, path, strict=True)] or [[]]
     if not header or len(set(header)) != len(header):
         raise SourceError(f"its first line must name the columns, each once; it is {header}", path)
     for number, row in enumerate(rows, 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
-from packdata.sources.base import check_name, parse_json
+from packdata.regular import check_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +25,7 @@ UTF8_HINT = (
 )
 _UTF16_HINT = "Convert it: iconv -f UTF-16{} -t UTF-8 FILE"
 _MOST_NESTED = 64  # Arrow's parser is recursive, and ends the process where the stack does
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _csv_limit = threading.Lock()
 
 
@@ -38,8 +40,8 @@ def encoding_hint(head: bytes) -> str:
 
 def csv_rows(
     text: str, where: Path | str, *, delimiter: str = ",", first_line: int = 1, **dialect: Any
-) -> list[tuple[int, list[str]]]:
-    """Return the rows of a CSV text that are not blank, each with the line on which it begins.
+) -> list[tuple[int, int, list[str]]]:
+    """Return the rows of a CSV text that are not blank, each with the lines on which it begins and ends.
 
     Args:
         text: Whole rows, with their line ends.
@@ -51,15 +53,15 @@ def csv_rows(
     Raises:
         SourceError: It is none by this dialect.
     """
-    rows: list[tuple[int, list[str]]] = []
+    rows: list[tuple[int, int, list[str]]] = []
     with _csv_limit:  # the limit is one of the process
         before, line = csv.field_size_limit(len(text) + 1), 0
         try:
             reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **dialect)
             for cells in reader:
+                before_line, line = line, reader.line_num
                 if cells:
-                    rows.append((first_line + line, cells))
-                line = reader.line_num
+                    rows.append((first_line + before_line, first_line + line - 1, cells))
         except csv.Error as error:
             raise SourceError(str(error), f"{where}, line {first_line + line}") from error
         finally:
@@ -75,7 +77,24 @@ def csv_cells(text: str) -> list[str]:
         ['age', 'income, EUR']
     """
     rows = csv_rows(text, "names", skipinitialspace=True, strict=True)
-    return [cell.strip() for _, cells in rows for cell in cells]
+    return [cell.strip() for *_, cells in rows for cell in cells]
+
+
+def parse_json(text: bytes | str) -> Any:
+    r"""Return the value of one JSON text; ValueError (or RecursionError) if it is none.
+
+    Half of a surrogate pair passes for JSON, if it is written as ``\ud800``, but for no text: it can
+    be neither a file's name nor stored.
+    """
+    text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"it holds half of a surrogate pair, {half!r}") from None
+    return value
 
 
 def json_object(line: bytes | str) -> dict[str, Any]:

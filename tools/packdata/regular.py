@@ -42,3 +42,15 @@ def read_regular(path: Path | str, where: Path | str) -> bytes:
         return regular.read_regular(path)
     except regular.NotRegularError as error:
         raise SourceError(str(error.strerror), where) from error
+
+
+def check_name(name: str, path: Path | str) -> None:
+    """Raise SourceError for a file name that is not text.
+
+    Keys are stored as UTF-8, and pyarrow opens nothing else.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        what = f"the name {name!r} is not UTF-8"
+        raise SourceError(what, ascii(str(path)), "Rename it (see 'convmv')") from None

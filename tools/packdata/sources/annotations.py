@@ -16,12 +16,12 @@ from xml.etree import ElementTree
 
 from loaders.errors import SourceError
 from loaders.schema import Array, Boxes, Json, Keypoints
+from packdata.readers import parse_json
 from packdata.sources.base import (
     BOX_LABELS,
     Column,
     FileHash,
     Source,
-    parse_json,
     read_file,
     suffix_of,
 )

@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.regular import check_regular, read_regular
-from packdata.sources.base import check_name
+from packdata.regular import check_name, check_regular, read_regular
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 

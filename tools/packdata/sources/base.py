@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import keyword
 import math
 import os
@@ -38,7 +37,6 @@ _RESERVED = frozenset(
     {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
 )
 _PLAIN_PATH = re.compile(r"/?[^/.][^/]*(/[^/.][^/]*)*", re.DOTALL)
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 FFCV_HINT = (
@@ -222,23 +220,6 @@ def read_head(path: Path | str) -> bytes:
         return b""
 
 
-def parse_json(text: bytes | str) -> Any:
-    r"""Return the value of one JSON text; ValueError (or RecursionError) if it is none.
-
-    Half of a surrogate pair passes for JSON, if it is written as ``\ud800``, but for no text: it can
-    be neither a file's name nor stored.
-    """
-    text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-    value = json.loads(text)
-    if _SURROGATE.search(text):
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            half = error.object[error.start]
-            raise ValueError(f"it holds half of a surrogate pair, {half!r}") from None
-    return value
-
-
 def is_hidden(name: str) -> bool:
     """Tell whether a file or folder is the system's own: dot files, Thumbs.db and the like."""
     return name.startswith(".") or name.lower() in _SYSTEM_FILES
@@ -298,18 +279,6 @@ def relative_names(paths: Sequence[Path]) -> list[str]:
     """Return the paths of files from the last folder on that holds all of them."""
     folder = os.path.commonpath([os.path.abspath(path.parent) for path in paths])
     return [os.path.relpath(path, folder) for path in paths]
-
-
-def check_name(name: str, path: Path | str) -> None:
-    """Raise SourceError for a file name that is not text.
-
-    Keys are stored as UTF-8, and pyarrow opens nothing else.
-    """
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        what = f"the name {name!r} is not UTF-8"
-        raise SourceError(what, ascii(str(path)), "Rename it (see 'convmv')") from None
 
 
 def check_unique(keys: Iterable[tuple[str, str]], path: Path | str, hint: str = _RENAME) -> None:

@@ -13,13 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
+from packdata.regular import check_name
 from packdata.sources.base import (
     PICTURES,
     Column,
     FileHash,
     FileKind,
     Item,
-    check_name,
     check_unique,
     is_hidden,
     key_of,

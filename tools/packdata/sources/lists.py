@@ -7,8 +7,6 @@ labels when the row is packed. Blanks around paths, keys and labels in a table d
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 from functools import partial
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaders.errors import SourceError
+from packdata.readers import csv_rows, encoding_hint, json_object
 from packdata.sources.base import (
     OWN_KEYS,
     PICTURES,
@@ -30,7 +29,6 @@ from packdata.sources.base import (
     field_names,
     is_missing,
     key_of,
-    parse_json,
     read_file,
     read_head,
     shared_keys,
@@ -194,7 +192,9 @@ def _read_rows(path: Path) -> tuple[list[str], list[Row]]:
     try:
         text = read_file(path, str(path)).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SourceError(f"it is not UTF-8 ({error})", path, "Save it as UTF-8") from error
+        raise SourceError(
+            f"it is not UTF-8 ({error})", path, encoding_hint(error.object)
+        ) from error
     is_table = path.suffix.lower() in TABLE_SUFFIXES
     columns, rows = _read_csv(text, path) if is_table else _read_jsonl(text, path)
     if not rows:
@@ -205,31 +205,25 @@ def _read_rows(path: Path) -> tuple[list[str], list[Row]]:
 def _read_csv(text: str, path: Path) -> tuple[list[str], list[Row]]:
     first = text.lstrip("\r\n ").split("\n", 1)[0]
     delimiter = max(",\t;", key=first.count)  # the comma where none occurs
-    reader = csv.reader(
-        io.StringIO(text, newline=""),
+    found = csv_rows(
+        text,
+        path,
         delimiter=delimiter,
         skipinitialspace=f"{delimiter} " in first,  # the list's own way to write them
         strict=True,
     )
+    full = [(line, cells) for _, line, cells in found if any(map(str.strip, cells))]
+    if not full:
+        return [], []
+    columns = _check_columns([cell.strip() for cell in full[0][1]], path)
     rows: list[Row] = []
-    columns: list[str] | None = None
-    try:
-        for cells in reader:
-            if not any(map(str.strip, cells)):
-                continue
-            if columns is None:
-                columns = _check_columns([cell.strip() for cell in cells], path)
-                continue
-            if len(cells) > len(columns):
-                what = f"{len(cells)} cells in a list of {len(columns)} columns"
-                raise SourceError(
-                    what, f"{path}, line {reader.line_num}", "Quote cells with commas"
-                )
-            named = zip(columns, cells, strict=False)
-            rows.append((reader.line_num, {name: cell for name, cell in named if cell != ""}))
-    except csv.Error as error:
-        raise SourceError(str(error), f"{path}, line {reader.line_num}") from error
-    return columns or [], rows
+    for line, cells in full[1:]:
+        if len(cells) > len(columns):
+            what = f"{len(cells)} cells in a list of {len(columns)} columns"
+            raise SourceError(what, f"{path}, line {line}", "Quote cells with commas")
+        named = zip(columns, cells, strict=False)
+        rows.append((line, {name: cell for name, cell in named if cell != ""}))
+    return columns, rows
 
 
 def _check_columns(columns: list[str], path: Path) -> list[str]:
@@ -270,11 +264,9 @@ def _read_jsonl(text: str, path: Path) -> tuple[list[str], list[Row]]:
         if not part.strip():
             continue
         try:
-            values = parse_json(part)
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"it is not JSON ({error})", f"{path}, line {line}") from error
-        if not isinstance(values, dict):
-            raise SourceError("it is not a JSON object", f"{path}, line {line}")
+            values = json_object(part)
+        except ValueError as error:
+            raise SourceError(str(error), f"{path}, line {line}") from error
         rows.append((line, {n: value for n, value in values.items() if not is_missing(value)}))
         columns.update(dict.fromkeys(values))
     return list(columns), rows

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
+from packdata.readers import open_parquet
 from packdata.sources.arrow import STATE, open_arrow, read_json, saved_files
-from packdata.sources.base import check_name, suffix_of
+from packdata.sources.base import suffix_of
 from packdata.sources.litdata import LitDataRows, is_litdata
 from packdata.sources.mds import COMPRESSED as MDS_COMPRESSED
 from packdata.sources.mds import INDEX, MdsRows, mds_files
@@ -63,18 +63,11 @@ class ParquetRows:
     """A Parquet file; its groups are row groups."""
 
     def __init__(self, path: Path) -> None:
-        check_name(str(path), path)
         self.path = path
-        try:
-            with self._open() as file:
-                self.schema, self._metadata = file.schema_arrow, file.metadata
-        except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"it cannot be read as Parquet ({error})", path) from error
+        with open_parquet(path) as file:
+            self.schema, self._metadata = file.schema_arrow, file.metadata
         numbers = range(self._metadata.num_row_groups)
         self.groups = [self._metadata.row_group(i).num_rows for i in numbers]
-
-    def _open(self) -> Any:
-        return pq.ParquetFile(self.path, coerce_int96_timestamp_unit="us")
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
         """Return the uncompressed bytes of some columns."""
@@ -86,7 +79,7 @@ class ParquetRows:
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Return some columns of a row group."""
         try:
-            with self._open() as file:
+            with open_parquet(self.path, self._metadata) as file:
                 return file.read_row_group(group, columns=[*columns], use_threads=False)
         except (OSError, pa.ArrowException) as error:
             what = f"row group {group} cannot be read ({error})"
@@ -96,7 +89,7 @@ class ParquetRows:
         """Yield the rows of a row group."""
         row = sum(self.groups[:group])
         try:
-            with self._open() as file:
+            with open_parquet(self.path, self._metadata) as file:
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], use_threads=False):
                     yield batch
                     row += len(batch)

@@ -26,6 +26,8 @@ import numpy as np
 
 from loaders.checks import shown
 from loaders.errors import SourceError
+from packdata.readers import parse_json
+from packdata.regular import check_name
 from packdata.sources.base import (
     HEAD_NBYTES,
     LABEL_NAMES,
@@ -34,13 +36,11 @@ from packdata.sources.base import (
     Column,
     Item,
     broken_item,
-    check_name,
     check_unique,
     column_of,
     files_identity,
     identifier_of,
     is_hidden,
-    parse_json,
 )
 from packdata.sources.folders import no_files
 

@@ -11,7 +11,7 @@ import pyarrow.ipc
 
 from loaders.errors import SourceError
 from packdata.readers import open_parquet
-from packdata.sources.base import check_name
+from packdata.regular import check_name
 from packdata.tables.parts import Kind, Part, Rows
 from packdata.tables.values import as_text, combined, plain, without_words
 

@@ -134,7 +134,7 @@ class DelimitedFile:
             what = f"its first row is not UTF-8 ({error})"
             raise SourceError(what, self.path, UTF8_HINT) from error
         line = head[:begin].count(b"\n") + 1
-        cells = csv_rows(text, self.path, delimiter=self.delimiter, first_line=line)[0][1]
+        cells = csv_rows(text, self.path, delimiter=self.delimiter, first_line=line)[0][2]
         self._check_cells(cells, text)
         if not self.header:
             return begin, line, cells
@@ -241,7 +241,7 @@ class DelimitedFile:
         """Return the rows of as many cells as there are columns, of text; the others are bad."""
         bad: list[tuple[int, str]] = []
         kept: list[tuple[int, list[str]]] = []
-        for line, cells in self._rows(data, first_line):
+        for line, _, cells in self._rows(data, first_line):
             why = self._why_not(cells)
             if why:
                 bad.append((line, why))
@@ -252,7 +252,7 @@ class DelimitedFile:
         table = without_words(pa.Table.from_arrays(arrays, names=names), self._missing)
         return Rows(table, [line for line, _ in kept].__getitem__, bad)
 
-    def _rows(self, data: bytes, first_line: int) -> list[tuple[int, list[str]]]:
+    def _rows(self, data: bytes, first_line: int) -> list[tuple[int, int, list[str]]]:
         text = data.decode(errors="surrogateescape")
         return csv_rows(text, self.path, delimiter=self.delimiter, first_line=first_line)
 

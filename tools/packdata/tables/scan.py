@@ -330,7 +330,7 @@ class _Look:
     def _groups(self, words: pa.Array, guesses: frozenset[str]) -> npt.NDArray[np.object_]:
         """Return what each of some texts is, None where that depends on the others, or there is none."""
         if not guesses:
-            return np.array([None, "text"])[has_value(words).astype(int)]
+            return np.where(has_value(words), np.array(["text"], object), np.array([None]))
         found, usual = groups_of_texts(words), {"code": "number"}
         found[[g is not None and usual.get(g, g) not in guesses for g in found]] = "text"
         found[~has_value(words)] = None

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import SourceError
+from packdata.readers import UTF8_HINT
 
 Place = Callable[[int], str]
 Reject = tuple[str, SourceError]
@@ -103,7 +104,7 @@ def join_documents(
 def not_utf8(byte: int, where: str) -> Reject:
     """Return what is said of text that is not UTF-8."""
     what = f"it is not UTF-8: byte 0x{byte:02x}"
-    return where, SourceError(what, where, "Convert it to UTF-8 (iconv -t utf-8)")
+    return where, SourceError(what, where, UTF8_HINT)
 
 
 def texts_of(documents: Documents) -> list[str]:

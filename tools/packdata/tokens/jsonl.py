@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.json
 
 from loaders.errors import SourceError
+from packdata.readers import is_nested_deep, json_object
 from packdata.tokens.documents import Documents, join_documents, not_utf8
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def parse_jsonl(data: bytes, content: Content, place: Place, *, is_utf8: bool = 
 
 def _parse_at_once(data: bytes, content: Content) -> pa.Table | None:
     """Let Arrow parse, without the GIL; None where something is not as it should be."""
-    if None in content.types.values():
+    if None in content.types.values() or is_nested_deep(data):
         return None
     small = {pa.large_string(): pa.string(), pa.large_list(pa.int64()): pa.list_(pa.int64())}
     schema = pa.schema({name: small[kind] for name, kind in content.types.items()})
@@ -69,7 +69,7 @@ def _parse_lines(data: bytes, content: Content, place: Place) -> Documents:
     for line in data.split(b"\n"):
         if line.strip():
             try:
-                found.append(content.of_row(_object_of(line)))
+                found.append(content.of_row(json_object(line)))
                 begins.append(at)
             except UnicodeDecodeError as error:
                 rejects.append(not_utf8(line[error.start], place(at)))
@@ -77,14 +77,3 @@ def _parse_lines(data: bytes, content: Content, place: Place) -> Documents:
                 rejects.append((place(at), SourceError(str(error), place(at))))
         at += len(line) + 1
     return join_documents(found, lambda row: place(begins[row]), rejects)
-
-
-def _object_of(line: bytes) -> dict[str, Any]:
-    text = line.decode()
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"it is a {type(row).__name__}, not an object")
-    return row
