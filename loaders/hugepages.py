@@ -11,10 +11,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+
+from loaders.libc import libc
 
 UInt8Array = npt.NDArray[np.uint8]
 # Of x86-64, and of arm64 with pages of 4 KB; elsewhere the kernel refuses, and nothing is lost.
@@ -37,7 +38,9 @@ def lay(fd: int, nbytes: int, *, is_writable: bool = True) -> tuple[mmap.mmap, i
     address = int(np.frombuffer(room, np.uint8).ctypes.data)
     start = -address % HUGE if spare else 0
     flags = _MAP_FIXED | (mmap.MAP_SHARED if is_writable else mmap.MAP_PRIVATE)
-    if _libc().mmap(address + start, nbytes, prot, flags, fd, 0) != address + start:
+    library = libc()
+    assert library is not None  # it made the memory file
+    if library.mmap(address + start, nbytes, prot, flags, fd, 0) != address + start:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return room, start
 
@@ -58,13 +61,6 @@ def collapse(array: UInt8Array) -> bool:
     if not whole:
         return False
     array[:whole:HUGE].max()  # by a look: what has no page at all is left out
-    return bool(_libc().madvise(array.ctypes.data, whole, _MADV_COLLAPSE) == 0)
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return libc
+    library = libc()
+    assert library is not None
+    return bool(library.madvise(array.ctypes.data, whole, _MADV_COLLAPSE) == 0)

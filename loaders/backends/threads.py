@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.backends import opencv
+from loaders import opencv
 from loaders.backends.maker import Failed
 from loaders.workers import Workers
 

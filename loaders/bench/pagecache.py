@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 from contextlib import suppress
@@ -10,7 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loaders.libc import libc
+
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Iterable
     from pathlib import Path
 
@@ -46,26 +48,17 @@ def resident_share(files: Iterable[Path], max_files: int = 200) -> float | None:
 
     Source: ``can_do_mincore`` in the kernel's mm/mincore.c.
     """
-    libc = _libc()
-    if libc is None:
+    library = libc()
+    if library is None or not hasattr(library, "mincore"):
         return None
     chosen = list(files)
     pages = cached = 0
     for file in chosen[:: max(1, len(chosen) // max_files)]:
-        states = _page_states(libc, file) if _may_be_asked(file) else None
+        states = _page_states(library, file) if _may_be_asked(file) else None
         if states is None:
             return None
         pages, cached = pages + len(states), cached + int((states & 1).sum())
     return cached / pages if pages else 0.0
-
-
-def _libc() -> ctypes.CDLL | None:
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    except (OSError, AttributeError, TypeError):  # no libc by that name, or one without mincore
-        return None
-    return libc
 
 
 def _may_be_asked(file: Path) -> bool:
@@ -73,7 +66,7 @@ def _may_be_asked(file: Path) -> bool:
 
 
 def _page_states(
-    libc: ctypes.CDLL, file: Path
+    library: ctypes.CDLL, file: Path
 ) -> np.ndarray[tuple[int], np.dtype[np.uint8]] | None:
     size = file.stat().st_size
     states = np.zeros(-(-size // _PAGE), np.uint8)
@@ -86,6 +79,6 @@ def _page_states(
             return None
     with mapped:
         view = np.frombuffer(mapped, np.uint8)
-        failed = libc.mincore(view.ctypes.data, size, states.ctypes.data)
+        failed = library.mincore(view.ctypes.data, size, states.ctypes.data)
         del view  # or the map could not be closed
     return None if failed else states

@@ -25,6 +25,7 @@ import cv2
 import numpy as np
 import torch
 
+from loaders import opencv
 from loaders.backends.maker import Maker
 from loaders.bench.measure import batch_nbytes, num_samples
 from loaders.bench.targets import ImageFiles, TargetError, is_map_style
@@ -253,14 +254,13 @@ def _group_stages(dataset: Any, batch_size: int, group_size: int, seconds: float
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Let libraries use one thread, as they do in workers."""
-    opencv, ours = cv2.getNumThreads(), torch.get_num_threads()
-    cv2.setNumThreads(1)
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with opencv.one_thread():
+            yield
     finally:
-        cv2.setNumThreads(opencv)
-        torch.set_num_threads(ours)
+        torch.set_num_threads(num_threads)
 
 
 def cold_stage(dataset: Any, batch_size: int, warm: list[Stage], *, seconds: float) -> Stage:

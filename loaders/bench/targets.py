@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import torch
 
-from loaders import augment
+from loaders import augment, opencv
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.packed import PackedDataset
@@ -255,7 +255,7 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
         return len(self.files)
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        cv2.setNumThreads(1)
+        opencv.use_one_thread()
         image = cv2.imread(str(self.files[i]), cv2.IMREAD_COLOR_RGB)
         if image is None:
             raise TargetError(f"{self.files[i]}: OpenCV cannot read it")

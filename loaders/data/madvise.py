@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from loaders.libc import libc
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -130,16 +132,4 @@ def _address(array: npt.NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
-def _find_libc() -> Any:
-    """Return the C library, whose calls release the GIL; None where there is none of that name."""
-    if _WILLNEED is None:
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    if hasattr(libc, "process_vm_readv"):
-        libc.process_vm_readv.restype = ctypes.c_ssize_t
-    return libc
-
-
-_libc = _find_libc()
+_libc: Any = None if _WILLNEED is None else libc()

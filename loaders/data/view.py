@@ -89,10 +89,6 @@ class View:
         numbers.flags.writeable = False
         return self._with(self.schema, numbers)
 
-    def with_schema(self, schema: Schema) -> View:
-        """Return the samples with fields that tell something else of the same records."""
-        return self._with(schema, self.numbers)
-
     def verified(self) -> View:
         """Return the same samples, of which each record is compared with its checksum: to be written anew."""
         if self.store.check != "never":

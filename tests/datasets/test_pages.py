@@ -19,6 +19,7 @@ from loaders.data import madvise, prefetch
 from loaders.data.madvise import READ_BYTES, ask_for
 from loaders.data.shards import FileShard
 from loaders.errors import LoadersError, SampleError, ShardError
+from loaders.libc import libc
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.packdata.packing import pack
@@ -71,7 +72,7 @@ def dropped(dataset: ShardDataset, *indices: int) -> list[np.ndarray[Any, Any]]:
     Their files are opened before: that reads some of them, and the kernel reads on.
     """
     records = unread(dataset, *indices)
-    can_drop = pagecache._libc() is not None and pagecache.drop(files(dataset.path))
+    can_drop = libc() is not None and pagecache.drop(files(dataset.path))
     if not can_drop or any(map(in_memory, records)):
         pytest.skip("files cannot be taken out of the page cache here")
     return records
@@ -79,12 +80,12 @@ def dropped(dataset: ShardDataset, *indices: int) -> list[np.ndarray[Any, Any]]:
 
 def in_memory(record: np.ndarray[Any, Any]) -> bool:
     """Tell whether all pages of a mapped record are in the page cache, without touching them."""
-    libc = pagecache._libc()
-    assert libc is not None
+    library = libc()
+    assert library is not None
     address = record.__array_interface__["data"][0]
     first = address // 4096 * 4096
     states = np.zeros(-(-(address + len(record) - first) // 4096), np.uint8)
-    assert not libc.mincore(first, address + len(record) - first, states.ctypes.data)
+    assert not library.mincore(first, address + len(record) - first, states.ctypes.data)
     return bool((states & 1).all())
 
 

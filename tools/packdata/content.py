@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from loaders import opencv
 from loaders.columns import Column, FixedColumn, VarColumn, column_of, row_views
 from loaders.data.shards import FileShard
 from loaders.data.view import KEY_FIELD
 from loaders.limits import usable_cores
-from packdata.pool import OrderedPool, one_opencv_thread
+from packdata.pool import OrderedPool
 from packdata.recipe import Block
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class ViewContent:
             return
         workers = self.workers or usable_cores()
         with (
-            one_opencv_thread(),
+            opencv.one_thread(),
             OrderedPool(self._block, workers, size_of=lambda block: block.nbytes) as pool,
         ):
             yield from chain.from_iterable(pool.put(part) for part in parts)

@@ -18,12 +18,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from loaders import opencv
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.limits import usable_cores
 from loaders.text import describe_size, printable
 from packdata.describe import counted
 from packdata.journal import Reject
-from packdata.pool import OrderedPool, one_opencv_thread
+from packdata.pool import OrderedPool
 from packdata.progress import Progress, Quiet
 from packdata.recipe import Block
 from packdata.settings import OVERWRITE, OnError
@@ -296,7 +297,7 @@ class _Run:
         is_unchanged = False
         try:
             self.progress.start(total, earlier)
-            with one_opencv_thread():
+            with opencv.one_thread():
                 for packer in packers:
                     packer.stage_files()
                     packer.pack()

@@ -14,7 +14,6 @@ where results are large.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,29 +33,6 @@ _MAX_CHUNK = 256
 # time, 16 for 71 %, 4 for 39 %.
 _CHUNKS_PER_WORKER = 64
 _MAX_RESULT_BYTES = 256 << 20
-
-
-class one_opencv_thread:
-    """Keep OpenCV from starting threads of its own inside our workers; may overlap with itself."""
-
-    _lock = threading.Lock()
-    _users = 0
-    _before = 0
-
-    def __enter__(self) -> None:
-        cls = one_opencv_thread
-        with cls._lock:
-            if cls._users == 0:
-                cls._before = cv2.getNumThreads()
-                cv2.setNumThreads(1)
-            cls._users += 1
-
-    def __exit__(self, *_: object) -> None:
-        cls = one_opencv_thread
-        with cls._lock:
-            cls._users -= 1
-            if cls._users == 0:
-                cv2.setNumThreads(cls._before)
 
 
 def without_ipp() -> None:

@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from loaders import opencv
 from loaders.data.view import open_view
 from loaders.limits import usable_cores
 from loaders.schema import (
@@ -31,7 +32,7 @@ from loaders.schema import (
     Tokens,
 )
 from packdata.moments import Moments, WholeMoments
-from packdata.pool import OrderedPool, one_opencv_thread
+from packdata.pool import OrderedPool
 from packdata.rows import categories_stats, features_stats, finite, is_row, numbers_of
 from packdata.tokens.rows import DOCUMENT_ENDS
 from packdata.tokens.show import token_stats
@@ -143,7 +144,7 @@ def _decode(
         sample = view.sample(i, names)
         return [_value_of(view.schema.fields[name], sample[name]) for name in names]
 
-    with one_opencv_thread(), OrderedPool(measure, workers) as pool:
+    with opencv.one_thread(), OrderedPool(measure, workers) as pool:
         yield from chain.from_iterable(pool.put(i) for i in indices)
         yield from pool.drain()
 

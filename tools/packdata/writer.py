@@ -19,13 +19,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
+from loaders import opencv
 from loaders.checks import as_list, shown
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
 from packdata.describe import counted
 from packdata.engine import Outcome, Summary, check_on_error, check_workers, summarize
 from packdata.journal import Reject
-from packdata.pool import OrderedPool, one_opencv_thread
+from packdata.pool import OrderedPool
 from packdata.progress import Progress, Quiet
 from packdata.recipe import Block
 from packdata.shards import (
@@ -145,7 +146,7 @@ class Writer:
         )
         self._open = ExitStack()  # what is released at the end, last first
         self._open.callback(self._packing.close)
-        self._open.enter_context(one_opencv_thread())
+        self._open.enter_context(opencv.one_thread())
         pool = OrderedPool(self._encode, num_workers, lambda outcome: outcome.nbytes)
         self._pool = self._open.enter_context(pool)
 
