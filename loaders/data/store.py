@@ -40,6 +40,8 @@ class Store:
         shards: The shards, in sample order.
         check: When to compare records with their checksums.
         take: How rows of one size are copied; batches pass torch's way.
+        max_open: Shards that are open at a time, about: beyond it all are closed, and verified anew when they are
+            opened again. For reading from end to end, by those who keep no address of a record. None: any number.
 
     Thread-safe. Shards are opened when they are first touched. Pickling sends paths and opens
     anew.
@@ -52,12 +54,13 @@ class Store:
         shards: Sequence[FileShard | MemoryShard],
         check: Check = "first",
         take: Take = take_rows,
+        max_open: int | None = None,
     ) -> None:
         if check not in ("first", "always", "never"):
             raise ValueError(f"check must be 'first', 'always' or 'never', got {check!r}")
         self.shards = tuple(shards)
         self.check: Check = check
-        self.take = take
+        self.take, self.max_open = take, max_open
         self.ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
         self.starts = self.ends - np.array([shard.num_samples for shard in self.shards], np.int64)
         self._num_samples = int(self.ends[-1]) if len(self.ends) else 0
@@ -67,10 +70,11 @@ class Store:
         self._find = ShardFinder(self.ends)
         numbers: dict[int, int] = {}
         self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]
+        self._lock = ForkLock()
         self._reset()
 
     def _reset(self) -> None:
-        self._lock = ForkLock()
+        self._num_open = 0
         self._open: list[OpenShard | None] = [None] * len(self.shards)
         self._damaged: list[int] = []  # of the shards that are open
         self._verifiers: dict[str, Verifier] = {}
@@ -78,7 +82,7 @@ class Store:
         self._pages: dict[str, Pages] = {}
 
     def __reduce__(self) -> Any:
-        return Store, (self.shards, self.check, self.take)
+        return Store, (self.shards, self.check, self.take, self.max_open)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -93,9 +97,12 @@ class Store:
         with self._lock.plain:
             shard = self._open[number]
             if shard is None:
+                if self._num_open == self.max_open:
+                    self._reset()  # what still reads them keeps them
                 shard = same or self.shards[number].open(self.check)
                 if shard.damage:
                     self._damaged.append(number)
+                self._num_open += 1
                 self._open[number] = shard  # last: who sees it takes the rest for granted
             return shard
 

@@ -34,6 +34,7 @@ UInt8Array = npt.NDArray[np.uint8]
 KEY_FIELD = "key"
 _PIECE_BYTES = 32 << 20
 _MAX_PIECE = 1 << 16
+_MAX_OPEN = 256  # fewer than any system lets be mapped or open
 _CHECKS = ("never", "first", "always")  # of joined stores the strictest holds for all
 
 
@@ -93,7 +94,7 @@ class View:
         """Return the same samples, of which each record is compared with its checksum: to be written anew."""
         if self.store.check != "never":
             return self
-        store = Store(self.store.shards, "first")
+        store = Store(self.store.shards, "first", max_open=_MAX_OPEN)
         print_ = self.source_fingerprint
         return View(store, self.schema, self.numbers, fingerprint=print_, path=self.path)
 
@@ -334,7 +335,7 @@ def open_view(path: Path | str, check: Check = "first") -> View:
     """
     folder = Path(path)
     manifest, shards = open_manifest(folder)
-    store = Store(shards, check)
+    store = Store(shards, check, max_open=_MAX_OPEN)
     return View(store, manifest.schema, fingerprint=manifest.fingerprint, path=folder)
 
 

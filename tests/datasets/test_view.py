@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from loaders.data import view as view_module
+from loaders.data.view import open_view
 from loaders.errors import ChecksumError, ManifestError, SampleError, SchemaError, ShardError
 from loaders.manifest import read_manifest
 from loaders.schema import Image, Text
@@ -17,6 +19,8 @@ from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from loaders.data.shards import Check
 
 FORMATS = ["lmdb", "parquet"]
 
@@ -128,6 +132,22 @@ def test_missing_and_cut_shards_are_said(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"shard-00002.lmdb: it has 5 bytes, the manifest says"):
         reader.sample(9)
     assert reader.key(9) is None
+
+
+@pytest.mark.parametrize("check", ["first", "always"])
+def test_few_shards_are_open_at_a_time(
+    tmp_path: Path, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are: files and maps of a process are limited."""
+    monkeypatch.setattr(view_module, "_MAX_OPEN", 8)
+    view = open_view(pack_samples(tmp_path / "a", 40, per_shard=1, fields=["key", "score"]), check)
+
+    keys = view.keys()
+    scores = view.select(np.arange(40)[::-1]).column("score")
+
+    assert keys == [f"{CLASSES[i % 3]}/{i:03d}" for i in range(40)]
+    assert scores.tolist() == [i / 4 for i in range(40)][::-1]
+    assert sum(shard is not None for shard in view.store._open) <= 8
 
 
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
