@@ -80,7 +80,10 @@ LAYOUTS = {
     ),
     "cityscapes": (
         ["leftImg8bit/train/ulm/1_leftImg8bit.png", "gtFine/train/ulm/1_gtFine_labelIds.png"],
-        ["leftImg8bit/train/ulm DST --masks gtFine/train/ulm"],
+        [
+            "leftImg8bit/train/ulm DST --masks gtFine/train/ulm --mask-suffix "
+            "_leftImg8bit=_gtFine_labelIds"
+        ],
     ),
     "pets": (
         ["images/a_1.jpg", "annotations/trimaps/a_1.png"],
@@ -88,7 +91,7 @@ LAYOUTS = {
     ),
     "carvana": (
         ["train/1.jpg", "train_masks/1_mask.gif"],
-        ["train DST --masks train_masks"],
+        ["train DST --masks train_masks --mask-suffix _mask"],
     ),
     "camera": (["CameraRGB/1.png", "CameraSeg/1.png"], ["CameraRGB DST --masks CameraSeg"]),
     "camvid": (

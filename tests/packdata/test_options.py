@@ -166,7 +166,9 @@ FOR_MANY = ("--json", "--overwrite", "--dry-run", "--workers")
 BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("preview", "--columns"),
            ("repair", "--from"), ("repair", "--manifest"), ("images", "--lossless-rotate"),
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
-           ("images", "--annotations")}  # fmt: skip
+           ("images", "--annotations"),
+           ("images", "--mask-suffix"), ("arrays", "--mask-suffix"), ("images", "--palette"),
+           ("images", "--label-map")}  # fmt: skip
 
 
 def options() -> set[tuple[str, str]]:

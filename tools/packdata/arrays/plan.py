@@ -103,7 +103,7 @@ def pack_arrays(
         dst: A folder that is new or empty.
         format: ``"lmdb"`` or ``"parquet"``; by default LMDB for arrays of 1 MiB and more.
         options: ``dtype``, ``mask_dtype``, ``channels``, ``array`` and ``mask_array``
-            (``packdata.arrays.files.ArrayOptions``); ``masks``, ``classes``, ``array_column``,
+            (``packdata.arrays.files.ArrayOptions``); ``masks``, ``mask_suffix``, ``classes``, ``array_column``,
             ``mask_column`` and ``label_column`` (``packdata.files.splits.SourceOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
             (``packdata.settings.PackSettings``).

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
     names = (
         *("dtype", "mask_dtype", "channels", "array", "mask_array"),
-        *("masks", "classes", "array_column", "mask_column", "label_column"),
+        *("masks", "mask_suffix", "classes", "array_column", "mask_column", "label_column"),
     )
     options = {name: getattr(args, name) for name in names}
     make_plan = partial(plan_arrays, args.src, format=args.format, **options)

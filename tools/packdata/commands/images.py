@@ -50,6 +50,7 @@ def add_parser(commands: Commands) -> None:
     _add_picture_options(parser.add_argument_group("pictures"))
     source = parser.add_argument_group("source")
     add_source_options(source, files="picture")
+    _add_mask_options(source)
     _add_shape_options(source)
     add_packing_options(parser, item="file", usual="lmdb for files, else parquet")
     parser.set_defaults(run=run)
@@ -105,6 +106,23 @@ def _add_picture_options(group: Any) -> None:
     add("--keep-depth", action="store_true", help="store 16 bits a channel (default: 8)")
 
 
+def _add_mask_options(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--palette",
+        type=parse_place,
+        metavar="FILE|voc|cityscapes|ade20k",
+        help="colours of masks, one a line in the order of the classes: R G B or #RRGGBB",
+    )
+    add(
+        "--label-map",
+        type=parse_place,
+        metavar="FILE|cityscapes|ade20k",
+        help="other numbers for those of masks: two numbers a line, old and new; cityscapes makes 19 classes of "
+        "labelIds, ade20k 150 of 1 to 150, and 255 of the rest",
+    )
+
+
 def _add_shape_options(group: Any) -> None:
     add = group.add_argument
     add(
@@ -137,7 +155,16 @@ def run(args: argparse.Namespace) -> int:
     names = (
         *("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression"),
         *("max_picture_mb", "lossless_rotate"),
-        *("masks", "classes", "image_column", "mask_column", "label_column"),
+        *(
+            "palette",
+            "label_map",
+            "masks",
+            "mask_suffix",
+            "classes",
+            "image_column",
+            "mask_column",
+            "label_column",
+        ),
         *("boxes", "keypoints", "annotations"),
     )
     options = {name: getattr(args, name) for name in names}

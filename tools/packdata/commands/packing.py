@@ -92,6 +92,13 @@ def add_source_options(group: Any, *, files: str) -> None:
         help=f"folder with a mask for each {files}, of the same relative name, with any suffix",
     )
     add(
+        "--mask-suffix",
+        default="",
+        metavar="SUFFIX|OLD=NEW",
+        help=f"how names of masks end where those of {files}s do not: _mask, or _leftImg8bit=_gtFine_labelIds; "
+        f"without --masks they lie beside their {files}s",
+    )
+    add(
         "--classes",
         type=parse_place,
         metavar="FILE|DATASET",

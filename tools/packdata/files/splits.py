@@ -22,7 +22,7 @@ from packdata.sources import (
     open_source,
 )
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, is_folder
-from packdata.sources.folders import FolderSource
+from packdata.sources.folders import FolderSource, split_suffix
 from packdata.sources.idx import IdxSource
 from packdata.sources.joined import join_splits
 from packdata.sources.layouts import check_layout
@@ -40,6 +40,8 @@ class SourceOptions:
     Attributes:
         masks: A folder with one mask for each picture or array, of the same relative name, with
             any suffix; below it a folder for each split, if there are splits.
+        mask_suffix: How names of masks differ from those of pictures: ``_mask``, or
+            ``_leftImg8bit=_gtFine_labelIds``; without ``masks``, they lie beside their pictures.
         classes: What fixes the class numbers: names, a file with one a line, or a packed dataset.
         column: The column of paths or pictures, where the source has columns.
         mask_column: The column of masks there.
@@ -47,6 +49,7 @@ class SourceOptions:
     """
 
     masks: Path | str | None = None
+    mask_suffix: str = ""
     classes: Sequence[str] | Path | str | None = None
     column: str | None = None
     mask_column: str | None = None
@@ -107,7 +110,7 @@ def open_splits(
         sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes)
     splits = [
-        Split(name, source, labels[name], _masks_of(options.masks, name, kind), beside)
+        Split(name, source, labels[name], _masks_of(options, name, source, kind), beside)
         for name, source in sources.items()
     ]
     if len(splits) > 1:
@@ -153,6 +156,7 @@ def _open(
             image_column=options.column,
             mask_column=options.mask_column,
             label_column=options.label_column,
+            without=split_suffix(options.mask_suffix)[1] if options.masks is None else "",
         )
         for name, paths in splits.items()
     }
@@ -168,12 +172,21 @@ def _check_layout(source: Source, kind: FileKind, has_annotations: bool) -> None
         check_layout(source.root, source.folders, kind.command, are_classes=not has_annotations)
 
 
-def _masks_of(masks: Path | str | None, split: str, kind: FileKind) -> MaskFolder | None:
+def _masks_of(
+    options: SourceOptions, split: str, source: Source, kind: FileKind
+) -> MaskFolder | None:
+    masks, suffix = options.masks, options.mask_suffix
+    if masks is None and suffix:
+        root = getattr(getattr(source, "source", source), "root", None)
+        if root is None:
+            what = "--mask-suffix is for masks in a folder"
+            raise SourceError(what, source.name, "Give --masks, or --mask-column of a list")
+        return MaskFolder(root, kind, suffix)
     if masks is None:
         return None
     inside = Path(masks) / split
     has_own = is_folder(inside, "--masks takes a folder that you may read")
-    return MaskFolder(inside if has_own else Path(masks), kind)
+    return MaskFolder(inside if has_own else Path(masks), kind, suffix)
 
 
 def _check_masks_apart(splits: Sequence[Split]) -> None:

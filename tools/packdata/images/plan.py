@@ -14,6 +14,7 @@ from packdata.describe import codec_text, counted
 from packdata.files.plan import FilesPlan
 from packdata.files.splits import SourceOptions, listed_sources
 from packdata.images.fit import Resize
+from packdata.images.marks import Marks
 from packdata.images.recipe import MENDED, SMALLER, ImageOptions, ImagesRecipe, image_recipes
 from packdata.images.shapes import ShapeOptions
 from packdata.plan import pack_plan
@@ -70,6 +71,8 @@ def plan_images(
     sizes: Sequence[int | str | Size] | int | str = (),
     fit: str = "shorter",
     image_column: str | None = None,
+    palette: Path | str | None = None,
+    label_map: Path | str | None = None,
     **options: Any,
 ) -> ImagesPlan:
     """List a source and say what would become of it; the arguments are those of ``pack_images``.
@@ -78,7 +81,7 @@ def plan_images(
         SourceError: The source cannot be listed or recognized.
         SchemaError: The options contradict each other, or do not fit the source.
     """
-    own = ("format", "sizes", "fit", "image_column")
+    own = ("format", "sizes", "fit", "image_column", "palette", "label_map")
     kinds = (ImageOptions, SourceOptions, ShapeOptions, PackSettings)
     check_options(options, *kinds, own=own, but="column")
     shapes = take(ShapeOptions, options)
@@ -89,7 +92,7 @@ def plan_images(
         [sizes] if isinstance(sizes, int | str) else as_list("sizes", sizes, "sizes in pixels")
     )
     made = tuple(Resize.parse(size, fit) for size in listed)
-    image_options = ImageOptions(sizes=made, **options)
+    image_options = ImageOptions(sizes=made, marks=Marks.of(palette, label_map), **options)
     parts = image_recipes(src, image_options, source, shapes)
     again = [Path(path).absolute() for path in listed_sources(src)]
     list_again = partial(image_recipes, again, image_options, source.absolute(), shapes.absolute())
@@ -142,7 +145,8 @@ def pack_images(
             each) and ``fit``, how pictures come to a size (``packdata.images.fit.Resize``); ``codec``,
             ``quality``, ``gray``, ``keep_depth``, ``subsampling``, ``compression``,
             ``max_picture_mb`` and ``lossless_rotate`` (``packdata.images.recipe.ImageOptions``);
-            ``masks``, ``classes``, ``image_column``, ``mask_column`` and ``label_column``
+            ``palette`` and ``label_map`` (``packdata.images.marks.Marks``); ``masks``, ``mask_suffix``,
+            ``classes``, ``image_column``, ``mask_column`` and ``label_column``
             (``packdata.files.splits.SourceOptions``); ``boxes``, ``keypoints`` and ``annotations``
             (``packdata.images.shapes.ShapeOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``

@@ -27,6 +27,7 @@ from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
 from packdata.images.alike import check_jpegtran, encode_alike, turn_without_loss
 from packdata.images.headers import PNG_START, read_header
+from packdata.images.marks import Marks, check_has_masks
 from packdata.images.pictures import (
     Picture,
     decode_mask,
@@ -67,6 +68,7 @@ class ImageOptions:
         keep_depth: Store 16 bits.
         subsampling: Of ``dct``: ``"420"`` (by default) or ``"444"``.
         compression: Of ``dct``: ``"lz4"`` (by default) or ``"zstd"``.
+        marks: What values of masks mean.
         max_picture_mb: MiB that a picture may take, decoded to what is stored, whatever its format.
         lossless_rotate: Turn JPEGs that are otherwise kept by ``jpegtran`` where that loses nothing.
     """
@@ -78,6 +80,7 @@ class ImageOptions:
     keep_depth: bool = False
     subsampling: str | None = None
     compression: str | None = None
+    marks: Marks | None = None
     max_picture_mb: int = MAX_PICTURE_MB
     lossless_rotate: bool = False
 
@@ -142,6 +145,7 @@ class ImageOptions:
             if self.max_picture_mb == MAX_PICTURE_MB
             else self.max_picture_mb,
             "lossless_rotate": self.lossless_rotate or None,
+            "marks": self.marks and self.marks.to_json(),
         }
         return {
             "sizes": [resize.name for resize in self.sizes],
@@ -222,6 +226,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def __init__(self, split: Split, options: ImageOptions) -> None:
         super().__init__(split, options)
+        check_has_masks(options.marks, self.masks is not None or self.source.has_masks)
         self._outputs = self._plan_outputs()
         self._codecs = {
             name: codec_for(Image(codec=name, channels=options.channels))
@@ -358,7 +363,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         name = item.mask_name if self.masks is None else self.masks.name(item.key)
         where = item.place_of_mask(name)
         try:
-            mask, wanted = decode_mask(data, self.options.max_pixels), self._outputs[0].mask
+            read = decode_mask if self.options.marks is None else self.options.marks.read
+            mask, wanted = read(data, self.options.max_pixels), self._outputs[0].mask
         except CodecError as error:
             raise SourceError(str(error), where) from error
         if mask.shape != picture.size:
@@ -441,8 +447,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         """uint16 if asked for, or if any mask is; None if there are none."""
         if self.masks is None and not self.source.has_masks:
             return None
-        if self.options.keep_depth:
-            return "uint16"
+        known = self.options.marks and self.options.marks.dtype
+        if known or self.options.keep_depth:
+            return known or "uint16"
         source, masks = self.source, self.masks
         heads = source.mask_heads() if masks is None else masks.heads(source.keys())
         return "uint16" if any(map(_has_16_bits, heads)) else "uint8"

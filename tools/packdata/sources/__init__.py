@@ -63,6 +63,7 @@ def open_source(
     mask_column: str | None = None,
     label_column: str | None = None,
     kind: FileKind = PICTURES,
+    without: str = "",
 ) -> Source:
     """Recognize what lies at a path and list its items.
 
@@ -75,6 +76,7 @@ def open_source(
         label_column: The column of labels there; None for the first called ``label``, ``class`` or
             ``target``.
         kind: Which files are looked for. Other kinds than pictures come in folders and lists.
+        without: Files of a folder whose names end so are passed over: masks beside their pictures.
 
     Raises:
         SourceError: There is nothing, nothing known, or nothing that can be listed.
@@ -87,12 +89,12 @@ def open_source(
         "label_column": label_column,
     }
     if kind is not PICTURES:
-        return _open_files(path, kind, columns)
+        return _open_files(path, kind, columns, without)
     files = paths if len(paths) > 1 else _files_at(path)
     name = path.resolve().name if path.exists() else path.name
     if files is None:
         _check_columns_unused(path, columns)
-        return FolderSource(path)
+        return FolderSource(path, PICTURES, without)
     for file in files:
         check_regular(file, file)
     _check_one_kind(path, files)
@@ -114,13 +116,15 @@ def open_source(
     raise _unknown(first)
 
 
-def _open_files(path: Path, kind: FileKind, columns: Mapping[str, str | None]) -> Source:
+def _open_files(
+    path: Path, kind: FileKind, columns: Mapping[str, str | None], without: str
+) -> Source:
     """Open a folder or list of files that are no pictures."""
     if path.is_dir():
         if (path / "manifest.json").exists():
             raise SourceError("it is a packed dataset already", path)
         _check_columns_unused(path, columns)
-        return FolderSource(path, kind)
+        return FolderSource(path, kind, without)
     if not path.exists():
         raise SourceError("there is no such file or folder", path, "Check the path")
     if suffix_of(path.name) in LIST_SUFFIXES:

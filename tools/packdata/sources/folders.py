@@ -46,8 +46,8 @@ class Listing:
         ignored: Other files passed over, by suffix; also each ``link to a folder above``.
     """
 
-    def __init__(self, root: Path, kind: FileKind = PICTURES) -> None:
-        self.root, self._suffixes = root, kind.suffixes
+    def __init__(self, root: Path, kind: FileKind = PICTURES, without: str = "") -> None:
+        self.root, self._suffixes, self._without = root, kind.suffixes, without
         self.files: list[str] = []
         self.folders: list[str] = []
         self.ignored: Counter[str] = Counter()
@@ -79,6 +79,8 @@ class Listing:
         for entry in entries:
             suffix = suffix_of(entry.name)
             if is_hidden(entry.name):
+                continue
+            if self._without and key_of(entry.name).endswith(self._without):
                 continue
             if suffix not in self._suffixes:
                 self.ignored[suffix or "no suffix"] += 1
@@ -165,6 +167,7 @@ class FolderSource:
     Args:
         root: The folder.
         kind: Which files.
+        without: Files whose names end so, before the suffix, are passed over: masks beside their pictures.
 
     Attributes:
         folders: The folders of ``root`` that hold files of the kind.
@@ -175,10 +178,10 @@ class FolderSource:
     has_masks = False
     pixels: tuple[int, int] | None = None
 
-    def __init__(self, root: Path, kind: FileKind = PICTURES) -> None:
+    def __init__(self, root: Path, kind: FileKind = PICTURES, without: str = "") -> None:
         self.root, self._place = root, root.absolute()  # files are read when they are packed
         self.name = root.resolve().name
-        listing = Listing(root, kind)
+        listing = Listing(root, kind, without)
         folders = listing.add_top()
         num_top = len(listing.files)
         classes = [folder for folder in folders if _adds_files(listing, folder)]
@@ -254,35 +257,58 @@ def no_files(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
     return SourceError(f"it holds no {kind.names}, but {seen}", root, hint)
 
 
+def split_suffix(suffix: str) -> tuple[str, str]:
+    """Return how the name of a picture ends that has a mask, and how the mask's does in its place."""
+    old, has_both, new = suffix.partition("=")
+    return (old, new) if has_both else ("", suffix)
+
+
 class MaskFolder:
     """Masks in a folder, found by the key of their picture.
 
     Args:
         root: The folder.
         kind: Which files are masks.
+        suffix: How names of masks end where those of pictures do not, as ``_mask``; or what takes the place of
+            what, as ``_leftImg8bit=_gtFine_labelIds``. Other files are no masks.
 
     Attributes:
         files: Their relative paths by key.
     """
 
-    def __init__(self, root: Path, kind: FileKind = PICTURES) -> None:
+    def __init__(self, root: Path, kind: FileKind = PICTURES, suffix: str = "") -> None:
         listing = Listing(root, kind)
         for folder in listing.add_top():
             listing.add_below(folder)
         if not listing.files:
             raise no_files(root, kind, listing.ignored)
-        check_unique(((key_of(file), file) for file in listing.files), root)
+        self._old, self._new = split_suffix(suffix)
+        keys = [(key_of(file), file) for file in listing.files]
+        masks = [(self._picture(key), file) for key, file in keys if key.endswith(self._new)]
+        if not masks:
+            what = f"none of its {len(keys)} files ends in {self._new!r}, such as {keys[0][1]} does not"
+            raise SourceError(what, root, "Check --mask-suffix")
+        check_unique(masks, root)
         self.root, self._place, self._kind = root, root.absolute(), kind
-        self.identity = {"num_files": len(listing.files), "files": listing.digest}
-        self.files = {key_of(file): file for file in listing.files}
+        self.identity: dict[str, Any] = {"num_files": len(listing.files), "files": listing.digest}
+        if suffix:
+            self.identity["suffix"] = suffix
+        self.files = dict(masks)
+
+    def _picture(self, key: str) -> str:
+        """Return the key of the picture that a mask is of."""
+        return key[: len(key) - len(self._new)] + self._old if self._new or self._old else key
 
     def find(self, key: str, where: str) -> str:
         """Return the path of the mask for a picture; SourceError if there is none."""
         file = self.files.get(key)
         if file is None:
             suffix = ".png" if self._kind is PICTURES else min(self._kind.suffixes)
-            place = f"{os.path.join(self.root, key)}{suffix}"
-            hint = f"It is looked for as {place} (or another suffix)"
+            name = key.removesuffix(self._old) + self._new
+            hint = (
+                f"It is looked for as {os.path.join(self.root, name)}{suffix} (or another suffix)"
+            )
+            hint += "" if self._new or self._old else "; --mask-suffix says how else names end"
             raise SourceError("it has no mask", where, hint)
         return os.path.join(self._place, file)
 

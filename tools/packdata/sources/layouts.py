@@ -6,6 +6,7 @@ A public dataset, unpacked, has such a root. Read as a folder per class it would
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import defaultdict
@@ -162,7 +163,8 @@ class _Reader:
                 what = (
                     f"it holds pictures and their masks ({_few([pictures[0], mask])}), not classes"
                 )
-                return what, self._run(tree.at(pictures[0]).only().path, _masks_at(tree.at(mask)))
+                where = tree.at(pictures[0]).only().path
+                return what, self._run(where, _masks_at(tree.at(mask), where))
             if tree.at(mask).inner.keys() & (names.keys() - {mask}):
                 what = f"{mask} holds the masks of its other folders"
                 return (
@@ -200,9 +202,8 @@ class _Reader:
             inside = tree.at(name).only()
             dst = f"DST/{shlex.quote(name)}"
             more = "" if inside.has_files else classes
-            more += next(
-                (_masks_at(tree.at(n)) for n in masks if name in _pictures_of(n, names)), ""
-            )
+            of_these = [tree.at(n) for n in masks if name in _pictures_of(n, names)]
+            more += _masks_at(of_these[0], inside.path) if of_these else ""
             commands.append(self._run(inside.path, more, dst))
             classes = classes or f" --classes {dst}"
         return "; ".join(commands)
@@ -275,8 +276,36 @@ def _pictures_of(mask: str, names: Mapping[str, _Name]) -> list[str]:
     return sorted(found, key=lambda name: names[name].split != said.split)
 
 
-def _masks_at(tree: _Tree) -> str:
-    return f" --masks {shlex.quote(str(tree.only().path))}"
+def _masks_at(tree: _Tree, pictures: Path) -> str:
+    masks = tree.only().path
+    suffix = _suffix_between(_first_name(pictures), _first_name(masks))
+    more = f" --mask-suffix {shlex.quote(suffix)}" if suffix else ""
+    return f" --masks {shlex.quote(str(masks))}{more}"
+
+
+def _first_name(folder: Path) -> str:
+    """Return the first file of a folder, or of the first folder in it that has some, without its suffix."""
+    for _, folders, files in os.walk(folder):
+        folders.sort()
+        shown = [name for name in files if not name.startswith(".")]
+        if shown:
+            numbers_first = min(shown, key=lambda name: ("labelids" not in name.lower(), name))
+            return os.path.splitext(numbers_first)[0]
+    return ""
+
+
+def _suffix_between(picture: str, mask: str) -> str:
+    """Return how a mask's name differs from its picture's at the end, as ``--mask-suffix`` takes it; or ""."""
+    pairs = enumerate(zip(picture, mask, strict=False))
+    num = next((i for i, (one, other) in pairs if one != other), min(len(picture), len(mask)))
+    if (
+        picture[num : num + 1].isalnum() or mask[num : num + 1].isalnum()
+    ):  # inside of a word: to where it begins
+        num = max(picture.rfind(mark, 0, num) for mark in "_-. ")
+    old, new = picture[max(num, 0) :], mask[max(num, 0) :]
+    if num < 1 or old == new or any(end[1:2].isdecimal() for end in (old, new)):
+        return ""
+    return f"{old}={new}" if old else new
 
 
 def _few(names: Iterable[str]) -> str:
