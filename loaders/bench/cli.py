@@ -514,7 +514,7 @@ def run_plan(args: argparse.Namespace) -> int:
         return 0
     _show(f"{target.name}, {config}")
     _show("\n".join(report.aligned(planner.table(plans))))
-    print(
+    _show(
         "beside it: the trainer itself, and mapped files, which the kernel drops when it needs room"
     )
     return 0
@@ -533,5 +533,5 @@ def run_doctor(args: argparse.Namespace) -> int:
         )
         return 0
     for finding in findings:
-        print(finding)
+        _show(str(finding))
     return 0

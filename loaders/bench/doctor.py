@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from loaders import limits
 from loaders.bench import machine, probes
 from loaders.bench.report import in_bytes, number
+from loaders.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -245,7 +246,7 @@ def read_rate(place: Place) -> Finding:
         return Finding(
             "read rate",
             "unknown",
-            f"no file of 1 MB or more under {place.path} can be read past the page cache",
+            f"no file of 1 MB or more under {printable(str(place.path))} can be read past the page cache",
             remedy="name the folder of your data: python -m loaders.bench doctor FOLDER",
         )
     found = f"{in_bytes(rate)}/s, page cache bypassed"

@@ -16,7 +16,7 @@ from loaders import manifest
 from loaders.columns import var_column
 from loaders.errors import LoadersError, SourceError
 from loaders.schema import Bytes, Label, Schema, Text
-from packdata import target
+from packdata import disk, target
 from packdata.engine import Summary, pack_recipes
 from packdata.journal import Journal
 from packdata.recipe import Block, Recipe, Records, Target
@@ -184,7 +184,7 @@ def _child(job: Job) -> None:
 
 # Where a packing does something that lasts: (holder of the function, its name).
 STEPS: dict[str, tuple[Any, str]] = {
-    "write a shard": (target, "write_shard"),
+    "write a shard": (disk, "write_shard"),
     "start the journal": (Journal, "create"),
     "append to the journal": (Journal, "append"),
     "rename": (os, "replace"),

@@ -101,7 +101,9 @@ def test_damage_is_told_without_it(
 
 def test_the_bench_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(["plan", str(tmp_path / EVIL)]) == 1
-
+    check(capsys.readouterr())
+    (tmp_path / EVIL).mkdir()
+    assert bench(["doctor", str(tmp_path / EVIL)]) == 0
     check(capsys.readouterr())
 
 

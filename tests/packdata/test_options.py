@@ -333,8 +333,7 @@ def test_as_many_workers_are_started(
             started.append(max_workers)
             super().__init__(max_workers, *args, **options)
 
-    for module in ("pool", "verify"):
-        monkeypatch.setattr(f"packdata.{module}.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("packdata.pool.ThreadPoolExecutor", Pool)
 
     assert run(command, f"{plain(command, tmp_path / 'out')} --workers {num}") == 0
 

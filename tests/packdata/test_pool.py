@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def results_of(pool: OrderedPool[int, int], items: range) -> Iterator[int]:
-    for item in items:
-        yield from pool.put(item)
-    yield from pool.drain()
-
-
 def collect(results: Iterator[int], taken: list[int]) -> None:
     for result in results:
         taken.append(result)  # noqa: PERF402  (an error would lose them)
@@ -32,7 +26,7 @@ def test_results_come_in_the_order_of_items(num_workers: int) -> None:
         return 2 * item
 
     with OrderedPool(work, num_workers) as pool:
-        assert list(results_of(pool, range(200))) == list(range(0, 400, 2))
+        assert list(pool.map(range(200))) == list(range(0, 400, 2))
 
 
 def test_what_was_done_before_an_error_comes_before_it() -> None:
@@ -43,7 +37,7 @@ def test_what_was_done_before_an_error_comes_before_it() -> None:
 
     taken: list[int] = []
     with OrderedPool(work, 2) as pool, pytest.raises(ValueError, match="item 57"):
-        collect(results_of(pool, range(500)), taken)
+        collect(pool.map(range(500)), taken)
 
     assert taken == list(range(57))
 
@@ -60,7 +54,7 @@ def test_large_results_are_few_in_flight(nbytes: int) -> None:
         return item
 
     with OrderedPool(work, 2, lambda _: nbytes, max_bytes=16 << 20) as pool:
-        for taken, _ in enumerate(results_of(pool, range(400))):
+        for taken, _ in enumerate(pool.map(range(400))):
             most = max(most, made - taken)
 
     # Three chunks are in flight at least, and one may be half taken.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -81,8 +80,7 @@ class ViewContent:
             opencv.one_thread(),
             OrderedPool(self._block, workers, size_of=lambda block: block.nbytes) as pool,
         ):
-            yield from chain.from_iterable(pool.put(part) for part in parts)
-            yield from pool.drain()
+            yield from pool.map(parts)
 
     def key_hashes(self) -> npt.NDArray[np.uint64]:
         """Return the xxh3-64 of every sample's key."""

@@ -411,12 +411,8 @@ class _PartPacker:
         # Blocks are alike, so that a few are enough to keep all workers busy.
         limit = {"max_bytes": _MAX_BLOCK_BYTES} if self.recipe.is_of_blocks else {}
         with OrderedPool(self._encode, self.run.num_workers, size_of, **limit) as pool:
-            num_items = self.start
-            for item in self.recipe.items(self.start):
-                for outcome in pool.put((num_items, item)):
-                    self._take(outcome)
-                num_items += 1
-            for outcome in pool.drain():
+            num_items, items = self.start, enumerate(self.recipe.items(self.start), self.start)
+            for num_items, outcome in enumerate(pool.map(items), self.start + 1):  # noqa: B007
                 self._take(outcome)
         if num_items != len(self.recipe):
             what = f"the source listed {len(self.recipe)} items and then gave {num_items}"

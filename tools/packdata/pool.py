@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 import cv2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -101,6 +101,12 @@ class OrderedPool(Generic[ItemT, ResultT]):
             self._submit()
         while self._pending:
             yield from self._next_results()
+
+    def map(self, items: Iterable[ItemT]) -> Iterator[ResultT]:
+        """Hand items over one after the other; yield the result of each, in their order."""
+        for item in items:
+            yield from self.put(item)
+        yield from self.drain()
 
     def _submit(self) -> None:
         self._pending.append(self._threads.submit(self._run, self._chunk))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cv2
@@ -145,8 +144,7 @@ def _decode(
         return [_value_of(view.schema.fields[name], sample[name]) for name in names]
 
     with opencv.one_thread(), OrderedPool(measure, workers) as pool:
-        yield from chain.from_iterable(pool.put(i) for i in indices)
-        yield from pool.drain()
+        yield from pool.map(indices)
 
 
 def _has_channels(kind: Field) -> bool:

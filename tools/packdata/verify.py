@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from loaders.limits import usable_cores
 from loaders.manifest import MANIFEST_NAME, Manifest, ShardInfo, manifest_bytes, read_manifest
 from loaders.regular import read_regular
 from loaders.schema import Label, MultiLabel, Text, Tokens
+from packdata.pool import OrderedPool
 from packdata.readback import ReadBack
 
 if TYPE_CHECKING:
@@ -155,8 +155,6 @@ def verify(
         libraries: queue.SimpleQueue[ReadBack] = queue.SimpleQueue()
         for _ in range(workers):
             libraries.put(stack.enter_context(ReadBack(timeout_s)))
-        pool = ThreadPoolExecutor(workers)
-        stack.callback(pool.shutdown, cancel_futures=True)
 
         def check(info: ShardInfo) -> _Findings:
             library = libraries.get()
@@ -166,7 +164,8 @@ def verify(
                 libraries.put(library)
                 tick(info.size_bytes)
 
-        findings = list(pool.map(check, manifest.shards))
+        pool = stack.enter_context(OrderedPool(check, workers))
+        findings = list(pool.map(manifest.shards))
     faults = [fault for found in findings for fault in found.faults]
     faults += _side_file_faults(folder, manifest)
     faults += _duplicate_keys(folder, manifest, [found.key_hashes for found in findings])

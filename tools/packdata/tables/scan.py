@@ -193,11 +193,8 @@ def scan_tables(
     try:
         progress.start(None, 0)
         with OrderedPool(scan_part, workers) as pool:
-            for number, file in enumerate(files):
-                for part in file.parts(number):
-                    for each in pool.put(part):
-                        _join(found, each, files, on_error, progress)
-            for each in pool.drain():
+            parts = (part for number, file in enumerate(files) for part in file.parts(number))
+            for each in pool.map(parts):
                 _join(found, each, files, on_error, progress)
     finally:
         progress.close()
