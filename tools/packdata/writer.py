@@ -497,6 +497,15 @@ def _check_names(number: int, values: Any, source: Any) -> None:
         raise TypeError(f"{what}, has the name {shown(wrong)}; give names that are str")
 
 
+def _pack_frame(source: Any, dst: Path | str, options: dict[str, Any]) -> Summary:
+    from packdata.tables import pack_tables
+    from packdata.tables.frame import is_frame
+
+    if not is_frame(source):
+        raise TypeError("fields are missing: a mapping of field name to field, of loaders.schema")
+    return pack_tables(source, dst, **options)
+
+
 def _add_columns(writer: Writer, columns: Mapping[str, Any], progress: Progress) -> None:
     """Add columns in pieces: each is checked and copied while it is in the cache, or nearly."""
     for name, values in columns.items():
@@ -518,35 +527,39 @@ def _row_nbytes(values: Any) -> int:
 def pack(
     source: Iterable[Mapping[str, Any]] | Mapping[str, Any],
     dst: Path | str,
-    fields: Mapping[str, Field],
+    fields: Mapping[str, Field] | None = None,
     *,
     defaults: Iterable[str] | None = None,
-    format: Format = "lmdb",
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    format: Format | None = None,
+    shard_bytes: int | None = None,
     workers: int | None = None,
     overwrite: bool = False,
     quality: int = 90,
     on_error: OnError = "fail",
     provenance: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    **table: Any,
 ) -> Summary:
     """Pack samples, given as mappings of field name to value, or columns; the rest is as in ``Writer``.
+
+    A DataFrame without ``fields`` is packed as ``packdata tables`` packs a file of it.
 
     Args:
         source: The samples; read once, in one thread. With a length, progress can say what is
             left. Or a mapping of field name to array ``(N, ...)``, as ``Writer.add_batch`` takes them: columns
             are packed at the speed of memory.
         dst: A folder that is new or empty.
-        fields: Field by name.
+        fields: Field by name; None for a DataFrame, or a table of Arrow.
         defaults: As in ``Writer``, and so on.
-        format: Format of the shards.
-        shard_bytes: Size of a shard.
+        format: Format of the shards; ``"lmdb"`` if not said otherwise, of a DataFrame ``"parquet"``.
+        shard_bytes: Size of a shard; 64 MB if not said otherwise, of a DataFrame 32 MB.
         workers: Threads that encode.
         overwrite: Replace a dataset in ``dst``.
         quality: Of pictures that are newly encoded.
         on_error: What becomes of samples that cannot be packed.
         provenance: JSON for the manifest.
         progress: Is told of every sample.
+        **table: Of a DataFrame, what becomes of its columns: ``target``, ``drop``, ``dates``, ... of ``pack_tables``.
 
     Raises:
         TypeError: What the source gives is no mapping; other errors are those of ``Writer``.
@@ -555,13 +568,20 @@ def pack(
         >>> vectors = np.zeros((1000, 16), np.float32)  # doctest: +SKIP
         >>> pack({"x": vectors}, "packed", {"x": Array("float32", dims=(16,))})  # doctest: +SKIP
     """
+    if fields is None:
+        given = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
+        table |= {name: value for name, value in given.items() if value is not None}
+        settings = {"overwrite": overwrite, "on_error": on_error, "progress": progress}
+        return _pack_frame(source, dst, table | settings)
+    if table:
+        raise TypeError(f"{', '.join(table)}: options of a DataFrame, which takes no fields")
     progress = Quiet() if progress is None else progress
     with Writer(
         dst,
         fields,
         defaults=defaults,
-        format=format,
-        shard_bytes=shard_bytes,
+        format=format or "lmdb",
+        shard_bytes=DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes,
         workers=workers,
         overwrite=overwrite,
         quality=quality,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -207,6 +208,27 @@ class RAMDataset(ResidentDataset):
             fields["image"], columns["image"] = plan.field, _fill({"": plan}, progress)[""]
         dataset, shard = cls.__new__(cls), MemoryShard(Path("files"), columns)
         dataset._init_from(shard, fields, None, _fingerprint(columns), **settings)
+        return dataset
+
+    @classmethod
+    def from_frame(cls, frame: Any, target: str | Sequence[str] = (), **options: Any) -> Self:
+        """Serve a DataFrame, or a table of Arrow, as ``packdata tables`` would pack a file of it.
+
+        Args:
+            frame: A DataFrame of pandas or polars, or a table of Arrow; an index is no column.
+            target: The column to predict, or several: texts as classes, numbers as they are.
+            **options: What becomes of the columns, as ``packdata.pack_tables`` takes them: features, drop,
+                categorical, numeric, dates, missing, missing_mask, dtype, standardize, like.
+
+        Raises:
+            SourceError: Columns or rows cannot be served; the message has options that would pass.
+        """
+        # Packing stands above this package, which imports nothing of it: here it is asked by its name.
+        fields, columns = import_module("packdata.tables.frame").frame_columns(
+            frame, target, **options
+        )
+        dataset, shard = cls.__new__(cls), MemoryShard(Path("frame"), columns)
+        dataset._init_from(shard, fields, None, _fingerprint(columns))
         return dataset
 
     @classmethod

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-_BATCH_ROWS = 1 << 16
+BATCH_ROWS = 1 << 16
 
 
-class _TypedFile:
+class TypedFile:
     """A file that declares what its columns are, and counts its rows from 0.
 
     Args:
@@ -56,7 +56,7 @@ class _TypedFile:
         return Rows(without_words(table, self._missing), partial(int.__add__, row))
 
 
-class ParquetTable(_TypedFile):
+class ParquetTable(TypedFile):
     """A Parquet file."""
 
     def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
@@ -82,7 +82,7 @@ class ParquetTable(_TypedFile):
         try:
             with open_parquet(self.path, self._metadata) as file:
                 for batch in file.iter_batches(
-                    _BATCH_ROWS, row_groups=[part.start], columns=names, use_threads=False
+                    BATCH_ROWS, row_groups=[part.start], columns=names, use_threads=False
                 ):
                     yield self._rows(pa.Table.from_batches([batch]).select(names), kinds, row)
                     row += len(batch)
@@ -90,7 +90,7 @@ class ParquetTable(_TypedFile):
             raise SourceError(f"it cannot be read ({error})", f"{self.path}, row {row}") from error
 
 
-class ArrowTable(_TypedFile):
+class ArrowTable(TypedFile):
     """A file in Arrow's own format: Feather, IPC file or IPC stream."""
 
     def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
@@ -149,8 +149,8 @@ class ArrowTable(_TypedFile):
             where = f"{self.path}, row {part.line}"
             raise SourceError(f"it cannot be read ({error})", where) from error
         table = pa.Table.from_batches([batch])
-        for first in range(0, len(table), _BATCH_ROWS):
-            yield self._rows(table.slice(first, _BATCH_ROWS), kinds, part.line + first)
+        for first in range(0, len(table), BATCH_ROWS):
+            yield self._rows(table.slice(first, BATCH_ROWS), kinds, part.line + first)
 
     def _batch(self, start: int) -> pa.RecordBatch:
         if self._is_file:

@@ -28,7 +28,8 @@ from packdata.tables.columns import (
     rejects_rows,
 )
 from packdata.tables.delimited import CsvOptions, DelimitedFile
-from packdata.tables.files import FOLDER, list_tables, open_tables
+from packdata.tables.files import FOLDER, Listing, list_tables, open_tables
+from packdata.tables.frame import FrameTable, is_frame
 from packdata.tables.kept import KeptColumns, TableReader
 from packdata.tables.like import OPTIONS, TARGETS, missing_values_of, plan_like
 from packdata.tables.notes import header_notes
@@ -117,11 +118,13 @@ class TablesPlan:
 
 
 def _identity(files: Sequence[TableFile]) -> dict[str, Any]:
+    if isinstance(files[0], FrameTable):
+        return {"kind": "frame", "digest": files[0].digest}
     return files_identity("table", [file.path for file in files])
 
 
 def plan_tables(
-    sources: Sequence[Path | str],
+    sources: Sequence[Path | str] | Any,
     *,
     format: Format = "parquet",
     like: Path | str | None = None,
@@ -134,7 +137,7 @@ def plan_tables(
     """Read tables and say what would become of them.
 
     Args:
-        sources: Files, patterns, folders.
+        sources: Files, patterns, folders; or one table in memory: a DataFrame, or a table of Arrow.
         format: Of the shards.
         like: A packed table whose columns, categories and statistics to take.
         beside: Where what was parsed of text files is kept until the plan is carried out; None to parse it again then.
@@ -156,8 +159,12 @@ def plan_tables(
         _check_like(chosen)
         missing_values = chosen.missing_values or missing_values_of(like)
         chosen = replace(chosen, missing_values=missing_values)
-    listing = list_tables(sources)
-    files = open_tables(listing.paths, csv, chosen.missing_values)
+    listing = Listing([], Counter()) if is_frame(sources) else list_tables(sources)
+    files: list[TableFile] = (
+        open_tables(listing.paths, csv, chosen.missing_values)
+        if listing.paths
+        else [FrameTable(sources, chosen.missing_values)]
+    )
     before = _identity(files)
     size = sum(file.path.stat().st_size for file in files if file.is_text)
     reader = TableReader(
@@ -182,7 +189,8 @@ def plan_tables(
         TARGETS: [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets],
     }
     recipe = TablesRecipe(reader, parts, plan, rows, identity, provenance)
-    return TablesPlan(files, plan, recipe, format, tuple(sources), dict(listing.ignored))
+    given = tuple(sources) if listing.paths else ()
+    return TablesPlan(files, plan, recipe, format, given, dict(listing.ignored))
 
 
 def _scanned(
@@ -299,7 +307,7 @@ def _check_like(options: TableOptions) -> None:
 
 
 def pack_tables(
-    sources: Sequence[Path | str] | Path | str,
+    sources: Sequence[Path | str] | Path | str | Any,
     dst: Path | str,
     *,
     format: Format = "parquet",
@@ -308,7 +316,8 @@ def pack_tables(
     """Pack tables as ``packdata tables`` does.
 
     Args:
-        sources: Files (.csv, .tsv, .jsonl, .parquet, .arrow, .feather), patterns, folders.
+        sources: Files (.csv, .tsv, .jsonl, .parquet, .arrow, .feather), patterns, folders; or a DataFrame or table of
+            Arrow, of which the columns are taken, and no index.
         dst: A folder that is new or empty.
         format: ``"parquet"`` or ``"lmdb"``.
         options: ``like``; those of ``TableOptions`` and ``CsvOptions``; ``shard_bytes``,
@@ -320,7 +329,8 @@ def pack_tables(
         SchemaError: The options contradict each other.
         PackError: The target cannot be written, is in use, or holds something else.
     """
-    listed = [sources] if isinstance(sources, str | Path) else list(sources)
+    listed = [sources] if isinstance(sources, str | Path) else sources
+    listed = listed if is_frame(listed) else list(listed)
     settings = take(PackSettings, options)
     settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
     workers, on_error = settings.get("workers"), settings.get("on_error", "fail")

@@ -1,0 +1,112 @@
+"""Tables in memory are packed, and served, as a file of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import packdata
+from loaders import DataLoader, RAMDataset
+from loaders.errors import SourceError
+from loaders.schema import Label
+from packdata.cli import main
+from tests.packdata.reading import PackedReader
+from tests.packdata.recipes import contents
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "x": rng.normal(size=300),
+            "zip": rng.choice(["01234", "1234"], 300),
+            "kind": pd.Categorical(rng.choice(["a", "b"], 300)),
+            "when": pd.Timestamp("9999-12-31") - pd.to_timedelta(rng.integers(0, 9, 300), "D"),
+            "y": rng.choice(["no", "yes"], 300),
+            "n": rng.integers(0, 2**40, 300),
+        },
+        index=rng.permutation(300),
+    )
+
+
+OPTIONS: dict[str, Any] = {"target": ("y", "n"), "dates": "days", "dtype": "float64"}
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow"])
+def test_a_frame_is_packed_as_a_file_of_it(
+    tmp_path: Path, frame: pd.DataFrame, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.tables.frame.BATCH_ROWS", 70)
+    frame.to_parquet(tmp_path / "t.parquet", index=False)
+    packdata.pack_tables(tmp_path / "t.parquet", tmp_path / "file", **OPTIONS)
+    source = frame if kind == "pandas" else pa.Table.from_pandas(frame, preserve_index=False)
+
+    summary = packdata.pack(source, tmp_path / "frame", **OPTIONS)
+
+    assert summary.samples == 300
+    made, expected = (PackedReader(tmp_path / name) for name in ("frame", "file"))
+    assert made.schema.fields["categories"] == expected.schema.fields["categories"]
+    for name in expected.schema.fields:
+        np.testing.assert_array_equal(made.column(name), expected.column(name))
+    shards = [
+        {n: d for n, d in contents(tmp_path / f).items() if "shard" in n}
+        for f in ("frame", "file")
+    ]
+    assert shards[0] == shards[1]
+
+
+def test_a_frame_is_served_as_it_would_be_packed(tmp_path: Path, frame: pd.DataFrame) -> None:
+    packdata.pack(frame, tmp_path / "packed", **OPTIONS)
+
+    served = RAMDataset.from_frame(frame, **OPTIONS)
+
+    packed = RAMDataset(tmp_path / "packed", progress=False)
+    assert list(served.schema.fields) == list(packed.schema.fields)
+    assert served.schema.fields["y"] == Label(classes=("no", "yes"))
+    for one, other in zip(
+        DataLoader(served, batch_size=64, num_workers=0),
+        DataLoader(packed, batch_size=64, num_workers=0),
+        strict=True,
+    ):
+        assert all((a == b).all() for a, b in zip(one, other, strict=True))
+    again = RAMDataset.from_frame(frame, "y", drop=("n",), like=None, dates="parts")
+    assert list(again.schema.fields) == ["features", "categories", "y"]
+    like = RAMDataset.from_frame(frame[:5], (), like=tmp_path / "packed")
+    assert (like[0].features == served[0].features).all()
+
+
+def test_rows_of_a_frame_that_cannot_be_packed_are_named_or_left_out(
+    frame: pd.DataFrame,
+) -> None:
+    frame.loc[frame.index[7], "y"] = None
+
+    with pytest.raises(SourceError, match="DataFrame, row 7: target 'y' has no value"):
+        RAMDataset.from_frame(frame, **OPTIONS)
+    assert len(RAMDataset.from_frame(frame, **OPTIONS, on_error="skip")) == 299
+
+
+def test_what_is_no_frame_needs_fields(tmp_path: Path, frame: pd.DataFrame) -> None:
+    with pytest.raises(TypeError, match="fields are missing"):
+        packdata.pack([{"x": 1}], tmp_path / "out")
+    with pytest.raises(TypeError, match="target: options of a DataFrame"):
+        packdata.pack([{"x": 1}], tmp_path / "out", {}, target=("x",))
+    with pytest.raises(SourceError, match="DataFrame: it cannot be read as a table"):
+        packdata.pack(pd.DataFrame({"x": [1, "a", b"b"]}), tmp_path / "out")
+    with pytest.raises(TypeError, match="there is no option 'targets'"):
+        RAMDataset.from_frame(frame, targets="y")
+    assert main(["verify", str(tmp_path)]) == 1
+
+
+def test_a_frame_may_call_its_columns_by_numbers() -> None:
+    served = RAMDataset.from_frame(pd.DataFrame(np.arange(6.0).reshape(2, 3)))
+
+    assert served[1].features.tolist() == [3, 4, 5]
+    assert served.schema.fields["features"].to_json()["columns"] == ["0", "1", "2"]
