@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from loaders.backends.ordered import Batches
     from loaders.device.accelerator import Accelerator
     from loaders.resume import Progress
+    from loaders.sampling.cursor import Pass
     from loaders.sampling.plan import Plan
-    from loaders.sampling.sampler import Pass
 
 
 @dataclass(slots=True)

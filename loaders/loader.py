@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from loaders.backends.ordered import Pool
     from loaders.choices import AugmentOn, Backend, Halves
     from loaders.device.accelerator import Accelerator
+    from loaders.sampling.cursor import Pass
     from loaders.sampling.order import Order
     from loaders.sampling.plan import Plan
-    from loaders.sampling.sampler import Pass
 
 _T = TypeVar("_T", covariant=True, default=Any)  # a batch
 _STATE_VERSION = 1
@@ -348,7 +348,7 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         if passes is None:
             if (steps := self._steps) is None:
                 return batches
-            if not steps.sampler.is_left:
+            if not steps.sampler.cursor.is_left:
                 self._follow_length(steps.sampler)
             return ServedSteps(steps, self._index_form)
         dataset: Any = self.dataset
@@ -568,7 +568,7 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
 
     def _note_restart(self, sampler: EpochSampler) -> None:
         """Warn, once, of a shuffled epoch that is left early and begun anew twice: torch would shuffle again."""
-        if not (sampler.shuffle and sampler.is_left):
+        if not (sampler.shuffle and sampler.cursor.is_left):
             return
         self._num_restarts += 1
         if self._num_restarts == 2:
@@ -664,7 +664,7 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         if steps is None:
             assert self._others is not None
             return {**state, "seed": self.seed, "sampler": self._others.state_dict(self, pending)}
-        if self.num_workers and steps.sampler.is_of_taken:
+        if self.num_workers and steps.sampler.cursor.is_of_taken:
             what = "another loader takes batches from this one's batch_sampler (skip_first_batches?), maybe ahead"
             remedy = "iterate this one, which resumes by itself, or give num_workers=0"
             warnings.warn(
@@ -712,6 +712,6 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
             if self._passes is not None:
                 self._passes.set_epoch(place["epoch"])
             return
-        steps.sampler.start = 0  # of before: the state says another
+        steps.sampler.cursor.start = 0  # of before: the state says another
         self._follow_length(steps.sampler)
         steps.sampler.load_state_dict(place, weights=weights, skips=False)

@@ -5,10 +5,8 @@ What they hold is where the epoch stands: as little as a resume needs.
 
 from __future__ import annotations
 
-import warnings
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
@@ -19,6 +17,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from loaders.checks import Settled, one_of, shown, whole_number
 from loaders.errors import StateError
 from loaders.sampling.batch import IndexBatch, SampleIndex, evaluate, index_batches
+from loaders.sampling.cursor import Cursor
 from loaders.sampling.order import Order, Sequential, Shuffled, batch_starts
 from loaders.sampling.plan import BatchPlan, Pad, Plan
 from loaders.sampling.ranks import is_distributed, resolve_rank
@@ -26,10 +25,11 @@ from loaders.sampling.ranks import is_distributed, resolve_rank
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sized
 
+    from loaders.sampling.cursor import Pass
+
 _T = TypeVar("_T")
 _PER_EPOCH = ("weights", "labels")  # of what an order chooses by
 _STATE_VERSION = 1
-_MAX_PENDING = 1024  # batches that a state can leave out
 _SETTLED = frozenset(["order", "dataset", "shuffle", "seed", "drop_last", "pad", "given_ranks"])
 
 
@@ -90,17 +90,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         given = self.order.describe().get("seed", 0) if seed is None else seed
         self.seed = whole_number("seed", given)
         self.drop_last, self.pad = drop_last, pad
-        self._epoch = 0
-        self.start = 0  # where the next iter begins: 0 but for the first one after load_state_dict
-        self.chosen: int | None = None  # the epoch that set_epoch() named last
-        self._is_resumed = False  # a state was loaded, and nothing was taken since
-        self._is_skipped_to = (
-            False  # ... by a loader: other iterations skip what is done by themselves
-        )
-        self._pass: Pass | None = None  # that the state tells of; None: nothing was begun
-        # Before each of the last batches, where the epoch stood: a pass, and how many of its steps were done.
-        self._places: deque[tuple[Pass, int]] = deque(maxlen=_MAX_PENDING)
-        self._is_ambiguous = False  # a pass that was overtaken went on
+        self.cursor = Cursor()
         self._ranks: tuple[int, int] | None = None
         if rank is not None or world_size is not None:  # whatever is wrong with them is said now
             ranks = resolve_rank(rank, world_size)
@@ -136,45 +126,20 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         rank, world_size = self._resolve()
         drop_last = self.drop_last if drop_last is None else drop_last
         pad = self.pad if pad is None else pad
-        rest = rank, world_size, drop_last, pad, self.start
+        rest = rank, world_size, drop_last, pad, self.cursor.start
         length, size = self.order.length, 1 if batch_size is None else batch_size
         starts = None if batch_size is None else batch_starts(self.order, self.epoch)
         if starts is not None:
             return BatchPlan(length, size, *rest, starts=starts)
         return Plan(length, size, *rest, getattr(self.order, "unit", 1))
 
-    def go_on(self, make_plan: Callable[[], Plan]) -> Plan:
-        """Go to the next epoch if nothing is left of this one, and return the plan to follow.
-
-        All of an epoch was taken, and nobody asked whether there is more (``zip``), or a loaded state leaves no step
-        of it. What ``set_epoch`` chose is served as it is.
-        """
-        current = self._pass
-        if current is not None and current.is_over and not current.is_chosen:
-            current.end()
-        plan = make_plan()
-        if self.start and self.epoch != self.chosen and not plan.num_steps_of_all:
-            self._go_to(self.epoch + 1, 0)
-            plan = make_plan()
-        return plan
+    def go_on(self, make_plan: Callable[[], Plan] | None = None) -> Plan:
+        """Go to the next epoch if nothing is left of this one, and return the plan to follow."""
+        return self.cursor.go_on(make_plan or self.plan)
 
     def begin(self, plan: Plan) -> Pass:
         """Begin a pass over the current epoch; the state tells of it from now on."""
-        if self._pass is not None:
-            self._pass.is_overtaken = True
-            self._places.clear()
-        self._pass, self._is_ambiguous = Pass(self, self.epoch, plan), False
-        return self._pass
-
-    @property
-    def is_of_taken(self) -> bool:
-        """Whether the state tells what was taken from an iterator of this sampler, rather than what a loader gave."""
-        return self._pass is not None and self._pass.is_of_taken
-
-    @property
-    def is_left(self) -> bool:
-        """Whether a pass over the current epoch was left early, and the next ``iter`` begins anew."""
-        return self._pass is not None and self._pass.num_steps > 0
+        return self.cursor.begin(plan)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the current one keeps its position.
@@ -182,16 +147,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         After ``load_state_dict``, the epoch that was current when the state was taken goes on where it was: it has
         nothing left if the state was taken at its end.
         """
-        epoch = whole_number("epoch", epoch, at_least=0)
-        is_where_it_was = self._is_resumed and epoch == self.chosen
-        is_done = self._is_resumed and epoch == self.epoch - 1 and not self.start
-        if is_done and self.chosen in (None, epoch):
-            self._go_to(epoch, self.order.length)
-        elif epoch != self.epoch and not is_where_it_was:
-            self._go_to(epoch, 0)
-        elif self._pass is not None:
-            self._pass.is_chosen = self._pass.is_over
-        self.chosen = epoch
+        self.cursor.set_epoch(epoch, self.order.length)
 
     def state_dict(self, pending: int = 0) -> dict[str, int | str]:
         """Return where the epoch stands, in primitives, the same on every rank; at its end, the start of the next.
@@ -205,34 +161,9 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         Raises:
             StateError: Fewer steps were done since the iteration began, or the state was loaded.
         """
-        if self._is_ambiguous:
-            self._is_ambiguous = False
-            what = "the state tells of the iteration that began last, and an earlier one has gone on since"
-            remedy = "give each of two iterations at once, such as an estimate within an epoch, a loader of its own"
-            warnings.warn(f"{what}: {remedy}", stacklevel=3)
-        current = self._pass
-        epoch, delivered = self.epoch, self.start if current is None else current.delivered
-        if current is not None and current.is_over and not current.is_chosen:
-            epoch, delivered = epoch + 1, 0
-        if whole_number("pending", pending, at_least=0):
-            epoch, delivered = self._place_before(pending)
         details = getattr(self.order, "details", dict)
         state = {"version": _STATE_VERSION, **self.order.describe(), **details()}
-        state |= {"epoch": epoch, "delivered": delivered}
-        if self.chosen not in (
-            None,
-            epoch,
-            epoch - (not delivered),
-        ):  # went on by itself: a shorter one of several
-            state["chosen"] = self.chosen
-        return state
-
-    def _place_before(self, num_steps: int) -> tuple[int, int]:
-        if num_steps > len(self._places):
-            most = f"of {len(self._places)} batches it is known where they began (at most {_MAX_PENDING})"
-            raise StateError(f"pending={num_steps} batches cannot be left out of a state: {most}")
-        current, num_done = self._places[-num_steps]
-        return current.epoch, current.plan.delivered(num_done)
+        return state | self.cursor.state(pending)
 
     def load_state_dict(
         self,
@@ -254,10 +185,8 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
             StateError: The state is not of this order; it says in what they differ.
         """
         order, place = continued(self.order, state, weights)
-        self._places.clear()
         self.__dict__["order"] = order
-        self._go_to(*place)
-        self.chosen, self._is_resumed, self._is_skipped_to = state.get("chosen"), True, not skips
+        self.cursor.load(*place, state.get("chosen"), is_loaders=not skips)
 
     def resize(self, order: Order) -> None:
         """Go on in the same order of another number of samples.
@@ -265,8 +194,9 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         Raises:
             StateError: The epoch was to go on behind their end.
         """
-        if self.start > order.length or (self.start and not isinstance(order, Sequential)):
-            what = f"the epoch of {self.order.length} samples goes on at {self.start}"
+        start = self.cursor.start
+        if start > order.length or (start and not isinstance(order, Sequential)):
+            what = f"the epoch of {self.order.length} samples goes on at {start}"
             raise StateError(
                 f"{what}, and there are {order.length} now: set_epoch() begins one of these"
             )
@@ -275,7 +205,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
     @property
     def epoch(self) -> int:
         """The current epoch; assigning one is ``set_epoch``."""
-        return self._epoch
+        return self.cursor.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
@@ -316,13 +246,6 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         """Leave out what ``torch.distributed`` said here: a copy may be another rank's."""
         return self.__dict__ | ({"_ranks": None} if None in self.given_ranks else {})
 
-    def _go_to(self, epoch: int, delivered: int) -> None:
-        if self._pass is not None:
-            self._pass.is_moved = not self._pass.num_steps
-        self._epoch, self.start, self._is_resumed = epoch, delivered, False
-        # passes of before go on counting, and nobody reads them
-        self._pass, self._is_ambiguous = None, False
-
     def _follow(
         self, make_plan: Callable[[], Plan], items: Callable[[Order, Plan, int], Iterator[_T]]
     ) -> Iterator[_T]:
@@ -330,8 +253,8 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
 
         (torch's DataLoader makes two iterators of a batch sampler and uses one.)
         """
-        if self._is_skipped_to:
-            self.start, self._is_skipped_to = 0, False
+        if self.cursor.is_loaders:
+            self.cursor.start, self.cursor.is_loaders = 0, False
         current = self.begin(self.go_on(make_plan))
         current.is_of_taken = True
         for item in items(self.order, current.plan, current.epoch):
@@ -340,66 +263,11 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         current.end()
 
 
-@dataclass(slots=True, eq=False)
-class Pass:
-    """How far one iteration over an epoch has come.
-
-    Attributes:
-        sampler: Its state tells of this pass until another begins, or someone goes elsewhere.
-        epoch: Which epoch.
-        plan: The steps, from where the pass began.
-        num_steps: How many of them are done.
-        is_overtaken: Whether another began before this one ended.
-        is_chosen: Whether its epoch was chosen when all of it was taken: the next ``iter`` begins it anew.
-        is_of_taken: Whether steps are counted when they are taken from the sampler, not when a loader handed them over.
-        is_moved: Whether the sampler was sent elsewhere before any step was done: who has begun is to begin there.
-    """
-
-    sampler: EpochSampler
-    epoch: int
-    plan: Plan
-    num_steps: int = 0
-    is_overtaken: bool = False
-    is_chosen: bool = False
-    is_of_taken: bool = False
-    is_moved: bool = False
-
-    @property
-    def delivered(self) -> int:
-        """The epoch's samples, over all ranks, that are done."""
-        return self.plan.delivered(self.num_steps)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there were steps, and all are done."""
-        return 0 < self.num_steps >= self.plan.num_remaining_steps
-
-    @property
-    def is_over(self) -> bool:
-        """Whether every rank is done that has taken as many steps: one that has less of the tail cannot tell before."""
-        return 0 < self.num_steps >= self.plan.num_steps_of_all
-
-    def count(self, num_steps: int = 1) -> None:
-        """Note that steps are done: what was resumed is used up, the next ``iter`` begins at the start."""
-        if self.sampler._pass is self:
-            self.sampler.start, self.sampler._is_resumed = 0, False
-            self.sampler._places.append((self, self.num_steps))
-        elif self.is_overtaken:
-            self.sampler._is_ambiguous = True
-        self.num_steps += num_steps  # last: an interrupt before it has counted nothing
-
-    def end(self) -> None:
-        """Advance the epoch, unless someone chose another one or began anew meanwhile."""
-        if self.sampler._pass is self:
-            self.sampler._go_to(self.epoch + 1, 0)
-            self.is_moved = False
-
-
 class EpochBatches(Settled, BatchSampler):
     """The batches of an ``EpochSampler``: one ``IndexBatch`` per step of this rank.
 
     Epoch, position, state and ranks are the sampler's. Of any other sampler, also a subclass that yields something
-    else, they are ``PlainBatches``: frameworks make batch samplers anew, of a sampler of their own.
+    else, they are torch's: frameworks make batch samplers anew, of a sampler of their own.
 
     Args:
         sampler: Says what, from where and for which rank.
@@ -415,23 +283,9 @@ class EpochBatches(Settled, BatchSampler):
 
     _settled = frozenset(["sampler", "batch_size", "drop_last", "pad", "seed"])
 
-    def __new__(
-        cls, sampler: Any, batch_size: int, drop_last: bool = False, *args: Any, **settings: Any
-    ) -> Any:
-        """Return batches of ours, or of torch."""
-        if is_ours(sampler):
-            return super().__new__(cls)
-        if any(given is not None for given in (*args, *settings.values())):
-            what = "pad and seed are for samplers of ours"
-            raise ValueError(f"{what}: {type(sampler).__name__} yields indices of its own")
-        return PlainBatches(sampler, batch_size, drop_last)
-
-    def __getnewargs__(self) -> tuple[EpochSampler, int]:
-        return self.sampler, self.batch_size
-
     def __init__(
         self,
-        sampler: EpochSampler,
+        sampler: Any,
         batch_size: int,
         drop_last: bool = False,
         pad: Pad | None = None,
@@ -439,16 +293,23 @@ class EpochBatches(Settled, BatchSampler):
     ) -> None:
         super().__init__(sampler, batch_size, drop_last)
         self.sampler: EpochSampler = sampler
-        sampler._is_used = True
-        self.seed = sampler.seed if seed is None else seed
-        self.pad: Pad = sampler.pad if pad is None else pad
+        is_known = is_ours(sampler)
+        self.seed: int = (sampler.seed if is_known else 0) if seed is None else seed
+        self.pad: Pad = (not is_known or sampler.pad) if pad is None else pad
+        if is_known:
+            sampler._is_used = True
+        elif pad is not None or seed is not None:
+            what = "pad and seed are for samplers of ours"
+            raise ValueError(f"{what}: {type(sampler).__name__} yields indices of its own")
 
-    def __iter__(self) -> Iterator[IndexBatch]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Any]:
+        if not is_ours(self.sampler):
+            return super().__iter__()
         self.sampler.plan()  # whatever is wrong with the ranks is said now
         return self.sampler._follow(self.plan, partial(index_batches, seed=self.seed))
 
     def __len__(self) -> int:
-        return self.plan().num_steps
+        return self.plan().num_steps if is_ours(self.sampler) else super().__len__()
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the current one keeps its position."""
@@ -461,15 +322,11 @@ class EpochBatches(Settled, BatchSampler):
     @start_iteration.setter
     def start_iteration(self, step: int | None) -> None:
         if step is not None:
-            self.sampler.start = replace(self.plan(), start=0).delivered(step)
+            self.sampler.cursor.start = replace(self.plan(), start=0).delivered(step)
 
     def plan(self) -> Plan:
         """Return this rank's plan of the current epoch, from where the next ``iter`` begins."""
         return self.sampler.plan(self.batch_size, self.drop_last, self.pad)
-
-
-class PlainBatches(BatchSampler):
-    """Torch's own, by another name: Lightning asks a loader for the batch size of those that are just torch's."""
 
 
 class ServedSteps:
