@@ -24,7 +24,7 @@ from packdata.sources import (
     find_splits,
     open_source,
 )
-from packdata.sources.base import ARRAYS
+from packdata.sources.base import ARRAYS, PICTURES, FileKind
 from tests.packdata.breaking import deny_looking
 
 
@@ -110,8 +110,29 @@ class TestFolders:
         """As Hugging Face lays out its repositories."""
         touch(tmp_path, "README.md", "data/train-00000-of-00002.parquet")
 
-        with pytest.raises(SourceError, match=r"Give the folder in which the \.parquet files lie"):
+        with pytest.raises(SourceError) as caught:
             open_source(tmp_path)
+
+        assert f"packdata images {tmp_path}/data DST" in caught.value.hint
+
+    def test_the_root_of_torchvisions_mnist_is_pointed_below(self, tmp_path: Path) -> None:
+        touch(
+            tmp_path,
+            *(f"MNIST/raw/{name}-ubyte" for name in ("train-images-idx3", "train-labels-idx1")),
+        )
+
+        with pytest.raises(SourceError) as caught:
+            open_source(tmp_path)
+
+        assert f"packdata images {tmp_path}/MNIST/raw DST" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        "address", ["s3://bucket/photos", "gs://bucket/x", "https://host/a.tar", "hf://a/b"]
+    )
+    @pytest.mark.parametrize("kind", [PICTURES, ARRAYS])
+    def test_a_url_is_no_path(self, address: str, kind: FileKind) -> None:
+        with pytest.raises(SourceError, match="it is a URL"):
+            open_source(address, kind=kind)
 
     def test_files_that_differ_in_the_suffix_alone_keep_it_in_their_keys(
         self, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,18 @@ from loaders.errors import SourceError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/+")  # a Path has one slash
+
+
+def nothing_at(path: Path | str, hint: str = "Check the path") -> SourceError:
+    """Return the error that there is no such file or folder, or that it is a URL."""
+    if _URL.match(str(path)):
+        return SourceError(
+            "it is a URL, and files of this machine are read", path, "Copy it here first"
+        )
+    return SourceError("there is no such file or folder", path, hint)
 
 
 def check_regular(path: Path | str, where: Path | str) -> None:

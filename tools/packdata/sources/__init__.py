@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
-from packdata.regular import check_regular
+from packdata.regular import check_regular, nothing_at
 from packdata.sources.arrow import saved_splits
 from packdata.sources.base import (
     FFCV_HINT,
@@ -126,7 +126,7 @@ def _open_files(
         _check_columns_unused(path, columns)
         return FolderSource(path, kind, without)
     if not path.exists():
-        raise SourceError("there is no such file or folder", path, "Check the path")
+        raise nothing_at(path)
     if suffix_of(path.name) in LIST_SUFFIXES:
         return ListSource(path, kind, **columns)
     if suffix_of(path.name) in kind.suffixes:
@@ -329,7 +329,7 @@ def _files_at(path: Path) -> list[Path] | None:
         if not files:
             braces = "{" in str(path)  # as WebDataset writes them
             hint = "A pattern has '*' in place of braces" if braces else "Check the path"
-            raise SourceError("there is no such file or folder", path, hint)
+            raise nothing_at(path, hint)
     return files
 
 

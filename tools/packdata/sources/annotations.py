@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 from loaders.errors import SourceError
 from loaders.schema import Array, Boxes, Json, Keypoints
 from packdata.readers import parse_json
+from packdata.regular import nothing_at
 from packdata.sources.base import (
     BOX_LABELS,
     Column,
@@ -145,7 +146,7 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise SourceError("there is no such file or folder", path, "Check the path")
+        raise nothing_at(path)
     found = [
         path / relative / entry.name
         for relative, entries in files_below(path)

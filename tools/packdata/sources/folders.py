@@ -7,6 +7,7 @@ the folders below it sorted by path, in each of those the files sorted by name.
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -28,6 +29,7 @@ from packdata.sources.base import (
     shared_keys,
     suffix_of,
 )
+from packdata.sources.idx import IDX_IMAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -251,10 +253,20 @@ def no_files(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
         return SourceError(f"it holds no {kind.names}", root, "Check the path")
     seen = ", ".join(f"{count} x {suffix}" for suffix, count in ignored.most_common(5))
     hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
-    archive = next((suffix for suffix in _ARCHIVES if suffix in ignored), None)
-    if kind is PICTURES and archive is not None:  # Hugging Face has its files in data/
-        hint = f"Give the folder in which the {archive} files lie"
+    if kind is PICTURES and (
+        place := _archive_below(root)
+    ):  # as of Hugging Face, and torchvision's MNIST
+        hint = f"Give the folder in which such files lie: packdata images {shlex.quote(str(place))} DST"
     return SourceError(f"it holds no {kind.names}, but {seen}", root, hint)
+
+
+def _archive_below(root: Path) -> Path | None:
+    """Return the first folder that holds files of many pictures."""
+    for relative, entries in sorted(files_below(root), key=lambda found: found[0]):
+        names = [entry.name for entry in entries or ()]
+        if any(suffix_of(name) in _ARCHIVES or IDX_IMAGES.fullmatch(name) for name in names):
+            return root / relative
+    return None
 
 
 def split_suffix(suffix: str) -> tuple[str, str]:

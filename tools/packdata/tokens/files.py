@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.regular import check_mode
+from packdata.regular import check_mode, nothing_at
 from packdata.sources.base import FFCV_HINT, is_hidden
 from packdata.sources.folders import LINK_ABOVE, files_below
 from packdata.sources.litdata import is_litdata
@@ -153,7 +153,7 @@ def _list_pattern(path: Path, listing: Listing) -> None:
     if not names and pair.exists():  # Megatron names the pair by what both begin with
         names = [str(pair)]
     if not names:
-        raise SourceError("there is no such file or folder", path, "Check the path")
+        raise nothing_at(path)
     for name in names:
         if not _is_index_of_bin(Path(name)):
             listing.files.append(_source_file(Path(name), Path(name).name))
