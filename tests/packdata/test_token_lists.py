@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -241,6 +243,19 @@ def test_json_that_holds_no_list_of_ids_is_refused(tmp_path: Path, line: str) ->
         pack(source, tmp_path / "p")
 
     assert caught.value.path == "a.jsonl, line 3"
+
+
+@pytest.mark.parametrize("depth", [500, 20_000])
+def test_values_that_are_nested_deep_do_not_end_the_process(tmp_path: Path, depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    source = write(tmp_path / "a.jsonl", f'{{"text": "a"}}\n{{"text": "b", "x": {nested}}}\n')
+    code = "import sys; from packdata.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "tokens", str(source), str(tmp_path / "p")]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode in (0, 1)
+    assert done.returncode == 0 or "a.jsonl, line 2" in done.stderr
 
 
 def test_an_id_beyond_the_vocabulary_is_named_with_its_row(tmp_path: Path) -> None:
