@@ -262,6 +262,25 @@ def test_damaged_litdata_is_refused_with_its_file(tmp_path: Path, damage: str) -
     assert caught.value.path == (chunk if damage in ("cut", "offsets", "lost") else where)
 
 
+@pytest.mark.parametrize(
+    ("name", "column", "expected"),
+    [
+        ("mds", "f", [0, 1 / 3, 2 / 3]),
+        ("litdata", "label", [-1, 0, 1]),
+        ("example.tfrecord", "score", [0, 0.5, 1]),
+    ],
+)
+def test_numbers_are_packed_as_tables(
+    tmp_path: Path, name: str, column: str, expected: list[float]
+) -> None:
+    source = str(FOREIGN / name)
+
+    assert main(["tables", source, str(tmp_path / "p"), "--features", column]) == 0
+
+    found = [float(sample.features[0]) for sample in ShardDataset(tmp_path / "p")]
+    assert found == pytest.approx(expected)
+
+
 # -- WebDataset ------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Parquet files, row group by row group, and Arrow (Feather) files and streams, batch by batch."""
+"""Parquet files, row group by row group, Arrow (Feather) files and streams, batch by batch, and others of rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow.ipc
 from loaders.errors import SourceError
 from packdata.readers import open_parquet
 from packdata.regular import check_name
+from packdata.sources.rowfiles import open_row_file
 from packdata.tables.parts import Kind, Part, Rows
 from packdata.tables.values import as_text, combined, plain, without_words
 
@@ -159,3 +160,28 @@ class ArrowTable(TypedFile):
         with pa.memory_map(str(self.path)) as source:
             source.seek(start)
             return pa.ipc.read_record_batch(pa.ipc.read_message(source), self._schema)
+
+
+class RowsTable(_TypedFile):
+    """A file of rows that another library wrote, such as MDS, LitData or TFRecord."""
+
+    def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
+        super().__init__(path, missing)
+        self._file = open_row_file(path)
+        self.columns = tuple(self._file.schema.names)
+
+    def parts(self, number: int) -> Iterator[Part]:
+        """List the groups of rows."""
+        row = 0
+        for group, size in enumerate(self._file.groups):
+            yield Part(number, group, row + size, row)
+            row += size
+
+    def read(
+        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[Rows]:
+        """Read a group."""
+        names = list(self.columns if columns is None else columns)
+        table = self._file.read(part.start, names)
+        for first in range(0, len(table), _BATCH_ROWS):
+            yield self._rows(table.slice(first, _BATCH_ROWS), kinds, part.line + first)

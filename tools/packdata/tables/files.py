@@ -12,9 +12,10 @@ from urllib.parse import unquote
 
 from loaders.errors import SchemaError, SourceError
 from packdata.regular import check_regular
-from packdata.sources.arrow import STATE, saved_files
 from packdata.sources.base import FFCV_HINT, is_hidden, suffix_of
-from packdata.tables.arrow import ArrowTable, ParquetTable
+from packdata.sources.litdata import is_litdata
+from packdata.sources.rowfiles import listed_files, row_kind
+from packdata.tables.arrow import ArrowTable, ParquetTable, RowsTable
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.jsonl import JsonLinesFile
 from packdata.tables.parts import PartitionedFile
@@ -126,10 +127,11 @@ def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
 def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
     """Return what a folder holds, and what its folders such as ``year=2024`` do."""
     inside = [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
-    if folder / STATE in inside:  # beside the files of a dataset lie those of caches
-        saved = saved_files(folder)
-        inside = [path for path in inside if path.suffix != ".arrow" or path in saved]
+    listed = listed_files(folder, [path.name for path in inside])
+    if listed is not None:  # beside the files of a dataset lie those of caches
+        inside = [p for p in inside if p in listed or suffix_of(p.name) not in _SUFFIXES]
     tables = {path for path in inside if suffix_of(path.name) in _SUFFIXES}
+    tables |= {path for path in inside if _is_foreign(path)} | {*(listed or ())}
     found: list[tuple[Path, str | None]] = []
     for path in inside:
         if path in tables:
@@ -149,6 +151,10 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
     return found
 
 
+def _is_foreign(path: Path) -> bool:
+    return row_kind(path.name) in ("mds", "tfrecord")
+
+
 def _is_compressed_table(path: Path) -> bool:
     return suffix_of(path.name) in _COMPRESSED and suffix_of(path.stem) in _SUFFIXES
 
@@ -156,6 +162,8 @@ def _is_compressed_table(path: Path) -> bool:
 def _open(path: Path, options: CsvOptions, missing: Sequence[str]) -> TableFile:
     check_regular(path, path)
     suffix = suffix_of(path.name)
+    if _is_foreign(path) or is_litdata(path):
+        return RowsTable(path, missing)
     if suffix not in _DELIMITED and suffix not in _KINDS:
         what = f"files of kind {suffix or 'without suffix'} are not tables that can be packed"
         others = {".beton": FFCV_HINT, **dict.fromkeys(_COMPRESSED, "Decompress it")}
