@@ -162,7 +162,7 @@ class ArrowTable(TypedFile):
             return pa.ipc.read_record_batch(pa.ipc.read_message(source), self._schema)
 
 
-class RowsTable(_TypedFile):
+class RowsTable(TypedFile):
     """A file of rows that another library wrote, such as MDS, LitData or TFRecord."""
 
     def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
@@ -183,5 +183,5 @@ class RowsTable(_TypedFile):
         """Read a group."""
         names = list(self.columns if columns is None else columns)
         table = self._file.read(part.start, names)
-        for first in range(0, len(table), _BATCH_ROWS):
-            yield self._rows(table.slice(first, _BATCH_ROWS), kinds, part.line + first)
+        for first in range(0, len(table), BATCH_ROWS):
+            yield self._rows(table.slice(first, BATCH_ROWS), kinds, part.line + first)
