@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from loaders.checks import one_of, shown, whole_number
+from loaders.checks import one_of, real_number, shown, whole_number
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.mixture import Mixture
 from loaders.datasets.packed import PackedDataset
@@ -96,6 +96,8 @@ def check_foreign_order(
 ) -> None:
     """Refuse what only an order of ours can do, where another decides; and what is no order."""
     for name, given in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if isinstance(dataset, IterableDataset):
+            break  # torch refuses any
         if given is not None and (isinstance(given, str) or not hasattr(given, "__iter__")):
             what = "an order such as Balanced(...), or yield indices"
             raise TypeError(f"{name} must be {what}, got {shown(given)}")
@@ -215,6 +217,14 @@ def called(name: str, value: Any) -> Any:
     return value
 
 
+def checked_timeout(timeout: Any) -> float:
+    """Return a timeout; what is none is refused in torch's words."""
+    real_number("timeout", timeout)
+    if not timeout >= 0:
+        raise ValueError(f"timeout option should be non-negative, got {timeout}")
+    return timeout  # type: ignore[no-any-return]
+
+
 def checked_batch_size(batch_size: Any) -> int:
     """Return a batch size; ValueError, as torch's, where it is none."""
     try:
@@ -238,8 +248,6 @@ def choose_backend(backend: Backend, dataset: Any, process_only: dict[str, Any])
     if backend == "subprocess" and sys.platform != "linux":
         raise ValueError("backend='subprocess' needs Linux: backend='thread' works everywhere")
     needs_process = [name for name, value in process_only.items() if value is not None]
-    if backend == "subprocess" and needs_process == ["multiprocessing_context"]:
-        needs_process = []
     if backend in ("thread", "subprocess"):
         if isinstance(dataset, IterableDataset):
             raise ValueError(
@@ -259,7 +267,10 @@ def choose_workers(num_workers: int | Literal["auto"], dataset: Any) -> int:
     if isinstance(num_workers, str) and num_workers != "auto":
         raise ValueError(f"num_workers must be 'auto' or a number from 0, got {num_workers!r}")
     if num_workers != "auto":
-        return whole_number("num_workers", num_workers, at_least=0)
+        num_workers = whole_number("num_workers", num_workers)
+        if num_workers < 0:
+            raise ValueError(f"num_workers option should be non-negative, got {num_workers}")
+        return num_workers
     if not isinstance(dataset, BatchDataset):
         return 0
     cores = cores_of_rank()

@@ -11,6 +11,7 @@
     ├── CodecError      (ValueError)    a record that its codec cannot read, an array it cannot write
     ├── SampleError     (RuntimeError)  one sample could not be served: carries dataset, shard, row and key
     ├── BatchError      (ValueError)    samples that do not form a batch, or a tensor that is not what a module takes
+    ├── UnsendableError (TypeError)     something that the child of backend="subprocess" cannot be given
     ├── StateError      (ValueError)    a state_dict that belongs to another dataset or order
     ├── SourceError     (ValueError)    offline: an input file that cannot be packed
     └── PackError       (RuntimeError)  offline: a target that cannot be written, or is in use
@@ -53,6 +54,18 @@ class BatchError(LoadersError, ValueError):
 
 class StateError(LoadersError, ValueError):
     """A state that belongs to another dataset, order or format."""
+
+
+class UnsendableError(LoadersError, TypeError):
+    """Something that the child of ``backend="subprocess"`` cannot be given: it does not pickle, or is not found."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why)
+        self.name, self.why = name, why
+
+    def __str__(self) -> str:
+        remedy = "Put it at the top of a module that can be imported, or use backend='thread' or backend='process'"
+        return sentence(f"a child process cannot be given {self.name}: {self.why}", remedy)
 
 
 class CodecError(LoadersError, ValueError):

@@ -20,7 +20,11 @@ from loaders.libc import libc
 UInt8Array = npt.NDArray[np.uint8]
 # Of x86-64, and of arm64 with pages of 4 KB; elsewhere the kernel refuses, and nothing is lost.
 HUGE = 2 << 20
-_MAP_FIXED, _MADV_COLLAPSE = 0x10, 25  # on all processors that have such pages
+_MAP_FIXED, _MAP_NORESERVE, _MADV_COLLAPSE = (
+    0x10,
+    0x4000,
+    25,
+)  # on all processors that have such pages
 
 
 def lay(fd: int, nbytes: int, *, is_writable: bool = True) -> tuple[mmap.mmap, int]:
@@ -34,7 +38,8 @@ def lay(fd: int, nbytes: int, *, is_writable: bool = True) -> tuple[mmap.mmap, i
     """
     prot = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
     spare = HUGE if nbytes >= HUGE else 0
-    room = mmap.mmap(-1, nbytes + spare, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot)
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE  # it is only a place
+    room = mmap.mmap(-1, nbytes + spare, kind, prot)
     address = int(np.frombuffer(room, np.uint8).ctypes.data)
     start = -address % HUGE if spare else 0
     flags = _MAP_FIXED | (mmap.MAP_SHARED if is_writable else mmap.MAP_PRIVATE)

@@ -21,11 +21,10 @@ import torch
 from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
-from loaders.backends.auto import AutoPool, StepWatch, can_fork
+from loaders.backends.auto import AutoPool, StepWatch, Successor, can_watch
 from loaders.backends.maker import Maker, group_bytes, num_in_flight
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.process import TorchBatches
-from loaders.backends.subprocess import Child, ChildPool, KeptChildren
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
 from loaders.cached import cached_property
@@ -38,6 +37,7 @@ from loaders.choices import (
     check_marks,
     checked_batch_size,
     checked_dataset,
+    checked_timeout,
     choose_backend,
     choose_halves,
     choose_order,
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from loaders.backends.ordered import Pool
+    from loaders.backends.subprocess import Child, ChildPool, KeptChildren
     from loaders.choices import AugmentOn, Backend, Halves
     from loaders.device.accelerator import Accelerator
     from loaders.sampling.cursor import Pass
@@ -84,6 +85,7 @@ _NOT_PICKLED = frozenset(
         "_iterator",
         "_served",
         "_slots",
+        "_successor",
     ]
 )
 # Of the settings, what cannot change later; what is refused without worker processes of torch; how others are checked.
@@ -107,7 +109,7 @@ _CHECKS: dict[str, Callable[[Any, Any], Any]] = {
         value if value is None else whole_number("prefetch_factor", value, at_least=1)
     ),
     "device_prefetch": lambda _, value: whole_number("device_prefetch", value, at_least=0),
-    "timeout": lambda _, value: real_number("timeout", value, at_least=0),
+    "timeout": lambda _, value: checked_timeout(value),
     "stall_warning_s": lambda _, value: real_number("stall_warning_s", value, at_least=0),
 }
 
@@ -127,17 +129,17 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         num_workers: Threads (or processes, see ``backend``). ``"auto"``: for our datasets what
             ``python -m loaders.bench recommend`` measured, else the cores that this process may use, divided by
             ``LOCAL_WORLD_SIZE`` where ranks share them; 0 for others.
-        persistent_workers: Keep worker processes, and the child of ``backend="subprocess"``, from epoch to epoch; what
-            changes in the dataset meanwhile does not reach them.
+        persistent_workers: Keep worker processes from epoch to epoch; what changes in the dataset meanwhile does not
+            reach them. (The child of ``backend="subprocess"`` always stays, and follows the dataset at each epoch.)
         pin_memory: Hand batches over in torch's page-locked memory, for copies of one's own. ``device`` needs none:
             what it copies lies in page-locked slots at once, and is held until the copy is done.
         prefetch_factor: How many batches are made ahead: by all threads together (default 2); or by each process.
             Threads make small batches in groups, of up to 64 or 8 MiB (16 in a child process): of these, it is
             groups (default: one for each thread and two more).
-        backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, for a
-            training step of many small operations, which would wait for the interpreter;
+        backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, a fresh interpreter, for a
+            training step of many small operations, which would wait for the GIL;
             ``"process"``: torch's own workers; ``"auto"``: threads for our datasets, and a child
-            process from when such a step is seen.
+            process from when such a step is seen, unless it would run code of yours.
         device: Where batches are handed over, e.g. ``"cuda"``: copied from page-locked slots on a
             stream of their own, for use on the current stream; None leaves them in host memory.
         device_prefetch: How many batches may be copied ahead of being asked for; ``stats()`` has
@@ -213,15 +215,14 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         batch_size = None if batch_size is None else checked_batch_size(batch_size)
         if prefetch_factor is not None:
             prefetch_factor = whole_number("prefetch_factor", prefetch_factor, at_least=1)
-        real_number("timeout", timeout, at_least=0)
+        checked_timeout(timeout)
         real_number("stall_warning_s", stall_warning_s, at_least=0)
         process_only = {
             "worker_init_fn": worker_init_fn,
             "multiprocessing_context": multiprocessing_context,
         }
         self.backend = choose_backend(backend, dataset, process_only)
-        self._may_fork = backend == "auto" and getattr(dataset, "device", None) is None
-        self._watch = StepWatch()
+        self._may_change = backend == "auto" and getattr(dataset, "device", None) is None
         self.device = None if device is None else as_device(device)
         self.device_prefetch = whole_number("device_prefetch", device_prefetch, at_least=0)
         self.augment_on = one_of("augment_on", augment_on, ("auto", "host", "device"))
@@ -415,7 +416,8 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
         self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
         self._delivery: Callable[[], Any] = lambda: None
-        self._children = KeptChildren()  # with persistent_workers
+        self._children: KeptChildren | None = None
+        self._successor = Successor(StepWatch())
 
     def _halves(self) -> Halves:
         """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
@@ -509,20 +511,24 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
             return InlinePool(maker)
         if self.backend == "subprocess":
             return self._child_pool(maker)
-        if self._may_fork and can_fork():
-            return AutoPool(maker, partial(self._go_over, maker), self._watch)
+        if self._may_change and can_watch():
+            return AutoPool(maker, self._successor, partial(self._go_over, maker))
         return ThreadPool(maker)
 
-    def _go_over(self, maker: Maker) -> ChildPool:
-        pool = self._child_pool(maker)
+    def _go_over(self, maker: Maker, child: Child) -> ChildPool:
+        pool = self._kept_children().pool(maker, self._set_to, child)
         self.__dict__["backend"] = "subprocess"  # for the next epochs, too
         return pool
 
     def _child_pool(self, maker: Maker) -> ChildPool:
-        """Return the pool of a child process: of its own, or of one that is kept from epoch to epoch."""
-        if self.persistent_workers:
-            return self._children.pool(maker, self.multiprocessing_context, self._set_to)
-        return ChildPool(maker, Child(maker, self.multiprocessing_context))
+        return self._kept_children().pool(maker, self._set_to)
+
+    def _kept_children(self) -> KeptChildren:
+        from loaders.backends.subprocess import KeptChildren  # which loads on Linux alone
+
+        if self._children is None:
+            self._children = KeptChildren()
+        return self._children
 
     def _maker(self) -> Maker:
         return Maker(
@@ -598,7 +604,7 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
     def stats(self) -> LoaderStats:
         """Return the counters as they are now."""
         batches = self._batches()
-        slot_bytes = getattr(batches, "slot_bytes", 0) + self._children.slot_bytes
+        slot_bytes = getattr(batches, "slot_bytes", 0) + getattr(self._children, "slot_bytes", 0)
         self._stats.slot_bytes = self._slots.nbytes + slot_bytes
         self._stats.num_ready = getattr(batches, "num_ready", 0)
         here = getattr(self._served, "num_replaced", 0) - self._num_before

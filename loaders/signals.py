@@ -22,17 +22,6 @@ _NUMBERS = [int(number) for number in signal.valid_signals()]
 
 
 @contextmanager
-def no_interrupt() -> Iterator[None]:
-    """Hold Ctrl-C back until a new process can ignore it; it inherits the mask, as a fork server would for good."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        with handlers_later():
-            yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
 def handlers_later() -> Iterator[None]:
     """Call the handlers of signals that come meanwhile at the end.
 

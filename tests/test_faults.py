@@ -330,21 +330,24 @@ def test_a_report_of_a_stalled_disk_does_not_stall(
     assert time.monotonic() - began < 10
 
 
+def hangs(sample: Any) -> Any:
+    if sample.sample_id == 6:
+        os.write(1, b"hangs\n")
+        time.sleep(60)
+    return sample
+
+
 _HANGING = """
 import multiprocessing, os, signal, sys, time
 from loaders import DataLoader, ShardDataset
+from tests.test_faults import hangs
 def previous(*_): os.write(2, b"previous handler\\n")
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, previous)
     folder, backend, num_workers = sys.argv[1:]
     if backend == "process":
         multiprocessing.set_start_method("fork")  # Python 3.14 would pickle what hangs
-    def transform(sample):
-        if sample.sample_id == 6:
-            os.write(1, b"hangs\\n")
-            time.sleep(60)
-        return sample
-    dataset = ShardDataset(folder, fields=["sample_id"], transform=transform)
+    dataset = ShardDataset(folder, fields=["sample_id"], transform=hangs)
     loader = DataLoader(dataset, 4, num_workers=int(num_workers), backend=backend)
     for batch in loader:
         pass

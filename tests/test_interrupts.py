@@ -248,22 +248,21 @@ def test_what_a_signals_handler_raises_in_a_wait_stands_for_no_batch(backend: An
     assert next(batches).tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("name", ["join", "close"])
-def test_ctrl_c_while_a_child_process_is_ended_comes_when_it_has(alarm: None, name: str) -> None:
+def test_ctrl_c_while_a_child_process_is_ended_comes_when_it_has(alarm: None) -> None:
     loader = DataLoader(ROWS, 16, num_workers=1, backend="subprocess")
     iterator: Any = iter(loader)
     next(iterator)
-    process = iterator._batches._pool._child._process
-    function = getattr(process, name)
+    child = iterator._batches._pool._child
+    wait = child._process.wait
 
     def interrupted(*args: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
-        return function(*args)
+        return wait(*args)
 
-    setattr(process, name, interrupted)
-    pid = process.pid
+    child._process.wait = interrupted
+    pid = child.pid
     with pytest.raises(KeyboardInterrupt):
-        iterator.close()
+        child.end()
 
     assert not Path(f"/proc/{pid}").exists()
 
@@ -277,21 +276,21 @@ def test_ctrl_c_in_a_message_of_a_child_process_is_one_error_and_the_end(
     iterator: Any = iter(loader)
     next(iterator)
     child = iterator._batches._pool._child
-    receive, join = child._channel.receive, child._process.join
+    receive, wait = child._channel.receive, child._process.wait
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(**settings: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
-        return receive(*args)
+        return receive(**settings)
 
-    def interrupted_join(*args: Any) -> Any:
+    def interrupted_wait(*args: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
-        return join(*args)
+        return wait(*args)
 
     child._channel.receive = interrupted
     with pytest.raises(KeyboardInterrupt):
         list(iterator)
     if again:
-        child._process.join = interrupted_join
+        child._process.wait = interrupted_wait
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
     with pytest.raises(RuntimeError, match="begin a new iteration"):

@@ -346,7 +346,11 @@ LOADING: list[Case] = [
     (lambda g: DataLoader(g.ram, num_workers="lots"), ValueError, "'auto' or a number from 0"),
     (lambda g: DataLoader(g.ram, num_workers=1.5), TypeError, "num_workers must be a whole"),
     (lambda g: DataLoader(g.ram, num_workers=True), TypeError, "a whole number, got True"),
-    (lambda g: DataLoader(g.ram, num_workers=-1), ValueError, "num_workers must be at least 0"),
+    (
+        lambda g: DataLoader(g.ram, num_workers=-1),
+        ValueError,
+        "num_workers option should be non-negative",
+    ),
     (lambda g: DataLoader(g.ram, collate_fn=3), TypeError, "collate_fn must be a function"),
     (
         lambda g: DataLoader(g.ram, worker_init_fn=3),

@@ -1,21 +1,20 @@
-"""Threads, until the training step turns out to wait for the interpreter; then a child process.
+"""Threads, until the training step turns out to wait for the GIL; then a child process.
 
-A loop of small operations drops the interpreter's lock at each of them, and beside busy threads waits
+A loop of small operations releases the GIL at each of them, and beside busy threads waits
 to get it back: hundreds of short waits a second, which a step of long operations (or one that waits for
 a GPU) does not have. The kernel counts them per thread, as voluntary context switches. If the workers were idle
-while the trainer waited, it did not wait for the interpreter; nor if other threads worked, such as those of a GPU.
+while the trainer waited, it did not wait for the GIL; nor if other threads worked, such as those of a GPU.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from loaders.backends.subprocess import start_method
 from loaders.backends.threads import ThreadPool
+from loaders.errors import LoadersError, UnsendableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from loaders.backends.chunk import Chunk
     from loaders.backends.maker import Made, Maker
     from loaders.backends.ordered import Pool
+    from loaders.backends.subprocess import Child
 
     Usage = tuple[float, ...]  # so far: time, the thread's, that of the workers, and its waits
 
@@ -37,11 +37,9 @@ _MIN_STEP_S = (
 )
 
 
-def can_fork() -> bool:
-    """Tell whether a child process can be started without anything that pickles, or a main module that is guarded."""
-    has_counts = sys.platform == "linux"
-    is_daemon = multiprocessing.current_process().daemon
-    return start_method() == "fork" and has_counts and not is_daemon
+def can_watch() -> bool:
+    """Tell whether the kernel counts what ``StepWatch`` reads, and a child process can be started."""
+    return sys.platform == "linux"
 
 
 class StepWatch:
@@ -54,6 +52,7 @@ class StepWatch:
         self._left: Usage | None = None
         self._seen, self._num_steps = _NOTHING, 0
         self.is_waiting = self._is_over = False
+        self.lost_share = 0.0  # of the steps' time
 
     def give_up(self) -> None:
         """Decide nothing any more."""
@@ -74,10 +73,12 @@ class StepWatch:
             return
         times = zip(self._seen, _usage(pool), self._left, strict=True)
         self._seen, self._left = tuple(seen + now - left for seen, now, left in times), None
-        wall_s, *_ = self._seen
+        wall_s, cpu_s, *_ = self._seen
         if wall_s > _WINDOW_S:
             is_long = wall_s > _MIN_STEP_S * self._num_steps
             self.is_waiting = is_long and waits_for_interpreter(*self._seen)
+            self.lost_share = 1 - cpu_s / wall_s
+            self._is_over = self.is_waiting
             self._seen, self._num_steps = _NOTHING, 0
 
 
@@ -103,25 +104,72 @@ def _usage(pool: Pool) -> Usage:
     return time.perf_counter(), cpu_s, getattr(pool, "cpu_s", 0.0), usage.ru_nvcsw
 
 
+class Successor:
+    """The child process that a loader of threads goes over to: started once its steps wait, in use once it is up.
+
+    It is not started where it would run code of the user, which may keep something from batch to batch; that is logged.
+
+    Args:
+        watch: Says when it is time.
+    """
+
+    def __init__(self, watch: StepWatch) -> None:
+        self.watch = watch
+        self._child: Child | None = None
+
+    def look(self, maker: Maker) -> Child | None:
+        """Return the child once it is up; start it when it is time."""
+        if not self.watch.is_waiting:
+            return None
+        try:
+            if self._child is None:
+                self._child = self._start(maker)
+            elif self._child.has_message:
+                self._child.receive()
+        except UnsendableError as error:
+            self._give_up(f"backend='subprocess' would take that away, but {error}")
+        except (LoadersError, OSError, RuntimeError) as error:  # no memory or process is left, say
+            self._give_up(f"no child process can be started, threads go on: {error}")
+        child = self._child
+        return child if child is not None and child.is_up else None
+
+    def _start(self, maker: Maker) -> Child | None:
+        from loaders.backends.payload import pack  # what only Linux has is not loaded elsewhere
+        from loaders.backends.subprocess import Child
+
+        payload = pack(maker)
+        if not payload.user_code:
+            return Child(maker, payload)
+        names = ", ".join(payload.user_code)
+        what = "backend='subprocess' would take that away, and is not chosen by itself"
+        self._give_up(f"{what}: the loader runs code that is not its own ({names})")
+        return None
+
+    def _give_up(self, why: str) -> None:
+        self._child = None
+        self.watch.give_up()
+        lost = f"{self.watch.lost_share:.0%} of the time of training steps was lost to waiting"
+        logger.warning("%s for the GIL beside the loader's threads; %s", lost, why)
+
+
 class AutoPool:
-    """A pool of threads that becomes a child process when the training step waits for the interpreter.
+    """A pool of threads that becomes a child process when the training step waits for the GIL.
 
     Args:
         maker: Makes the batches.
-        to_child: Returns the pool of a child process; called once, when it happens.
-        watch: What was seen in the epochs before: each may be shorter than it takes to decide.
+        successor: Of the loader: an epoch may be shorter than it takes to decide and to start.
+        to_pool: Returns the pool of a child that is up; called once.
     """
 
     def __init__(
-        self, maker: Maker, to_child: Callable[[], Pool], watch: StepWatch | None = None
+        self, maker: Maker, successor: Successor, to_pool: Callable[[Child], Pool]
     ) -> None:
-        self._maker, self._to_child = maker, to_child
+        self._maker, self._successor, self._to_pool = maker, successor, to_pool
         self._pool: Pool = ThreadPool(maker)
-        self._watch = StepWatch() if watch is None else watch
+        self._watch = successor.watch
         self._watch.begin()
-        self._waiting: list[
-            tuple[Chunk, int]
-        ] = []  # for the threads to be done, and the child to begin
+        self._child: Child | None = None
+        self._waiting: list[tuple[Chunk, int]] = []  # for the threads to be done
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._pool)
@@ -142,31 +190,23 @@ class AutoPool:
         return getattr(self._pool, "slot_bytes", 0)
 
     def put(self, chunk: Chunk, turn: int) -> None:
-        """Begin a turn of a chunk; if it is time, change over first, as soon as the threads are done."""
+        """Begin a turn of a chunk; once the child is up it has it to do, as soon as the threads are done."""
         self._watch.enter(self._pool)
-        is_time = self._watch.is_waiting and isinstance(self._pool, ThreadPool)
-        if is_time or self._waiting:
+        if self._child is None:
+            self._child = self._successor.look(self._maker)
+        if self._child is not None and isinstance(self._pool, ThreadPool):
             self._waiting.append((chunk, turn))
-            self._change_over()
+            self._change_over(self._child)
         else:
             self._pool.put(chunk, turn)
         self._watch.leave(self._pool)
 
-    def _change_over(self) -> None:
-        """Fork, once no thread has work: a lock that one holds would stay locked in the child."""
+    def _change_over(self, child: Child) -> None:
         if len(self._pool):
             return
         self._pool.close()
-        logger.info(
-            "the training step waits for the interpreter: batches now come from a child process"
-        )
-        try:
-            self._pool = self._to_child()
-        except OSError as error:
-            # No process or no memory is left for it: nothing is lost, but time.
-            logger.warning("no child process can be started (%s): threads go on", error)
-            self._watch.give_up()
-            self._pool = ThreadPool(self._maker)
+        logger.info("the training step waits for the GIL: batches come from a child process now")
+        self._pool = self._to_pool(child)
         while self._waiting:
             self._pool.put(*self._waiting.pop(0))
 
@@ -178,8 +218,8 @@ class AutoPool:
             made = self._pool.take(timeout_s)
             return made
         finally:
-            if self._waiting:
-                self._change_over()
+            if self._waiting and self._child is not None:
+                self._change_over(self._child)
             self._watch.leave(self._pool, len(made))
 
     def describe(self) -> str:

@@ -1,38 +1,26 @@
-"""Messages between two processes over one socket, with file descriptors beside them.
+"""Messages between two processes over one SEQPACKET socket.
 
-A message is one packet, or several if it is long: in each a header (whether it is the last one, how many descriptors
-come with it), and bytes. A packet is read by one call, that waits in the kernel: who reads in pieces gives the
-interpreter's lock away between them, and what ``multiprocessing.connection`` does costs more than the message.
+A message is one packet, or several if it is long; the first byte of each says whether it is the last one. A packet is
+read by one call, which waits in the kernel: reading in pieces releases the GIL between them, and what
+``multiprocessing.connection`` does costs more than the message.
 """
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import select
 import socket
-import struct
-from array import array
 from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
-    Parts = list[bytes | memoryview]
+    Packet = tuple[bytes, bytes | memoryview]
 
-NO_DESCRIPTOR = "no file descriptor is free for a batch slot: raise the limit (ulimit -n)"
-_HEADER = struct.Struct("<?B")
-_ONLY = _HEADER.pack(True, 0)  # of a message that is one packet, without descriptors
-_WAITING = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # computing with flags is Python code
-_AT_ONCE = _WAITING | int(getattr(socket, "MSG_DONTWAIT", 0))
+_MORE, _LAST = b"\0", b"\1"
 _PACKET_BYTES = 64 << 10
 _SEND_BYTES = 4 * _PACKET_BYTES
-_MAX_FDS = 250  # that one call may send
-_FDS_ROOM = (
-    socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
-)
 _LONG_S = 1e6  # the kernel takes no more than 24 days
 
 
@@ -44,19 +32,12 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
-def _packets(data: bytes, fds: Sequence[int]) -> Iterable[tuple[Parts, Sequence[int]]]:
-    """Cut a message into packets: header and bytes, and the descriptors that come with them."""
-    if len(data) <= _PACKET_BYTES and not fds:
-        return (([_ONLY, data], fds),)
-    return _cut(data, fds)
-
-
-def _cut(data: bytes, fds: Sequence[int]) -> Iterator[tuple[Parts, Sequence[int]]]:
+def _packets(data: bytes) -> Iterator[Packet]:
     left = memoryview(data)
-    while len(left) > _PACKET_BYTES or len(fds) > _MAX_FDS:
-        yield [_HEADER.pack(False, len(fds[:_MAX_FDS])), left[:_PACKET_BYTES]], fds[:_MAX_FDS]
-        left, fds = left[_PACKET_BYTES:], fds[_MAX_FDS:]
-    yield [_HEADER.pack(True, len(fds)), left], fds
+    while len(left) > _PACKET_BYTES:
+        yield _MORE, left[:_PACKET_BYTES]
+        left = left[_PACKET_BYTES:]
+    yield _LAST, left
 
 
 class Channel:
@@ -64,43 +45,29 @@ class Channel:
 
     Args:
         end: Of a ``pair``.
-        patience_s: How long ``receive`` waits for each packet; 0 takes what is here.
 
     Attributes:
-        fds: Descriptors that came, in order; whoever takes one out closes it.
         unsent: Packets of messages that were posted, and for which there was no room yet.
     """
 
-    def __init__(self, end: socket.socket, patience_s: float = 0) -> None:
+    def __init__(self, end: socket.socket) -> None:
         self.socket = end
-        self._is_patient = patience_s > 0
-        self._room = memoryview(bytearray(_HEADER.size + _PACKET_BYTES))
-        self._parts: list[bytearray] = []  # of a message that has begun to come
-        self.unsent: deque[Parts] = deque()
+        self._room = memoryview(bytearray(1 + _PACKET_BYTES))
+        self._parts: list[bytes] = []  # of a message that has begun to come
+        self.unsent: deque[Packet] = deque()
         end.settimeout(None)  # whatever ``socket.setdefaulttimeout`` was told
-        # By the kernel: what Python does for a time limit is another call.
-        limit = struct.pack("ll", int(patience_s), int(patience_s % 1 * 1e6))
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._poll = select.poll()
         self._events = select.POLLIN
         self._poll.register(end, self._events)
-        self.fds: deque[int] = deque()
 
-    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a message, waiting for room; the descriptors can be closed afterwards.
-
-        Raises:
-            OSError: The other end is closed.
-        """
-        for parts, beside in _packets(data, fds):
-            if beside:
-                socket.send_fds(self.socket, parts, beside)
-            else:
-                self.socket.sendmsg(parts)
+    def send(self, data: bytes) -> None:
+        """Send a message, waiting for room. OSError if the other end is closed."""
+        for packet in _packets(data):
+            self.socket.sendmsg(packet)
 
     def post(self, data: bytes) -> None:
         """Send a message as far as there is room; ``flush`` sends the rest. OSError as ``send``."""
-        self.unsent.extend(parts for parts, _ in _packets(data, ()))
+        self.unsent.extend(_packets(data))
         self.flush()
 
     def flush(self) -> None:
@@ -112,8 +79,8 @@ class Channel:
                 return
             self.unsent.popleft()
 
-    def is_ready(self, timeout_s: float | None = 0, *, or_has_room: bool = False) -> bool:
-        """Wait until something came, or the other end was closed; None waits for ever.
+    def is_ready(self, timeout_s: float = 0, *, or_has_room: bool = False) -> bool:
+        """Wait until something came, or the other end was closed.
 
         With ``or_has_room`` it is enough that there is room for what is unsent.
         """
@@ -121,46 +88,29 @@ class Channel:
         if events != self._events:
             self._poll.modify(self.socket, events)
             self._events = events
-        limit = None if timeout_s is None else math.ceil(1000 * min(timeout_s, _LONG_S))
-        return bool(self._poll.poll(limit))
+        return bool(self._poll.poll(math.ceil(1000 * min(timeout_s, _LONG_S))))
 
-    def receive(self, *, now: bool = False) -> bytearray | None:
-        """Return the next message, or None if the rest of it does not come in time; it is kept for the next call.
-
-        With ``now`` only what is here is read, whatever the patience.
+    def receive(self, *, now: bool = False) -> bytes | None:
+        """Return the next message; with ``now`` None if the rest of it is not here: it is kept for the next call.
 
         Raises:
             EOFError: The other end was closed.
-            OSError: The connection broke, or no descriptor is free for one that came.
+            OSError: The connection broke.
         """
-        flags = _AT_ONCE if now or not self._is_patient else _WAITING
+        flags = socket.MSG_DONTWAIT if now else 0
         is_last = False
         while not is_last:
             try:
-                is_last, data = self._receive(flags)
+                nbytes = self.socket.recv_into(self._room, 0, flags)
             except BlockingIOError:
                 return None
-            self._parts.append(data)
+            if not nbytes:
+                raise EOFError
+            is_last = self._room[0] == _LAST[0]
+            self._parts.append(self._room[1:nbytes].tobytes())
         parts, self._parts = self._parts, []
-        return parts[0] if len(parts) == 1 else bytearray().join(parts)
-
-    def _receive(self, flags: int) -> tuple[bool, bytearray]:
-        # Not recv_fds, which leaves them to be inherited; nor into new memory, whose pages would be new, too.
-        nbytes, beside, _, _ = self.socket.recvmsg_into((self._room,), _FDS_ROOM, flags)
-        if not nbytes:
-            raise EOFError
-        is_last, num_fds = _HEADER.unpack_from(self._room)
-        if num_fds:
-            self._keep(array("i", b"".join(value for _, _, value in beside)), num_fds)
-        return is_last, bytearray(self._room[_HEADER.size : nbytes])
-
-    def _keep(self, fds: array[int], count: int) -> None:
-        self.fds.extend(fds)
-        if len(fds) < count:
-            raise OSError(errno.EMFILE, NO_DESCRIPTOR)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
-        """Close this end, and what came and was not taken; the other end is told."""
+        """Close this end; the other end is told."""
         self.socket.close()
-        while self.fds:
-            os.close(self.fds.popleft())

@@ -1,72 +1,70 @@
-"""Batches made by threads of one child process, so that the trainer's interpreter is touched once per batch.
+"""Batches made by threads of one child process, so that the trainer's GIL is taken once per batch.
 
 Contract:
 
-1. *Normal end.* The parent sends the indices of a batch and gets the batch back, in order; at most as many are
-   under way as the owner put in. A slot is used again after the parent's last tensor on it has died.
-2. *Failure.* An error of a batch comes back in its place and with its type. A child that dies is an
-   error at once, also while the parent waits. Who was interrupted in the middle of a message has no use for its child
+1. *Start.* The child is a fresh interpreter, never a fork: it gets ``sys.path``, the working folder and the dataset,
+   and of the trainer's descriptors its socket and the memory files. What it cannot be given is an error at once.
+2. *Normal end.* The trainer sends the indices of a batch and gets the batch back, in order; at most as many are
+   under way as the owner put in. A slot is used again after the trainer's last tensor on it has died.
+3. *Failure.* An error of a batch comes back in its place and with its type. A child that dies is an
+   error at once, also while the trainer waits. Who was interrupted in the middle of a message has no use for its child
    any more.
-3. *Early close.* ``close`` ends the child: by closing the socket, and after 5 s by a signal; or leaves it to the
-   next pool, which drops what it still owes to this one. A child whose parent died ends itself. Slots are anonymous
-   memory: nothing is left behind by any death.
+4. *Early close.* ``close`` leaves the child to the next pool, which drops what it still owes to this one. The child
+   ends when its loader does: by closing the socket, and after 5 s by a signal. A child whose trainer is gone ends
+   itself. Slots are anonymous memory: nothing is left behind by any death.
 """
 
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
+import pickle
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import deque
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loaders.backends import child
-from loaders.backends.asking import ask, ask_for
+import xxhash
+
 from loaders.backends.channel import Channel, pair
-from loaders.backends.forms import MessageReader
+from loaders.backends.child import MASKED
 from loaders.backends.maker import MAX_KEPT
 from loaders.backends.ordered import Lost
-from loaders.backends.wire import Mapped
+from loaders.backends.payload import pack
+from loaders.backends.slots import MappedSlots, make_file
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.device.pinned import page_lock
-from loaders.limits import cores_of_rank
-from loaders.signals import finalize, handlers_later, no_interrupt
+from loaders.errors import UnsendableError
+from loaders.signals import finalize, handlers_later
 from loaders.workers import Late
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from loaders.backends.chunk import Chunk
     from loaders.backends.maker import Made, Maker
+    from loaders.backends.payload import Payload
 
+_START_TIMEOUT_S = 300.0  # of an interpreter that imports torch, also on a crowded machine
 _END_TIMEOUT_S = 5.0
 _DESCRIBE_TIMEOUT_S = 1.0
 _LOOK_S = 2.0  # how often a wait looks whether the process is alive
-
-
-def start_method() -> str:
-    """Return how the child is started where nobody says: what was set, else by a fork, on Linux.
-
-    Python 3.14 has another default, which pickles and imports the main module; the child of a fork runs nothing but
-    our threads. What was set to Python's default cannot be told from what was not set.
-    """
-    default = multiprocessing.get_all_start_methods()[0]
-    method = multiprocessing.get_start_method(allow_none=True) or default
-    return "fork" if method == default and sys.platform == "linux" else method
+_BEGIN = (
+    "import pickle, sys; payload = open(int(sys.argv[1]), 'rb'); sys.path[:] = pickle.load(payload); "
+    "from loaders.backends.child import main; main(payload, *map(int, sys.argv[2:]))"
+)
 
 
 class Child:
     """A process that makes batches on as many threads as the maker says; for one pool after another.
 
     Args:
-        maker: Makes them; it goes to the process.
-        context: How the process is started: a ``multiprocessing`` context or method; None: see ``start_method``.
+        maker: Makes them; a copy goes to the process.
 
     Attributes:
         pid: Of the process.
@@ -74,62 +72,45 @@ class Child:
         is_silent: True once it was asked what it is doing and did not say, until something comes.
         is_whole: False in the middle of a message or of its count: there Ctrl-C leaves it, and it is of no more use.
         num_passes: How many pools it worked for; each group is asked for, and comes, with the number of its pass.
+
+    Raises:
+        UnsendableError: It cannot be given the dataset, or what goes with it.
     """
 
-    def __init__(self, maker: Maker, context: Any = None) -> None:
-        if multiprocessing.current_process().daemon:
-            what = "backend='subprocess' starts a process, which a daemonic one may not"
-            raise RuntimeError(
-                f"{what} (a worker of a Pool or of another loader): backend='thread'"
-            )
-        if context is None or isinstance(context, str):
-            context = multiprocessing.get_context(context or start_method())
+    def __init__(self, maker: Maker, payload: Payload | None = None) -> None:
         self.is_up, self.is_silent, self.is_whole = False, False, True
         self.num_passes = 0
-        # Of its own, with a byte once its handlers are set: a signal handler may look here while the socket is in use.
-        self._begun, begun = socket.socketpair()
+        self._epoch: int | None = None
+        payload = payload or pack(maker)
+        self._files, self._digest = payload.files, _digest(payload)
         lock = partial(page_lock, what="a batch slot") if maker.locks_slots else None
+        self._pid = os.getpid()
         ours, theirs = pair()
         self._channel = Channel(ours)
-        self._mapped = Mapped(self._channel.fds.popleft, lock)
-        self._messages = MessageReader(self._mapped)
-        method = context.get_start_method()
-        self._is_started_anew = method != "fork"
-        self._process = context.Process(
-            target=child.main,
-            args=(maker.for_child(), theirs, ours if method == "fork" else None, begun),
-            kwargs={"is_full": maker.num_workers >= cores_of_rank()},
-            name="loaders-child",
-            daemon=True,
-        )
-        self._pid = os.getpid()
+        slots = -1
         try:
-            with nullcontext() if method == "forkserver" else no_interrupt():
-                self._process.start()
-        except BaseException:  # Ctrl-C, say, which came while it was forked
-            if self._process.pid is None:
-                self._channel.close()
-                self._begun.close()
-            else:
-                _end(self._process, self._channel, self._begun, self._pid)
+            slots = make_file()
+            self._slots = MappedSlots(slots, lock)
+            with handlers_later():
+                self._process = _start(payload, theirs.fileno(), slots)
+                self.end = finalize(self, _end, self._process, self._channel, self._pid)
+        except BaseException:  # Ctrl-C, say, which came while it was started
+            if hasattr(self, "end"):
+                self.end()
+            self._channel.close()
             raise
         finally:
             theirs.close()
-            begun.close()
+            if slots >= 0:
+                os.close(slots)
         self.pid: int = self._process.pid
-        self.end = finalize(self, _end, self._process, self._channel, self._begun, self._pid)
 
     @property
     def is_usable(self) -> bool:
         """Whether another pool can have it."""
         is_ours = os.getpid() == self._pid and self.end.alive
         can_talk = self.is_whole and not self.is_silent
-        return is_ours and can_talk and self._process.is_alive()
-
-    @property
-    def takes_signals(self) -> bool:
-        """Whether SIGUSR1 makes it say what it is doing: not before its handlers are set, nor after its end."""
-        return self.end.alive and (self.is_up or _has_byte(self._begun))
+        return is_ours and can_talk and self._process.poll() is None
 
     @property
     def has_message(self) -> bool:
@@ -139,12 +120,30 @@ class Child:
     @property
     def slot_bytes(self) -> int:
         """Bytes of its batch slots."""
-        return self._mapped.nbytes
+        return self._slots.nbytes
 
     @property
     def num_leased(self) -> int:
         """Tensors of batches that live, and lie in its slots."""
-        return self._mapped.num_leased
+        return self._slots.num_leased
+
+    def follow(self, maker: Maker, epoch: int | None) -> bool:
+        """Have it make batches by another maker from here on, if that differs; False if it cannot, without a new start.
+
+        Args:
+            maker: Of the same loader: what the user changed in the dataset since may be in it.
+            epoch: What the dataset's epoch was set to, if it was.
+        """
+        payload = pack(maker)
+        if payload.files != self._files:
+            return False
+        if (digest := _digest(payload)) != self._digest:
+            self.send("change", payload.data)
+            self._digest = digest
+        if epoch != self._epoch:
+            self.send("epoch", epoch)
+            self._epoch = epoch
+        return True
 
     def check(self) -> None:
         """RuntimeError if it is another process's, or was ended, or left in the middle of a message."""
@@ -161,73 +160,122 @@ class Child:
             raise RuntimeError("the loader's child process was closed: begin a new iteration")
 
     def uninterrupted(self) -> _Uninterrupted:
-        """Return what to do a part of a message in: who is interrupted there leaves the child not whole."""
+        """Return a context manager; an interrupt inside it marks the child unusable."""
         return _Uninterrupted(self)
 
-    def send(self, message: bytes) -> None:
-        """Ask it for something; RuntimeError if it died."""
+    def send(self, kind: str, *values: Any) -> None:
+        """Ask it for something, by the name of a method of ``Serving``; RuntimeError if it died."""
         with self.uninterrupted():
-            self._mapped.set_free()
+            message = (self._slots.free(), kind, *values)
             try:
-                self._channel.post(message)
+                self._channel.post(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
             except OSError:
                 raise self._death() from None
 
     def wait(self, deadline: float) -> bool:
-        """Wait until something of a message is here, or can be sent; False if nothing was until then (``monotonic``).
+        """Wait a while, at most until then (``monotonic``); return whether a message is here, or one can be sent.
 
         Raises:
             RuntimeError: It died, and another process that was forked meanwhile holds its end of the socket open.
         """
-        with self.uninterrupted():
-            self._mapped.set_free()  # before the child begins with what it is asked for already
-        left = deadline - time.monotonic()
-        while not self._channel.is_ready(max(0, min(left, _LOOK_S)), or_has_room=True):
-            if not self._process.is_alive() and not self._channel.is_ready():
-                raise self._death()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-        return True
+        left = max(0.0, deadline - time.monotonic())
+        if self._channel.is_ready(min(left, _LOOK_S), or_has_room=True):
+            return True
+        if self._process.poll() is not None and not self._channel.is_ready():
+            raise self._death()
+        return False
 
     def receive(self) -> Any:
         """Send what waits for room; return the next message if all of it is here, else None.
 
-        It is text; or a pass, a group of it, and two numbers.
-
-        The numbers are of samples that were replaced since the last message, and of groups that are ready.
+        It is text; or a pass, a group of it, and two numbers: samples that were replaced since the last message, and
+        groups that are ready. That it is up is no message.
 
         Raises:
             RuntimeError: It died.
+            UnsendableError: It did not find what it needs.
         """
         try:
-            self._channel.flush()
-            message = self._channel.receive()
+            with suppress(ConnectionError):  # there may be a message that says why
+                self._channel.flush()
+            message = self._channel.receive(now=True)
             if message is None:
                 return None
-            number, value, status = self._messages.read(message)
+            number, value, (*status, changes) = self._slots.load(message)
+            self._slots.change(changes)
         except (EOFError, ConnectionError):
             raise self._death() from None
         except Exception:
             self._check_open()  # another thread may have closed it
-            # No descriptor or no memory for a slot, say: what follows cannot be read.
-            self.end()
+            self.end()  # what follows cannot be read
             raise
-        self.is_up, self.is_silent = True, False
-        return value if isinstance(value, str) else (number, value, *status)
+        self.is_silent = False
+        if number:
+            return number, value, *status
+        if isinstance(value, BaseException):
+            self.end()
+            raise _not_found(value)
+        self.is_up = True
+        return value
 
-    def _death(self) -> RuntimeError:
-        self._process.join(_END_TIMEOUT_S)
-        code = self._process.exitcode
+    def _failure(self) -> UnsendableError | None:
+        """Return why it could not begin, if it said so before it ended."""
+        with suppress(EOFError, OSError):
+            if (message := self._channel.receive(now=True)) is not None:
+                value = self._slots.load(message)[1]
+                return _not_found(value) if isinstance(value, BaseException) else None
+        return None
+
+    def _death(self) -> Exception:
+        """Return what to raise where the process has ended, or closed its end."""
+        if not self.is_up and (failure := self._failure()) is not None:
+            return failure
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_TIMEOUT_S)
+        code = self._process.returncode
         self.end()
         what = f"the loader's child process (pid {self.pid})"
         if code is not None and code < 0:
             return RuntimeError(f"{what} was killed by {killed_by(-code)}")
-        why = "what it printed says why"
-        if not self.is_up and self._is_started_anew:
-            why += "; a script that starts processes by spawn has its code under if __name__ == '__main__'"
-        when = "" if self.is_up else ", before it had handed over a batch"
-        return RuntimeError(f"{what} ended ({code}){when}: {why}")
+        when = "" if self.is_up else ", before it had begun"
+        return RuntimeError(f"{what} ended ({code}){when}: what it printed says why")
+
+
+def _not_found(error: BaseException) -> UnsendableError:
+    return UnsendableError("what it needs", f"{type(error).__name__}: {error}")
+
+
+def _digest(payload: Payload) -> str:
+    return xxhash.xxh3_128_hexdigest(payload.data)
+
+
+def _start(payload: Payload, sock: int, slots: int) -> subprocess.Popen[bytes]:
+    """Start an interpreter that runs ``loaders.backends.child.main``; signals wait until it has its handlers."""
+    fd = os.memfd_create("loaders-payload", os.MFD_CLOEXEC)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            pickle.dump(sys.path, file)
+            file.write(payload.data)
+        os.lseek(fd, 0, os.SEEK_SET)
+        numbers = [str(number) for number in (fd, sock, slots, os.getpid())]
+        with _masked():
+            return subprocess.Popen(
+                [sys.executable, "-c", _BEGIN, *numbers],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(fd, sock, slots, *payload.fds),
+            )
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _masked() -> Iterator[None]:
+    """Have a process that is started inherit a mask; of this thread it is put back."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, MASKED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Uninterrupted:
@@ -290,17 +338,18 @@ class ChildPool:
         """Ask for a turn of a chunk; ``Lost`` once an error said that the child is gone."""
         self._check_open()
         with self._child.uninterrupted():
-            self._child.send(self._asking(chunk, turn))
+            self._ask(chunk, turn)
             self._under_way += 1
 
-    def _asking(self, chunk: Chunk, turn: int) -> bytes:
-        """Return what is sent for a turn: the indices of a chunk come with the first one that is asked for."""
+    def _ask(self, chunk: Chunk, turn: int) -> None:
+        """Ask for a turn; the indices of a chunk go with the first one that is asked for."""
         if chunk.is_together:
-            return ask_for("make", self._pass, chunk.batches)
-        if chunk is self._told:
-            return ask_for("next", self._pass)
-        self._told = chunk
-        return ask_for("chunk", self._pass, chunk.batches[turn:])
+            self._child.send("make", self._pass, chunk.batches, True)
+        elif chunk is self._told:
+            self._child.send("next", self._pass)
+        else:
+            self._told = chunk
+            self._child.send("make", self._pass, chunk.batches[turn:], False)
 
     def take(self, timeout_s: float | None = None) -> Made:
         """Return the batches that were asked for first, or raise their error.
@@ -310,6 +359,7 @@ class ChildPool:
             RuntimeError: The child died.
         """
         self._check_open()
+        self._await_start()
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self._came:
             if self._receive(deadline) is None:
@@ -324,11 +374,25 @@ class ChildPool:
 
     def _receive(self, deadline: float) -> Any:
         """Return the next message, or None if none came in time; keep it if it is a group of this pass."""
-        while self._child.wait(deadline):
-            message = self._read()
-            if message is not None:
-                return message
-        return None
+        while True:
+            if self._child.wait(deadline):
+                message = self._read()
+                if message is not None:
+                    return message
+            elif time.monotonic() >= deadline:
+                return None
+            self._check_open()  # another thread may have closed this
+
+    def _await_start(self) -> None:
+        """Wait until the child is up: no batch is late because it begins."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._child.is_up:
+            if self._child.wait(deadline):
+                self._read()
+            elif time.monotonic() >= deadline:
+                what = f"the loader's child process (pid {self._child.pid}) has not begun"
+                raise RuntimeError(f"{what} after {_START_TIMEOUT_S:.0f} s")
+            self._check_open()
 
     def _read(self) -> Any:
         """Return a message if all of it is here."""
@@ -365,7 +429,7 @@ class ChildPool:
     def _ask_child(self) -> str:
         """Return what each worker is doing and for how long."""
         self._check_open()
-        self._child.send(ask("describe"))
+        self._child.send("describe")
         while (message := self._receive(time.monotonic() + _DESCRIBE_TIMEOUT_S)) is not None:
             if isinstance(message, str):
                 return message
@@ -377,10 +441,10 @@ class ChildPool:
         pid = self._child.pid
         if not self._close.alive:
             return "this epoch has ended"
-        if self._child.takes_signals:
-            os.kill(pid, signal.SIGUSR1)
+        if self._child.end.alive:
+            os.kill(pid, signal.SIGUSR1)  # which waits until the child has begun
             return f"child process {pid} says for itself"
-        return f"child process {pid} has not begun, or ended"
+        return f"child process {pid} has ended"
 
     def close(self) -> None:
         """Leave the child: end it, or let another pool have it."""
@@ -392,7 +456,7 @@ def _end_child(child: Child) -> None:
 
 
 class KeptChildren:
-    """The child process that a loader keeps between epochs; two iterations at once have one each."""
+    """The child process that a loader keeps from epoch to epoch; two iterations at once have one each."""
 
     def __init__(self) -> None:
         self._idle: deque[Child] = deque()
@@ -402,27 +466,27 @@ class KeptChildren:
         """Bytes of the slots of who waits."""
         return sum(child.slot_bytes for child in tuple(self._idle))
 
-    def pool(self, maker: Maker, context: Any, epoch: int | None) -> ChildPool:
-        """Return a pool of the child that waits, or of a new one.
+    def pool(self, maker: Maker, epoch: int | None, child: Child | None = None) -> ChildPool:
+        """Return a pool of the child that waits, or of a new one; it is kept afterwards.
 
         Args:
-            maker: As for ``Child``, the same each time.
-            context: As for ``Child``.
-            epoch: What the dataset's epoch was set to since a child may have begun, if it was.
+            maker: As for ``Child.follow``.
+            epoch: As for ``Child.follow``.
+            child: One that was started already.
         """
-        return ChildPool(maker, self._take(epoch) or Child(maker, context), self._leave)
+        child = child or self._take(maker, epoch) or Child(maker)
+        child.follow(maker, epoch)
+        return ChildPool(maker, child, self._leave)
 
-    def _take(self, epoch: int | None) -> Child | None:
+    def _take(self, maker: Maker, epoch: int | None) -> Child | None:
         try:
             child = self._idle.pop()  # whoever else asks at the same time does not get it
         except IndexError:
             return None
-        if not child.is_usable:
-            child.end()
-            return None
-        if epoch is not None:
-            child.send(ask("epoch", epoch))
-        return child
+        if child.is_usable and child.follow(maker, epoch):
+            return child
+        child.end()
+        return None
 
     def _leave(self, child: Child) -> None:
         """Keep one, if it can be used again."""
@@ -443,25 +507,15 @@ def killed_by(number: int) -> str:
     return name
 
 
-def _has_byte(end: socket.socket) -> bool:
-    with suppress(BlockingIOError):
-        return bool(end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    return False
-
-
-def _end(process: Any, channel: Channel, begun: socket.socket, pid: int) -> None:
+def _end(process: subprocess.Popen[bytes], channel: Channel, pid: int) -> None:
     if os.getpid() != pid:  # in a fork: neither the child nor the socket is ours to end
         return
     with handlers_later():  # called once: who is interrupted here would leave the process behind
         with suppress(OSError):  # a process that was forked since may hold the socket open
-            if not channel.unsent:  # or it would be taken for the rest of another message
-                channel.post(ask("close"))
+            channel.socket.shutdown(socket.SHUT_RDWR)
         channel.close()
-        begun.close()
-        for end in (lambda: None, process.terminate, process.kill):
-            end()
-            process.join(_END_TIMEOUT_S)
-            if process.exitcode is not None:
-                break
-        with suppress(ValueError):
-            process.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT_S)
+        if process.returncode is None:
+            process.kill()
+            process.wait()

@@ -1,25 +1,24 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
-import threading
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from loaders import DataLoader, RAMDataset, ShardDataset
+from loaders import DataLoader, RAMDataset, ShardDataset, augment
 from loaders.backends import auto
-from loaders.backends.auto import AutoPool, StepWatch, can_fork, waits_for_interpreter
+from loaders.backends.auto import AutoPool, StepWatch, Successor, waits_for_interpreter
 from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import Child, ChildPool
+from loaders.backends.threads import ThreadPool
 from loaders.datasets.reading.samples import collate
 from tests.packdata.packing import pack_samples
 
@@ -70,12 +69,7 @@ def test_the_watch_counts_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         now = [now[0] + 0.1, now[1] + 0.05, now[2] + 0.05, now[3] + 50]
         watch.enter(POOL)
     assert watch.is_waiting
-
-    for _ in range(11):
-        watch.leave(POOL)
-        now = [now[0] + 0.1, now[1] + 0.05, now[2] + 0.05, now[3]]
-        watch.enter(POOL)
-    assert not watch.is_waiting  # each second of steps is judged by itself
+    assert watch.lost_share == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("step_s", "verdict"), [(2e-3, True), (5e-4, False)])
@@ -104,20 +98,23 @@ class Numbers(Dataset[int]):
         return 40
 
 
-def child_pool(maker: Maker) -> ChildPool:
-    return ChildPool(maker, Child(maker))
+def auto_pool(maker: Maker, *, is_up: bool = True) -> AutoPool:
+    """Return a pool that goes over as soon as its watch says so."""
+    successor = Successor(StepWatch())
+    pool = AutoPool(maker, successor, lambda child: ChildPool(maker, child))
+    if is_up:
+        successor._child = child = Child(maker)
+        deadline = time.monotonic() + 60
+        while not child.is_up and time.monotonic() < deadline:
+            if child.wait(deadline):
+                child.receive()
+    return pool
 
 
-def served(change_at: int) -> tuple[list[Any], list[str]]:
-    """Take every batch from a pool that is told to change over when ``change_at`` batches were put in."""
+@pytest.mark.parametrize("change_at", [0, 8, pytest.param(20, marks=pytest.mark.slow)])
+def test_nothing_is_lost_or_out_of_order_when_it_changes_over(change_at: int) -> None:
     maker = Maker(Numbers(), torch.utils.data.default_collate, 1, True, 2)
-    told: list[str] = []
-
-    def to_child() -> ChildPool:
-        told.append("changed")
-        return child_pool(maker)
-
-    pool = AutoPool(maker, to_child)
+    pool = auto_pool(maker)
     put, num_put = pool.put, 0
 
     def counted(chunk: Chunk, turn: int) -> None:
@@ -136,41 +133,39 @@ def served(change_at: int) -> tuple[list[Any], list[str]]:
         except ZeroDivisionError as error:
             results.append(type(error))
         except StopIteration:
-            return results, told
-
-
-@pytest.mark.parametrize("change_at", [0, 5, 8, 20, 100])
-def test_nothing_is_lost_or_out_of_order_when_it_changes_over(change_at: int) -> None:
-    results, told = served(change_at)
+            break
 
     assert results == [i if i != 7 else ZeroDivisionError for i in range(40)]
-    assert told == ["changed"] * (change_at < 40)
-    assert not multiprocessing.active_children()
+    assert isinstance(pool._pool, ChildPool)
 
 
-@pytest.mark.parametrize("change_at", [0, 5])
-def test_threads_have_ended_before_it_forks(
-    monkeypatch: pytest.MonkeyPatch, change_at: int
-) -> None:
-    """A lock that one of them held would stay locked in the child."""
-    before = set(threading.enumerate())  # some of other tests never end
-    alive: list[set[threading.Thread]] = []
+def test_threads_go_on_until_the_child_is_up() -> None:
+    maker = Maker(Numbers(), torch.utils.data.default_collate, 1, True, 1)
+    pool = auto_pool(maker, is_up=False)
+    child = Child(maker)
+    pool._successor._child = child
+    pool._watch.is_waiting = pool._watch._is_over = True  # as it says once, and for good
+    os.kill(child.pid, signal.SIGSTOP)
+    for i in range(5):
+        pool.put(Chunk([[i]]), 0)
+        assert next(iter(pool.take(30))).item() == i
+    assert isinstance(pool._pool, ThreadPool)
+    os.kill(child.pid, signal.SIGCONT)
 
-    def pool(maker: Maker) -> ChildPool:
-        alive.append(set(threading.enumerate()))
-        return ChildPool(maker, Child(maker))
+    for _ in range(1000):
+        pool.put(Chunk([[1]]), 0)
+        assert next(iter(pool.take(30))).item() == 1
+        if isinstance(pool._pool, ChildPool):
+            break
+        time.sleep(0.05)
 
-    monkeypatch.setitem(globals(), "child_pool", pool)
-    served(change_at)
-
-    assert alive
-    assert alive[0] <= before
+    assert isinstance(pool._pool, ChildPool)
+    pool.close()
 
 
 def test_slots_of_the_child_are_counted_once_there_is_one() -> None:
     dataset = RAMDataset.from_arrays(x=torch.zeros(4, 100_000, dtype=torch.uint8))
-    maker = Maker(dataset, collate, 1, True, 1)
-    pool = AutoPool(maker, lambda: child_pool(maker))
+    pool = auto_pool(Maker(dataset, collate, 1, True, 1))
     pool._watch.is_waiting = True
 
     pool.put(Chunk([[0]]), 0)
@@ -180,39 +175,65 @@ def test_slots_of_the_child_are_counted_once_there_is_one() -> None:
     pool.close()
 
 
+def keeps(sample: Any) -> Any:
+    return sample
+
+
+class Mine(RAMDataset):
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"collate_fn": len},
+        {"transform": keeps},
+        {"transform": {"x": torch.neg}},
+        {"transform": lambda sample: sample},
+        {"kind": Mine},
+    ],
+    ids=["collate_fn", "transform", "transform of a field", "lambda", "__getitem__"],
+)
+def test_where_code_of_the_user_runs_threads_stay_and_the_log_says_once_what_it_costs(
+    changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    data: Any = changes.pop("kind", RAMDataset).from_arrays(x=torch.zeros(48, 4))
+    collates: Any = {"collate_fn": own_collate} if changes.pop("collate_fn", None) else {}
+    loader = DataLoader(data.replace(**changes), 4, num_workers=1, **collates)
+    loader._successor.watch.is_waiting = loader._successor.watch._is_over = True
+    loader._successor.watch.lost_share = 0.25
+
+    for _ in range(2):
+        assert len(list(loader)) == 12
+
+    assert loader.backend == "thread"
+    (record,) = caplog.records
+    assert "25%" in record.getMessage()
+    assert "backend='subprocess'" in record.getMessage()
+
+
+def own_collate(samples: Any) -> int:
+    return len(samples)
+
+
 def test_epochs_that_are_shorter_than_it_takes_to_decide_are_judged_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the trainer does between two of them, such as an evaluation, is not counted."""
     now = [0.0, 0.0, 0.0, 0]
     monkeypatch.setattr(auto, "_usage", lambda _: tuple(now))
-    data = RAMDataset.from_arrays(x=torch.zeros(48, 4))
-    loader = DataLoader(data, 16, num_workers=1, collate_fn=len)
+    data = RAMDataset.from_arrays(x=torch.zeros(48, 200_000))  # handed over one by one
+    loader = DataLoader(data, 16, num_workers=1)
 
-    for _ in range(10):
+    deadline = time.monotonic() + 100
+    while loader.backend != "subprocess" and time.monotonic() < deadline:
         for _batch in loader:
-            now = [
-                now[0] + 0.1,
-                now[1] + 0.05,
-                now[2] + 0.05,
-                now[3] + 50,
-            ]  # three steps in an epoch
+            now = [now[0] + 0.1, now[1] + 0.05, now[2] + 0.05, now[3] + 50]
         now = [now[0] + 60, now[1] + 60, now[2] + 60, now[3]]
+        time.sleep(0.01)
 
     assert loader.backend == "subprocess"
-
-
-def test_where_nothing_can_be_forked_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert can_fork()
-    daemon = multiprocessing.get_context("fork").Process(
-        target=lambda: os._exit(can_fork()), daemon=True
-    )
-    daemon.start()
-    daemon.join(30)
-    assert daemon.exitcode == 0  # it may not have children
-    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")
-
-    assert not can_fork()
 
 
 def pool_of(loader: DataLoader) -> Pool:
@@ -230,17 +251,18 @@ def test_only_auto_watches(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_step_of_tiny_operations_gets_a_child_process() -> None:
-    images = torch.zeros(20_000, 3, 64, 64, dtype=torch.uint8)
-    data = RAMDataset.from_arrays(image=images).replace(transform=lambda s: sum(range(3000)))
-    loader = DataLoader(data, 16, num_workers=1, collate_fn=len)
+    """Beside threads that crop pictures one by one."""
+    images = torch.zeros(2_000, 3, 256, 256, dtype=torch.uint8)
+    data = RAMDataset.from_arrays(image=images)
+    data = data.replace(augment=[augment.RandomResizedCrop(224)])
+    loader = DataLoader(data, 16, num_workers=2)
     began = time.monotonic()
 
-    for _ in loader:
-        x = torch.zeros(4)
-        for _ in range(5000):
-            x = x + 1
-        if loader.backend == "subprocess" or time.monotonic() - began > 60:
-            break
+    while loader.backend != "subprocess" and time.monotonic() - began < 100:
+        for _ in loader:
+            x = torch.zeros(4)
+            for _ in range(5000):
+                x = x + 1
 
     assert loader.backend == "subprocess"
 
@@ -256,36 +278,6 @@ def test_a_step_that_waits_keeps_threads(naps: list[float]) -> None:
             time.sleep(seconds)
 
     assert loader.backend == "thread"
-
-
-class Slow(Dataset[int]):
-    def __getitem__(self, index: int) -> int:
-        time.sleep(1.5 * (index == 2))
-        return index
-
-    def __len__(self) -> int:
-        return 8
-
-
-def test_while_it_changes_over_the_trainer_still_waits_no_longer_than_it_said() -> None:
-    maker = Maker(Slow(), torch.utils.data.default_collate, 1, True, 1)
-    pool = AutoPool(maker, lambda: child_pool(maker))
-    batches = OrderedBatches(
-        pool, iter([[i] for i in range(8)]), prefetch_batches=2, timeout_s=0.2
-    )
-    assert next(batches).item() == 0
-    pool._watch.is_waiting = True
-    assert next(batches).item() == 1
-
-    with pytest.raises(RuntimeError, match="timed out"):
-        next(batches)
-
-    served: list[int] = []
-    while len(served) < 6:
-        with suppress(RuntimeError):  # late again: the child takes a while to begin
-            served.append(next(batches).item())
-    assert served == [2, 3, 4, 5, 6, 7]
-    batches.close()
 
 
 def test_a_step_that_waits_for_threads_of_its_own_stays_beside_threads() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
-from loaders.backends.asking import ask_for
 from loaders.backends.chunk import Chunk, Chunks
 from loaders.backends.maker import Maker
 from loaders.backends.subprocess import Child, ChildPool
@@ -375,11 +374,13 @@ def test_a_child_is_told_of_a_chunk_once_wherever_it_begins(
     """It may take over from threads, which made the batches before."""
     dataset, sent = pictures(tmp_path / "a", "raw"), []
 
-    def noted(kind: str, number: int, batches: Any = ()) -> bytes:
-        sent.append((kind, len(batches)))
-        return ask_for(kind, number, batches)
+    send = Child.send
 
-    monkeypatch.setattr("loaders.backends.subprocess.ask_for", noted)
+    def noted(self: Child, kind: str, number: int, *values: Any) -> None:
+        sent.append((kind, len(values[0]) if values else 0))
+        send(self, kind, number, *values)
+
+    monkeypatch.setattr(Child, "send", noted)
     work = maker(dataset)
     asked = batches(dataset), batches(dataset, epoch=4)
     chunks = Chunk(asked[0]), Chunk(asked[1])
@@ -394,7 +395,7 @@ def test_a_child_is_told_of_a_chunk_once_wherever_it_begins(
         pool.close()
 
     num = 5 - first
-    assert sent == [("chunk", num), *[("next", 0)] * (num - 1), ("chunk", 5)] + [("next", 0)] * 4
+    assert sent == [("make", num), *[("next", 0)] * (num - 1), ("make", 5)] + [("next", 0)] * 4
 
 
 class Picky:

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from loaders import DataLoader, ShardDataset, workers
-from loaders.backends import child as in_child
 from loaders.backends import subprocess as backend
 from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
-from tests.backends.test_subprocess import Squares, Waiting, pool_of, wait_until
+from tests.backends.test_subprocess import Waiting, wait_until
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 TIMEOUT_S = 20.0
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_says_what_it_is_doing_before_its_first_batch(
-    tmp_path: Path, method: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     maker = Maker(Waiting(tmp_path / "go"), list, 1, True, 1)
-    pool = backend.ChildPool(maker, backend.Child(maker, method))
+    pool = backend.ChildPool(maker, backend.Child(maker))
     pool.put(Chunk([[2]]), 0)
     told: list[str] = []
 
@@ -42,27 +39,6 @@ def test_a_child_says_what_it_is_doing_before_its_first_batch(
     assert "says for itself" in told[-1]
     assert pool.take(TIMEOUT_S) == [[2]]
     pool.close()
-
-
-def test_a_child_gets_no_signal_before_it_can_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would end by it."""
-    ours, theirs = os.pipe()
-    main = in_child.main
-
-    def late(*args: Any, **settings: Any) -> None:
-        os.read(ours, 1)
-        main(*args, **settings)
-
-    monkeypatch.setattr(in_child, "main", late)
-    pool = pool_of(Maker(Squares(), list, 2, True, 1))
-
-    assert "has not begun" in pool.describe()
-    os.write(theirs, b"1")
-    pool.put(Chunk([[3]]), 0)
-    assert pool.take(TIMEOUT_S) == [[9]]
-    pool.close()
-    os.close(ours)
-    os.close(theirs)
 
 
 class Clocked:

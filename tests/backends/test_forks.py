@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ import torch
 from torch.utils.data import Dataset
 
 from loaders import RAMDataset
-from loaders.backends import child as in_child
 from loaders.backends import subprocess as backend
 from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
@@ -64,14 +60,13 @@ def test_a_kept_child_is_not_used_by_a_fork_of_its_parent(folder: Path) -> None:
 
 
 _ENDLESS = """
-import sys, multiprocessing
+import sys
 from loaders import DataLoader, ShardDataset
-if __name__ == "__main__":
-    loader = DataLoader(ShardDataset(sys.argv[1], fields=["label"]), 2, num_workers=2,
-                        backend="subprocess")
-    while True:
-        for batch in loader:
-            print(multiprocessing.active_children()[0].pid, flush=True)
+loader = DataLoader(ShardDataset(sys.argv[1], fields=["label"]), 2, num_workers=2, backend="subprocess")
+while True:
+    batches = iter(loader)
+    for batch in batches:
+        print(batches._batches._pool._child.pid, flush=True)
 """
 
 
@@ -99,10 +94,7 @@ def test_the_child_ends_with_its_parent(folder: Path, end: signal.Signals) -> No
     assert not [name for name in os.listdir("/dev/shm") if "loaders" in name]
 
 
-def test_a_child_ends_with_its_parent_though_another_process_holds_the_socket_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(in_child, "_PARENT_POLL_S", 0.05)
+def test_a_child_ends_with_its_parent_though_another_process_holds_the_socket_open() -> None:
     ours, theirs = os.pipe()
     parent = os.fork()
     if parent == 0:
@@ -127,61 +119,31 @@ def test_a_child_ends_with_its_parent_though_another_process_holds_the_socket_op
         os.close(theirs)
 
 
-def test_a_child_has_no_end_and_no_handler_of_its_parent() -> None:
-    """It could not tell that the parent's end of the socket was closed, nor be ended by SIGTERM.
-
-    What the trainer does at other signals, a checkpoint say, is not done twice.
-    """
-    numbers = signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD
-    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-    try:
-        pool = pool_of(Maker(Squares(), list, 2, True, 1))
-        pool.put(Chunk([[1, 2]]), 0)
-        pool.take(30)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    proc = Path(f"/proc/{pool._child.pid}")
-    theirs = []
-    for fd in (proc / "fd").iterdir():
-        with suppress(FileNotFoundError):  # it has just closed one
-            theirs.append(os.readlink(fd))
-    ours = os.readlink(f"/proc/self/fd/{pool._child._channel.socket.fileno()}")
-    status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
-    pool.close()
-
-    assert ours not in theirs
-    ignored, caught = (signals(int(status[name], 16)) for name in ("SigIgn", "SigCgt"))
-    assert ignored >= {signal.SIGINT, signal.SIGHUP, signal.SIGUSR2}
-    assert not (ignored | caught) & {signal.SIGTERM, signal.SIGCHLD}
-    assert not caught & {signal.SIGHUP, signal.SIGUSR2}
-
-
-def signals(mask: int) -> set[int]:
-    return {bit + 1 for bit in range(64) if mask >> bit & 1}
-
-
-def test_ctrl_c_is_held_back_until_the_child_can_ignore_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ours, theirs = os.pipe()
-    main = in_child.main
-
-    def blocked() -> set[int]:
-        return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
-
-    def spy(*args: Any, **settings: Any) -> None:
-        os.write(theirs, bytes([signal.SIGINT in blocked()]))
-        main(*args, **settings)
-
-    monkeypatch.setattr(in_child, "main", spy)
+def test_a_child_has_no_descriptor_of_its_parent_and_ignores_what_launchers_send() -> None:
+    """It could not tell that the parent's end of the socket was closed, nor let the parent save its state."""
+    ignored = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2
+    pipe, file = os.pipe(), os.open("/dev/zero", os.O_RDONLY)
+    for fd in (*pipe, file):
+        os.set_inheritable(fd, True)
     pool = pool_of(Maker(Squares(), list, 2, True, 1))
-
-    assert os.read(ours, 1) == b"\1"
-    assert signal.SIGINT not in blocked()  # here it interrupts again
+    for number in ignored:  # while it begins, too
+        os.kill(pool._child.pid, number)
+    pool.put(Chunk([[1, 2]]), 0)
+    assert pool.take(30) == [[1, 4]]
+    for number in ignored:
+        os.kill(pool._child.pid, number)
+    proc = Path(f"/proc/{pool._child.pid}")
+    theirs = {os.readlink(fd) for fd in (proc / "fd").iterdir() if int(fd.name) > 2}
+    ours = {os.readlink(f"/proc/self/fd/{fd}") for fd in (*pipe, file)}
+    end = os.readlink(f"/proc/self/fd/{pool._child._channel.socket.fileno()}")
+    pool.put(Chunk([[3]]), 0)
+    assert pool.take(30) == [[9]]
     pool.close()
-    os.close(ours)
-    os.close(theirs)
+    for fd in (*pipe, file):
+        os.close(fd)
+
+    assert not theirs & ({end} | ours)
+    assert sum("socket" in link for link in theirs) == 1
 
 
 def test_a_forked_child_says_that_the_iterator_is_not_its_own(folder: Path) -> None:
@@ -205,44 +167,6 @@ def test_a_forked_child_says_that_the_iterator_is_not_its_own(folder: Path) -> N
     assert process.exitcode == 0
     assert "parent of this forked process" in queue.get()
     assert len(list(iterator)) == 11
-
-
-def _can_be_interrupted(queue: Any) -> None:
-    queue.put(signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []))
-
-
-def test_other_children_of_the_fork_server_can_be_interrupted(folder: Path) -> None:
-    """It would pass on for good what was blocked when it began."""
-    context = multiprocessing.get_context("forkserver")
-    resource_tracker.ensure_running()  # its own start would undo what is blocked
-    server: Any = forkserver._forkserver
-    if (
-        server._forkserver_pid is not None
-    ):  # one that other tests began; it waits for who holds its pipe
-        os.kill(server._forkserver_pid, signal.SIGKILL)
-        server._stop()
-    list(child_loader(dataset(folder), 8, multiprocessing_context="forkserver"))
-    queue = context.SimpleQueue()
-
-    process = context.Process(target=_can_be_interrupted, args=(queue,))
-    process.start()
-
-    assert queue.get()
-    process.join(20)
-
-
-@pytest.mark.skipif(cv2.getNumberOfCPUs() < 2, reason="OpenCV has no threads of its own")
-def test_threads_of_opencv_do_not_hang_a_forked_child(folder: Path) -> None:
-    """A child has none of them, and may wait for their end for ever, every other time."""
-    data, num_threads = dataset(folder), cv2.getNumThreads()
-    try:
-        for _ in range(6):
-            cv2.setNumThreads(2)
-            cv2.resize(np.zeros((2000, 2000, 3), np.uint8), (1500, 1500))  # they begin
-            assert len(list(child_loader(data, 4, num_workers=1, timeout=20))) > 1
-            assert cv2.getNumThreads() == 2
-    finally:
-        cv2.setNumThreads(num_threads)
 
 
 FORKING = """
@@ -270,35 +194,6 @@ def test_a_process_that_somebody_forks_after_using_opencv_loads(folder: Path) ->
     )
 
     assert done.stdout == f"{num} 2\n" * 6, done.stderr
-
-
-def test_a_lock_that_was_held_at_the_fork_is_open_in_the_child(folder: Path) -> None:
-    data = dataset(folder)
-    with data.store._lock.plain:
-        iterator = iter(child_loader(data, 4, timeout=30))
-
-    assert next(iterator).sample_id.tolist() == [0, 1, 2, 3]
-
-
-def slots_of(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return sum("loaders-slot" in line for line in lines)
-
-
-def test_a_child_keeps_no_slots_of_other_loaders_but_of_batches_that_are_seen() -> None:
-    """It would keep their memory for as long as it lives."""
-    gc.collect()
-    before = slots_of(os.getpid())  # of other tests
-    large = RAMDataset.from_arrays(x=torch.zeros(8, 600_000))
-    one, other = kept_loader(large, 2), kept_loader(Squares(), 2)
-    held = next(batch.x for batch in list(one))
-    (first,) = children()
-    list(other)
-    (second,) = set(children()) - {first}
-
-    assert slots_of(first) > before + 1
-    assert slots_of(second) == before + 1
-    assert held.sum() == 0
 
 
 class Rows(Dataset[torch.Tensor]):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset
+from loaders.errors import LoadersError, UnsendableError
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 SAME = """
 import torch
@@ -27,16 +33,30 @@ for epoch in range(2):
 """
 
 UNGUARDED = """
-import torch
+import os, sys, torch
+import beside
 from loaders import DataLoader, RAMDataset
-dataset = RAMDataset.from_arrays(x=torch.zeros(8, 4))
-next(iter(DataLoader(dataset, 4, num_workers=1, backend="subprocess", multiprocessing_context="spawn")))
+print("runs", flush=True)
+dataset = RAMDataset.from_arrays(x=torch.zeros(8, 4)).replace(transform=beside.where)
+for folder, path in DataLoader(dataset, None, num_workers=1, backend="subprocess"):
+    assert (folder, path) == (os.getcwd(), sys.path)
+"""
+
+BESIDE = """
+import os, sys
+def where(sample):
+    return os.getcwd(), sys.path
 """
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=ROOT,
     )
 
 
@@ -46,40 +66,107 @@ def test_batches_are_the_same_where_python_skips_asserts() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-def test_a_script_that_starts_itself_again_is_told_what_to_guard(tmp_path: Path) -> None:
+def test_a_script_needs_no_guard_and_the_child_finds_what_lies_beside_it(tmp_path: Path) -> None:
+    """Its main module is not imported again."""
     script = tmp_path / "train.py"
     script.write_text(UNGUARDED)
+    (tmp_path / "beside.py").write_text(BESIDE)
 
     done = run(str(script))
 
-    assert done.returncode == 1
-    assert "before it had handed over a batch" in done.stderr.splitlines()[-1]
-    assert "__main__" in done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
 
 
-def try_in_daemon(results: multiprocessing.SimpleQueue[str]) -> None:
-    dataset = RAMDataset.from_arrays(x=torch.zeros(8, 4))
-    try:
+class Local:
+    def __call__(self, sample: Any) -> Any:
+        return sample
+
+
+def in_function() -> Any:
+    def local(sample: Any) -> Any:
+        return sample
+
+    return local
+
+
+@pytest.mark.parametrize(
+    ("transform", "name"),
+    [
+        (lambda sample: sample, "<lambda>"),
+        (in_function(), "local"),
+        (threading.Lock(), "lock"),
+    ],
+    ids=["lambda", "local function", "lock"],
+)
+def test_what_a_child_cannot_be_given_is_named(transform: Any, name: str) -> None:
+    dataset = RAMDataset.from_arrays(x=torch.zeros(8, 4)).replace(transform=in_list(transform))
+
+    with pytest.raises(UnsendableError) as caught:
+        iter(DataLoader(dataset, 4, num_workers=1, backend="subprocess"))
+
+    assert name in caught.value.name
+    assert "backend='thread'" in str(caught.value)
+
+
+class Holds:
+    def __init__(self, what: Any) -> None:
+        self.what = what
+
+    def __call__(self, sample: Any) -> Any:
+        return sample
+
+
+def in_list(what: Any) -> Holds:
+    return Holds([what])
+
+
+@pytest.mark.parametrize("module", ["__main__", "made_up"])
+def test_so_is_what_it_would_not_find(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the main module or a notebook; or of a module that only this process has."""
+    made = types.ModuleType(module)
+    made.Local = Local  # type: ignore[attr-defined]
+    monkeypatch.setattr(Local, "__module__", module)
+    monkeypatch.setitem(sys.modules, module, made)
+    dataset = RAMDataset.from_arrays(x=torch.zeros(8, 4)).replace(transform=Local())
+
+    with pytest.raises(UnsendableError) as caught:
         next(iter(DataLoader(dataset, 4, num_workers=1, backend="subprocess")))
-    except RuntimeError as error:
-        results.put(str(error))
+
+    assert module in str(caught.value)
 
 
-def test_a_daemonic_process_is_told_that_it_may_have_none() -> None:
+def test_arrays_that_do_not_fit_into_memory_twice_are_an_error_with_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loaders.datasets.memory.loading.available_memory", lambda: 1_000_000)
+    dataset = RAMDataset.from_arrays(x=torch.zeros(1_000_000))
+
+    with pytest.raises(LoadersError, match=r"0\.004 GB.*0\.001 GB"):
+        iter(DataLoader(dataset, 4, num_workers=1, backend="subprocess"))
+
+
+def try_in_daemon(results: multiprocessing.SimpleQueue[int]) -> None:
+    dataset = RAMDataset.from_arrays(x=torch.zeros(8, 4))
+    results.put(len(list(DataLoader(dataset, 4, num_workers=1, backend="subprocess"))))
+
+
+@pytest.mark.slow
+def test_a_daemonic_process_may_have_one() -> None:
     context = multiprocessing.get_context("fork")
-    results: multiprocessing.SimpleQueue[str] = context.SimpleQueue()
+    results: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
     process = context.Process(target=try_in_daemon, args=(results,), daemon=True)
     process.start()
-    process.join(30)
+    process.join(60)
 
     assert process.exitcode == 0
-    assert "backend='thread'" in results.get()
+    assert results.get() == 2
 
 
 INTERRUPTED = """
-import multiprocessing, os, signal, sys, threading, time, torch
+import os, signal, sys, threading, time, torch
 from loaders import DataLoader, RAMDataset
+from loaders.backends import subprocess as backend
+from tests.backends.test_subprocess import children
 
 class Late(Exception): pass
 
@@ -88,35 +175,52 @@ def alarm(*_): raise Late
 number = getattr(signal, sys.argv[1])
 signal.signal(signal.SIGALRM, alarm)
 threading.Thread(target=time.sleep, args=(20,), daemon=True).start()  # it takes the signal: nobody's mask helps
-os.register_at_fork(after_in_parent=lambda: (os.kill(os.getpid(), number), time.sleep(0.1)))
+start = backend._start
+
+def interrupted(*args):
+    process = start(*args)
+    os.kill(os.getpid(), number)
+    time.sleep(0.1)
+    return process
+
+backend._start = interrupted
 loader = DataLoader(RAMDataset.from_arrays(x=torch.arange(40)), 8, num_workers=2, backend="subprocess")
 try:
     print("lost:", len(list(loader)))
 except (KeyboardInterrupt, Late) as error:
     print(type(error).__name__)
-    assert not multiprocessing.active_children()
+    assert not children()
 """
 
 
 @pytest.mark.parametrize(("name", "error"), [("SIGINT", "KeyboardInterrupt"), ("SIGALRM", "Late")])
-def test_a_signal_while_the_child_is_forked_is_not_lost(name: str, error: str) -> None:
-    """Python prints and forgets what its handler raises there."""
+def test_a_signal_while_the_child_is_started_is_not_lost_and_leaves_none(
+    name: str, error: str
+) -> None:
     done = run("-W", "always", "-c", INTERRUPTED, name)
 
     assert (done.stdout.strip(), done.stderr) == (error, "")
 
 
 ENDS = """
-import os, signal, sys, time, torch
+import torch
 from loaders import DataLoader, RAMDataset
+from tests.backends.test_starts import Ends
 
-def ends(sample):
-    os._exit(9) if sys.argv[1] == "exit" else os.kill(os.getpid(), signal.SIGBUS)
-    time.sleep(9)  # a thread of its own gets the signal when it gets it
-
-data = RAMDataset.from_arrays(x=torch.arange(40)).replace(transform=ends)
+data = RAMDataset.from_arrays(x=torch.arange(40)).replace(transform=Ends("{how}"))
 list(DataLoader(data, 8, num_workers=1, backend="subprocess"))
 """
+
+
+class Ends:
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __call__(self, sample: Any) -> None:
+        if self.how == "exit":
+            os._exit(9)
+        os.kill(os.getpid(), signal.SIGBUS)
+        time.sleep(9)  # a thread of its own gets the signal when it gets it
 
 
 CUT = "a shard was cut, or its storage failed, while it was read: run 'packdata verify'"
@@ -125,11 +229,11 @@ CUT = "a shard was cut, or its storage failed, while it was read: run 'packdata 
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("exit", "ended (9), before it had handed over a batch: what it printed says why"),
+        ("exit", "ended (9): what it printed says why"),
         ("bus", f"was killed by signal 7 (SIGBUS): {CUT}"),
     ],
 )
 def test_how_a_child_ended_is_said(how: str, said: str) -> None:
-    done = run("-c", ENDS, how)
+    done = run("-c", ENDS.format(how=how))
 
     assert done.stderr.splitlines()[-1].endswith(said)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from loaders import RAMDataset
 from loaders.backends import subprocess as backend
-from tests.backends.test_subprocess import child_loader, children
+from tests.backends.test_subprocess import ROOT, child_loader, children
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,14 +136,16 @@ def test_a_child_that_was_stopped_goes_on_with_what_it_was_in() -> None:
     assert lengths == [[100_000] * 10] * 20
 
 
+def told(sample: Any) -> Any:
+    print("sample", int(sample.x))  # noqa: T201
+    return sample
+
+
 def test_what_a_transform_prints_is_not_lost() -> None:
     code = """
 import torch
 from loaders import DataLoader, RAMDataset
-
-def told(sample):
-    print("sample", int(sample.x))
-    return sample
+from tests.backends.test_stopped import told
 
 data = RAMDataset.from_arrays(x=torch.arange(4)).replace(transform=told)
 assert len(list(DataLoader(data, 2, num_workers=1, backend="subprocess"))) == 2
@@ -151,7 +153,7 @@ assert len(list(DataLoader(data, 2, num_workers=1, backend="subprocess"))) == 2
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env, cwd=ROOT
     )
 
     assert sorted(done.stdout.splitlines()) == [f"sample {i}" for i in range(4)]

@@ -303,9 +303,7 @@ def test_the_half_shares_the_windows_and_plans_nothing_anew(folder: Path) -> Non
 
 def test_a_spawned_child_process_serves_the_same_windows(folder: Path) -> None:
     windows = TokenWindows(folder, 20)
-    child = DataLoader(
-        windows, 4, backend="subprocess", num_workers=1, multiprocessing_context="spawn"
-    )
+    child = DataLoader(windows, 4, backend="subprocess", num_workers=1)
 
     for one, other in zip(child, DataLoader(windows, 4), strict=True):
         assert torch.equal(one.tokens, other.tokens)

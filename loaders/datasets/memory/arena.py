@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from loaders.datasets.memory.loading import ColumnPlan
+    from loaders.datasets.memory.sealed import CopyPlan
 
 UInt8Array = npt.NDArray[np.uint8]
 _MAGIC = b"loaders1"
@@ -62,7 +63,9 @@ class Arena:
         columns: To be filled; not to be kept beyond ``seal``.
     """
 
-    def __init__(self, identity: str, plans: Mapping[str, ColumnPlan], meta: Any) -> None:
+    def __init__(
+        self, identity: str, plans: Mapping[str, ColumnPlan | CopyPlan], meta: Any
+    ) -> None:
         places, nbytes = _places(plans)
         layout = json.dumps({"identity": identity, "meta": meta, "columns": places}).encode()
         begin = _whole_pages(_PREAMBLE.size + len(layout))
@@ -115,7 +118,7 @@ class Arena:
         os.close(self.fd)
 
 
-def _places(plans: Mapping[str, ColumnPlan]) -> tuple[dict[str, Any], int]:
+def _places(plans: Mapping[str, ColumnPlan | CopyPlan]) -> tuple[dict[str, Any], int]:
     """Give each array of each column its place: (bytes, where it begins); and say where all end."""
     end = 0
     places: dict[str, Any] = {}

@@ -18,7 +18,6 @@ from loaders.codecs.heads import MAX_PICTURE_MB, picture_size, pixels_within
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import cast_exactly
 from loaders.columns import Column, FixedColumn, var_column
-from loaders.data.shards import MemoryShard
 from loaders.data.store import Store
 from loaders.data.view import View
 from loaders.datasets.base import check_stored
@@ -32,6 +31,7 @@ from loaders.datasets.memory.loading import (
     plan_pixels,
 )
 from loaders.datasets.memory.resident import ResidentDataset
+from loaders.datasets.memory.sealed import CopyPlan, HeldShard, load_shard
 from loaders.datasets.memory.shared import share_columns
 from loaders.datasets.packed import SETTINGS, PackedDataset
 from loaders.datasets.reading.coefficients import has_halves
@@ -44,6 +44,7 @@ from loaders.regular import read_regular
 from loaders.schema import Array, Field, Image, Label, Mask, Schema, Text
 
 if TYPE_CHECKING:
+    from loaders.data.shards import MemoryShard
     from loaders.datasets.memory.loading import Report
     from loaders.datasets.packed import Transform
 
@@ -120,7 +121,7 @@ class RAMDataset(ResidentDataset):
             else:
                 plans = plan_columns(dataset, decode=decode, progress=progress)
                 check_fits(sum(plan.nbytes for plan in plans.values()), progress)
-                shard = MemoryShard(origin, _fill(plans, progress))
+                shard = load_shard(origin, plans, progress)
                 fields = {name: plan.field for name, plan in plans.items()}
         self._init_from(shard, fields, dataset, dataset.fingerprint)
         self._settle(home, is_pinned=pin)
@@ -189,13 +190,12 @@ class RAMDataset(ResidentDataset):
         if not files:
             raise ValueError("paths is empty: does the pattern match a file?")
         max_mb = settings.get("max_picture_mb", MAX_PICTURE_MB)
-        column = _read_files(files, progress, pixels_within(max_mb))
-        columns: dict[str, Column] = {"image": column}
-        fields: dict[str, Field] = {"image": Image()}
-        if targets is not None:
-            fields["label"], columns["label"] = _label_column(targets, len(files))
-        fields["key"], columns["key"] = Text(), var_column([_key_of(file) for file in files])
+        plan = _plan_files(files, pixels_within(max_mb))
+        check_fits(plan.nbytes, progress)
         if decode:
+            column = plan.column([np.empty(n, np.uint8) for n in plan.array_nbytes])
+            with meter(plan.data_nbytes, progress) as bar:
+                plan.fill(column, bar.tick)
             plan = plan_pixels(
                 Image(),
                 len(files),
@@ -205,9 +205,15 @@ class RAMDataset(ResidentDataset):
                 max_picture_mb=max_mb,
             )
             check_fits(plan.nbytes, progress)
-            fields["image"], columns["image"] = plan.field, _fill({"": plan}, progress)[""]
-        dataset, shard = cls.__new__(cls), MemoryShard(Path("files"), columns)
-        dataset._init_from(shard, fields, None, _fingerprint(columns), **settings)
+        plans: dict[str, ColumnPlan | CopyPlan] = {"image": plan}
+        fields: dict[str, Field] = {"image": plan.field}
+        if targets is not None:
+            fields["label"], labels = _label_column(targets, len(files))
+            plans["label"] = CopyPlan(labels)
+        fields["key"] = Text()
+        plans["key"] = CopyPlan(var_column([_key_of(file) for file in files]))
+        dataset, shard = cls.__new__(cls), load_shard(Path("files"), plans, progress)
+        dataset._init_from(shard, fields, None, _fingerprint(shard.columns), **settings)
         return dataset
 
     @classmethod
@@ -227,7 +233,7 @@ class RAMDataset(ResidentDataset):
         fields, columns = import_module("packdata.tables.frame").frame_columns(
             frame, target, **options
         )
-        dataset, shard = cls.__new__(cls), MemoryShard(Path("frame"), columns)
+        dataset, shard = cls.__new__(cls), HeldShard(Path("frame"), columns)
         dataset._init_from(shard, fields, None, _fingerprint(columns))
         return dataset
 
@@ -272,7 +278,7 @@ class RAMDataset(ResidentDataset):
         settings = {"fields": fields, "augment": augment, "transform": transform}
         settings = {name: value for name, value in settings.items() if value is not None}
         check_augment(augment, kinds)
-        dataset, shard = cls.__new__(cls), MemoryShard(Path("arrays"), columns)
+        dataset, shard = cls.__new__(cls), HeldShard(Path("arrays"), columns)
         dataset._init_from(shard, kinds, None, _fingerprint(columns), **settings)
         return dataset
 
@@ -291,20 +297,8 @@ def _telling_of_replace(on_error: str) -> Iterator[None]:
         raise
 
 
-def _fill(plans: Mapping[str, ColumnPlan], progress: bool) -> dict[str, Column]:
-    """Take memory for columns, and fill them."""
-    columns = {
-        name: plan.column([np.empty(n, np.uint8) for n in plan.array_nbytes])
-        for name, plan in plans.items()
-    }
-    with meter(sum(plan.data_nbytes for plan in plans.values()), progress) as bar:
-        for name, plan in plans.items():
-            plan.fill(columns[name], bar.tick)
-    return columns
-
-
-def _read_files(files: Sequence[Path], progress: bool, max_pixels: int) -> Column:
-    """Load files as they are; many at a time, for they may be far away."""
+def _plan_files(files: Sequence[Path], max_pixels: int) -> ColumnPlan:
+    """Plan to load files as they are; many at a time, for they may be far away."""
     lengths = np.array([_size(file) for file in files], np.int64)
 
     def fill(column: Column, report: Report) -> None:
@@ -315,9 +309,7 @@ def _read_files(files: Sequence[Path], progress: bool, max_pixels: int) -> Colum
 
         on_threads(read, parts(len(files), 64), 8, report)
 
-    plan = ColumnPlan(Image(), lengths, fill)
-    check_fits(plan.nbytes, progress)
-    return _fill({"": plan}, progress)[""]
+    return ColumnPlan(Image(), lengths, fill)
 
 
 def _key_of(file: Path) -> bytes:

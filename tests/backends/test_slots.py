@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-import errno
-import gc
 import os
 import threading
-import weakref
 from collections import deque, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders.backends.wire import Mapped, SharedSlots, dump
+from loaders.backends.slots import MappedSlots, SharedSlots, dump, make_file
 from loaders.datasets.reading.samples import Padded, batch_type
 from loaders.errors import LoadersError
 from loaders.hugepages import HUGE
@@ -23,17 +20,24 @@ from tests.test_hugepages import gives_huge_pages, in_huge_pages
 LARGE = 40_000
 
 
-def pair() -> tuple[SharedSlots, Mapped]:
-    """Both ends, here in one process: descriptors go from hand to hand."""
-    slots = SharedSlots()
-    return slots, Mapped(lambda: slots.fds.popleft())
+def pair(lock: Any = None) -> tuple[SharedSlots, MappedSlots]:
+    """Both ends, here in one process."""
+    fd = make_file()
+    try:
+        return SharedSlots(fd), MappedSlots(fd, lock)
+    finally:
+        os.close(fd)
 
 
-def sent(slots: SharedSlots, mapped: Mapped) -> tuple[int, torch.Tensor]:
+def sent(slots: SharedSlots, mapped: MappedSlots) -> tuple[int, torch.Tensor]:
     """Send a tensor; return its address at this end, and what arrived."""
-    message = dump(tensor := in_slot(slots), slots)
-    slots.hold(message.leases)
-    return tensor.data_ptr(), mapped.load(message.data)
+    data, storages = dump(tensor := in_slot(slots), slots)
+    slots.hold(storages)
+    return place(slots, tensor), mapped.load(data)
+
+
+def place(slots: SharedSlots, tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() - slots._memory.address
 
 
 def in_slot(slots: SharedSlots, nbytes: int = LARGE) -> torch.Tensor:
@@ -45,40 +49,34 @@ def in_slot(slots: SharedSlots, nbytes: int = LARGE) -> torch.Tensor:
 def test_a_tensor_in_a_slot_is_the_same_memory_at_the_other_end() -> None:
     slots, mapped = pair()
     image = in_slot(slots).view(4, 100, 100, 1).permute(0, 3, 1, 2)
-    _ledger, fd = slots.fds
 
-    message = dump(image, slots)
-    arrived = mapped.load(message.data)
+    data, _ = dump(image, slots)
+    arrived = mapped.load(data)
 
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)  # a map needs none
-    assert len(message.data) < 500
+    assert len(data) < 500
     assert torch.equal(arrived, image)
     assert arrived.stride() == image.stride()
     image[2, 0, 5, 5] = 77
     assert arrived[2, 0, 5, 5] == 77
 
 
-def test_a_large_slot_lies_in_huge_pages_at_both_ends_and_the_ledger_takes_no_memory() -> None:
+def test_a_large_slot_lies_in_huge_pages_at_both_ends() -> None:
     if not gives_huge_pages():
         pytest.skip("this kernel gives none, or has none left")
     slots, mapped = pair()
-    ledger = os.dup(slots.fds[0])
     image = in_slot(slots, 3 * HUGE)
-    arrived = mapped.load(dump(image, slots).data)
+    arrived = mapped.load(dump(image, slots)[0])
 
     assert torch.equal(arrived, image)
     # Not all three for sure: the kernel may leave one out where it finds no room at once.
     assert in_huge_pages(image.data_ptr()) == in_huge_pages(arrived.data_ptr()) >= HUGE
-    assert os.fstat(ledger).st_blocks < 100
-    os.close(ledger)
 
 
 def test_several_tensors_may_share_a_slot() -> None:
     slots, mapped = pair()
     flat = in_slot(slots)
 
-    first, second = mapped.load(dump((flat[:100], flat.view(torch.int32)[50:60]), slots).data)
+    first, second = mapped.load(dump((flat[:100], flat.view(torch.int32)[50:60]), slots)[0])
 
     assert torch.equal(first, flat[:100])
     assert torch.equal(second, flat.view(torch.int32)[50:60])
@@ -87,47 +85,30 @@ def test_several_tensors_may_share_a_slot() -> None:
 
 def test_a_slot_is_free_when_the_last_tensor_over_it_dies() -> None:
     slots, mapped = pair()
-    address, arrived = sent(slots, mapped)
+    used, arrived = sent(slots, mapped)
     part = arrived[3:5]
 
     del arrived
-    mapped.set_free()
-    assert in_slot(slots).data_ptr() != address
+    slots.free(mapped.free())
+    assert place(slots, in_slot(slots)) != used
     del part
-    assert in_slot(slots).data_ptr() != address  # nobody has said so yet
+    assert place(slots, in_slot(slots)) != used  # nobody has said so yet
 
-    mapped.set_free()
-    assert in_slot(slots).data_ptr() == address
+    slots.free(mapped.free())
+    assert place(slots, in_slot(slots)) == used
 
 
 def test_a_slot_stays_taken_when_a_fork_drops_its_copy_of_the_tensor() -> None:
-    """The ledger is shared with the fork, too."""
     slots, mapped = pair()
-    address, arrived = sent(slots, mapped)
+    used, arrived = sent(slots, mapped)
 
     if not (pid := os.fork()):
         del arrived
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
 
-    assert in_slot(slots).data_ptr() != address
+    assert place(slots, in_slot(slots)) != used
     assert torch.equal(arrived, torch.arange(LARGE) % 251)
-
-
-def test_a_slot_that_was_seen_at_a_fork_is_given_up() -> None:
-    slots, mapped = pair()
-    _, seen = sent(slots, mapped)
-    sent(slots, mapped)  # and nobody sees it any more
-
-    if not (pid := os.fork()):
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    del seen
-    mapped.set_free()
-    taken = [in_slot(slots) for _ in range(3)]
-
-    assert [slots.number_of(tensor.untyped_storage()) for tensor in taken] == [1, 2, 3]
-    assert list(slots.given_up) == [0]
 
 
 def test_slots_are_never_two_batches_at_once_whoever_takes_and_frees_them() -> None:
@@ -142,16 +123,16 @@ def test_slots_are_never_two_batches_at_once_whoever_takes_and_frees_them() -> N
             value = (4 * i + number) % 251
             tensor = torch.from_numpy(slots.take("image", LARGE)).fill_(value)
             with lock:  # as the one who sends has it
-                message = dump(tensor, slots)
+                data, storages = dump(tensor, slots)
                 del tensor
-                slots.hold(message.leases)
-                kept.append((value, mapped.load(message.data)))
-                del message
+                slots.hold(storages)
+                kept.append((value, mapped.load(data)))
+                del storages
             if len(kept) > number:
                 value, arrived = kept.popleft()
                 wrong += int((arrived != value).sum())
                 del arrived
-                mapped.set_free()
+                slots.free(mapped.free())
         return wrong
 
     with ThreadPoolExecutor(4) as threads:
@@ -161,15 +142,13 @@ def test_slots_are_never_two_batches_at_once_whoever_takes_and_frees_them() -> N
 
 def test_the_sender_does_not_use_a_slot_again_while_it_holds_its_lease() -> None:
     slots, _ = pair()
-    message = dump(in_slot(slots), slots)
-    gc.collect()
+    _, storages = dump(in_slot(slots), slots)
 
-    other = dump(in_slot(slots), slots)
-    assert set(other.leases).isdisjoint(message.leases)
+    _, others = dump(in_slot(slots), slots)
+    assert set(others).isdisjoint(storages)
 
-    del message
-    gc.collect()
-    assert list(dump(in_slot(slots), slots).leases) == [0]
+    del storages
+    assert list(dump(in_slot(slots), slots)[1]) == [0]
 
 
 @pytest.mark.parametrize("length", [10, LARGE])
@@ -184,25 +163,26 @@ def test_tensors_of_ordinary_memory_arrive_as_they_are(length: int, form: str) -
         "one repeated": value[:1].expand(length),
     }[form]
 
-    message = dump(value, slots)
-    arrived = mapped.load(message.data)
+    data, storages = dump(value, slots)
+    arrived = mapped.load(data)
 
     assert torch.equal(arrived, value)
     assert arrived.dtype == value.dtype
     if form in ("whole", "turned"):
         assert arrived.stride() == value.stride()
-    assert len(message.leases) == ((length == LARGE and form != "every second") or length == LARGE)
+    assert len(storages) == ((length == LARGE and form != "every second") or length == LARGE)
 
 
 DTYPES = [torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.bool, torch.complex64]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=4), st.sampled_from(DTYPES))
 def test_every_shape_and_dtype_arrives(shape: list[int], dtype: torch.dtype) -> None:
     slots, mapped = pair()
     value = torch.randint(0, 2, shape).to(dtype)
 
-    arrived = mapped.load(dump(value, slots).data)
+    arrived = mapped.load(dump(value, slots)[0])
 
     assert arrived.dtype == dtype
     assert torch.equal(arrived, value)
@@ -215,7 +195,7 @@ def test_batches_keep_their_form() -> None:
     )
     batch.valid = torch.tensor([True, False])
 
-    arrived = mapped.load(dump(batch, slots).data)
+    arrived = mapped.load(dump(batch, slots)[0])
 
     assert type(arrived) is type(batch)
     assert torch.equal(arrived.image, batch.image)
@@ -242,7 +222,7 @@ Pair = namedtuple("Pair", ["x", "y"])  # what users return from a collate functi
 def test_anything_that_pickles_arrives(value: Any) -> None:
     slots, mapped = pair()
 
-    arrived = mapped.load(dump(value, slots).data)
+    arrived = mapped.load(dump(value, slots)[0])
 
     assert type(arrived) is type(value)
     if isinstance(value, torch.Tensor):
@@ -255,91 +235,100 @@ def test_anything_that_pickles_arrives(value: Any) -> None:
         assert torch.equal(arrived.x, value.x)
 
 
-def test_slots_are_page_locked_once_and_unlocked_with_their_last_tensor() -> None:
-    """The lock is told of every slot's memory; what it does there ends with the array."""
-    slots, locked = SharedSlots(), list[weakref.ref[Any]]()
-    mapped = Mapped(lambda: slots.fds.popleft(), lambda array: locked.append(weakref.ref(array)))
-    message = dump(torch.from_numpy(slots.take("x", 1 << 20)), slots)
-
-    tensor = mapped.load(message.data)
-    again = mapped.load(message.data)
-    del mapped, again
-    gc.collect()
-
-    assert len(locked) == 1
-    assert locked[0]() is not None
-    del tensor
-    assert locked[0]() is None
-
-
-def test_slots_that_cannot_be_page_locked_serve_as_they_are(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It is said once, and not tried again: with each slot less memory can be locked."""
-    slots, asked = SharedSlots(), list[int]()
-
-    def lock(array: Any) -> None:
-        asked.append(len(array))
-        if len(asked) > 1:
-            raise LoadersError("a batch slot: 0.1 GB could not be page-locked (CUDA error 801)")
-
-    mapped = Mapped(slots.fds.popleft, lock)
-    tensors = [in_slot(slots, nbytes) for nbytes in (50_000, 100_000, 200_000)]
-
-    arrived = mapped.load(dump(tensors, slots).data)
-
-    assert all(torch.equal(a, b) for a, b in zip(arrived, tensors, strict=True))
-    assert len(asked) == 2
-    assert [record.getMessage() for record in caplog.records] == [
-        "batches come through memory that is not page-locked: a batch slot: 0.1 GB could not be page-locked "
-        "(CUDA error 801)"
-    ]
-
-
-def test_a_slot_that_is_given_up_leaves_no_trace() -> None:
-    """Its address may be the next slot's; its memory is unmapped at both ends."""
-    slots, mapped = pair()
-    for nbytes in range(50_000, 400_000, 10_007):
-        first, second = in_slot(slots, nbytes), in_slot(slots, nbytes + 1)
-        message = dump((first, second), slots)
-
-        arrived = mapped.load(message.data)
-
-        assert len(message.leases) == 2
-        assert torch.equal(arrived[0], first)
-        assert torch.equal(arrived[1], second)
-        del arrived, message, first, second
-        mapped.forget([slots.given_up.popleft() for _ in range(len(slots.given_up))])
-        assert mapped.nbytes == slots.nbytes <= 4 * 1.25 * 400_000
-
-
-def test_a_slot_that_cannot_be_mapped_leaves_no_descriptor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fails(*_: Any) -> Any:
-        raise OSError(errno.ENOMEM, "no memory")
-
-    slots = SharedSlots()
-    monkeypatch.setattr("loaders.backends.wire.map_shared", fails)
-    before = len(os.listdir("/proc/self/fd"))
-
-    for _ in range(3):
-        with pytest.raises(OSError, match="no memory"):
-            slots.take("x", 1 << 20)
-
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 def test_what_is_sent_again_while_the_other_end_has_it_lies_in_another_slot() -> None:
     """Or the first tensor to die there would give away the memory of the second."""
     slots, mapped = pair()
     kept = in_slot(slots)  # by whoever makes batches
     arrived = []
     for _ in range(2):
-        message = dump(kept, slots)
-        slots.hold(message.leases)
-        arrived.append(mapped.load(message.data))
+        data, storages = dump(kept, slots)
+        slots.hold(storages)
+        arrived.append(mapped.load(data))
     first, second = arrived
 
     assert torch.equal(first, second)
     assert first.data_ptr() != second.data_ptr()
+
+
+def test_parts_of_a_slot_are_sent_and_freed_apart() -> None:
+    """Batches that were made together."""
+    slots, mapped = pair()
+    rows = in_slot(slots).numpy()
+    parts = [torch.from_numpy(rows[at : at + 8000]) for at in (0, 8000, 16_000)]
+    data, storages = dump(parts, slots)
+    slots.hold(storages)
+    arrived = mapped.load(data)
+
+    assert all(torch.equal(a, b) for a, b in zip(arrived, parts, strict=True))
+    assert len({a.untyped_storage().data_ptr() for a in arrived}) == 3
+    del rows, parts, storages
+    arrived.pop()
+    slots.free(mapped.free())
+    assert place(slots, in_slot(slots)) != 0
+    arrived.clear()
+    slots.free(mapped.free())
+    assert {place(slots, in_slot(slots)), place(slots, in_slot(slots))} >= {0}
+
+
+def test_what_is_seen_at_a_fork_is_never_free() -> None:
+    slots, mapped = pair()
+    used, seen = sent(slots, mapped)
+    sent(slots, mapped)  # and nobody sees it any more
+
+    if not (pid := os.fork()):
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    del seen
+
+    assert used not in mapped.free()
+
+
+def test_slots_are_page_locked_once_for_as_long_as_they_are_there() -> None:
+    locked = list[int]()
+    slots, mapped = pair(lambda array: locked.append(len(array)))
+    for _ in range(3):
+        data, storages = dump(in_slot(slots), slots)
+        mapped.change(slots.changes())
+        arrived = mapped.load(data)
+        assert torch.equal(arrived, torch.arange(LARGE) % 251)
+        del storages
+
+    assert len(locked) == 1
+    assert mapped.nbytes == locked[0] >= LARGE
+
+
+def test_slots_that_cannot_be_page_locked_serve_as_they_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is said once, and not tried again: with each slot less memory can be locked."""
+    asked = list[int]()
+
+    def lock(array: Any) -> None:
+        asked.append(len(array))
+        if len(asked) > 1:
+            raise LoadersError("a batch slot: 0.1 GB could not be page-locked (CUDA error 801)")
+
+    slots, mapped = pair(lock)
+    tensors = [in_slot(slots, nbytes) for nbytes in (50_000, 100_000, 200_000)]
+    mapped.change(slots.changes())
+    arrived = mapped.load(dump(tensors, slots)[0])
+
+    assert all(torch.equal(a, b) for a, b in zip(arrived, tensors, strict=True))
+    assert len(asked) == 2
+    assert len(caplog.records) == 1
+
+
+def test_a_slot_that_is_given_up_gives_its_memory_back() -> None:
+    slots, mapped = pair()
+    for nbytes in range(50_000, 400_000, 10_007):
+        first, second = in_slot(slots, nbytes), in_slot(slots, nbytes + 1)
+        data, storages = dump((first, second), slots)
+
+        arrived = mapped.load(data)
+
+        assert len(storages) == 2
+        assert torch.equal(arrived[0], first)
+        assert torch.equal(arrived[1], second)
+        del arrived, storages, first, second
+        mapped.change(slots.changes())
+        assert slots.nbytes <= mapped.nbytes <= 4 * 1.25 * 400_000 + 8192

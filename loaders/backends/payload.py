@@ -1,0 +1,149 @@
+"""What a child process is started with: a pickle that names whose code it needs, and memory files beside it.
+
+The child is a fresh interpreter, which never imports the trainer's main module: what is defined there, or in no module,
+cannot be found by it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import loaders.codecs as codecs
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.memory.sealed import HeldShard, SealedFile
+from loaders.datasets.reading.samples import collate
+from loaders.errors import UnsendableError
+
+if TYPE_CHECKING:
+    from loaders.backends.maker import Maker
+    from loaders.data.shards import MemoryShard
+
+_OURS = {
+    "loaders",
+    "torch",
+    "numpy",
+    *sys.stdlib_module_names,
+}  # what comes from there is no code of the user's
+_MAIN = ("__main__", "__mp_main__")
+_COUNTERS = (
+    "epoch",
+    "num_epochs_told",
+    "_num_untold",
+    "_has_warned",
+)  # of the trainer's own reads
+
+
+class Payload(NamedTuple):
+    """What the child gets.
+
+    Attributes:
+        data: The pickle.
+        files: Memory files that it maps.
+        user_code: Names of what it runs that is the user's.
+    """
+
+    data: bytes
+    files: tuple[SealedFile, ...]
+    user_code: tuple[str, ...]
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors of the files."""
+        return tuple(file.fd for file in self.files)
+
+
+def pack(maker: Maker) -> Payload:
+    """Pickle what makes batches.
+
+    Raises:
+        UnsendableError: Something in it cannot be pickled, or would not be found by the child.
+        LoadersError: There is no room for a copy of arrays.
+    """
+    custom = {
+        n: f for n, f in codecs._FACTORIES.items() if not f.__module__.startswith("loaders.")
+    }
+    out = io.BytesIO()
+    packer = _Packer(out)
+    try:
+        packer.dump((custom, maker.for_child()))
+    except UnsendableError:
+        raise
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UnsendableError(packer.last, str(error)) from error
+    collates = () if maker.collate is collate else ("collate_fn",)
+    user_code = (*collates, *packer.user_code, *packer.transforms)
+    return Payload(out.getvalue(), tuple(packer.files), tuple(dict.fromkeys(user_code)))
+
+
+def unpack(data: bytes) -> Maker:
+    """Make what was packed, in the child."""
+    custom, maker = _Unpacker(io.BytesIO(data)).load()
+    for name, factory in custom.items():
+        codecs.register_codec(name, factory)
+    return maker  # type: ignore[no-any-return]
+
+
+class _Packer(pickle.Pickler):
+    def __init__(self, out: io.BytesIO) -> None:
+        super().__init__(out, pickle.HIGHEST_PROTOCOL)
+        self.files: list[SealedFile] = []
+        self.user_code: list[str] = []
+        self.transforms: list[str] = []
+        self.last = ""
+
+    def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, HeldShard):
+            return None
+        file = value.file()
+        self.files.append(file)
+        return file.fd, value.path
+
+    def reducer_override(self, value: Any) -> Any:
+        self.last = _name(value)
+        if isinstance(value, type | FunctionType):
+            self._check_found(value)
+        kind = value if isinstance(value, type | FunctionType) else type(value)
+        if str(kind.__module__).split(".")[0] not in _OURS:
+            self.user_code.append(_name(kind))
+        if not isinstance(value, BatchDataset):
+            return NotImplemented
+        if getattr(value, "transform", None):
+            self.transforms.append("transform")
+        return _without_counters(value.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
+
+    def _check_found(self, value: Any) -> None:
+        if value.__module__ in _MAIN:
+            raise UnsendableError(_name(value), "it is defined in the main module or a notebook")
+        if "<" in value.__qualname__:  # <lambda>, <locals>
+            raise UnsendableError(_name(value), "it is not at the top of a module")
+
+
+def _without_counters(reduced: Any) -> Any:
+    """Return how a dataset is pickled, without what changes when the trainer reads it or sets the epoch."""
+    if not (isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict)):
+        return reduced
+    state = {name: value for name, value in reduced[2].items() if name not in _COUNTERS}
+    return (*reduced[:2], state, *reduced[3:])
+
+
+def _name(value: Any) -> str:
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class _Unpacker(pickle.Unpickler):
+    """Reads what our own parent packed."""
+
+    def persistent_load(self, given: Any) -> MemoryShard:
+        fd, path = given
+        file = _received.get(fd) or _received.setdefault(fd, SealedFile(fd))
+        return HeldShard(path, file.columns, [file])
+
+
+_received: dict[
+    int, SealedFile
+] = {}  # in the child: the trainer names a file by its number again and again
