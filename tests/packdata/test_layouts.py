@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 LAYOUTS = {
     "coco": (
         ["train2017/1.jpg", "val2017/2.jpg", "annotations/instances_train2017.json"],
-        ["train2017 DST/train2017", "val2017 DST/val2017"],
+        [
+            "train2017 DST/train2017 --annotations annotations/instances_train2017.json",
+            "val2017 DST/val2017",
+        ],
     ),
     "coco-images": (
         ["images/train2017/1.jpg", "images/val2017/2.jpg", "annotations/a.json"],
@@ -66,10 +69,14 @@ LAYOUTS = {
     "flowers": (["jpg/1.jpg", "jpg/2.jpg", "imagelabels.mat"], ["jpg DST"]),
     "cub": (["images/001.A/1.jpg", "images/002.B/2.jpg", "parts/parts.txt"], ["images DST"]),
     "images-labels": (["images/1.jpg", "labels/1.png"], ["images DST --masks labels"]),
-    "yolo": (["images/1.jpg", "labels/1.txt"], ["images DST"]),
+    "yolo": (["images/1.jpg", "labels/1.txt"], ["images DST --annotations labels"]),
+    "voc-boxes": (
+        ["JPEGImages/1.jpg", "Annotations/1.xml"],
+        ["JPEGImages DST --annotations Annotations"],
+    ),
     "yolo-splits": (
         ["images/train/1.jpg", "images/val/2.jpg", "labels/train/1.txt"],
-        ["images DST"],
+        ["images DST --annotations labels"],
     ),
     "ade20k": (
         [

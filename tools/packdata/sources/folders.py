@@ -253,15 +253,14 @@ def no_files(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
         return SourceError(f"it holds no {kind.names}", root, "Check the path")
     seen = ", ".join(f"{count} x {suffix}" for suffix, count in ignored.most_common(5))
     hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
-    if kind is PICTURES and (
-        place := _archive_below(root)
-    ):  # as of Hugging Face, and torchvision's MNIST
+    place = _archive_below(root) if kind is PICTURES and root.is_dir() else None
+    if place is not None:
         hint = f"Give the folder in which such files lie: packdata images {shlex.quote(str(place))} DST"
     return SourceError(f"it holds no {kind.names}, but {seen}", root, hint)
 
 
 def _archive_below(root: Path) -> Path | None:
-    """Return the first folder that holds files of many pictures."""
+    """Return the first folder that holds files of many pictures, as of Hugging Face, or torchvision's MNIST."""
     for relative, entries in sorted(files_below(root), key=lambda found: found[0]):
         names = [entry.name for entry in entries or ()]
         if any(suffix_of(name) in _ARCHIVES or IDX_IMAGES.fullmatch(name) for name in names):

@@ -147,7 +147,8 @@ class _Reader:
         return self._single(tree) if len(names) == 1 else self._several(tree, names)
 
     def _run(self, path: Path, more: str = "", dst: str = "DST") -> str:
-        return f"{self._command} {shlex.quote(str(path))} {dst}{more}"
+        boxes = "" if more else _annotations_of(path)
+        return f"{self._command} {shlex.quote(str(path))} {dst}{more}{boxes}"
 
     def _meant(self, tree: _Tree) -> str:
         """Return the command for a tree that lies inside of another."""
@@ -274,6 +275,29 @@ def _pictures_of(mask: str, names: Mapping[str, _Name]) -> list[str]:
     }
     found += [name for name, other in plain.items() if other.split == said.split]
     return sorted(found, key=lambda name: names[name].split != said.split)
+
+
+def _annotations_of(pictures: Path) -> str:
+    """Return the option for annotations that lie where public datasets have them; "" if there are none.
+
+    COCO's beside the folder of a split or of all splits, VOC's beside ``JPEGImages``, and YOLO's in a folder
+    ``labels`` with the same folders as ``images`` has.
+    """
+    beside, name = pictures.parent, pictures.name
+    places = [
+        *(folder / f"annotations/instances_{name}.json" for folder in (beside, beside.parent)),
+        *([beside / "Annotations"] if name == "JPEGImages" else []),
+        *([beside / "labels"] if name == "images" else []),
+        *([beside.parent / "labels" / name] if beside.name == "images" else []),
+    ]
+    found = next((place for place in places if place.is_file() or _has_labels(place)), None)
+    return "" if found is None else f" --annotations {shlex.quote(str(found))}"
+
+
+def _has_labels(folder: Path) -> bool:
+    return any(
+        name.endswith((".txt", ".xml")) for _, _, files in os.walk(folder) for name in files
+    )
 
 
 def _masks_at(tree: _Tree, pictures: Path) -> str:
