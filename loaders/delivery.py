@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.backends.ordered import Interrupted, TimedOut
-from loaders.device.modes import without_modes
 from loaders.device.nested import map_tensors
 from loaders.device.prefetch import Prefetcher
 from loaders.errors import BatchError
@@ -160,13 +159,20 @@ class Delivery:
     def _next(self) -> Any:
         began = self._waiting_since = time.monotonic()
         try:
-            with without_modes():
-                batch, valid = next(self._source)
-                batch = self._finish(batch)
-                return batch if valid is None else _with_marks(batch, valid)
+            if (
+                torch.is_inference_mode_enabled()
+            ):  # batches are made ahead, for steps in other modes
+                with torch.inference_mode(False):
+                    return self._made()
+            return self._made()
         finally:
             self._waiting_since = None
             self._stats.wait_s += time.monotonic() - began
+
+    def _made(self) -> Any:
+        batch, valid = next(self._source)
+        batch = self._finish(batch)
+        return batch if valid is None else _with_marks(batch, valid)
 
     @property
     def _num_out(self) -> int:

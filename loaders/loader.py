@@ -51,6 +51,7 @@ from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.datasets.views import as_ours, fingerprint_of, holds_ours, ours_in
 from loaders.delivery import Delivery, LoaderStats
 from loaders.device.accelerator import accelerator_for, as_device, pins, shared_device
+from loaders.device.modes import without_autocast
 from loaders.device.pinned import pinned_buffer
 from loaders.errors import StateError
 from loaders.frameworks import without_ignite
@@ -585,7 +586,8 @@ class DataLoader(Settled, torch.utils.data.DataLoader[_T]):
     def _finish(self, batch: Any) -> Any:
         """Bring a batch into the form that was asked for."""
         if self._finisher is not None:
-            batch = self._finisher(batch)
+            with without_autocast():
+                batch = self._finisher(batch)
         return batch._asdict() if self.as_dict and hasattr(batch, "_asdict") else batch
 
     def check_worker_number_rationality(self) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from loaders import opencv
 from loaders.backends.maker import Failed
+from loaders.device.modes import without_autocast
 from loaders.workers import Workers
 
 if TYPE_CHECKING:
@@ -50,9 +51,10 @@ class InlinePool:
         try:
             job = chunk.job(turn, self._maker)
             self._making = job, time.monotonic()
-            for part in range(job.num_parts):
-                job.run(part)
-            made: Made = job.finish()
+            with without_autocast():
+                for part in range(job.num_parts):
+                    job.run(part)
+                made: Made = job.finish()
             return made
         except KeyboardInterrupt:
             self._asked = asked

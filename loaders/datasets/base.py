@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from loaders.buffers import FreshMemory
 from loaders.checks import shown, whole_number
-from loaders.device.modes import without_modes
+from loaders.device.modes import without_autocast
 from loaders.sampling.batch import IndexBatch
 from loaders.sampling.context import current_context, with_draws
 from loaders.sampling.ranks import is_distributed
@@ -132,7 +132,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         """Return the samples of a batch as they are stored, whatever a subclass makes of them."""
         job = self.job(indices, FreshMemory())
         self._warn_if_frozen(indices)
-        with without_modes():
+        with without_autocast():
             for part in range(job.num_parts):
                 job.run(part)
             return job.finish()
