@@ -280,6 +280,14 @@ def test_columns_and_options_that_do_not_fit_are_refused(tmp_path: Path) -> None
         pack(ids, tmp_path / "p", train_bpe=300)
 
 
+def test_plain_text_beside_lists_of_ids_is_refused(tmp_path: Path) -> None:
+    write_rows(tmp_path / "src/a.jsonl", {"input_ids": [[1]]})
+    write(tmp_path / "src/b.txt", "text")
+
+    with pytest.raises(SourceError, match="plain text"):
+        pack(tmp_path / "src", tmp_path / "p")
+
+
 def test_files_of_which_only_later_ones_have_labels_are_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "src/a.parquet", {"input_ids": [[1]]})
     later = write_rows(tmp_path / "src/b.parquet", {"input_ids": [[1]], "labels": [[1]]})

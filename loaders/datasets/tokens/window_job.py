@@ -179,7 +179,7 @@ class Widen:
         return self._kind(windows[:, :-1].to(dtype), windows[:, 1:].to(dtype))
 
     def _widen(self, windows: torch.Tensor) -> npt.NDArray[Any]:
-        """Cast both in one call: each would wait for the interpreter anew."""
+        """Cast both in one call: each would wait for the GIL anew."""
         (num, length), (row, step) = windows.shape, windows.stride()
         both = windows.as_strided((2, num, length - 1), (step, row, step))
         return both.numpy().astype(self._wide, "C")

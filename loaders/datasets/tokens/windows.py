@@ -75,7 +75,7 @@ class TokenWindows(BatchDataset):
             ``by="document"``, of documents that begin inside.
 
     Attributes:
-        vocab_size: Ids are below it: the size of an embedding; None if nobody said.
+        vocab_size: Ids are below it: the size of an embedding; None if it was not given when packing.
         eod: The id that ends each document, or None.
         schema: The fields of the packed dataset.
         num_tokens: Tokens of the span.

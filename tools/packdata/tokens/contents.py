@@ -218,7 +218,8 @@ class Ids:
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
                 what = _what_is_wrong(name, beside, row, self.column, int(lengths[row]))
-                rejects.append((place(row), SourceError(what, place(row))))
+                hint = "Labels are aligned with the ids" if name == LABELS else ""
+                rejects.append((place(row), SourceError(what, place(row), hint)))
         return self._joined(lists, good, place, tuple(rejects))
 
     def _joined(

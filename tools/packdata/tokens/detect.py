@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaders.errors import SourceError
+from packdata.describe import counted
 from packdata.sources.rowfiles import open_row_file
 from packdata.tokens.chat import TOOLS, Chat, open_template
 from packdata.tokens.contents import ATTENTION_MASK, LABELS, Ids, Texts, is_list_of_ids
@@ -33,6 +34,14 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
     rows = [file for file in files if file.kind in LINE_KINDS]
     if not rows:
         return Texts("text")
+    content = _content_of(rows, options)
+    if content.kind != "text" and len(rows) < len(files):
+        what = f"{counted(len(files) - len(rows), 'file')} of plain text lie beside {content.kind}"
+        raise SourceError(what, rows[0].path, "Pack them one after the other")
+    return content
+
+
+def _content_of(rows: Sequence[SourceFile], options: TokenOptions) -> Content:
     columns = _columns_of(rows[0])
     if options.chat_template is not None:
         day = None if options.chat_date is None else date.fromisoformat(options.chat_date)

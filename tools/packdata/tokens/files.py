@@ -58,7 +58,7 @@ class SourceFile:
 
     Attributes:
         path: Where it is.
-        name: What to call it: the path as far as it differs from that of others.
+        name: What to call it: the part of its path that differs between the files.
         kind: How it is read: ``text``, ``jsonl``, ``npy``, ``bin``, ``ds`` or a kind of rows.
         compression: ``gzip``, ``zstd`` or None.
         size: Its bytes on disk.

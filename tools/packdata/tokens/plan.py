@@ -127,7 +127,7 @@ class TokensPlan:
         return _in_words(*map(sum, zip(*found, strict=True)))
 
     def _kept_tokenizers(self, packed: Summary) -> Iterator[str]:
-        """Say where the tokenizer is: whoever generates text needs it."""
+        """Say where the tokenizer is: generating text needs it."""
         names = [name for target in self.recipe.targets for name in target.files]
         folders = [Path(packed.dst) / dataset.folder for dataset in packed.datasets]
         if names:

@@ -49,7 +49,7 @@ class TokenSource(Protocol):
 
 
 class TokensRecipe(Recipe):
-    """Turns each piece into a block of rows; how many, nobody knows before a text is cut into tokens.
+    """Turns each piece into a block of rows, whose number is known once its text is tokenized.
 
     Fields: ``tokens``; ``num_tokens``, how many of a row are valid (all but in the last row of a
     piece); ``document_ends``, behind which of them a document ends (1 to ``row_tokens``); ``labels``

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def token_text(view: View, i: int) -> str:
-    """Return the text of a row, its documents parted by ``¶``; ids where nobody knows what they stand for."""
+    """Return the text of a row, its documents parted by ``¶``; ids where no tokenizer is kept."""
     field = view.schema.fields[TOKENS]
     assert isinstance(field, Tokens)
     sample = view.sample(i, [TOKENS, NUM_TOKENS, DOCUMENT_ENDS])
