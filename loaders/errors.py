@@ -113,7 +113,7 @@ class ShardError(LoadersError, ValueError):
         return self.beside()
 
     def beside(self, path: Path | str | None = None, row: int | None = None) -> str:
-        """Return the text for who has told a file and row: without them, where they are the same."""
+        """Return the text for a message that names a file and row already: without these, where they are the same."""
         where = [] if self.path == path else [printable(str(self.path))]
         where += [] if self.field is None else [f"field {self.field}"]
         if self.row is not None and (self.path, self.row) != (path, row):

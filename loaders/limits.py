@@ -80,7 +80,7 @@ def _limit(group: Path) -> int | None:
 
 
 def memory_bytes(proc: Path = _PROC, sys: Path = _SYS) -> int:
-    """Return the memory of this machine, or of the container if that is less; 0 if nobody says."""
+    """Return the memory of this machine, or of the container if that is less; 0 if it is not known."""
     total, limit = meminfo(proc).get("MemTotal") or _physical_bytes(), memory_limit(proc, sys)
     return total if limit is None else min(total or limit, limit)
 

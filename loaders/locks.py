@@ -1,4 +1,4 @@
-"""Locks that a forked child finds open, whoever held them in its parent."""
+"""Locks that are open in a forked child, also those that a thread of the parent held."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import weakref
 
 
 class ForkLock:
-    """A lock whose holder does not exist in a forked child: there it is new, and open.
+    """A lock that is renewed in a forked child, where the thread that held it does not exist.
 
-    So what it guards may be half written there: let it guard only caches that can be filled again, and counts.
+    What it guards may be half written there: use it only for caches that can be filled again, and counts.
 
     Attributes:
         plain: What to hold, ``with lock.plain:``. An ``__enter__`` of our own would have an instruction

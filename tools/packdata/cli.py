@@ -53,9 +53,9 @@ def _name(module: ModuleType) -> str:
 
 
 def _open_closed_streams() -> None:
-    """Make standard streams that whoever started us has closed (``2>&-``) ones that say nothing.
+    """Open standard streams that the parent process has closed (``2>&-``) on the null device.
 
-    In this order they get their own numbers, which no file that is packed into shall have.
+    In this order they get descriptors 0 to 2, which then no output file can get.
     """
     if sys.stdin is None:
         sys.stdin = _null("r")
@@ -65,7 +65,7 @@ def _open_closed_streams() -> None:
 
 
 def _null(mode: Literal["r", "w"]) -> TextIO:
-    """The null device by a number that nobody closes, so that Python has nothing to warn of at exit."""
+    """Open the null device; its descriptor is never closed, so that Python warns of nothing at exit."""
     number = os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
     return open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)
 
@@ -78,8 +78,8 @@ def _quiet_pillow() -> Iterator[None]:
         yield
 
 
-def _told(error: LoadersError | OSError) -> str:
-    """Return an error's line; of what the system says without the number, as other commands do."""
+def _message(error: LoadersError | OSError) -> str:
+    """Return an error as a line; those of the system without their number, as other commands print them."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return printable(f"{error.filename}: {error.strerror}")
     return printable(str(error), keep="\n")
@@ -111,6 +111,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"packdata: {what}", file=sys.stderr)
         return _INTERRUPTED
     except (LoadersError, OSError) as error:
-        for line in (_told(error), *map(printable, getattr(error, "__notes__", ()))):
+        for line in (_message(error), *map(printable, getattr(error, "__notes__", ()))):
             print(f"packdata: {line}", file=sys.stderr)
         return _BAD_DATA

@@ -193,7 +193,7 @@ def pack_recipes(
             lists it.
         overwrite: Replace the datasets in ``dst``. They can be read until the new ones are
             complete.
-        progress: Is told of every item.
+        progress: Called for every item.
         is_unchanged: Asked before publishing whether the source is still what the recipes listed.
 
     Raises:
@@ -357,7 +357,7 @@ class _PartPacker:
 
     @property
     def num_samples(self) -> int | None:
-        """Samples that the part has, rejected items counted as one each; None if nobody knows."""
+        """Samples that the part has, rejected items counted as one each; None if not known."""
         return self.recipe.num_samples if self.recipe.is_of_blocks else len(self.recipe)
 
     @property

@@ -39,7 +39,9 @@ JOURNAL_VERSION = 2
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = "lock"
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # each where there is such
-_LOCK_AT = 1 << 30  # Windows locks bytes, and nobody reads them then: not those of the file
+_LOCK_AT = (
+    1 << 30
+)  # Windows locks bytes, which then cannot be read: none of those that the file has
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message tells only that they differ
 _HASH = "xxh3:"
@@ -222,7 +224,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> tuple[Header, State] | None:
-    """Return what a journal says, whoever is writing it; None if there is none."""
+    """Return what a journal says, also while another process writes it; None if there is none."""
     found = _read(path, lambda *_: True)
     return None if found is None else found[:2]
 
@@ -297,7 +299,9 @@ class TargetLock:
                 self._acquire(os.open(path, os.O_RDWR | os.O_CREAT | _CLOEXEC, 0o644))
             except FileNotFoundError:
                 continue
-            except OSError:  # there are no locks, then: nobody has one on the file that was made
+            except (
+                OSError
+            ):  # no locks on this file system: no other process can hold one on the new file
                 if is_new:
                     path.unlink(missing_ok=True)
                 raise
@@ -306,7 +310,9 @@ class TargetLock:
         try:
             _lock(fd)
             if _is_same_file(fd, self.path):  # else its last owner finished, and removed it
-                with suppress(OSError):  # a full disk: it is for people, and costs nobody the lock
+                with suppress(
+                    OSError
+                ):  # a full disk: the number is for people, the lock holds without it
                     os.ftruncate(fd, 0)
                     os.write(fd, b"%d\n" % os.getpid())
                 self._fd = fd
@@ -325,7 +331,7 @@ class TargetLock:
 
 
 def lock_owner(path: Path) -> str | None:
-    """Return who holds the lock at a path, in words; None if nobody does."""
+    """Return which process holds the lock at a path, in words; None if it is free."""
     try:
         fd = regular(str(path), 0)
     except (FileNotFoundError, NotADirectoryError):

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 _MAX_ORIGINS = 8  # nested in a manifest: of a dataset copied daily JSON could not read all
 _MAX_CHARS, _MAX_VALUE_CHARS, _MAX_NAMES = 300, 60, 3
 _KEPT_FILE_NAMES = 16  # of the files that were packed as tokens the manifest has no more
-# What is told elsewhere: in the head of the line, or of the fields (what tokens are).
+# Shown elsewhere: at the head of the line, or with the fields (what tokens are).
 _ELSEWHERE = frozenset({"command", "recipe", "source", "sources", "kind", "packer", "targets"}) | {
     *("options", "appended", "tokenizer", "vocab_size", "eod", "row_tokens")
 }
-# The defaults of options that are recorded though nobody gave them.
+# Options that are recorded with their defaults, too.
 USUAL: dict[str, dict[str, Any]] = {
     "images": {"fit": "shorter", "quality": 90},
     "tokens": {"documents": "file", "text_column": "text"},

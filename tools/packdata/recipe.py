@@ -1,4 +1,4 @@
-"""What a packing needs to know of its input: the recipe's side of the bargain with ``engine.py``.
+"""A recipe: what ``engine.py`` packs.
 
 A recipe lists items in a fixed order and turns each into records; the packer runs it on many
 threads, cuts shards, and survives being killed. One recipe may fill several datasets from one
@@ -101,7 +101,7 @@ class Recipe(Protocol):
         provenance: JSON for the manifest: source name and options, no absolute paths, times or
             host names.
         is_of_blocks: Items are blocks of samples, instead of one sample each.
-        num_samples: Of blocks, how many samples there will be; None where nobody knows yet.
+        num_samples: Of blocks, how many samples there will be; None if not known yet.
         divides: Each sample goes to one of the targets, instead of to all.
         tally: Where ``encode`` counts what the summary tells.
     """

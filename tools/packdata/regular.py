@@ -29,7 +29,7 @@ def nothing_at(path: Path | str, hint: str = "Check the path") -> SourceError:
 def check_regular(path: Path | str, where: Path | str) -> None:
     """Raise SourceError, which names ``where``, for a pipe, socket or device.
 
-    What is not there, or a folder, is left to whoever opens it.
+    A missing file, or a folder, is an error when it is opened.
     """
     try:
         mode = os.stat(path).st_mode

@@ -1,4 +1,4 @@
-"""What every packing is told, whatever it packs, and sorting keyword arguments by whom they are for."""
+"""Options that every packing has, and sorting keyword arguments by the function they belong to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class PackSettings(TypedDict, total=False):
-    """The keyword arguments of ``pack_recipes``, which has the defaults, that others pass on to it.
+    """Keyword arguments that other functions pass on to ``pack_recipes``, which has the defaults.
 
     Attributes:
         shard_bytes: A shard ends with the sample that brings its records to this size.
@@ -26,7 +26,7 @@ class PackSettings(TypedDict, total=False):
         on_error: ``"fail"`` stops at an item that cannot be packed, ``"skip"`` leaves it out and
             lists it.
         overwrite: Replace the datasets that are there.
-        progress: Is told of every sample.
+        progress: Called for every sample.
     """
 
     shard_bytes: int

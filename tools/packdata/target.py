@@ -332,7 +332,7 @@ class Packing:
             if there is None or there.fingerprint == replaced:
                 there = self.manifest(folder)
                 publish_manifest(target, there)
-            # else it is ours already, maybe with more appended to it since
+            # else it was published already, and perhaps extended since
             for name in set(files) - set(_files(there)):
                 (target / name).unlink(missing_ok=True)
         self._is_published = True
@@ -473,7 +473,7 @@ def _other_datasets(dst: Path, others: Sequence[Path], folders: Sequence[str]) -
     """Return the error that datasets lie where none is to be written: these are never replaced."""
     places = _few([dst / folder for folder in folders])
     remedy = "choose another folder"
-    if all(map(_is_dataset, others)):  # of what else a manifest.json is part, nobody knows
+    if all(map(_is_dataset, others)):  # a manifest.json may be of something else
         remedy = f"remove {_few(others)} yourself, or {remedy}"
     hint = f"{OVERWRITE} replaces datasets in the same places only, here {places}: {remedy}"
     return PackError("another packed dataset is there", others[0], hint)
@@ -533,8 +533,8 @@ def _replaced(existing: Mapping[str, Manifest]) -> dict[str, tuple[str, list[str
 
 
 def _has_any(manifest: Manifest, shards: Sequence[ShardInfo]) -> bool:
-    ours = {(shard.file, shard.xxh3_128) for shard in shards}
-    return any((shard.file, shard.xxh3_128) in ours for shard in manifest.shards)
+    known = {(shard.file, shard.xxh3_128) for shard in shards}
+    return any((shard.file, shard.xxh3_128) in known for shard in manifest.shards)
 
 
 def _files(manifest: Manifest) -> list[str]:

@@ -558,7 +558,7 @@ def pack(
         quality: Of pictures that are newly encoded.
         on_error: What becomes of samples that cannot be packed.
         provenance: JSON for the manifest.
-        progress: Is told of every sample.
+        progress: Called for every sample.
         **table: Of a DataFrame, what becomes of its columns: ``target``, ``drop``, ``dates``, ... of ``pack_tables``.
 
     Raises:
