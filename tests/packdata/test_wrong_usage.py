@@ -25,7 +25,7 @@ USAGE = [
     ("images photos {dst} --size 8 --fit cover --codec raw --quality 50", "not for codec 'raw'"),
     ("images photos {dst} --codec png --compression lz4", "belongs to fields of codec 'dct', not 'png'"),
     ("tokens ids.npy {dst} --documents line", "documents is for plain text, and the files are npy"),
-    ("tokens a.txt {dst} --text-column body", "text_column is for JSON lines, Parquet and Arrow"),
+    ("tokens a.txt {dst} --text-column body", "text_column is for JSON lines, Parquet and other files of rows"),
     ("tokens a.txt {dst} --bin-dtype uint32", "bin_dtype is for ids without a header, and the files are text"),
     ("tokens a.txt {dst} --tokenizer ''", "argument --tokenizer: the path is empty"),
     ("tokens a.txt {dst} --vocab-size 300", "vocab_size is for ids"),

@@ -25,7 +25,7 @@ _ELSEWHERE = frozenset({"command", "recipe", "source", "sources", "kind", "packe
 # Options that are recorded with their defaults, too.
 USUAL: dict[str, dict[str, Any]] = {
     "images": {"fit": "shorter", "quality": 90},
-    "tokens": {"documents": "file", "text_column": "text"},
+    "tokens": {"documents": "file", "text_column": "text", "bin_dtype": "uint16"},
     "tables": {"missing": "error", "dtype": "float32"},
     "split": {"by": "shuffle"},
     "copy": {"on": "key"},

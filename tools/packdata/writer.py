@@ -563,10 +563,6 @@ def pack(
 
     Raises:
         TypeError: What the source gives is no mapping; other errors are those of ``Writer``.
-
-    Example:
-        >>> vectors = np.zeros((1000, 16), np.float32)  # doctest: +SKIP
-        >>> pack({"x": vectors}, "packed", {"x": Array("float32", dims=(16,))})  # doctest: +SKIP
     """
     if fields is None:
         given = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
