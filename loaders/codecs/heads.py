@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from loaders.codecs.markers import JPEG_START, SOS, frame_of
+from loaders.codecs.markers import JPEG_START, SOS, frame_of, segments
 from loaders.errors import CodecError
 
 if TYPE_CHECKING:
@@ -23,9 +23,10 @@ APP9 = 0xE9
 INDEX = b"SEGMENTS"  # begins an APP9 segment in files of ours: see codecs.jpeg
 _DRI = 0xDD
 _HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer header is decoded whole
+_SEQUENTIAL = (0xC0, 0xC1)
 _NO_BASELINE = frozenset(
-    {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB), 0xFF}
-)  # other frames, what has no business before a frame, and fill bytes
+    {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB)}
+)  # other frames, and what has no business before a frame
 _START_BYTES = 640  # of files that are compared with another: most headers are shorter
 _MIN_SEGMENT = 6  # bytes of the shortest one of a scan's
 _FEW = 8  # files: comparing takes as long as reading so many headers
@@ -265,31 +266,24 @@ def _jpeg_form(start: memoryview) -> _Form | None:
     """
     if bytes(start[:2]) != JPEG_START:
         return None
-    at, segments_at = 2, []
-    while at + 9 < len(start) and start[at] == 0xFF:
-        marker, end = start[at + 1], at + 2 + (start[at + 2] << 8 | start[at + 3])
-        if marker in _NO_BASELINE:
+    segments_at: list[int] = []
+    height_at, interval_at, components, end = 0, 0, b"", len(JPEG_START)
+    for marker, body, behind in segments(start):
+        at = body - 4
+        if at != end:  # fill bytes
+            break
+        segments_at.append(at)
+        if height_at:
+            if marker == SOS or (marker == APP9 and start[body : body + len(INDEX)] == INDEX):
+                return _Form(segments_at, height_at, at, components, interval_at)
+            interval_at = body if marker == _DRI else interval_at
+        elif marker in _NO_BASELINE or body + 5 >= len(start):
             return None
-        segments_at.append(at)
-        if marker in (0xC0, 0xC1):
-            return _read_tables(start, segments_at, at + 5, end)
-        at = end
-    return None
-
-
-def _read_tables(start: memoryview, segments_at: list[int], height_at: int, at: int) -> _Form:
-    """Read on behind the frame header, up to the scan or the index before it."""
-    behind = height_at + SIDES.size
-    components, interval_at = start[behind:][: 1 + 3 * start[behind]].tobytes(), 0
-    while at + _MIN_SEGMENT <= len(start) and start[at] == 0xFF:
-        marker = start[at + 1]
-        segments_at.append(at)
-        if marker == SOS or (marker == APP9 and start[at + 4 : at + 4 + len(INDEX)] == INDEX):
-            return _Form(segments_at, height_at, at, components, interval_at)
-        if marker == _DRI:
-            interval_at = at + 4
-        at += 2 + (start[at + 2] << 8 | start[at + 3])
-    return _Form(segments_at, height_at, 0, components, 0)
+        elif marker in _SEQUENTIAL:
+            height_at, count = body + 1, start[body + 5]
+            components = start[body + 5 :][: 1 + 3 * count].tobytes()
+        end = behind
+    return _Form(segments_at, height_at, 0, components, 0) if height_at else None
 
 
 def _unit_sides(components: bytes) -> tuple[int, int]:

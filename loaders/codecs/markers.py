@@ -49,17 +49,17 @@ class Frame(NamedTuple):
 
 
 def segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, start and end of what each segment before the first scan holds."""
+    """Yield marker, start and end of what each segment holds, up to the header of the first scan."""
     at, last = len(JPEG_START), len(data) - 4
     while at <= last and data[at] == 0xFF:
         mark = data[at + 1]
         if mark == 0xFF:  # a fill byte
             at += 1
             continue
-        if mark == SOS:
-            return
         end = at + 2 + (data[at + 2] << 8 | data[at + 3])
         yield mark, at + 4, end
+        if mark == SOS:
+            return
         at = end
 
 

@@ -140,9 +140,9 @@ def test_absurd_sizes_are_found_among_many(size: tuple[int, int]) -> None:
 def test_the_headers_of_a_kind_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Counter[str]()
 
-    def counted(data: Any) -> PictureHead:
+    def counted(data: Any, max_pixels: int) -> PictureHead:
         read["alone"] += 1
-        return picture_head(data)
+        return picture_head(data, max_pixels)
 
     monkeypatch.setattr(heads, "picture_head", counted)
     kinds = [jpeg(photo(64, 64)), of_pil(64, 64, comment=b"a"), record(encode_jpeg(photo(64, 64)))]
