@@ -14,6 +14,7 @@ from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Field, Json, Label, MultiLabel, Text, check_field_name
 from packdata.describe import counted
+from packdata.readers import csv_rows, encoding_hint
 from packdata.regular import read_regular
 
 if TYPE_CHECKING:
@@ -201,8 +202,6 @@ def _indicators(field: MultiLabel, text: str) -> list[int]:
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:
-    from packdata.readers import csv_rows, encoding_hint  # with pyarrow: --help is quick without
-
     try:
         text = read_regular(path, path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

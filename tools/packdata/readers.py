@@ -10,14 +10,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
 from packdata.regular import check_name
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pyarrow.parquet as pq
 
 UTF8_HINT = (
     "Convert it from the encoding in which it was saved, which only its author knows: "
@@ -135,6 +135,9 @@ def open_parquet(path: Path, metadata: Any = None) -> pq.ParquetFile:
     Raises:
         SourceError: It is none.
     """
+    import pyarrow as pa  # late: --help is quick without
+    import pyarrow.parquet as pq
+
     check_name(str(path), path)
     try:
         return pq.ParquetFile(path, metadata=metadata, coerce_int96_timestamp_unit="us")
