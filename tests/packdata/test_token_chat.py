@@ -171,6 +171,39 @@ def test_thoughts_that_earlier_turns_lose_do_not_move_the_targets(tmp_path: Path
     assert said(folder) == ["Drei Äpfel.<|end|><think></think>No.<|end|>"]
 
 
+def test_thoughts_inside_of_earlier_turns_do_not_matter_either(tmp_path: Path) -> None:
+    template = write(tmp_path / "chat.jinja", THINKING)
+    chat = [dict(message) for message in CHAT]
+    chat[2]["content"] = "<think>Hm, 3?</think>Drei Äpfel."
+
+    folder = pack(write_chats(tmp_path / "a.jsonl", chat), tmp_path / "p", chat_template=template)
+
+    assert said(folder) == ["Drei Äpfel.<|end|><think></think>No.<|end|>"]
+
+
+def test_an_end_token_behind_the_last_message_alone_is_a_target_there(tmp_path: Path) -> None:
+    text = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+    )
+    config = {"eos_token": "<|endoftext|>", "chat_template": text}
+    template = write(tmp_path / "tokenizer_config.json", json.dumps(config))
+
+    folder = pack(write_chats(tmp_path / "a.jsonl", CHAT), tmp_path / "p", chat_template=template)
+
+    assert said(folder) == ["Drei Äpfel.<|end|>\nNo.<|end|>\n<|endoftext|>"]
+
+
+def test_an_opened_thought_that_an_answer_lacks_is_no_target(tmp_path: Path) -> None:
+    head, answer, tail = CHATML.rpartition("assistant\n")
+    opened = f"{head}{answer}<think>{tail}"
+    template = write(tmp_path / "chat.jinja", opened)
+
+    folder = pack(write_chats(tmp_path / "a.jsonl", CHAT), tmp_path / "p", chat_template=template)
+
+    assert said(folder) == ["Drei Äpfel.<|im_end|>\nNo.<|im_end|>\n"]
+
+
 def test_a_turn_whose_place_cannot_be_told_is_refused_with_its_row(tmp_path: Path) -> None:
     template = write(tmp_path / "chat.jinja", "{{ messages | length }}" + CHATML)
     source = write_chats(tmp_path / "a.jsonl", CHAT[:1], CHAT)
@@ -234,7 +267,8 @@ def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
 def test_what_templates_may_use_is_there(tmp_path: Path) -> None:
     text = (
         "{{ tools | tojson(indent=1) }}{{ strftime_now('%d %b %Y') }}"
-        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% if loop.index == 5 %}{% break %}{% endif %}{% endfor %}"
     )
     template = write(tmp_path / "chat.jinja", text)
     source = write_chats(tmp_path / "a.jsonl", CHAT, tools=[[{"name": "ü"}]])
@@ -242,7 +276,9 @@ def test_what_templates_may_use_is_there(tmp_path: Path) -> None:
     options: dict[str, Any] = {"chat_template": template, "chat_date": "2024-07-26"}
     folder = pack(source, tmp_path / "p", **options)
 
-    assert texts(folder) == ['[\n {\n  "name": "ü"\n }\n]26 Jul 2024Be brief.']
+    assert texts(folder) == [
+        '[\n {\n  "name": "ü"\n }\n]26 Jul 2024Be brief.Größe?Drei Äpfel.And?No.'
+    ]
     other = plan_tokens(source, TokenOptions(**{**options, "chat_date": "2024-07-27"}))
     assert other.recipe.identity != plan_tokens(source, TokenOptions(**options)).recipe.identity
     assert any("2024-07-27" in note for note in other.notes())

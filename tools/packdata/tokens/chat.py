@@ -24,7 +24,7 @@ from packdata.tokens.contents import as_utf8, value_of
 from packdata.tokens.documents import join_documents
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from packdata.tokens.contents import Document, RowPlace
     from packdata.tokens.documents import Documents, Reject
@@ -109,20 +109,40 @@ class ChatTemplate:
 
     def _turn(self, text: str, messages: Sequence[Message], tools: Any) -> tuple[int, int]:
         """Return where the last of some messages lies in the text of the whole conversation."""
-        before, upto = self.render(messages[:-1], tools), self.render(messages, tools)
-        # An opened answer may go on in another way than this one does, such as by a thought.
-        opened = self.render(messages[:-1], tools, opens_turn=True)
-        start = max(len(before), _num_alike(text, opened))
-        if text.startswith(before):
-            if text.startswith(upto) and len(upto) > start:
-                return start, len(upto)
-            # Thoughts are left out of earlier turns: the turn is its content, and what ends it.
-            content = str(messages[-1].get("content") or "").strip()
-            turn = content + upto.rpartition(content)[2] if content in upto else ""
-            if content and text.startswith(turn, start):
-                return start, start + len(turn)
+        start = self._begin_of_turn(text, messages[:-1], tools)
+        upto = self.render(messages, tools)
+        if start is not None:
+            for end in (upto, self._without_end(upto)):
+                if text.startswith(end) and len(end) > start:
+                    return start, len(end)
+                for content in filter(end.__contains__, _contents(messages[-1])):
+                    turn = content + end.rpartition(content)[2]
+                    if text.startswith(turn, start):
+                        return start, start + len(turn)
         what = f"the chat template writes message {len(messages)} differently when others follow"
         raise ValueError(f"{what}: what the assistant says cannot be told from the rest")
+
+    def _begin_of_turn(self, text: str, before: Sequence[Message], tools: Any) -> int | None:
+        """Return where the answer to some messages begins in the text; None if that cannot be told."""
+        opened = self.render(before, tools, opens_turn=True)
+        if text.startswith(opened):
+            return len(opened)
+        # An opened answer may go on in another way than this one does, such as by a thought.
+        closed = self._without_end(self.render(before, tools))
+        return max(len(closed), _num_alike(text, opened)) if text.startswith(closed) else None
+
+    def _without_end(self, text: str) -> str:
+        """Leave out the end token that some templates put behind the last message, whichever that is."""
+        return text.removesuffix(str(self.tokens.get("eos_token") or ""))
+
+
+def _contents(message: Message) -> Iterator[str]:
+    """Yield what a message says; without a thought, which templates leave out of earlier turns."""
+    content = message.get("content")
+    if isinstance(content, str):
+        for part in (content.strip(), content.rpartition("</think>")[2].strip()):
+            if part:
+                yield part
 
 
 def _num_alike(text: str, other: str) -> int:
