@@ -9,7 +9,7 @@ import torch
 
 from loaders.buffers import Slots
 from loaders.datasets.base import reads_batches
-from loaders.datasets.reading.job import CallJob, OneSample
+from loaders.datasets.reading.job import CallJob
 from loaders.datasets.reading.samples import collate
 from loaders.errors import LoadersError
 from loaders.workers import needs_prefetch
@@ -108,7 +108,7 @@ class Maker:
 
     def _read(self, indices: Any) -> Job:
         if not self.has_batches:
-            return OneSample(self.dataset, indices)
+            return CallJob(self.dataset, indices, is_single=True)
         if self._batched is not None:
             return self._batched.job(indices, self.slots, max(1, self.num_workers))
         return CallJob(self.dataset, indices)

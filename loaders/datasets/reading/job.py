@@ -217,48 +217,36 @@ def _key_in_time(view: View, index: int) -> str | None:
 
 
 class CallJob:
-    """A batch of any map-style dataset: ``dataset[i]`` for each index, on one thread."""
+    """Samples of any map-style dataset, on one thread: ``dataset[i]`` for each index of a batch, or for a single one.
+
+    Args:
+        dataset: Whose samples.
+        indices: Of which.
+        is_single: It is one index, where there are no batches (``batch_size=None``).
+    """
 
     num_parts = 1
 
-    def __init__(self, dataset: Any, indices: Any) -> None:
-        self.dataset, self.indices = dataset, indices
-        self._samples: Any = None
+    def __init__(self, dataset: Any, indices: Any, *, is_single: bool = False) -> None:
+        self._dataset, self._indices, self._is_single = dataset, indices, is_single
+        self._fetched: Any = None
 
     def run(self, part: int) -> None:
         """Fetch the samples."""
-        fetch = getattr(self.dataset, "__getitems__", None)
-        indices = listed(self.indices)
-        with reading(self.indices):
-            self._samples = fetch(indices) if fetch else [self.dataset[i] for i in indices]
+        with reading(self._indices):
+            self._fetched = self._fetch()
+
+    def _fetch(self) -> Any:
+        if self._is_single:
+            return self._dataset[self._indices]
+        indices, fetch = listed(self._indices), getattr(self._dataset, "__getitems__", None)
+        return fetch(indices) if fetch else [self._dataset[i] for i in indices]
 
     def finish(self) -> Any:
-        """Return the samples, for a collate function to join."""
-        return self._samples
+        """Return the samples, for a collate function to join, or the single one."""
+        return self._fetched
 
     def describe(self, part: int) -> str:
-        """Say which samples are fetched."""
-        return f"fetching {len(self.indices)} samples of {type(self.dataset).__name__}"
-
-
-class OneSample:
-    """A single sample, where there are no batches (``batch_size=None``)."""
-
-    num_parts = 1
-
-    def __init__(self, dataset: Any, index: Any) -> None:
-        self.dataset, self.index = dataset, index
-        self._sample: Any = None
-
-    def run(self, part: int) -> None:
-        """Fetch the sample."""
-        with reading(self.index):
-            self._sample = self.dataset[self.index]
-
-    def finish(self) -> Any:
-        """Return the sample."""
-        return self._sample
-
-    def describe(self, part: int) -> str:
-        """Say which sample is fetched."""
-        return f"fetching sample {self.index} of {type(self.dataset).__name__}"
+        """Say what is fetched."""
+        what = f"sample {self._indices}" if self._is_single else f"{len(self._indices)} samples"
+        return f"fetching {what} of {type(self._dataset).__name__}"
