@@ -203,6 +203,18 @@ def test_utf16_and_ids_that_are_utf8_by_chance_are_not_text(tmp_path: Path, data
     assert texts(pack(tmp_path / "b.txt", tmp_path / "q"))[0][6] == "\0"
 
 
+@pytest.mark.parametrize("text", ["First Citizen: ä\n" * 4, '{"text": "a line of JSON"}\n' * 2000])
+@pytest.mark.parametrize("options", [{}, {"bin_dtype": "uint32"}])
+def test_text_called_bin_is_not_read_as_ids_wider_than_bytes(
+    tmp_path: Path, text: str, options: dict[str, Any]
+) -> None:
+    source = write(tmp_path / "a.bin", text)
+
+    with pytest.raises(SourceError, match="it is text"):
+        pack(source, tmp_path / "p", **options)
+    assert documents(pack(source, tmp_path / "p", bin_dtype="uint8")) == [[*text.encode()]]
+
+
 def test_the_bin_of_megatron_without_its_index_is_refused(tmp_path: Path) -> None:
     write_pair(tmp_path / "corpus_text_document", [[1, 2, 3], [4, 5, 6, 7]])
     (tmp_path / "corpus_text_document.idx").unlink()

@@ -33,6 +33,7 @@ _OF_LLMC = {
     20240328: "a tokenizer of llm.c",
 }
 _HEAD_BYTES = 64 << 10
+_MIN_TEXT_BYTES = 32
 _MAX_OPERATIONS = 1000  # of a pickle, that are parsed
 _AS_IDS = "Give what holds the ids"
 _UNPACK = "Unpack it first"
@@ -160,6 +161,21 @@ def _is_pickle(file: BinaryIO, head: bytes) -> bool:
         return sum(1 for _ in itertools.islice(pickletools.genops(file), _MAX_OPERATIONS)) > 0
     except ValueError:
         return False
+
+
+def check_no_text(path: Path) -> None:
+    """Raise SourceError for a file that begins as text, whose bytes are about to be read as wider ids."""
+    with open(path, "rb") as file:
+        head = file.read(_HEAD_BYTES)
+    text = head.decode("utf-8", "ignore")
+    is_whole = len(text.encode()) > len(head) - 4  # but for a character that the cut goes through
+    if (
+        len(head) >= _MIN_TEXT_BYTES
+        and is_whole
+        and all(c.isprintable() or c.isspace() for c in text)
+    ):
+        hint = "Call it .txt or .jsonl, or give --bin-dtype uint8 for bytes as ids"
+        raise SourceError("it is text, not plain ids", path, hint)
 
 
 def check_width(ids: Any, path: Path) -> None:

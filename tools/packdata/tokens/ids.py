@@ -22,7 +22,7 @@ import numpy.typing as npt
 from loaders.errors import SourceError
 from packdata.regular import check_regular, read_regular
 from packdata.tokens.documents import Documents, Piece
-from packdata.tokens.headers import LLMC, LLMC_BYTES, check_header, check_width
+from packdata.tokens.headers import LLMC, LLMC_BYTES, check_header, check_no_text, check_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -144,6 +144,8 @@ def _open_flat(file: SourceFile, dtype: str | None) -> IdsFile:
     if file.size % item.itemsize:
         what = f"it has {file.size} bytes, which is no multiple of {item.itemsize} ({item.name})"
         raise SourceError(what, file.path, "Is it complete? Give --bin-dtype for another type")
+    if item.itemsize > 1:
+        check_no_text(file.path)
     ids = _map(file.path, item, file.size // item.itemsize)
     if dtype is None:
         check_width(ids, file.path)
