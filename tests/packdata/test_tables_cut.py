@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import re
 import tempfile
 from pathlib import Path
 
@@ -121,3 +122,39 @@ def test_a_row_without_end_is_not_read_into_memory(
 
     with pytest.raises(SourceError, match=r"line 2: the row has more than .*never closed"):
         pack_tables(tmp_path / "t.csv", tmp_path / "out")
+
+
+NUMBERS = st.from_regex(r"\A ?[+-]?[0-9]{1,3}(\.[0-9]{1,2})?(e-?[0-9]{1,2})?\Z")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=9),
+    st.sampled_from([",", "\t", ";", "|"]),
+    st.booleans(),
+    st.integers(1, 60),
+)
+def test_numbers_are_numbers_unless_one_of_the_column_begins_with_zeros(
+    rows: list[tuple[str, str]], delimiter: str, quoted: bool, size: int
+) -> None:
+    cells = [(f'"{a}"', b) if quoted else (a, b) for a, b in rows]
+    names = [
+        any(re.match(r" ?[+-]?0[0-9]", cell) for cell in column)
+        for column in zip(*rows, strict=True)
+    ]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "PART_BYTES", size)
+        patch.setattr("packdata.tables.delimited._LOOK_BYTES", size)
+        source = Path(folder) / "t.csv"
+        source.write_text("".join(delimiter.join(row) + "\n" for row in [("a", "b"), *cells]))
+
+        pack_tables(source, Path(folder) / "out", delimiter=delimiter, dtype="float64")
+
+        reader = PackedReader(Path(folder) / "out")
+        fields = reader.schema.fields
+        found = {name: fields[name].to_json()["columns"] for name in fields}
+        assert found.get("categories", []) == [
+            n for n, is_name in zip("ab", names, strict=True) if is_name
+        ]
+        if not any(names):
+            assert reader.column("features").tolist() == [[float(a), float(b)] for a, b in rows]

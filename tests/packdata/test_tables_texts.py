@@ -130,7 +130,8 @@ def test_numbers_of_csv_that_begin_with_zeros_are_names(
 ) -> None:
     if small:
         monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 60)
-    cells = [*(["90210", "10115"] * 20), "01234", "", "1234"]
+        monkeypatch.setattr("packdata.tables.delimited._LOOK_BYTES", 60)
+    cells = [*(["90210", "10115.50"] * 20), "01234", "", "1234"]
     source = write(tmp_path, cells)
 
     summary = pack_tables(source, tmp_path / "out")

@@ -7,6 +7,7 @@ other: cut here, they are parsed on all cores. A piece that Arrow refuses is rea
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _QUOTE, _LINE_ENDS = ord('"'), (10, 13)
 _BOM = b"\xef\xbb\xbf"
 _HEAD_BYTES = 1 << 20
 _LOOK_BYTES = 1 << 16
+_ZEROS = re.compile(rb"[+-]?0[0-9]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,8 +292,7 @@ def _may_have_zeros(data: bytes, delimiter: int) -> bool:
     opening = np.isin(
         codes[rows - 1], np.array([delimiter, _QUOTE, ord(" "), *_LINE_ENDS], np.uint8)
     )
-    first = len(codes) > 1 and codes[0] == ord("0") and 48 <= codes[1] < 58
-    return bool(first or (~signed | opening).any())
+    return bool(_ZEROS.match(data) or (~signed | opening).any())
 
 
 def first_record_end(data: bytes, delimiter: int) -> int:
