@@ -320,7 +320,7 @@ def test_a_report_of_a_stalled_disk_does_not_stall(
 ) -> None:
     dataset = ShardDataset(folder)
     go = threading.Event()
-    monkeypatch.setattr(type(dataset), "_key_of", lambda self, index: str(go.wait(30)))
+    monkeypatch.setattr(type(dataset.view), "key", lambda self, index: str(go.wait(30)))
 
     began = time.monotonic()
     text = dataset.job([3, 4], loaders.buffers.FreshMemory()).describe(0)
