@@ -72,6 +72,7 @@ def longest_wait_s(batches: Any) -> float:
     return longest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [16, 256, 20_000])
 def test_requests_that_a_stopped_child_does_not_read_are_not_waited_for(batch_size: int) -> None:
     """Groups of 128 KiB, and single batches of 160 kB: more than the socket holds."""
@@ -85,6 +86,7 @@ def test_requests_that_a_stopped_child_does_not_read_are_not_waited_for(batch_si
     batches.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.001, 0.01, 0.03])
 def test_a_child_that_stops_in_the_middle_of_an_answer_is_not_waited_for(delay_s: float) -> None:
     batches = iter(child_loader(Texts(), 10, num_workers=1, timeout=TIMEOUT_S))
@@ -123,6 +125,7 @@ def test_large_messages_both_ways_at_the_same_time_come_through() -> None:
     assert found == list(range(200_000))
 
 
+@pytest.mark.slow
 def test_a_child_that_was_stopped_goes_on_with_what_it_was_in() -> None:
     batches = iter(child_loader(Texts(), 10, num_workers=1, timeout=10))
     lengths = []
@@ -141,6 +144,7 @@ def told(sample: Any) -> Any:
     return sample
 
 
+@pytest.mark.slow
 def test_what_a_transform_prints_is_not_lost() -> None:
     code = """
 import torch

@@ -135,12 +135,14 @@ class Squares(Dataset[int]):
         return 10
 
 
+@pytest.mark.slow
 def test_a_foreign_dataset_is_served() -> None:
     assert [b.tolist() for b in child_loader(Squares(), 4)] == [
         [0, 1, 4, 9], [16, 25, 36, 49], [64, 81]
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_epoch_of_a_foreign_sampler_reaches_the_child(folder: Path) -> None:
     data = dataset(folder, augment=[augment.RandomCrop(8)])
     order = list(range(10))
@@ -225,6 +227,7 @@ def test_a_bad_sample_is_named_with_its_type_and_place(tmp_path: Path) -> None:
     assert len(next(iterator).image) == 3
 
 
+@pytest.mark.slow
 def test_replaced_samples_are_counted(tmp_path: Path) -> None:
     path = damaged(tmp_path / "d", 7)
     data = ShardDataset(path, fields=["image"], check="never", on_error="replace")
@@ -281,6 +284,7 @@ class Seals(Dataset[int]):
         return 2
 
 
+@pytest.mark.slow
 def test_an_error_that_takes_no_notes_arrives_as_text() -> None:
     with pytest.raises(RuntimeError, match="Sealed: closed") as caught:
         list(child_loader(Seals(), 1))
@@ -288,6 +292,7 @@ def test_an_error_that_takes_no_notes_arrives_as_text() -> None:
     assert "in __getitem__" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.slow
 def test_one_small_batch_that_fails_leaves_its_neighbours(tmp_path: Path) -> None:
     path = pack_samples(tmp_path / "a", 12, format="parquet", per_shard=12)
     loader = child_loader(ShardDataset(path, fields=["score"]), 2, sampler=[0, 1, 99, 4, 2, 3])
@@ -336,6 +341,7 @@ def test_a_killed_child_is_an_error_at_once(tmp_path: Path, is_waiting: bool) ->
     assert not children()
 
 
+@pytest.mark.slow
 def test_who_waits_is_told_that_another_thread_closed_the_iterator(tmp_path: Path) -> None:
     iterator: Any = iter(child_loader(Waiting(tmp_path / "go"), 1, num_workers=1, timeout=15))
     next(iterator), next(iterator)
@@ -352,6 +358,7 @@ def test_who_waits_is_told_that_another_thread_closed_the_iterator(tmp_path: Pat
     assert not children()
 
 
+@pytest.mark.slow
 def test_timeout_and_stall_say_what_the_child_is_doing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -372,6 +379,7 @@ def test_timeout_and_stall_say_what_the_child_is_doing(
     assert [b.tolist() for b in iterator] == [[3], [4], [5], [6], [7]]
 
 
+@pytest.mark.slow
 def test_batches_and_descriptions_do_not_get_in_each_others_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -412,6 +420,7 @@ def test_leaving_in_the_middle_leaves_no_process(folder: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.slow
 def test_a_child_that_cannot_understand_ends_with_an_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -439,6 +448,7 @@ class Stops(Dataset[int]):
         return 8
 
 
+@pytest.mark.slow
 def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_END_TIMEOUT_S", 0.2)
     iterator: Any = iter(child_loader(Stops(), 1, num_workers=1))
@@ -452,6 +462,7 @@ def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) ->
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_closing_does_not_wait_though_another_process_holds_the_socket_open() -> None:
     iterator: Any = iter(child_loader(Squares(), 2))
     next(iterator)
@@ -474,6 +485,7 @@ def test_closing_does_not_wait_though_another_process_holds_the_socket_open() ->
     assert took_s < 4  # a signal would come after 5
 
 
+@pytest.mark.slow
 def test_two_iterators_run_side_by_side(folder: Path) -> None:
     loader = child_loader(dataset(folder), 5, shuffle=True)
 
@@ -516,6 +528,7 @@ class Slow(Dataset[int]):
         return 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_taken", [0, 1, 2])
 def test_what_a_kept_child_owes_to_an_epoch_that_was_left_is_dropped(num_taken: int) -> None:
     loader = kept_loader(Slow(), 2, prefetch_factor=3)
@@ -533,6 +546,7 @@ def test_what_a_kept_child_owes_to_an_epoch_that_was_left_is_dropped(num_taken: 
     assert set(pids) == set(children())
 
 
+@pytest.mark.slow
 def test_slots_of_an_epoch_that_was_left_are_used_again(folder: Path) -> None:
     loader = kept_loader(ShardDataset(folder, fields=["pixels"]), 5, prefetch_factor=2)
     for _ in loader:
@@ -546,6 +560,7 @@ def test_slots_of_an_epoch_that_was_left_are_used_again(folder: Path) -> None:
     assert loader.stats().slot_bytes <= most
 
 
+@pytest.mark.slow
 def test_who_asks_an_iterator_that_ended_takes_nothing_from_the_next_epoch(folder: Path) -> None:
     loader = kept_loader(dataset(folder), 5)
     ended, closed = iter(loader), iter(loader)
@@ -563,6 +578,7 @@ def test_who_asks_an_iterator_that_ended_takes_nothing_from_the_next_epoch(folde
     assert count == len(loader)
 
 
+@pytest.mark.slow
 def test_two_epochs_at_once_have_a_child_each(folder: Path) -> None:
     loader = kept_loader(dataset(folder), 5, shuffle=True)
 
@@ -590,6 +606,7 @@ def test_after_the_death_of_a_kept_child_the_next_epoch_has_another(folder: Path
     assert_same(list(loader), expected)
 
 
+@pytest.mark.slow
 def test_samples_are_replaced_and_counted_in_every_epoch(tmp_path: Path) -> None:
     path = damaged(tmp_path / "d", 7)
     data = ShardDataset(path, fields=["image"], check="never", on_error="replace")
@@ -600,6 +617,7 @@ def test_samples_are_replaced_and_counted_in_every_epoch(tmp_path: Path) -> None
         assert loader.stats().num_replaced == num_epochs
 
 
+@pytest.mark.slow
 def test_a_kept_child_verifies_in_its_first_epoch_only(tmp_path: Path) -> None:
     """What is damaged later goes unseen, as beside threads; a new child looks again."""
     path = pack_samples(tmp_path / "d", 12, format="parquet", per_shard=12)
@@ -651,6 +669,7 @@ def test_batches_that_grow_are_right_and_their_slots_few() -> None:
         assert loader.stats().slot_bytes < 40 * 8 * 26_100
 
 
+@pytest.mark.slow
 def test_replaced_samples_of_a_mixture_are_counted(tmp_path: Path) -> None:
     bad = ShardDataset(
         damaged(tmp_path / "d", 7), fields=["image"], check="never", on_error="replace"
@@ -670,11 +689,13 @@ class Exits(Dataset[int]):
         return 3
 
 
+@pytest.mark.slow
 def test_an_exit_in_the_child_is_the_trainers() -> None:
     with pytest.raises(SystemExit, match="3"):
         list(child_loader(Exits(), 1))
 
 
+@pytest.mark.slow
 def test_an_error_of_asking_for_more_comes_behind_what_is_ready() -> None:
     loader = child_loader(RAMDataset.from_arrays(x=torch.arange(400)), 1)
     assert loader._maker().group_size > 1

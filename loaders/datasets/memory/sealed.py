@@ -62,7 +62,7 @@ class HeldShard(MemoryShard):
         return self.files[0]
 
     def __reduce__(self) -> Any:
-        return MemoryShard, (self.path, dict(self.columns))
+        return HeldShard, (self.path, dict(self.columns))
 
 
 def load_shard(
