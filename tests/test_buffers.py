@@ -142,7 +142,7 @@ def test_a_batch_keeps_its_content_while_others_come_and_go() -> None:
     assert pool.num_slots == 6
 
 
-@pytest.mark.parametrize("backend", ["thread", "subprocess"])
+@pytest.mark.parametrize("backend", ["thread", pytest.param("subprocess", marks=pytest.mark.slow)])
 def test_no_python_runs_when_a_batch_dies(backend: Any) -> None:
     """Python prints and forgets what is raised in there: Ctrl-C in the trainer's thread, say."""
     dataset = RAMDataset.from_arrays(x=torch.zeros(8, NBYTES, dtype=torch.uint8))

@@ -144,7 +144,9 @@ def test_several_processes_do_not_each_load_all_in_an_order_of_torchs(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
+@pytest.mark.parametrize(
+    "backend", ["thread", pytest.param("subprocess", marks=pytest.mark.slow), "process"]
+)
 def test_single_samples_follow_seed_epoch_and_rank_and_resume(
     backend: Any, num_workers: int
 ) -> None:

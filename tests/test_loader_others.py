@@ -31,7 +31,10 @@ WAYS: list[dict[str, Any]] = [
     {"backend": "process", "num_workers": 1},
 ]
 every_way = pytest.mark.parametrize(
-    "way", WAYS, ids=lambda way: f"{way['backend']}-{way['num_workers']}"
+    "way",
+    # A child process takes seconds to begin.
+    [pytest.param(w, marks=pytest.mark.slow) if w["backend"] == "subprocess" else w for w in WAYS],
+    ids=lambda way: f"{way['backend']}-{way['num_workers']}",
 )
 
 

@@ -72,7 +72,9 @@ SAMPLERS: dict[str, Callable[[ShardDataset], dict[str, Any]]] = {
 WAYS: list[dict[str, Any]] = [
     {"num_workers": 0},
     {"num_workers": 2, "backend": "thread"},
-    {"num_workers": 2, "backend": "subprocess", "persistent_workers": True},
+    pytest.param(  # type: ignore[list-item]
+        {"num_workers": 2, "backend": "subprocess"}, marks=pytest.mark.slow
+    ),
     pytest.param(  # type: ignore[list-item]
         {"num_workers": 2, "backend": "process", "persistent_workers": True},
         marks=pytest.mark.slow,

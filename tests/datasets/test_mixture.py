@@ -97,7 +97,9 @@ def test_torchs_loader_serves_it_with_its_order(alike: Mixture) -> None:
     assert ids(theirs) == ids(DataLoader(alike, batch_size=8, seed=3))
 
 
-@pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
+@pytest.mark.parametrize(
+    "backend", ["thread", pytest.param("subprocess", marks=pytest.mark.slow), "process"]
+)
 def test_every_backend_and_way_of_reading_gives_the_same_bits(
     alike: Mixture, unlike: Mixture, backend: Any
 ) -> None:

@@ -45,7 +45,7 @@ def floats(folder: Path, kind: type[ShardDataset] = Floats) -> Any:
 WAYS: list[dict[str, Any]] = [
     {},
     {"num_workers": 2, "backend": "thread"},
-    {"num_workers": 2, "backend": "subprocess"},
+    pytest.param({"num_workers": 2, "backend": "subprocess"}, marks=pytest.mark.slow),  # type: ignore[list-item]
     {"num_workers": 2, "backend": "process"},
 ]
 

@@ -32,7 +32,7 @@ def scenes() -> RAMDataset:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("backend", ["thread", "subprocess"])
+@pytest.mark.parametrize("backend", ["thread", pytest.param("subprocess", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_the_device_serves_what_the_host_serves(
     num_workers: int, backend: Any, device: Any

@@ -216,7 +216,7 @@ def test_windows_hold_every_box_and_stay_in_the_image(size: Any, unit: int, shar
 # -- in a loader -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["thread", "subprocess"])
+@pytest.mark.parametrize("backend", ["thread", pytest.param("subprocess", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("codec", "scale"), [("dct", 1), ("dct", 1 / 2), ("yuv420", 1)])
 def test_a_loader_serves_the_crops_that_the_host_would(
     tmp_path: Path, backend: Any, codec: str, scale: float

@@ -209,7 +209,7 @@ def on_device(dataset: Any, name: str) -> InflateOnDevice:
 OPS: list[Any] = [augment.RandomCrop(16), augment.RandomHorizontalFlip()]
 
 
-@pytest.mark.parametrize("backend", ["thread", "subprocess"])
+@pytest.mark.parametrize("backend", ["thread", pytest.param("subprocess", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ops", [[], OPS])
 @pytest.mark.parametrize(("name", "scale"), [("lz4", 1), ("lz4", 1 / 2), ("zstd", 1), ("gray", 1)])
 def test_a_loader_serves_the_same_images(

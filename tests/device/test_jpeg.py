@@ -182,7 +182,7 @@ RESIZE: list[Any] = [augment.RandomResizedCrop(20), augment.RandomVerticalFlip()
 SEVERAL = [(30, 40), (32, 32), (30, 40), (50, 33), (30, 40), (32, 32), (41, 47)]
 
 
-@pytest.mark.parametrize("backend", ["thread", "subprocess"])
+@pytest.mark.parametrize("backend", ["thread", pytest.param("subprocess", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("ops", "step"), [(CROP, 1), (RESIZE, 3)])
 @pytest.mark.parametrize("sizes", [SEVERAL, [(40, 48)] * 7], ids=["several", "one"])
 def test_crops_are_those_that_the_host_draws(

@@ -352,7 +352,9 @@ def busy(milliseconds: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
+@pytest.mark.parametrize(
+    "backend", ["thread", pytest.param("subprocess", marks=pytest.mark.slow), "process"]
+)
 def test_batches_on_the_gpu_are_those_of_the_host(backend: Any) -> None:
     """Also when the trainer's stream lags far behind, and batches are kept."""
     dataset = pixels(200)
