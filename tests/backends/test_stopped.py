@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TIMEOUT_S = 0.5
-PATIENCE_S = 4.0  # of the tests, which wait for 20 s without what they are about
+PATIENCE_S = 4.0  # of the tests, which wait for a minute without what they are about
 
 
 @pytest.fixture(autouse=True)
 def nothing_remains(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whoever hangs goes on after 20 s, to fail."""
+    """Whoever hangs goes on after a minute, to fail."""
     monkeypatch.setattr(backend, "_END_TIMEOUT_S", 0.2)
 
     def go_on() -> None:
         for pid in children():
             os.kill(pid, signal.SIGCONT)
 
-    wake = threading.Timer(20, go_on)
+    wake = threading.Timer(60, go_on)
     wake.start()
     yield
     wake.cancel()
