@@ -39,7 +39,7 @@ _MARGIN = 8
 # libjpeg does not interpolate rows of 1 or 2 pixels of chroma (``jinit_upsampler`` in ``jdsample.c``): at
 # most so many pixels wide is what has no more, at 4:2:2 and a quarter of its size.
 _NARROW = 16
-# Putting a file together takes about 30 us with the interpreter's lock held, in which each thread
+# Putting a file together takes about 30 us with the GIL held, in which each thread
 # would else decode this many pixels.
 _PIXELS_PER_THREAD = 6_000
 _SEGMENT_PIXELS = 64  # half costs 1 % more bytes and gains no time; twice loses 5 to 10 % of time

@@ -170,6 +170,15 @@ class TestColumns:
         assert plans[0].recipes[0].identity != plans[1].recipes[0].identity
         assert all(plan.is_unchanged() for plan in plans)
 
+    def test_turned_pictures_with_boxes_are_noted(self, tmp_path: Path) -> None:
+        pictures(tmp_path, "a.png", orientation=6)
+        source = listed(tmp_path, [{"path": "a.png", "where": [[1, 2, 30, 70]]}], "jsonl")
+
+        summary = pack_images(source, tmp_path / "out", boxes=["where"])
+
+        assert any("upright picture" in note for note in summary.notes)
+        assert ShardDataset(tmp_path / "out")[0].where.tolist() == [[1, 2, 30, 70]]
+
 
 class TestSizes:
     @pytest.mark.parametrize(

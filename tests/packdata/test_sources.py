@@ -392,7 +392,9 @@ class TestSplits:
 
         touch(tmp_path, "test.tar")
 
-        with pytest.raises(SourceError, match=r"\(train, val\) and files of others \(test\.tar\)"):
+        with pytest.raises(
+            SourceError, match=r"\(train, val\) and files of other splits \(test\.tar\)"
+        ):
             find_splits(tmp_path)
 
     def test_pictures_beside_folders_of_splits_are_named(self, tmp_path: Path) -> None:

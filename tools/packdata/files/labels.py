@@ -112,7 +112,7 @@ def label_fields(
     for those; strings in ``label`` become ``Label`` with the sorted names,
     elsewhere ``Text``; lists and objects ``Json``. Sources that name classes share the list:
     theirs if all have the same, else all names together, sorted. A whole number is a class's number,
-    but where classes are named by such numbers it is a name: in a list, nobody can tell the two apart.
+    but where classes are named by such numbers it is a name: in a list, the two look the same.
 
     Args:
         sources: The splits by name.

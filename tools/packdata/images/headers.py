@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
 _ORIENTATION_TAG = 0x0112
-_ANY_SIZE = 1 << 62  # pixels: whoever decodes has a limit
+_ANY_SIZE = 1 << 62  # pixels: the decoder has a limit
 _PNG_COLORS = {0: "gray", 2: "color", 3: "palette", 4: "gray", 6: "color"}
 
 

@@ -15,7 +15,14 @@ from packdata.files.plan import FilesPlan
 from packdata.files.splits import SourceOptions, listed_sources
 from packdata.images.fit import Resize
 from packdata.images.marks import Marks
-from packdata.images.recipe import MENDED, SMALLER, ImageOptions, ImagesRecipe, image_recipes
+from packdata.images.recipe import (
+    MENDED,
+    SMALLER,
+    TURNED_BELOW,
+    ImageOptions,
+    ImagesRecipe,
+    image_recipes,
+)
 from packdata.images.shapes import ShapeOptions
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, check_options, take
@@ -107,6 +114,9 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
         f"{counted(n, 'picture')} {'is' if n == 1 else 'are'} {what} and kept that size"
         for what, n in smaller.items()
     ]
+    if turned := counts.pop(TURNED_BELOW, 0):
+        what = "turned upright by Exif: boxes and keypoints are taken for places in the upright picture"
+        notes.append(f"{counted(turned, 'picture')} {what}")
     if mended := counts.pop(MENDED, 0):
         notes.append(
             f"{counted(mended, 'JPEG')} mended, with no pixel changed (no end marker, padding)"

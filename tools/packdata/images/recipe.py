@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 _MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
 _ONE_SIZE = ("raw", "yuv420", "dct")
 TURNED, MENDED = "turned without loss", "mended"
+TURNED_BELOW = "turned below boxes or keypoints"
 SMALLER = "smaller than "
 _NUM_PEEKED = 16
 
@@ -393,6 +394,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         self.tally.add("kept" if kept else "re-encoded")
         for change in picture.changes:
             self.tally.add(MENDED if kept else change)
+        if "rotated" in picture.changes and any(label.column.form for label in self.labels):
+            self.tally.add(TURNED_BELOW)
         for resize in self.options.sizes:
             if resize.fixed is None and min(picture.size) < resize.height:
                 self.tally.add(f"{SMALLER}{resize.name}")

@@ -169,7 +169,7 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
         raise _no_safe_reading(path, splits, f"other folders ({_few(others)})", hint)
     known = {name.lower() for name in splits}
     if lost := [f.name for f in archives if _named_split(f.name) not in (None, *known)]:
-        raise _no_safe_reading(path, splits, f"files of others ({_few(lost)})")
+        raise _no_safe_reading(path, splits, f"files of other splits ({_few(lost)})")
     if lost := [name for name in inside.files if suffix_of(name) in kind.suffixes]:
         raise _no_safe_reading(path, splits, f"{kind.names} beside them ({_few(lost)})")
     return _in_order(splits)

@@ -185,7 +185,7 @@ def broken_item(key: str, what: str, where: str, hint: str = "") -> Item:
 
 
 def is_folder(path: Path, hint: str = "") -> bool:
-    """Tell whether a folder is there; SourceError with a hint if nobody may look."""
+    """Tell whether a folder is there; SourceError with a hint if it may not be read."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name

@@ -158,7 +158,7 @@ def _inode(folder: Path) -> tuple[int, int]:
 def _inodes_above(root: Path) -> frozenset[tuple[int, int]]:
     found = set()
     for folder in root.resolve().parents:
-        with suppress(SourceError):  # where nobody may look, no link leads
+        with suppress(SourceError):  # a folder that cannot be read: no link leads there
             found.add(_inode(folder))
     return frozenset(found)
 
