@@ -216,9 +216,9 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
     usual = TokenOptions()
     for name, takes, what in (
         ("documents", {"text"}, "plain text"),
-        ("text_column", {*LINE_KINDS}, "JSON lines, Parquet and Arrow"),
-        ("ids_column", {*LINE_KINDS}, "JSON lines, Parquet and Arrow"),
-        ("chat_template", {*LINE_KINDS}, "JSON lines, Parquet and Arrow"),
+        ("text_column", {*LINE_KINDS}, "JSON lines, Parquet and other files of rows"),
+        ("ids_column", {*LINE_KINDS}, "JSON lines, Parquet and other files of rows"),
+        ("chat_template", {*LINE_KINDS}, "JSON lines, Parquet and other files of rows"),
         ("bin_dtype", {"bin", "npy"}, "ids without a header"),
     ):
         if getattr(options, name) != getattr(usual, name) and not takes & kinds:
