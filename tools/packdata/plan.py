@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import cache
 from glob import glob
 from itertools import chain
 from pathlib import Path
@@ -71,8 +72,17 @@ def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
     file, which a copy by hard links shares.
     """
     target = os.path.realpath(dst)  # unlike Path.resolve(), it does not raise for a link to itself
+    # Thousands of sources lie in a few folders.
+    identity, above = cache(_identity), cache(_identities_above)
     for source in chain.from_iterable(map(_matches, sources)):
-        what = _overlap(target, os.path.realpath(source), source)
+        real, what = os.path.realpath(source), None
+        one, other = (os.path.join(folder, MANIFEST_NAME) for folder in (target, real))
+        if identity(target) == identity(real) or identity(one) == identity(other):
+            what = "it is the source" if target == real else f"it is the source {source}"
+        elif identity(real) in above(os.path.dirname(target)):
+            what = f"it lies inside of the source {source}"
+        elif identity(target) in above(os.path.dirname(real)):
+            what = f"the source {source} lies inside of it"
         if what is not None:
             raise PackError(what, dst, "Choose a folder beside it; nothing was written")
 
@@ -84,24 +94,15 @@ def _matches(source: Path | str) -> list[Path | str]:
     return [*found] or [source]
 
 
-def _overlap(target: str, real: str, source: Path | str) -> str | None:
-    """Say how a target and a source meet; None if they do not."""
-    manifests = [os.path.join(folder, MANIFEST_NAME) for folder in (target, real)]
-    if _is_same(target, real) or _is_same(*manifests):
-        return "it is the source" if target == real else f"it is the source {source}"
-    if os.path.isdir(real) and _is_inside(target, real):
-        return f"it lies inside of the source {source}"
-    return f"the source {source} lies inside of it" if _is_inside(real, target) else None
+def _identities_above(folder: str) -> set[tuple[int, int] | str]:
+    """Return the identity of a folder, and of all above it."""
+    return {_identity(folder), *(_identity(str(path)) for path in Path(folder).parents)}
 
 
-def _is_inside(path: str, folder: str) -> bool:
-    return any(_is_same(str(above), folder) for above in Path(path).parents)
-
-
-def _is_same(one: str, other: str) -> bool:
-    if one == other:
-        return True
+def _identity(path: str) -> tuple[int, int] | str:
+    """Return what all names of a file have in common; the path itself where nothing is there."""
     try:
-        return os.path.samestat(os.stat(one), os.stat(other))
-    except (OSError, ValueError):  # one is not there; a NUL in its name
-        return False
+        about = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return path
+    return about.st_dev, about.st_ino
