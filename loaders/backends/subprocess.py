@@ -37,6 +37,7 @@ from loaders.backends.maker import MAX_KEPT
 from loaders.backends.ordered import Lost
 from loaders.backends.payload import pack
 from loaders.backends.slots import MappedSlots, make_file
+from loaders.buffers import SMALL_BYTES
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.device.pinned import page_lock
 from loaders.errors import UnsendableError
@@ -368,7 +369,8 @@ class ChildPool:
             group = self._came.popleft()
             self._under_way -= 1
         if isinstance(group, SplitBatches):
-            most = len(group.tensors) * (len(self._came) + 1 + MAX_KEPT)
+            num_in_slots = sum(tensor.nbytes >= SMALL_BYTES for tensor in group.tensors)
+            most = num_in_slots * (len(self._came) + 1 + MAX_KEPT)
             group.is_copied = self._child.num_leased > most
         return group if self._pinned is None else list(map(self._pinned, group))
 
