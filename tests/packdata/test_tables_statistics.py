@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -261,3 +263,24 @@ def test_an_interrupted_packing_without_some_rows_goes_on(
     again, whole = (PackedReader(tmp_path / name) for name in ("a", "whole"))
     assert again.schema == whole.schema
     np.testing.assert_array_equal(again.column("features"), whole.column("features"))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_flags_and_dates_stay_what_they_are_where_rows_are_left_out(
+    tmp_path: Path, suffix: str
+) -> None:
+    rows = [{"x": i or None, "f": i % 2 == 0, "d": f"2024-01-0{i + 1}"} for i in range(6)]
+    source = tmp_path / f"t.{suffix}"
+    if suffix == "jsonl":
+        source.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        table = pa.Table.from_pylist(rows)
+        dates = pa.compute.strptime(table["d"], "%Y-%m-%d", "s").cast(pa.date32())
+        table = table.set_column(2, "d", dates)
+        pa.csv.write_csv(table, source) if suffix == "csv" else pq.write_table(table, source)
+
+    reader = packed(tmp_path, source, dates="days", on_error="skip")
+
+    expected = [[i, i % 2 == 0, 19723 + i] for i in range(1, 6)]
+    assert reader.column("features").tolist() == expected
+    assert list(reader.schema.fields) == ["features"]

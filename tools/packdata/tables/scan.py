@@ -269,8 +269,8 @@ class _Look:
             return coded
         elif kind is not None and kind != "flag":
             return self._measured(numbers(self._array, kind), kind)
-        elif group == "flag":
-            return self._look_at_texts(as_text(self._array), frozenset(("flag",)))
+        elif "flag" in (group, kind):
+            return self._look_at_texts(as_text(plain(self._array)), frozenset(("flag",)))
         elif group == "text":
             return self._guessed()
         else:
