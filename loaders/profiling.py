@@ -359,16 +359,21 @@ class _TimedBatch:
 
 
 def write_trace(spans: list[Span], path: Path, trainer: int) -> None:
-    """Write spans as a Chrome trace, which ui.perfetto.dev and chrome://tracing show."""
+    """Write spans as a Chrome trace, which ui.perfetto.dev and chrome://tracing show.
+
+    Threads are numbered: viewers read 32 bits of a thread's id, and Python's have more.
+    """
     pid = os.getpid()
-    threads = list(dict.fromkeys([trainer, *(span.thread for span in spans)]))
+    numbers: dict[int, int] = {trainer: 0}
+    for span in spans:
+        numbers.setdefault(span.thread, len(numbers))
     events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid,
-         "args": {"name": "trainer" if tid == trainer else f"worker {number}"}}
-        for number, tid in enumerate(threads)
+        {"ph": "M", "name": "thread_name", "pid": pid, "tid": number,
+         "args": {"name": f"worker {number}" if number else "trainer"}}
+        for number in numbers.values()
     ]  # fmt: skip
     events += [
-        {"ph": "X", "cat": "loaders", "name": span.name, "pid": pid, "tid": span.thread,
+        {"ph": "X", "cat": "loaders", "name": span.name, "pid": pid, "tid": numbers[span.thread],
          "ts": span.began_s * 1e6, "dur": (span.ended_s - span.began_s) * 1e6}
         for span in spans
     ]  # fmt: skip

@@ -217,6 +217,7 @@ def test_the_trainer_is_the_thread_that_iterates(tmp_path: Path) -> None:
         trainer.join()
 
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert all(event["tid"] < 1 << 31 for event in events)  # viewers read 32 bits
     names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     assert {names[event["tid"]] for event in events if event["ph"] == "X"} == {"trainer"}
 

@@ -24,7 +24,7 @@ from loaders.commandline import Commands
 from loaders.datasets.base import BatchDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import LoadersError
-from loaders.limits import usable_cores
+from loaders.limits import available_memory, usable_cores
 from loaders.loader import DataLoader
 from loaders.text import printable
 from loaders.tuning import write_workers
@@ -488,9 +488,9 @@ def run_plan(args: argparse.Namespace) -> int:
     workers = share if args.workers is None else args.workers
     config = Config(workers, args.batch_size, args.backend or target.backend, args.prefetch)
     sample_bytes = {"as served": planner.sample_bytes_of(dataset)}
-    as_float = planner.sample_bytes_of(dataset, as_float=True)
-    if as_float > sample_bytes["as served"]:
-        sample_bytes["with float32 for uint8"] = as_float
+    as_trained = planner.sample_bytes_of(dataset, as_trained=True)
+    if as_trained > sample_bytes["as served"]:
+        sample_bytes["float32 for uint8, int64 masks"] = as_trained
     cached = 0 if args.ram == "no" else planner.ram_bytes_of(target, decode=args.ram == "decoded")
     plans = {
         what: planner.plan(
@@ -510,13 +510,15 @@ def run_plan(args: argparse.Namespace) -> int:
             name: asdict(p) | {"rank_bytes": p.rank_bytes, "node_bytes": p.node_bytes}
             for name, p in plans.items()
         }
-        print(report.as_json({"config": asdict(config)} | figures))
+        available = {"available_bytes": available_memory()}
+        print(report.as_json({"config": asdict(config)} | figures | available))
         return 0
     _show(f"{target.name}, {config}")
     _show("\n".join(report.aligned(planner.table(plans))))
     _show(
         "beside it: the trainer itself, and mapped files, which the kernel drops when it needs room"
     )
+    _show(planner.fits(plans, available_memory()))
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from loaders import limits
 from loaders.bench import machine, probes
-from loaders.bench.report import in_bytes, number
+from loaders.bench.report import in_bytes, in_seconds, number
 from loaders.text import printable
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ _SHM_BYTES = 1 << 30
 _NUM_FILES = 4096
 _SLOW_READ = 200e6  # bytes/s
 _SIMD_GAIN = 1.2
+_NAME_IT = "name the folder of your data: python -m loaders.bench doctor FOLDER"
+_NAME_ANOTHER = "name a folder of the same disk that has larger files"
 _NETWORK = (
     "nfs",
     "cifs",
@@ -247,9 +249,11 @@ def read_rate(place: Place) -> Finding:
             "read rate",
             "unknown",
             f"no file of 1 MB or more under {printable(str(place.path))} can be read past the page cache",
-            remedy="name the folder of your data: python -m loaders.bench doctor FOLDER",
+            remedy=_NAME_IT if place.path == Path() else _NAME_ANOTHER,
         )
-    found = f"{in_bytes(rate)}/s, page cache bypassed"
+    latency_s = probes.direct_read_latency_s(place.path)
+    late = "" if latency_s is None else f", {in_seconds(latency_s)} for 4 KiB at a random place"
+    found = f"{in_bytes(rate)}/s{late}, page cache bypassed"
     if rate < _SLOW_READ:
         return Finding(
             "read rate",

@@ -27,12 +27,16 @@ from loaders.datasets.reading.samples import collate
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.device.nested import tensors_of
 from loaders.errors import LoadersError
+from loaders.schema import Mask
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from loaders.bench.measure import Config
     from loaders.bench.targets import Target
 
-_FLOAT_BYTES = 4
+_FLOAT_BYTES, _INT64_BYTES = 4, 8
+_LOOKED_AT_BYTES = 64 << 20
 _PROCESS_BYTES = 20 << 20  # a forked worker's own pages: heap that is written to, torch's state
 _HELD = 2  # batches that the trainer holds: the one in use, and the next before it lets go of it
 _SCRATCH_BYTES = 4 << 20  # of a thread: what it decodes into, its stack, its heap arena
@@ -145,21 +149,51 @@ def group_size_of(dataset: Any, config: Config) -> int:
     return Maker(dataset, collate, config.batch_size, True, 1, group_bytes=nbytes).group_size
 
 
-def sample_bytes_of(dataset: Any, *, as_float: bool = False, count: int = 8) -> float:
-    """Return the bytes of a sample in a batch, by making a small one; with its uint8 values as float32, if asked."""
-    if is_map_style(dataset):
-        chosen, fetch = _spread(len(dataset), count), getattr(dataset, "__getitems__", None)
+def sample_bytes_of(dataset: Any, *, as_trained: bool = False, count: int = 8) -> float:
+    """Return the bytes of a sample in a batch.
+
+    Samples are made one by one, at most ``count``, and no more once they had 64 MB together: of volumes, one.
+
+    Args:
+        dataset: Any dataset.
+        as_trained: What training makes of it: float32 for uint8, and int64 for masks.
+        count: Samples to look at.
+    """
+    sizes: list[float] = []
+    for sample in _some_samples(dataset, count):
+        sizes.append(_trained_nbytes(dataset, sample) if as_trained else _nbytes(sample))
+        if sum(sizes) > _LOOKED_AT_BYTES:
+            break
+    if not sizes:
+        raise LoadersError("the stream has no samples")
+    return sum(sizes) / len(sizes)
+
+
+def _some_samples(dataset: Any, count: int) -> Iterator[Any]:
+    """Yield batches of one sample."""
+    if not is_map_style(dataset):
+        yield from (collate([sample]) for sample in itertools.islice(dataset, count))
+        return
+    fetch = getattr(dataset, "__getitems__", None)
+    for index in _spread(len(dataset), count):
         with warnings.catch_warnings():  # in a second look nobody sees a second epoch
             warnings.filterwarnings("ignore", "crops and flips are drawn")
-            samples = fetch(chosen) if fetch else [dataset[i] for i in chosen]
-    else:
-        samples = list(itertools.islice(dataset, count))
-    if not samples:
-        raise LoadersError("the stream has no samples")
-    batch = collate(samples)
-    pixels = [t.nbytes for t in tensors_of(batch) if t.dtype is torch.uint8] if as_float else []
-    num_bytes = batch_nbytes(batch) + text_nbytes(batch)
-    return (num_bytes + (_FLOAT_BYTES - 1) * sum(pixels)) / len(samples)
+            yield collate(fetch([index]) if fetch else [dataset[index]])
+
+
+def _nbytes(batch: Any) -> int:
+    return batch_nbytes(batch) + text_nbytes(batch)
+
+
+def _trained_nbytes(dataset: Any, batch: Any) -> int:
+    """Return the bytes of a batch whose masks are int64, and whose other uint8 values are float32."""
+    fields = dataset.stored_fields if isinstance(dataset, PackedDataset) else {}
+    names = [n for n, f in fields.items() if isinstance(f, Mask) and hasattr(batch, n)]
+    masks = [t for name in names for t in tensors_of(getattr(batch, name))]
+    pixels = sum(t.nbytes for t in tensors_of(batch) if t.dtype is torch.uint8)
+    pixels -= sum(t.nbytes for t in masks if t.dtype is torch.uint8)
+    grown = sum(_INT64_BYTES * t.numel() - t.nbytes for t in masks)
+    return _nbytes(batch) + (_FLOAT_BYTES - 1) * pixels + grown
 
 
 def text_nbytes(value: Any) -> int:
@@ -221,3 +255,22 @@ def table(plans: dict[str, Plan]) -> list[tuple[str, ...]]:
     node = f"all of the node, {first.ranks} rank{'s' * (first.ranks > 1)}"
     rows.append((node, *(in_bytes(p.node_bytes) for p in plans.values())))
     return rows
+
+
+def fits(plans: dict[str, Plan], available: int) -> str:
+    """Say whether what the node needs fits into the memory that is available, and what to do if not."""
+    needed = max(p.node_bytes for p in plans.values())
+    if needed <= available:
+        return f"fits: at most {in_bytes(needed)} of the {in_bytes(available)} available here"
+    least = min(p.node_bytes for p in plans.values())
+    some = "" if least > available else f"; {in_bytes(least)} does"
+    cached = any(p.cache_bytes for p in plans.values())
+    remedy = (
+        "--shared, --ram encoded or ShardDataset"
+        if cached
+        else "a smaller --batch-size or --prefetch"
+    )
+    return (
+        f"does not fit: {in_bytes(needed)}, and {in_bytes(available)} are available here{some}\n"
+        f"Do: {remedy}"
+    )

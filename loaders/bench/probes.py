@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
+import statistics
 import subprocess
 import sys
 import threading
@@ -12,17 +14,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import cv2
+import numpy as np
 import torch
 
 from loaders.bench.stages import ROOM_SHARE, copy_bytes_per_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 _BLOCK = 4 << 20
 _MIN_FILE = 1 << 20
 _READ_S = 1.0
+_SMALL, _MAX_READS = 4096, 2000
 _MAX_LOOKED_AT = 2000
 _ROW_BYTES = 150 * 1024
 _ROWS, _GATHERED = 512, 64
@@ -54,26 +58,48 @@ print(1 / (time.perf_counter() - began))
 
 def direct_read_bytes_per_s(path: Path) -> float | None:
     """Read the largest file found in a folder past the page cache, for about a second; None if that cannot be done."""
+    began, total = time.perf_counter(), 0
+    for got in _direct_reads(path, itertools.count(0, _BLOCK), _BLOCK):
+        total += got
+        if got % mmap.PAGESIZE:  # the end of the file
+            break
+    return total / (time.perf_counter() - began) if total else None
+
+
+def direct_read_latency_s(path: Path) -> float | None:
+    """Return the median seconds of a read of 4 KiB at random places of the same file; None if that cannot be done."""
+    file = _largest(path)
+    if file is None:
+        return None
+    places = np.random.default_rng(0).integers(0, file.stat().st_size // _SMALL, _MAX_READS)
+    took, began = [], time.perf_counter()
+    for _ in _direct_reads(path, (int(place) * _SMALL for place in places), _SMALL):
+        took.append(time.perf_counter() - began)
+        began = time.perf_counter()
+    return statistics.median(took) if took else None
+
+
+def _direct_reads(path: Path, offsets: Iterable[int], nbytes: int) -> Iterator[int]:
+    """Read the largest file of a folder past the page cache, for about a second; yield what each read gave."""
     file = _largest(path)
     if file is None or not hasattr(os, "O_DIRECT"):
-        return None
-    buffer = mmap.mmap(-1, _BLOCK)  # aligned, as direct reads must be
+        return
+    buffer = mmap.mmap(-1, nbytes)  # aligned, as direct reads must be
     try:
         fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
     except OSError:  # this file system has no direct reads
-        return None
+        return
     try:
-        began, total = time.perf_counter(), 0
-        while time.perf_counter() - began < _READ_S:
-            got = os.preadv(fd, [buffer], total)
-            if got <= 0:
-                break
-            total += got
-            if got % mmap.PAGESIZE:  # the end of the file
-                break
-        return total / (time.perf_counter() - began) if total else None
+        began = time.perf_counter()
+        for offset in offsets:
+            if (
+                time.perf_counter() - began > _READ_S
+                or (got := os.preadv(fd, [buffer], offset)) <= 0
+            ):
+                return
+            yield got
     except OSError:
-        return None
+        return
     finally:
         os.close(fd)
 

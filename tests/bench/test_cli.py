@@ -435,11 +435,24 @@ def test_plan_prints_what_is_served_and_floats(
     in_ram = RAMDataset(packed, progress=False).nbytes
     assert in_ram <= figures["as served"]["cache_bytes"] <= in_ram + 12 * MAX_PLACES
     assert figures["as served"]["batch_bytes"] == 4 * (3 * 32 * 32 + 8)
-    assert figures["with float32 for uint8"]["batch_bytes"] == 4 * (4 * 3 * 32 * 32 + 8)
+    assert figures["float32 for uint8, int64 masks"]["batch_bytes"] == 4 * (4 * 3 * 32 * 32 + 8)
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "one batch" in out
     assert "0 copies" not in out
+    assert out.splitlines()[-1].startswith("fits: ")
+
+
+def test_plan_says_that_something_does_not_fit(
+    packed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loaders.bench.cli.available_memory", lambda: 1 << 20)
+
+    assert main(["plan", str(packed), "--size", "224", "--batch-size", "8"]) == 0
+
+    verdict, remedy = capsys.readouterr().out.splitlines()[-2:]
+    assert verdict.startswith("does not fit: ")
+    assert remedy.startswith("Do: ")
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 12), (8, 1), (5, 2), (99, 1)])
@@ -497,7 +510,7 @@ def test_plan_knows_groups_of_small_batches_and_what_has_no_uint8(
     size = group_size_of(small_rows, Config(2, 16, "thread"))
     assert size > 1
     assert small["as served"]["batches"] == min(4 * size + 2, len(small_rows) // 16)
-    assert list(stream) == ["config", "as served"]
+    assert list(stream) == ["config", "as served", "available_bytes"]
     assert stream["as served"]["batch_bytes"] == 16 * 4
 
 

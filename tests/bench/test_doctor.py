@@ -438,11 +438,17 @@ def test_a_finding_says_what_it_costs_and_what_to_do() -> None:
 
 def test_reads_past_the_page_cache(tmp_path: Path) -> None:
     assert probes.direct_read_bytes_per_s(tmp_path) is None
+    assert probes.direct_read_latency_s(tmp_path) is None
     (tmp_path / "large").write_bytes(bytes(3 << 20))
 
-    rate = probes.direct_read_bytes_per_s(tmp_path)
+    rate, latency_s = (
+        probes.direct_read_bytes_per_s(tmp_path),
+        probes.direct_read_latency_s(tmp_path),
+    )
 
     assert rate is None or rate > 1e5  # a file system in memory has no such reads
+    assert (latency_s is None) == (rate is None)
+    assert latency_s is None or 1e-7 < latency_s < 10
 
 
 def test_reads_past_the_page_cache_are_of_the_largest_file_and_leave_it_where_it_was(

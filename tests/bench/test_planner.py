@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from loaders.bench.planner import (
 from loaders.bench.sweep import make_loader
 from loaders.bench.targets import load
 from loaders.errors import LoadersError
-from loaders.schema import Image
+from loaders.schema import Image, Mask
 from tests.bench.constructed import Stream
 from tests.packdata.packing import pack
 
@@ -65,10 +66,35 @@ def test_floats_take_four_times_the_bytes_of_uint8_and_no_more_of_others() -> No
     dataset = RAMDataset.from_arrays(image=images, x=np.zeros((20, 5), np.float32))
     config = Config(4, 256, "thread")
 
-    small, large = (plan(sample_bytes_of(dataset, as_float=f), config) for f in (False, True))
+    small, large = (plan(sample_bytes_of(dataset, as_trained=f), config) for f in (False, True))
 
     assert small.batch_bytes == 256 * (3072 + 20)
     assert large.batch_bytes == 256 * (4 * 3072 + 20)
+
+
+def test_masks_are_int64_when_they_are_trained_on() -> None:
+    images, masks = np.zeros((20, 8, 8, 3), np.uint8), np.zeros((20, 8, 8), np.uint8)
+    schema = {"mask": Mask(size=(8, 8), codec="raw")}
+    dataset = RAMDataset.from_arrays(image=images, mask=masks, schema=schema)
+
+    assert sample_bytes_of(dataset) == 4 * 64
+    assert sample_bytes_of(dataset, as_trained=True) == 4 * 3 * 64 + 8 * 64
+
+
+def test_of_large_samples_one_is_enough() -> None:
+    """Eight volumes of a gigabyte are not loaded to know the size of one."""
+    asked = []
+
+    class Volumes(Sequence[np.ndarray]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: Any) -> Any:
+            asked.append(index)
+            return np.zeros(65 << 20, np.uint8)
+
+    assert sample_bytes_of(Volumes()) == 65 << 20
+    assert len(asked) == 1
 
 
 def test_a_cache_counts_once_per_rank_unless_it_is_shared() -> None:
