@@ -269,6 +269,23 @@ class TestAnnotations:
         assert "segmentation" in out
         assert "2 classes of boxes: cat, dog" in out
 
+    def test_the_file_of_the_folder_is_taken(self, tmp_path: Path) -> None:
+        """The files of COCO's splits lie in one folder, and may list the same names."""
+        (tmp_path / "annotations").mkdir()
+        for split, box in (("train2017", [1, 2, 3, 4]), ("val2017", [5, 6, 7, 8])):
+            pictures(tmp_path / split, "1.png")
+            one = {"id": 1, "image_id": 0, "category_id": 3, "bbox": box}
+            file = coco(tmp_path, ["1.png"], annotations=[one])
+            file.rename(tmp_path / f"annotations/instances_{split}.json")
+        pictures(tmp_path / "all", "1.png")
+
+        for split, box in (("train2017", [1, 2, 4, 6]), ("val2017", [5, 6, 12, 14])):
+            out = tmp_path / f"out-{split}"
+            pack_images(tmp_path / split, out, annotations=tmp_path / "annotations")
+            assert ShardDataset(out)[0].boxes.tolist() == [box]
+        with pytest.raises(SourceError, match="another file"):
+            plan_images(tmp_path / "all", annotations=tmp_path / "annotations")
+
     def test_its_keypoints_have_names(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")
         names = ["nose", "left_eye", "right_eye"]

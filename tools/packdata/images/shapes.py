@@ -61,7 +61,9 @@ class ShapeOptions:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
         if self.annotations is not None:
-            source = annotated(source, open_annotations(Path(self.annotations), split))
+            source = annotated(
+                source, open_annotations(Path(self.annotations), split or source.name)
+            )
         declared: list[tuple[str, str, Field]]
         declared = [(*_split_format(text), Boxes()) for text in self.boxes]
         declared += [(text, _KEYPOINTS, Keypoints()) for text in self.keypoints]

@@ -120,7 +120,7 @@ def annotated(source: Source, found: Annotations) -> Source:
 
 
 def open_annotations(path: Path, split: str = "") -> Annotations:
-    """Read the annotations of a split from a file or folder.
+    """Read the annotations from a file or folder: of COCO's files, those that are of a split, or a folder so called.
 
     Raises:
         SourceError: There are none, or of several kinds, or they cannot be read.
@@ -176,7 +176,11 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
     for file in named or files:
         data = _json_of(file)
         for image in data["images"]:
-            images[file, image["id"]] = by_name[str(image["file_name"])] = {}
+            name = str(image["file_name"])
+            if name in by_name:
+                what = f"{name} is in it, and in another file of these annotations, or twice"
+                raise SourceError(what, file, "Give the one file that is of these pictures")
+            images[file, image["id"]] = by_name[name] = {}
         categories |= {each["id"]: each for each in data.get("categories", ())}
         boxes += [(each, file) for each in data["annotations"] if "bbox" in each]
     if not boxes:
@@ -197,7 +201,7 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
     _fill_keypoints(images.values(), columns)
     names = tuple(str(categories[id].get("name", id)) for id in numbers)
     still = [name for name in ("segmentation", "area") if name in columns]
-    note = f"{' and '.join(still)} of boxes {'stay' if len(still) > 1 else 'stays'} as in the source: it does not move"
+    note = f"as in the source, moved by nothing: {' and '.join(still)} of boxes"
     return Annotations("COCO", "xywh", names, columns, by_name, (note,) if still else ())
 
 
@@ -256,7 +260,7 @@ def _json_of(file: Path) -> Any:
 
 def _of_split(files: Sequence[Path], split: str) -> Sequence[Path]:
     """Return the files that are of a split by their names or folders; all if none says so."""
-    kind = _kind_of_split(split)
+    kind = next(filter(None, map(_kind_of_split, re.findall("[a-z]+", split.lower()))), "")
     named = [file for file in files if kind and kind in map(_kind_of_split, _words_of(file))]
     return named or files
 
@@ -325,7 +329,7 @@ def _read_yolo(path: Path, files: Sequence[Path], split: str) -> Annotations:
     notes: tuple[str, ...] = ()
     if any(any(values["segmentation"]) for values in good):
         columns["segmentation"] = Column("json", field=Json())
-        notes = ("segmentation stays as in the source: it does not move",)
+        notes = ("as in the source, moved by nothing: segmentation of boxes",)
     else:
         for values in good:
             values.pop("segmentation", None)  # one may have two names
