@@ -82,8 +82,8 @@ class Cursor:
     def end(self, current: Pass) -> None:
         """Advance the epoch, unless someone chose another one or began anew meanwhile."""
         if self._pass is current:
-            self._pass = None
             self.go_to(current.epoch + 1, 0)
+            current.is_moved = False
 
     # -- places ------------------------------------------------------------------------------------
 
@@ -136,8 +136,9 @@ class Cursor:
         if current is None:
             return self.epoch, self.start
         if current.is_over and not current.is_chosen:
-            return self.epoch + 1, 0
-        return self.epoch, current.delivered
+            return current.epoch + 1, 0
+        # Not self.epoch: go_to() may have been interrupted.
+        return current.epoch, current.delivered
 
     def _place_before(self, num_steps: int) -> tuple[int, int]:
         if num_steps > len(self._places):
