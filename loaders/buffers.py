@@ -1,8 +1,8 @@
 """Batch slots: buffers that go back to their pool when the last tensor on them dies.
 
 A fresh 20 MB buffer costs more in page faults than the copy that fills it, so buffers are used
-again; and a user may keep a batch for as long as he likes, so they are used again only when nobody
-can see them any more.
+again; and a user may keep a batch for any time, so they are used again only when no tensor
+shares them any more.
 
 1. ``take`` hands out a *lease*: an ndarray view of a buffer. ``torch.from_numpy(lease)`` keeps the
    lease alive for as long as any tensor shares its storage. Slice and reshape the tensor, never the
@@ -11,7 +11,7 @@ can see them any more.
    in any thread, at any moment, also while that thread is inside ``take`` (see ``Leases``).
 3. The pool grows when nothing is free, so it holds as many buffers as were ever out at once.
 4. Any thread may take.
-5. Page-locked buffers are torch's, seen as ndarrays. Whoever copies from one in the background
+5. Page-locked buffers are torch's, seen as ndarrays. A copy from one in the background
    keeps the tensor over the lease until the copy is done (``loaders.device.prefetch``).
 """
 

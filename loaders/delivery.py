@@ -58,7 +58,7 @@ class Delivery:
 
     Args:
         batches: Yields batches in host memory.
-        current: The pass over the epoch, where batches are of ours.
+        current: The pass over the epoch, where the order is one of this package.
         finish: Brings a batch into its form.
         stats: Counters to go on with.
         length: How many batches there are in all.
@@ -91,7 +91,9 @@ class Delivery:
         )
         self._stats, self._length, self._name, self._others = stats, length, name, others
         self._num_delivered = 0
-        self._broken: Exception | None = None  # by Ctrl-C, and nobody can say which batch was lost
+        self._broken: Exception | None = (
+            None  # by Ctrl-C, where it is unknown which batch was lost
+        )
         self._waiting_since: float | None = None
         self.pid = os.getpid()
         if current is not None:

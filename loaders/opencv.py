@@ -1,7 +1,7 @@
 """OpenCV's own threads: none beside workers, and none at a fork. Nothing else sets their number.
 
 A forked process has them no more. When it sets their number, it may wait for their end for ever (OpenCV 5.0:
-every other time). So they are ended before each fork, whoever forks, and begin again when they are used.
+every other time). So they are ended before any fork, and begin again when they are used.
 """
 
 from __future__ import annotations

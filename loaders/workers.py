@@ -3,7 +3,7 @@
 Contract:
 
 1. *Normal end.* The owner puts jobs in and takes their results out, in the same order, from one
-   thread. A job's parts run on any worker; whoever runs the last of them also finishes the job. How
+   thread. A job's parts run on any worker; the thread that runs the last of them also finishes the job. How
    many jobs are in flight is the owner's choice, so memory does not depend on the number of threads.
 2. *Failure.* The first error of a job ends it (parts not yet begun are skipped); ``take`` raises that
    error when the job's turn comes. Other jobs are not touched. A worker survives any error, also one
@@ -13,7 +13,7 @@ Contract:
    logged, and ends with the process). It happens when the pool is dropped, too, and at interpreter
    exit. ``put`` and ``take`` on a closed pool raise, also in an owner that is waiting; in a forked
    child, where the threads do not exist, too.
-4. *Reading ahead.* One more thread, that begins with the first job that has something to read ahead, lets
+4. *Prefetch.* One more thread, that begins with the first job that has something to prefetch, lets
    jobs do so in the order they came. No worker waits for it, nor for what storage reads: what did not come
    is waited for by the part that needs it, and what failed is its error.
 
@@ -84,7 +84,7 @@ class PrefetchJob(Job, Protocol):
 
 
 def needs_prefetch(job: Job) -> TypeGuard[PrefetchJob]:
-    """Tell whether a job has something to read ahead."""
+    """Return True if a job has something to prefetch."""
     return getattr(job, "needs_prefetch", False)
 
 
@@ -164,7 +164,7 @@ _Task = tuple[_Ticket, int]
 _Prefetches = SimpleQueue[
     "weakref.ref[_Ticket] | _Closed"
 ]  # weak: what is late keeps no batch alive
-_Running = dict[int, tuple[_Ticket, int | None, float]]  # by thread; of reading ahead, no part
+_Running = dict[int, tuple[_Ticket, int | None, float]]  # by thread; of prefetching, no part
 # Threads that ended. Workers let go of them: Python has code of its own that runs then, and a Ctrl-C that finds the
 # trainer's thread in there is printed and forgotten.
 _ended: deque[threading.Thread] = deque()
@@ -355,7 +355,7 @@ class Workers:
     def _put_prefetch(self, ticket: _Ticket) -> None:
         if len(self._threads) == self.num_workers:  # many datasets have nothing to
             args = self._prefetches, self._closed_ahead, self._running
-            name = f"{self._name}-read-ahead"
+            name = f"{self._name}-prefetch"
             thread = threading.Thread(target=_prefetch, args=args, name=name, daemon=True)
             try:
                 with handlers_later():
@@ -422,7 +422,7 @@ class Workers:
 
 
 def _described(job: Job, part: int | None) -> str:
-    return f"reading ahead for {job.describe(0)}" if part is None else job.describe(part)
+    return f"prefetching for {job.describe(0)}" if part is None else job.describe(part)
 
 
 def _close(

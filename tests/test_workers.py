@@ -987,7 +987,7 @@ while True:
     assert seconds < 15
 
 
-# -- reading ahead -----------------------------------------------------------------------------
+# -- prefetch ----------------------------------------------------------------------------------
 
 
 class ReadsAhead(Call):
@@ -1050,7 +1050,7 @@ def test_reading_ahead_that_hangs_holds_nothing_back_and_is_in_the_report() -> N
 
     pool.put(ReadsAhead(partial(gate, 0), name="a slow disk"))
     gate.wait_until_entered()
-    assert "reading ahead for a slow disk, part 0 for" in pool.describe()
+    assert "prefetching for a slow disk, part 0 for" in pool.describe()
     assert pool.take(timeout_s=TIMEOUT_S) == [0]
     late = ReadsAhead(partial(gate, 0))
     reference = weakref.ref(late)
@@ -1071,7 +1071,7 @@ def test_reading_ahead_makes_no_worker_busy() -> None:
     pool.take(timeout_s=TIMEOUT_S)
     wait_until(lambda: pool.num_idle == 1)
 
-    assert "reading ahead" in pool.describe()  # it still does
+    assert "prefetching" in pool.describe()  # it still does
     asked.opened.set()
     pool.close()
 

@@ -23,7 +23,7 @@ class TimedOut(RuntimeError):
 
 
 class Interrupted(RuntimeError):
-    """Ctrl-C came where nobody can say which batches it cost; there are no more."""
+    """Ctrl-C came where it is unknown which batches it cost; there are no more."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -64,7 +64,7 @@ class Pool(Protocol):
 
 
 class Batches(Protocol):
-    """The batches of one epoch, as whoever delivers them meets every backend."""
+    """The batches of one epoch, the same for every backend."""
 
     @property
     def is_ready(self) -> bool:
@@ -110,8 +110,8 @@ class OrderedBatches:
         stall_warning_s: Log what every worker is doing after so long; 0 does not.
 
     An error of a batch, or of the indices, is raised where the batch would have come; the batches
-    behind it can still be had. So they can after Ctrl-C in a wait; one that comes while indices or batches are in
-    nobody's keeping is the end: ``Interrupted``, rather than batches left out.
+    behind it can still be had. So they can after Ctrl-C in a wait; one that comes while indices or batches
+    are passed on is the end: ``Interrupted``, rather than batches left out.
     """
 
     ends_once = True

@@ -143,7 +143,7 @@ def start_workers(num_workers: int, **calls: Any) -> Workers:
     """Start threads that each use one core, and leave the caller's own setting as it was."""
     opencv.use_one_thread()
     num_threads = torch.get_num_threads()
-    prepared: SimpleQueue[None] = SimpleQueue()  # Ctrl-C would leave a Barrier's lock with nobody
+    prepared: SimpleQueue[None] = SimpleQueue()  # Ctrl-C would leave a Barrier locked
 
     def prepare() -> None:
         try:

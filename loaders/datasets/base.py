@@ -163,11 +163,11 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
 
     @property
     def may_draw(self) -> bool:
-        """Whether a sample may differ from one reading to the next: also by a transform that nobody knows."""
+        """Whether a sample may differ from one reading to the next: also by a user's transform."""
         return self.is_random
 
     def _warn_if_frozen(self, indices: Sequence[int]) -> None:
-        """Warn, once, of crops and flips by chance for which nobody says the epoch: torch's loader has no word for it.
+        """Warn, once, of crops and flips by chance for which no epoch was set: torch's loader does not set one.
 
         Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once. Who takes
         samples one by one here may want them to be the same.
@@ -182,7 +182,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         if not self._is_again(len(indices)) or not self.is_random:
             return
         self._has_warned = True
-        what = f"crops and flips are drawn for epoch {self.epoch} each time, since nobody says which it is"
+        what = f"crops and flips are drawn for epoch {self.epoch} each time, since no epoch is set"
         remedy = "DataLoader of loaders does; with torch's, give it sampler=loaders.sampling.EpochSampler(len(dataset))"
         warnings.warn(
             f"{what}: {remedy}, or call dataset.set_epoch(n), which workers that persist do not hear of",
@@ -201,7 +201,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     # -- what a loader wants to know ---------------------------------------------------------------
 
     def order(self, seed: int, batch_size: int) -> Order | None:
-        """Return the order in which the samples want to be served; None: as the loader is told."""
+        """Return the order in which the samples want to be served; None: as the loader's arguments say."""
         return None
 
     def halves(self, device: torch.device) -> Halves | None:
@@ -226,7 +226,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
 
 
 def reads_batches(dataset: Any) -> TypeGuard[BatchDataset]:
-    """Tell whether a dataset reads whole batches itself: one of ours, unless a subclass says what a sample is."""
+    """Return True if a dataset reads whole batches itself: of this package, unless a subclass says what a sample is."""
     return isinstance(dataset, BatchDataset) and not dataset.has_own_samples
 
 

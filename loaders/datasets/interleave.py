@@ -174,7 +174,7 @@ class InterleavedJob:
 
 
 def _numbered(sample: Any, begin: int) -> Any:
-    """Count a sample in the mixture, as long as it is one of ours."""
+    """Return a sample with its number in the mixture, unless a transform made it something else."""
     if "sample_id" not in getattr(sample, "_fields", ()):
         return sample
     return sample._replace(sample_id=sample.sample_id + begin)

@@ -67,7 +67,7 @@ class FixedReader:
             found.copy(out, start)
 
     def finish(self, values: list[Any]) -> list[Any]:
-        # Not before: each call of torch lets the interpreter's lock go, and the first copy would wait for the trainer.
+        # Not before: each call of torch releases the GIL, and the first copy would wait for the trainer.
         return [self.layout.tensor(values[0], len(values[1]))]
 
 

@@ -156,7 +156,7 @@ class PictureReader:
         decode: Any = getattr(self.codec, "decode_jpeg", None)  # those that are ready have one
         pictures = wanted.each(start, start + last - first)
         rows = zip(range(first, last), pictures, *self._places(values, first, last), strict=True)
-        # Flat: a thread fetches what runs between two decoders into a cold cache, with the interpreter's lock.
+        # Inlined on purpose: this runs with the GIL held and a cold cache.
         for row, picture, *outs in rows:
             is_ready, record, jpeg, height, width, end, reduction, block, steps = picture
             if not is_ready:

@@ -104,7 +104,7 @@ class Request:
         if last - first == 1:
             return make(self, first, last), 0
         if self.whole is not None:
-            # Any error: nobody waits for storage here, and who has the sample meets it again.
+            # Any error: no storage is waited for here, and the batch that has the sample meets it again.
             together = self.whole._known(name, make, Exception)
             if together is not None:
                 return together, self.start + first
