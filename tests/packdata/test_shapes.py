@@ -399,6 +399,14 @@ class TestAnnotations:
         with pytest.raises(LoadersError):
             plan_images(tmp_path / "in", annotations=tmp_path / "a.json")
 
+    def test_one_annotation_is_of_one_picture(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "a/1.png", "b/1.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels/1.txt").write_text("0 0.5 0.5 0.1 0.1")
+
+        with pytest.raises(SourceError, match="2 pictures"):
+            plan_images(tmp_path / "in", annotations=tmp_path / "labels")
+
     def test_annotations_of_other_pictures_are_refused(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")
 

@@ -78,17 +78,12 @@ class Annotations:
         self.columns = own | self.columns
         self.empty = {name: [] for name in self.columns}
 
-    def find(self, name: str) -> Values | SourceError | None:
-        """Return what there is of a picture of this path: of names that fit, the longest counts."""
-        parts = PurePath(name).parts
-        paths = ("/".join(parts[i:]) for i in range(len(parts)))
-        found = (self.by_name[path] for path in paths if path in self.by_name)
-        return next(found, None)
-
-    def name_of(self, item: Item) -> str:
-        """Return what a picture is called in annotations of this kind."""
-        path = item.path or item.key
-        return path if self.kind == "COCO" else str(PurePath(path).with_suffix(""))
+    def name_of(self, item: Item) -> str | None:
+        """Return what a picture is called here, None if it is not: of names that fit its path, the longest counts."""
+        path = PurePath(item.path or item.key)
+        parts = (path if self.kind == "COCO" else path.with_suffix("")).parts
+        names = ("/".join(parts[i:]) for i in range(len(parts)))
+        return next((name for name in names if name in self.by_name), None)
 
 
 def annotated(source: Source, found: Annotations) -> Source:
@@ -100,18 +95,24 @@ def annotated(source: Source, found: Annotations) -> Source:
     labels = {} if source.kind == "classes" else dict(source.labels)
     if twice := labels.keys() & found.columns.keys():
         raise SourceError(f"it has a column {min(twice)!r} of its own", source.name, "Rename it")
-    known = [found.find(found.name_of(item)) is not None for item in source.items()]
-    if not any(known):
+    names = Counter(map(found.name_of, source.items()))
+    without = names.pop(None, 0)
+    if not names:
         what = f"none of its pictures is called as in the annotations ({found.kind})"
         raise SourceError(what, source.name, "Is it another folder, or another split?")
 
+    for name, num in names.most_common(1):
+        if num > 1:
+            what = f"{name} of the annotations would be {num} pictures of {source.name}"
+            raise SourceError(what, source.name, "Give annotations folders as the pictures have")
+
     def more(item: Item) -> Values:
-        values = found.find(found.name_of(item))
+        name = found.name_of(item)
+        values = found.empty if name is None else found.by_name[name]
         if isinstance(values, SourceError):
             raise values
-        return found.empty if values is None else values
+        return values
 
-    without = known.count(False)
     notes = found.notes + (
         (f"without annotations, so without boxes: {without:,}",) * (without > 0)
     )
