@@ -17,6 +17,7 @@ from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.sealed import HeldShard, SealedFile
 from loaders.datasets.reading.samples import collate
 from loaders.errors import UnsendableError
+from loaders.schema import Schema
 
 if TYPE_CHECKING:
     from loaders.backends.maker import Maker
@@ -63,28 +64,28 @@ def pack(maker: Maker) -> Payload:
         UnsendableError: Something in it cannot be pickled, or would not be found by the child.
         LoadersError: There is no room for a copy of arrays.
     """
-    custom = {
-        n: f for n, f in codecs._FACTORIES.items() if not f.__module__.startswith("loaders.")
-    }
-    out = io.BytesIO()
-    packer = _Packer(out)
+    head, body = io.BytesIO(), io.BytesIO()
+    last = packer = _Packer(body)
     try:
-        packer.dump((custom, maker.for_child()))
+        packer.dump(maker.for_child())
+        last = _Packer(head)
+        last.dump(packer.codecs)
     except UnsendableError:
         raise
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise UnsendableError(packer.last, str(error)) from error
+        raise UnsendableError(last.last, str(error)) from error
     collates = () if maker.collate is collate else ("collate_fn",)
-    user_code = (*collates, *packer.user_code, *packer.transforms)
-    return Payload(out.getvalue(), tuple(packer.files), tuple(dict.fromkeys(user_code)))
+    user_code = (*collates, *packer.user_code, *packer.transforms, *packer.codecs)
+    data = head.getvalue() + body.getvalue()
+    return Payload(data, tuple(packer.files), tuple(dict.fromkeys(user_code)))
 
 
 def unpack(data: bytes) -> Maker:
     """Make what was packed, in the child."""
-    custom, maker = _Unpacker(io.BytesIO(data)).load()
-    for name, factory in custom.items():
+    stream = io.BytesIO(data)
+    for name, factory in _Unpacker(stream).load().items():
         codecs.register_codec(name, factory)
-    return maker  # type: ignore[no-any-return]
+    return _Unpacker(stream).load()  # type: ignore[no-any-return]
 
 
 class _Packer(pickle.Pickler):
@@ -93,6 +94,7 @@ class _Packer(pickle.Pickler):
         self.files: list[SealedFile] = []
         self.user_code: list[str] = []
         self.transforms: list[str] = []
+        self.codecs: dict[str, Any] = {}  # of the user's, that a dataset needs
         self.last = ""
 
     def persistent_id(self, value: Any) -> Any:
@@ -113,6 +115,11 @@ class _Packer(pickle.Pickler):
             return NotImplemented
         if getattr(value, "transform", None):
             self.transforms.append("transform")
+        schema = getattr(value, "schema", None)
+        for field in schema.fields.values() if isinstance(schema, Schema) else ():
+            factory = codecs._FACTORIES.get(getattr(field, "codec", ""))
+            if factory and not str(factory.__module__).startswith("loaders."):
+                self.codecs[field.codec] = factory
         return _without_counters(value.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
 
     def _check_found(self, value: Any) -> None:
