@@ -15,12 +15,14 @@ import xxhash
 
 from loaders.cached import cached_property
 from loaders.codecs import Codec, codec_for
+from loaders.codecs.heads import MAX_PICTURE_MB, picture_heads
+from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.data.shards import FileShard, open_manifest
 from loaders.data.store import Store
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import CodecError, LoadersError, SampleError, SchemaError
-from loaders.schema import Schema, Text
+from loaders.schema import Image, Mask, Schema, Text
 from loaders.schema.tables import find_column
 
 if TYPE_CHECKING:
@@ -222,9 +224,43 @@ class View:
         try:
             return self.codec(name).decode(record)
         except CodecError as error:
-            path, row = self.place(position)
-            key = self.key(position)
-            raise SampleError(f"field {name!r}: {error}", position, path, row, key) from error
+            raise self._error(position, name, error) from error
+
+    def _error(self, position: int, name: str, error: CodecError) -> SampleError:
+        path, row = self.place(position)
+        return SampleError(f"field {name!r}: {error}", position, path, row, self.key(position))
+
+    def sizes(self, name: str, max_picture_mb: int = MAX_PICTURE_MB) -> npt.NDArray[np.int32]:
+        """Return height and width of each sample's picture, ``(N, 2)``; of encoded ones as their headers say.
+
+        Raises:
+            SchemaError: The field holds no pictures.
+            SampleError: One of them has no readable header, or more pixels than ``max_picture_mb`` allows.
+        """
+        self.check_fields([name])
+        field = self.schema.fields[name]
+        if not isinstance(field, Image | Mask):
+            raise SchemaError(f"field {name!r} holds no pictures: {field}")
+        if field.size is not None:
+            return np.tile(np.array(field.size, np.int32), (len(self), 1))
+        codec, sizes = self.codec(name), np.empty((len(self), 2), np.int32)
+        codec = codec.limited(max_picture_mb) if isinstance(codec, PictureCodec) else codec
+        for positions in self.pieces(name):
+            records = self.records(name, positions)
+            try:
+                sizes[positions] = _sizes(codec, records)
+            except CodecError:
+                for position, record in zip(positions.tolist(), records, strict=True):
+                    self._check_size(codec, position, name, record)
+                raise
+        return sizes
+
+    def _check_size(self, codec: Codec, position: int, name: str, record: UInt8Array) -> None:
+        """Raise SampleError for a record whose size cannot be read."""
+        try:
+            _sizes(codec, [record])
+        except CodecError as error:
+            raise self._error(position, name, error) from error
 
     def key(self, position: int) -> str | None:
         """Return the key of a sample, or None where there is none that can be read."""
@@ -325,6 +361,13 @@ class View:
         is_whole = self.numbers is None and len(files) == len(self.store.shards)
         is_same = all(shard.info.places.keys() == self.schema.fields.keys() for shard in files)
         return files if is_whole and is_same else None
+
+
+def _sizes(codec: Codec, records: Sequence[UInt8Array]) -> Any:
+    """Return height and width of some pictures; those that are no files are only looked at."""
+    if isinstance(codec, PictureCodec):
+        return picture_heads(records, codec.max_pixels).sizes
+    return [codec.decode(record).shape[:2] for record in records]
 
 
 def open_view(path: Path | str, check: Check = "first") -> View:

@@ -377,6 +377,23 @@ class PackedDataset(BatchDataset):
             )
         return self.view.lengths(name) // unit
 
+    def sizes(self, name: str = "image") -> npt.NDArray[np.int32]:
+        """Return height and width of each sample's picture as it is stored, upright, ``(N, 2)``, without decoding it.
+
+        Those of one size are not read; of others the headers are, and verified as samples are. ``augment`` and
+        ``scale`` do not count.
+
+        Raises:
+            SchemaError: The field holds no pictures.
+            SampleError: The size of one cannot be read.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"sizes() takes the name of a field, got {shown(name)}")
+        self.schema.check_names([name])
+        if name in VIRTUAL_FIELDS:
+            raise SchemaError(f"field {name!r} holds no pictures")
+        return _read_only(self.view.sizes(name, self.max_picture_mb))
+
     def to_pandas(self, fields: Sequence[str] | None = None) -> Any:
         """Return samples as a pandas DataFrame; tables with their columns, classes and categories by name.
 
