@@ -14,6 +14,7 @@ from loaders.datasets.reading.samples import (
     SampleBatch,
     TransformedSamples,
     batch_type,
+    in_form,
     item,
 )
 from loaders.errors import BatchError
@@ -119,24 +120,16 @@ class InterleavedJob:
             return parts[0]
         if all(isinstance(part, torch.Tensor) for part in parts):
             return self._tensor(name, parts)
-        if all(isinstance(part, Padded) for part in parts):
-            return self._padded(name, parts)
         each = [
             [item(part, i) for i in range(len(rows))]
             for part, rows in zip(parts, self._rows, strict=True)
         ]
         values = self._in_order(each)
-        if all(isinstance(part, Ragged) for part in parts):
-            offsets = np.cumsum([0, *(len(value) for value in values)])
-            return Ragged(torch.cat(values), torch.from_numpy(offsets))
+        forms = {part.form for part in parts if isinstance(part, Padded | Ragged)}
+        is_joined = all(isinstance(part, Padded | Ragged) for part in parts)
+        if is_joined and len({(form.kind, form.axis) for form in forms}) == 1:
+            return in_form(values, parts[0].form, name)
         return values
-
-    def _padded(self, name: str, parts: list[Padded]) -> Padded:
-        longest = max(part.values.shape[1] for part in parts)
-        values = [_lengthened(part.values, longest) for part in parts]
-        return Padded(
-            self._tensor(name, values), self._tensor(name, [part.lengths for part in parts])
-        )
 
     def _tensor(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
         """Copy rows to their places in one tensor, whose axes lie in memory as those of the parts."""
@@ -178,8 +171,3 @@ def _numbered(sample: Any, begin: int) -> Any:
     if "sample_id" not in getattr(sample, "_fields", ()):
         return sample
     return sample._replace(sample_id=sample.sample_id + begin)
-
-
-def _lengthened(values: torch.Tensor, length: int) -> torch.Tensor:
-    missing = length - values.shape[1]
-    return torch.cat([values, values.new_zeros(len(values), missing, *values.shape[2:])], dim=1)

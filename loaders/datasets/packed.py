@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from loaders.data.store import Store
     from loaders.data.view import View
     from loaders.datasets.base import Halves
-    from loaders.datasets.reading.samples import Form, SplitBatches
+    from loaders.datasets.reading.samples import SplitBatches
 
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
@@ -93,7 +93,7 @@ class PackedDataset(BatchDataset):
         fields: Sequence[str] | None = None,
         augment: Sequence[Any] | None = None,
         transform: Transform | None = None,
-        batching: Mapping[str, Form] | None = None,
+        batching: Mapping[str, Any] | None = None,
         on_error: OnError = "raise",
         scale: float = 1,
         max_picture_mb: int = MAX_PICTURE_MB,

@@ -15,7 +15,6 @@ from loaders.schema import VIRTUAL_FIELDS, Array, Image, Json, Mask, Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loaders.datasets.reading.samples import Form
     from loaders.schema import Field, Schema
 
     Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
@@ -99,15 +98,15 @@ def tell_of_unmoved(augment: Any, fields: Mapping[str, Field | None]) -> None:
             )  # fmt: skip
 
 
-def as_batching(batching: Any) -> dict[str, Form]:
+def as_batching(batching: Any) -> dict[str, Any]:
     """Return the form of each field of varying length; TypeError if that is not said by field."""
     if batching is not None and not isinstance(batching, Mapping):
-        what = "{field: 'list', 'pad', ('pad', value) or 'offsets'}"
+        what = "{field: 'list', 'pad', ('pad', value), ('pad', value, axis), 'offsets' or ('offsets', axis)}"
         raise TypeError(f"batching must be {what}, got {shown(batching)}")
     return dict(batching or {})
 
 
-def check_batching(batching: Mapping[str, Form], fields: Sequence[str]) -> None:
+def check_batching(batching: Mapping[str, Any], fields: Sequence[str]) -> None:
     """Raise SchemaError if it names a field that samples have not."""
     for name in batching:
         if name not in fields:

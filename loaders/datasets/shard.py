@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from loaders.datasets.reading.samples import Form
-
 
 class ShardDataset(PackedDataset):
     """The samples of a packed dataset, read from memory-mapped shards.
@@ -49,6 +47,10 @@ class ShardDataset(PackedDataset):
         batching: How a batch has arrays and boxes of varying length, by field: ``"list"``, the
             default, ``"pad"`` (``.values`` and ``.lengths``; filled with zeros, or with what
             ``("pad", -100)`` says) or ``"offsets"`` (``.values`` end to end, and ``.offsets``).
+            They are joined along the axis that varies in the schema. Of what a ``transform`` makes, of any
+            field, that is the same axis if it has as many axes as before, else the first one that is not of
+            length 1, or the one that ``("pad", value, axis)`` or ``("offsets", axis)`` says. Arrays that a
+            transform brought to equal shapes are one tensor, if no form is given.
             ``"list"`` also for pictures that a ``transform`` gives different sizes.
         check: When records are compared with their checksums: ``"first"``, the default, when they
             are read for the first time; ``"always"`` (then also each file with the manifest, when
@@ -79,7 +81,7 @@ class ShardDataset(PackedDataset):
         fields: Sequence[str] | None = None,
         augment: Sequence[Any] | None = None,
         transform: Transform | None = None,
-        batching: Mapping[str, Form] | None = None,
+        batching: Mapping[str, Any] | None = None,
         check: Check = "first",
         on_error: OnError = "raise",
         scale: float = 1,

@@ -1124,19 +1124,6 @@ def test_shards_that_were_swapped_are_noticed_by_who_always_checks(
         dataset[3]
 
 
-def test_arrays_that_vary_behind_their_first_axis_are_no_tensor(tmp_path: Path) -> None:
-    rows = [{"x": np.zeros((2, n))} for n in (3, 4)]
-    series = ShardDataset(pack(tmp_path / "a", {"x": Array(dims=(2, None), spatial=1)}, rows))
-
-    for form in ("pad", "offsets"):
-        with pytest.raises(
-            SchemaError, match="do not vary along their first axis; take 'list', c"
-        ):
-            series.replace(batching={"x": form})
-    (batch,) = DataLoader(series, 2)
-    assert [tuple(x.shape) for x in batch.x] == [(2, 3), (2, 4)]
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pictures_that_a_transform_sees_may_stay_apart(tmp_path: Path, num_workers: int) -> None:
     rows = [{"image": np.zeros((8 + i, 9, 3), np.uint8)} for i in range(4)]

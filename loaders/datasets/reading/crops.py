@@ -18,7 +18,7 @@ import torch
 from loaders import augment
 from loaders.codecs.raw import RawCodec
 from loaders.data.partial import Part, PartialRecords, Spans
-from loaders.datasets.reading.samples import Form, in_form
+from loaders.datasets.reading.samples import LIST, Form, in_form
 from loaders.errors import BatchError, CodecError, SchemaError
 from loaders.schema import Array, Field, Image, Mask
 
@@ -134,7 +134,7 @@ def _crop_reader(
                 f"augment does not suit field {name!r}, an array of {num_axes} spatial axes: {error}. "
                 "Leave the field out (fields=[...]), or pack it with Array(spatial=0)"
             ) from error
-    form = batching.get(name, "list")
+    form = batching.get(name, LIST)
     return CropReader(store, name, field, num_axes, named, RawCodec(field), tuple(shapes), form)
 
 
@@ -163,7 +163,7 @@ class CropReader:
     views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each
     codec: RawCodec
     shapes: tuple[tuple[int, ...] | None, ...]  # of every sample of a view
-    batching: Form = "list"
+    batching: Form = LIST
     prefetched_field: str | None = None  # ``parts`` do, for what is cut
     parts: PartialRecords = dataclass_field(init=False, compare=False)
 
@@ -261,9 +261,10 @@ class CropReader:
 
     def finish(self, values: list[Any]) -> list[Any]:
         """Return a tensor for each view, or its samples in the form asked for."""
-        pairs = zip(values, self.shapes, strict=True)
+        parts = zip(self.names, values, self.shapes, strict=True)
         return [
-            in_form(value, self.batching) if shape is None else value[0] for value, shape in pairs
+            in_form(value, self.batching, name) if shape is None else value[0]
+            for name, value, shape in parts
         ]
 
 

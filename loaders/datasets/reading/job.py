@@ -13,6 +13,7 @@ import numpy as np
 from loaders.buffers import FreshMemory
 from loaders.datasets.reading.readplan import read_all
 from loaders.datasets.reading.samples import (
+    LIST,
     SampleBatch,
     TransformedSamples,
     batch_type,
@@ -57,6 +58,8 @@ class BatchJob:
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
         self._are_last = self._which_last()
         self._transformed: list[Any] = [None] * n if plan.transforming is not None else []
+        self._equal = [name for name, form in plan.forms.items() if form.kind == "equal"]
+        self._made: set[str] = set()  # of these, what the transform did not leave as it was
         self._at: dict[int, int] = {}  # by part: the sample that is being transformed
         self._num_replaced: dict[int, int] = {}  # by position: how often its sample was
         self.needs_prefetch = plan.needs_prefetch(request)
@@ -143,11 +146,14 @@ class BatchJob:
             begin_step()
             sample = sample_of(batch, i)
             try:
-                self._transformed[i] = transform(sample, seed)
+                made = self._transformed[i] = transform(sample, seed)
             except Exception as error:
                 index = int(self.request.indices[i])
                 error.add_note(str(self.plan.sample_error(index, "in its transform")))
                 raise
+            for name in self._equal:
+                if getattr(made, name, None) is not getattr(sample, name):
+                    self._made.add(name)
         self._at.pop(part, None)  # a part of no samples has none
         begin_step()
 
@@ -167,7 +173,8 @@ class BatchJob:
     def finish(self) -> SampleBatch | list[Any]:
         """Return the batch; transformed samples as a list, for a collate function to join."""
         if self.plan.transforming is not None:
-            return TransformedSamples(self._transformed, dict(self.plan.forms))
+            as_stored = {name: LIST for name in self._equal if name not in self._made}
+            return TransformedSamples(self._transformed, {**self.plan.forms, **as_stored})
         try:
             batch = self._batch()
         except LoadersError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from loaders.datasets.reading.coefficients import (
 from loaders.datasets.reading.crops import CropReader, crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
 from loaders.datasets.reading.pictures import Move, PictureReader
-from loaders.datasets.reading.samples import Form, in_form
+from loaders.datasets.reading.samples import LIST, Form, in_form
 from loaders.device.decode import Yuv420Finish
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Keypoints, Mask
@@ -47,7 +47,7 @@ class ObjectReader:
     name: str
     field: Field
     codec: Any
-    batching: Form = "list"
+    batching: Form = LIST
     picture: PictureReader | None = None  # whose crops boxes and keypoints follow
     is_guess: bool = False  # it is the first of several images
     min_rows: int = 256
@@ -101,7 +101,8 @@ class ObjectReader:
         return augment.move_boxes(value, box, size, flip)
 
     def finish(self, values: list[Any]) -> list[Any]:
-        return [in_form(tensors, self.batching) for tensors in values]
+        named = zip(self.names, values, strict=True)
+        return [in_form(tensors, self.batching, name) for name, tensors in named]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,6 @@ def make_readers(
     finish are read as their host half, and ``ops`` are drawn for it, not done. Boxes follow the
     picture ``leader``, which is one of the ``stored`` fields, served or not.
     """
-    _check_batching(fields, batching)
     views = _views(ops)
     by_name = {
         name: _picture_reader(store, name, field, views, scale, max_picture_mb)
@@ -168,23 +168,26 @@ def make_readers(
             if isinstance(field, Boxes | Keypoints) and ops:
                 picture = _followed(name, fields, stored, leader)
                 follows = _picture_reader(store, *picture, views, scale, max_picture_mb)
-            codec, form = codec_for(field), batching.get(name, "list")
+            codec, form = codec_for(field), batching.get(name, LIST)
             readers.append(ObjectReader(store, name, field, codec, form, follows, is_guess))
     return tuple(readers)
 
 
-def forms_of(readers: Sequence[Reader], batching: Mapping[str, Form]) -> dict[str, Form]:
-    """Return, by the names of samples, how values that differ in shape are joined."""
+def forms_of(
+    readers: Sequence[Reader], fields: Mapping[str, Field | None], batching: Mapping[str, Form]
+) -> dict[str, Form]:
+    """Return, by the names of samples, how values that differ in shape are joined which a transform made."""
     forms: dict[str, Form] = {}
-    for reader in readers:
+    for reader, (name, field) in zip(readers, fields.items(), strict=True):
+        form = batching.get(name)
         if isinstance(reader, CropReader):
-            forms |= dict.fromkeys(reader.list_names, reader.batching)
-        elif isinstance(reader, ObjectReader) and isinstance(
-            reader.field, Array | Boxes | Keypoints
-        ):
-            forms |= dict.fromkeys(reader.names, reader.batching)
-        elif isinstance(reader, PictureReader) and reader.name in batching:
-            forms |= dict.fromkeys(reader.names, "list")
+            forms |= dict.fromkeys(reader.list_names, form or Form("equal"))
+        elif form is not None:
+            forms |= dict.fromkeys(reader.names, form)
+        elif isinstance(reader, ObjectReader) and isinstance(field, Array | Boxes | Keypoints):
+            # Whether there are as many boxes in all samples of a batch is chance.
+            kind = "equal" if isinstance(field, Array) else "list"
+            forms |= dict.fromkeys(reader.names, Form(kind))
     return forms
 
 
@@ -226,44 +229,69 @@ def _fixed_reader(store: Store, name: str, field: Field, nbytes: int) -> FixedRe
     return WideReader(store, name, nbytes, layout, np.dtype(field.dtype))
 
 
-def _check_batching(fields: dict[str, Field | None], batching: Mapping[str, Form]) -> None:
-    for name, form in batching.items():
-        if name not in fields:  # a view of fewer fields
-            continue
-        field = fields[name]
-        if form == "list" and isinstance(field, Image | Mask):
-            continue  # for what a transform makes of them
-        if (
-            not (form in ("list", "pad", "offsets") or _is_padding(form, field))
-            or not isinstance(field, Array | Boxes | Keypoints)
-            or field.is_fixed
-        ):
-            raise SchemaError(
-                f"batching[{name!r}] = {form!r}: 'list', 'pad' (or ('pad', value) of the field's type) and 'offsets' "
-                "are for arrays and boxes of varying length, 'list' for pictures"
-            )
-        shape = field.shape or (None,)
-        if form != "list" and shape[0] is not None:
-            raise SchemaError(
-                f"batching[{name!r}] = {form!r}: its arrays {shape} do not vary along their first axis; take 'list', "
-                "crop them to one length, or store them with that axis first"
-            )
-        if form != "list" and sum(n is None for n in shape) > 1:
-            raise SchemaError(
-                f"batching[{name!r}] = {form!r}: its arrays vary in more than their length; take 'list'"
-            )
+def as_forms(
+    batching: Mapping[str, Any], fields: Mapping[str, Field | None], *, is_transformed: bool
+) -> dict[str, Form]:
+    """Return the form of each field that ``batching`` names; what a transform makes is judged when it is made.
+
+    Raises:
+        SchemaError: It is none, or not one for such a field.
+    """
+    shown = {
+        name: given for name, given in batching.items() if name in fields
+    }  # a view may have fewer
+    forms = {name: _form(name, given, fields[name]) for name, given in shown.items()}
+    for name, form in () if is_transformed else forms.items():
+        _check_form(name, shown[name], form, fields[name])
+    return forms
 
 
-def _is_padding(form: Form, field: Field | None) -> bool:
-    """Tell whether a form is ``("pad", value)``, of a value that the field can hold."""
-    given: Any = form
-    if not isinstance(given, tuple) or len(given) != 2 or given[0] != "pad" or field is None:
-        return False
-    value, dtype = given[1], np.dtype(field.served_dtype)
+def _form(name: str, given: Any, field: Field | None) -> Form:
+    kind, *rest = given if isinstance(given, tuple) and given else (given,)
+    value, *axes = rest if kind == "pad" and rest else (0, *rest)
+    are_whole = all(type(axis) is int for axis in axes)
+    is_known = (
+        kind in ("list", "pad", "offsets") and len(axes) <= (kind != "list") and are_whole
+    ) and (isinstance(given, str) or bool(rest))
+    if not is_known or isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(name, given)
+    if axes:
+        return Form(kind, value, axes[0])
+    shape = () if field is None else field.shape or ()
+    free = [axis for axis, n in enumerate(shape) if n is None]
+    if isinstance(field, Boxes | Keypoints) or len(free) == 1:
+        return Form(kind, value, free[0], len(shape))
+    return Form(kind, value)
+
+
+def _check_form(name: str, given: Any, form: Form, field: Field | None) -> None:
+    """Raise SchemaError for a form that a field's arrays, as they are stored, cannot have."""
+    if form.kind == "list" and isinstance(field, Image | Mask):
+        return  # for what a transform makes of them
+    if not isinstance(field, Array | Boxes | Keypoints) or field.is_fixed:
+        _refuse(name, given)
+    if form.kind == "pad" and not _can_pad(form.value, np.dtype(field.served_dtype)):
+        _refuse(name, given)
+    if form.kind != "list" and form.axis is None:
+        raise SchemaError(
+            f"batching[{name!r}] = {given!r}: its arrays vary in more than their length; take 'list'"
+        )
+
+
+def _refuse(name: str, given: Any) -> NoReturn:
+    raise SchemaError(
+        f"batching[{name!r}] = {given!r}: 'list', 'pad' (or ('pad', value) of the field's type, ('pad', value, axis)) "
+        "and 'offsets' (or ('offsets', axis)) are for arrays and boxes of varying length, 'list' for pictures; "
+        "for other fields only where a transform makes such arrays of them"
+    )
+
+
+def _can_pad(value: float, dtype: np.dtype[Any]) -> bool:
+    """Tell whether numbers of a type can have a value."""
     if dtype.kind == "f":
-        return isinstance(value, int | float)
+        return True
     limits = np.iinfo(dtype if dtype.kind in "ui" else np.uint8)
-    return isinstance(value, int) and limits.min <= value <= limits.max
+    return isinstance(value, int) and bool(limits.min <= value <= limits.max)
 
 
 def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from loaders.buffers import SMALL_BYTES
 from loaders.datasets.reading.fixed import FixedReader
-from loaders.datasets.reading.readers import SampleIdReader, forms_of, make_readers
+from loaders.datasets.reading.readers import SampleIdReader, as_forms, forms_of, make_readers
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.datasets.reading.transforming import Transforming
 from loaders.datasets.replaced import BadSamples
@@ -166,7 +166,7 @@ def plan_reading(
     *,
     ops: tuple[Any, ...],
     transform: Any,
-    batching: Mapping[str, Form],
+    batching: Mapping[str, Any],
     scale: float,
     is_half: bool = False,
     leader: str | None,
@@ -187,16 +187,16 @@ def plan_reading(
         max_picture_mb: Of each picture.
         **counted: ``is_replacing``, ``part_ends`` and ``bad`` of the plan.
     """
-
-    def readers(batching: Mapping[str, Form]) -> tuple[Reader, ...]:
-        stored: Any = {"stored": view.schema.fields, "leader": leader}
-        stored["max_picture_mb"] = max_picture_mb
-        return make_readers(view.store, fields, ops, batching, scale, half=is_half, **stored)
-
-    joined = readers(batching)
-    forms = forms_of(joined, batching)
+    forms = as_forms(batching, fields, is_transformed=transform is not None)
+    # A transform sees samples: what it makes of them is joined.
+    joined = {} if transform is not None else forms
+    stored: Any = {
+        "stored": view.schema.fields,
+        "leader": leader,
+        "max_picture_mb": max_picture_mb,
+    }
+    readers = make_readers(view.store, fields, ops, joined, scale, half=is_half, **stored)
     if transform is None:
-        return ReadPlan(view, joined, forms, **counted)
-    # It sees samples: the readers above say only how its results are joined, and these read for it.
-    apart = readers(dict.fromkeys(batching, "list"))
-    return ReadPlan(view, apart, forms, Transforming(transform), **counted)
+        return ReadPlan(view, readers, **counted)
+    made = forms_of(readers, fields, forms)
+    return ReadPlan(view, readers, made, Transforming(transform), **counted)

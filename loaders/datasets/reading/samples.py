@@ -15,22 +15,81 @@ from loaders.checks import shown
 from loaders.errors import BatchError
 
 
+class Form(NamedTuple):
+    """How a batch has arrays of different lengths.
+
+    Attributes:
+        kind: ``"list"``; ``"pad"``: one tensor and the lengths; ``"offsets"``: end to end; ``"equal"``: one tensor
+            where all of a batch have one shape, else a list.
+        value: That padding has.
+        axis: Of each array, along which they differ; None: the first one that is not of length 1.
+        num_axes: Of arrays for which ``axis`` holds; None: of all.
+    """
+
+    kind: str = "list"
+    value: float = 0
+    axis: int | None = None
+    num_axes: int | None = None
+
+    def axis_of(self, tensors: list[torch.Tensor]) -> int:
+        """Return the axis along which arrays are joined, which may be none that they have."""
+        num_axes = tensors[0].dim()
+        if self.axis is not None and self.num_axes in (None, num_axes):
+            return self.axis + num_axes if self.axis < 0 else self.axis
+        long = (
+            a for a in range(num_axes) if any(t.dim() <= a or t.shape[a] != 1 for t in tensors)
+        )
+        return next(long, 0)
+
+
+LIST = Form()
+
+
 class Padded(NamedTuple):
-    """Arrays of different lengths as one tensor: ``(N, longest, ...)``, zeros behind each; int64 ``lengths``."""
+    """Arrays of different lengths as one tensor: ``(N, longest, ...)``, padded behind each; int64 ``lengths``.
+
+    Those that differ along another ``axis`` of theirs have it there: ``(N, channels, longest)``.
+    """
 
     values: torch.Tensor
     lengths: torch.Tensor
 
-
-# How a batch has arrays of different lengths: "list", "pad", "offsets", or ("pad", value).
-Form = str | tuple[str, float]
+    @property
+    def form(self) -> Form:
+        """How they were joined."""
+        return Form("pad", axis=0)
 
 
 class Ragged(NamedTuple):
-    """Arrays of different lengths end to end: array ``i`` is ``values[offsets[i]:offsets[i + 1]]``."""
+    """Arrays of different lengths end to end: array ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
+
+    Those that differ along another axis lie end to end along it.
+    """
 
     values: torch.Tensor
     offsets: torch.Tensor
+
+    @property
+    def form(self) -> Form:
+        """How they were joined."""
+        return Form("offsets", axis=0)
+
+
+@lru_cache(maxsize=256)
+def _joined_type(form: Form) -> Any:
+    """Return the type of arrays that were joined so; instances pickle."""
+    plain = Padded if form.kind == "pad" else Ragged
+    attributes = {"__slots__": (), "form": form, "__reduce__": _reduce_joined}
+    is_plain = form.axis == 0 and not form.value
+    return plain if is_plain else type(plain.__name__, (plain,), attributes)
+
+
+def _reduce_joined(value: Any) -> Any:
+    return _rebuild_joined, (value.form, tuple(value))
+
+
+def _rebuild_joined(form: Form, values: tuple[torch.Tensor, ...]) -> Any:
+    return _joined_type(form)(*values)
 
 
 @lru_cache(maxsize=256)
@@ -185,10 +244,11 @@ def sample_of(batch: Any, i: int) -> Any:
 def item(values: Any, i: int) -> Any:
     """Return the value of one sample, from the values of a batch."""
     if isinstance(values, Padded):
-        return _apart(values.values[i, : int(values.lengths[i])])
+        return _apart(values.values[i].narrow(values.form.axis or 0, 0, int(values.lengths[i])))
     if isinstance(values, Ragged):
         i = i if i >= 0 else i + len(values.offsets) - 1
-        return _apart(values.values[int(values.offsets[i]) : int(values.offsets[i + 1])])
+        first, last = values.offsets[i : i + 2].tolist()
+        return _apart(values.values.narrow(values.form.axis or 0, first, last - first))
     value = values[i]
     return _apart(value) if isinstance(value, torch.Tensor) else value
 
@@ -200,18 +260,66 @@ def _apart(view: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(view.numpy())
 
 
-def in_form(tensors: list[Any], form: Form) -> Any:
-    """Return arrays of different lengths as ``batching`` asks for them."""
-    if form == "list":
+def in_form(tensors: list[Any], form: Form, name: str) -> Any:
+    """Return the arrays of a field, of different lengths, as ``batching`` asks for them.
+
+    Raises:
+        BatchError: They differ in more than their length, or cannot have the value that they are padded with.
+    """
+    if form.kind == "list" or not tensors:
         return tensors
-    lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64, device="cpu")
-    if form != "offsets":
-        value = form[1] if isinstance(form, tuple) else 0
-        padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
-        return Padded(padded, lengths)
+    if form.kind == "equal":
+        is_one = len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1
+        return torch.stack(tensors) if is_one else tensors
+    axis = form.axis_of(tensors)
+    _check_joined(tensors, form, axis, name)
+    lengths = torch.tensor([t.shape[axis] for t in tensors], dtype=torch.int64, device="cpu")
+    kind = _joined_type(Form(form.kind, form.value, axis))
+    if form.kind == "pad":
+        return kind(_padded(tensors, axis, form.value), lengths)
     offsets = torch.zeros(len(tensors) + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(lengths, 0, out=offsets[1:])
-    return Ragged(torch.cat(tensors), offsets)
+    return kind(torch.cat(tensors, axis), offsets)
+
+
+def _padded(tensors: list[torch.Tensor], axis: int, value: float) -> torch.Tensor:
+    if axis == 0:
+        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
+    first, longest = tensors[0], max(tensor.shape[axis] for tensor in tensors)
+    shape = (len(tensors), *first.shape[:axis], longest, *first.shape[axis + 1 :])
+    values = first.new_full(shape, value)
+    for row, tensor in zip(values, tensors, strict=True):
+        row.narrow(axis, 0, tensor.shape[axis]).copy_(tensor)
+    return values
+
+
+def _check_joined(tensors: list[torch.Tensor], form: Form, axis: int, name: str) -> None:
+    first = tensors[0]
+    apart = {(t.dtype, t.shape[:axis], t.shape[axis + 1 :]) for t in tensors}
+    if (
+        not 0 <= axis < first.dim()
+        or len(apart) > 1
+        or any(t.dim() != first.dim() for t in tensors)
+    ):
+        shapes = sorted({(*t.shape,) for t in tensors})[:4]
+        raise BatchError(
+            f"arrays of field {name!r} differ in more than axis {axis}, along which {form.kind!r} joins them: they are "
+            f"of shapes {shapes} and types {sorted({str(t.dtype) for t in tensors})}. Say along which axis they are to "
+            f"be joined, batching={{{name!r}: ('pad', 0, axis)}} or ('offsets', axis), or take 'list'"
+        )
+    if (
+        form.kind == "pad"
+        and not first.dtype.is_floating_point
+        and not _holds(first.dtype, form.value)
+    ):
+        raise BatchError(
+            f"arrays of field {name!r} are {first.dtype}: padding {form.value} is none"
+        )
+
+
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    limits = torch.iinfo(torch.uint8 if dtype == torch.bool else dtype)
+    return isinstance(value, int) and limits.min <= value <= limits.max
 
 
 class TransformedSamples(list[Any]):
@@ -252,7 +360,7 @@ def collate_dict(samples: Any) -> Any:
 def _collate_transformed(samples: TransformedSamples) -> Any:
     names = samples[0]._fields
     columns = (
-        in_form(list(values), samples.forms[name])
+        in_form(list(values), samples.forms[name], name)
         if name in samples.forms and all(isinstance(value, torch.Tensor) for value in values)
         else _stacked(f"field {name!r}", list(values))
         for name, values in zip(names, zip(*samples, strict=True), strict=True)
