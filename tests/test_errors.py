@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import builtins
 import inspect
 import pickle
 import re
@@ -22,6 +23,7 @@ from loaders.errors import (
     SourceError,
     StaleDatasetError,
     StateError,
+    UnsendableError,
     sentence,
 )
 
@@ -48,6 +50,10 @@ EXAMPLES = {
     ChecksumError: (
         ChecksumError("its checksum does not match", PATH, 0),
         "data/shard-00017.lmdb, row 0: its checksum does not match.",
+    ),
+    UnsendableError: (
+        UnsendableError("transform", "it does not pickle"),
+        "a child process cannot be given transform: it does not pickle. Put it",
     ),
     SampleError: (
         SampleError("not UTF-8", 90, PATH, 3, "a/b.jpg"),
@@ -86,7 +92,7 @@ def test_the_tree_in_the_docstring_is_the_tree_of_classes() -> None:
         assert issubclass(cls, getattr(errors, parent))
         assert issubclass(cls, LoadersError)
         expected = builtin or next(b for n, (_, b) in tree.items() if n == parent)
-        assert issubclass(cls, {"ValueError": ValueError, "RuntimeError": RuntimeError}[expected])
+        assert issubclass(cls, getattr(builtins, expected))
 
 
 def test_every_error_has_an_example_here() -> None:
