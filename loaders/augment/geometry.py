@@ -71,9 +71,10 @@ class Window:
         extent: Source pixels that the frame covers, float64.
         size: Pixels of the frame, int64.
         flip: Whether the frame is mirrored.
+        points: Source positions around which the next op crops, NaN for none; None: of no sample.
     """
 
-    __slots__ = ("extent", "flip", "indices", "origin", "size")
+    __slots__ = ("extent", "flip", "indices", "origin", "points", "size")
 
     def __init__(self, sizes: Ints, indices: npt.NDArray[Any]) -> None:
         self.indices = indices
@@ -81,6 +82,15 @@ class Window:
         self.origin = np.zeros(sizes.shape)
         self.extent = sizes.astype(np.float64)
         self.flip = np.zeros(sizes.shape, np.bool_)
+        self.points: Floats | None = None
+
+    def frame_points(self) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """Return the frame pixels where the points are, and which of them are in the frame."""
+        assert self.points is not None
+        at = (self.points - self.origin) * self.size / self.extent
+        at = np.where(self.flip, self.size - at, at)
+        is_inside: npt.NDArray[np.bool_] = np.all((at >= 0) & (at < self.size), axis=1)
+        return np.floor(np.where(is_inside[:, None], at, 0)).astype(np.int64), is_inside
 
     def crop(self, corner: Ints, size: Ints) -> None:
         """Cut to ``size`` frame pixels from ``corner`` on; either may lie outside the frame."""
@@ -197,6 +207,7 @@ def plan(
     indices: npt.NDArray[Any],
     draws: npt.NDArray[Any] | None = None,
     view: int = 0,
+    points: Sequence[Floats | None] | None = None,
 ) -> Geometry:
     """Draw the parameters of a batch and reduce them to one ``Geometry``.
 
@@ -213,6 +224,8 @@ def plan(
         draws: ``(N,)`` integers: which repeat of its index within the epoch each sample is;
             0 by default.
         view: Number of the view, for several from one decode.
+        points: For each op ``(N, 2)`` points around which it crops, from 0 to 1 along each axis, NaN for none; the
+            default, None, is no points, and crops with the foreground are at random places.
 
     Raises:
         BatchError: The arrays do not fit together, an image is empty, or one is too small.
@@ -230,9 +243,21 @@ def plan(
     keys = [key64(_DOMAIN, seed, epoch, view, position) for position in range(len(ops))]
     nums = [num_axes if getattr(op, "per_axis", False) else op.num_draws for op in ops]
     drawn = uniforms(keys, indices, draws, nums=nums) if ops else []
-    for op, numbers in zip(ops, drawn, strict=True):
+    lengths = window.size.copy()
+    for position, (op, numbers) in enumerate(zip(ops, drawn, strict=True)):
+        window.points = _source_points(None if points is None else points[position], lengths)
         op.move(window, numbers)
     return window.geometry()
+
+
+def _source_points(points: Floats | None, lengths: Ints) -> Floats | None:
+    if points is None:
+        return None
+    if points.shape != lengths.shape:
+        raise BatchError(
+            f"foreground of {points.shape[1]} axes is none of samples of {lengths.shape[1]}: leave a field out"
+        )
+    return points * lengths
 
 
 def _checked_sizes(sizes: npt.NDArray[Any], indices: Ints, draws: Ints) -> Ints:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loaders.augment.geometry import Op, as_ops
-from loaders.checks import as_list, real_number, whole_number
+from loaders.checks import as_list, real_number, shown, whole_number
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -191,10 +191,13 @@ class RandomCrop(Op):
             what is missing; otherwise such an image is an error.
         fill_mask: What ``Mask`` fields have there instead: the number that the loss ignores, often 255.
             Masks of volumes are arrays, and have zeros.
+        foreground: A ``Mask`` or ``Array`` of labels, served or not: the crop is placed around one of its points
+            that are not 0, each as probable as any other, and as far inside as a crop at random.
+        p: The probability of that; other crops, and those of samples without such points, are placed at random.
 
     Raises:
-        ValueError: At construction, a size or padding that is none.
-        TypeError: At construction, a ``fill_mask`` that is no whole number.
+        ValueError: At construction, a size or padding that is none, or ``p`` is not a probability.
+        TypeError: At construction, a ``fill_mask`` that is no whole number, or a ``foreground`` that is no name.
         BatchError: In ``plan``, an image is smaller than the crop.
 
     Source:
@@ -205,6 +208,8 @@ class RandomCrop(Op):
     padding: int = 0
     pad_if_needed: bool = False
     fill_mask: int = 0
+    foreground: str | None = None
+    p: float = 0.5
     _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 2
@@ -215,6 +220,11 @@ class RandomCrop(Op):
         if self.padding != 0 and not _is_length(self.padding):
             raise ValueError(f"padding must be an int of at least 0, got {self.padding!r}")
         whole_number("fill_mask", self.fill_mask)
+        if not isinstance(self.foreground, str | None):
+            raise TypeError(
+                f"foreground must be the name of a field, got {shown(self.foreground)}"
+            )
+        real_number("p", self.p, at_least=0, at_most=1)
 
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
@@ -224,7 +234,12 @@ class RandomCrop(Op):
             padding += np.maximum(size - window.size - 2 * padding, 0)
         room = window.size + 2 * padding - size
         self._check(window, room)
-        window.crop(_pick(draws, room) - padding, size)
+        corner = _pick(draws, room) - padding
+        if window.points is not None:
+            at, is_inside = window.frame_points()
+            around = np.clip(at - size // 2, -padding, room - padding)
+            corner = np.where(is_inside[:, None], around, corner)
+        window.crop(corner, size)
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
         """Tell the frame's size afterwards."""

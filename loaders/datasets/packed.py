@@ -273,7 +273,8 @@ class PackedDataset(BatchDataset):
         else:
             seed, epoch, draws = self._drawing_of(indices, self.seed)
         array = from_start(array, len(self), "sample")
-        return Request(array, self.rows_of(array), epoch, draws, seed, num_workers)
+        rows = self.rows_of(array)
+        return Request(array, rows, epoch, draws, seed, num_workers, view=self.view)
 
     def numbers_of(self, indices: Indices) -> Indices:
         """Return the samples' numbers in the store."""

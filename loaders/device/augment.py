@@ -62,12 +62,24 @@ def draw_moves(
     epoch: int,
     draws: Any = None,
     view: int = 0,
+    points: Any = None,
 ) -> Moves:
     """Draw what happens to a batch of samples of one size; the arguments are those of ``augment.plan``."""
+    if points is None and any(getattr(op, "foreground", None) for op in ops):
+        raise BatchError(
+            "crops with the foreground are drawn where labels are read: by augment= of the dataset"
+        )
     numbers = np.asarray(indices)
     sizes = np.broadcast_to(np.asarray(size, np.int64), (len(numbers), len(size)))
     repeats = None if draws is None else np.asarray(draws)
-    drawn = plan(ops, sizes, seed=seed, epoch=epoch, indices=numbers, draws=repeats, view=view)
+    settings: Any = {
+        "seed": seed,
+        "epoch": epoch,
+        "draws": repeats,
+        "view": view,
+        "points": points,
+    }
+    drawn = plan(ops, sizes, indices=numbers, **settings)
     lengths = drawn.boxes[:, len(size) :]
     target = drawn.sizes[0] if len(numbers) else np.asarray(size, np.int64)
     table = np.stack([drawn.boxes[:, : len(size)], lengths, drawn.flips.astype(np.int64)], axis=1)

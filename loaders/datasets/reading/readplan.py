@@ -10,6 +10,7 @@ import numpy as np
 
 from loaders.buffers import SMALL_BYTES
 from loaders.datasets.reading.fixed import FixedReader
+from loaders.datasets.reading.foreground import check_foreground
 from loaders.datasets.reading.readers import SampleIdReader, as_forms, forms_of, make_readers
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.datasets.reading.transforming import Transforming
@@ -187,6 +188,7 @@ def plan_reading(
         max_picture_mb: Of each picture.
         **counted: ``is_replacing``, ``part_ends`` and ``bad`` of the plan.
     """
+    check_foreground(ops, view.schema.fields)
     forms = as_forms(batching, fields, is_transformed=transform is not None)
     # A transform sees samples: what it makes of them is joined.
     joined = {} if transform is not None else forms

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from loaders import augment
+from loaders.datasets.reading.foreground import foreground_points
 from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.data.finder import Rows
+    from loaders.data.view import View
 
     UInt8Array = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -52,6 +54,7 @@ class Request:
         lock: While something is made; what is made may need something else.
         whole: The samples of several batches, of which these are some; None: nothing is shared with others.
         start: Where in the whole they begin.
+        view: Whose samples they are.
     """
 
     indices: npt.NDArray[np.int64]
@@ -64,6 +67,7 @@ class Request:
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False, repr=False)
     whole: Request | None = field(default=None, compare=False, repr=False)
     start: int = 0
+    view: View | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -89,6 +93,7 @@ class Request:
                 self.num_workers,
                 whole=self if is_shared else None,
                 start=end - size,
+                view=self.view,
             )
             for size, end in zip(sizes, accumulate(sizes), strict=True)
         ]
@@ -153,6 +158,7 @@ class Request:
             indices=self.indices[first:last],
             draws=draws,
             view=view,
+            points=foreground_points(self, ops, view, first, last),
         )
 
 
