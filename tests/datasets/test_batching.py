@@ -105,10 +105,12 @@ def test_arrays_are_joined_along_the_axis_that_varies(
 
 
 @pytest.mark.parametrize("form", ["pad", ("pad", 7), "offsets"])
-def test_a_mixture_joins_them_alike(folder: Path, form: Any) -> None:
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_mixture_joins_them_alike(folder: Path, form: Any, is_apart: bool) -> None:
     plain = ShardDataset(folder, fields=list(FIELDS))
     one = plain.replace(batching=dict.fromkeys(FIELDS, form))
-    mixture = Mixture([one.select([0, 3]), one.select([1, 2])], [1, 1])
+    other = one.replace(on_error="replace") if is_apart else one  # else they are read together
+    mixture = Mixture([one.select([0, 3]), other.select([1, 2])], [1, 1])
     read = mixture.__getitems__(range(4))
     for name in FIELDS:
         arrays = [getattr(sample, name) for sample in read]

@@ -143,3 +143,18 @@ def test_wrong_use_is_an_error(folder: Path) -> None:
     images = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
     with pytest.raises(BatchError):
         BatchAugment([RandomCrop(9, foreground="label")])(images, indices=[0])
+
+
+def test_images_that_a_device_finishes_are_cropped_alike(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"label": Mask(), "image": Image(codec="dct", size=(SIDE, SIDE))}
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (6, SIDE, SIDE, 3), np.uint8)
+    rows = [{"label": spot(i, SIDE, SIDE), "image": image} for i, image in enumerate(images)]
+    crop = RandomCrop(9, foreground="label", p=0.7)
+    dataset = ShardDataset(pack(tmp_path / "a", fields, rows), fields=["image"], augment=[crop])
+    halves = dataset.halves(torch.device("cpu"))
+    assert halves is not None
+
+    read = halves[1](halves[0].__getitems__(range(6)).batch)
+
+    assert torch.equal(read.image, torch.stack([sample.image for sample in dataset]))
