@@ -169,7 +169,7 @@ def run(args: argparse.Namespace) -> dict[str, float]:
         found = evaluate(model, val, precision, log)
         log.figures(f"epoch {epoch} evaluated", step, found)
         figures |= found
-    return figures
+    return figures or evaluate(model, val, precision, log)  # of a run that was over
 
 
 # -- ranks, checkpoints, figures -------------------------------------------------------------------

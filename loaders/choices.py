@@ -43,7 +43,7 @@ _SMALL_SAMPLE_BYTES, _TINY_SAMPLE_BYTES = 16 << 10, 512
 def has_own_order(
     dataset: Any, shuffle: Any, sampler: Any, batch_sampler: Any, generator: Any
 ) -> bool:
-    """Tell whether samples follow an order of ours: one was given, or nothing that says another."""
+    """Tell whether samples follow an order of loaders: one was given, or nothing that says another."""
     if batch_sampler is not None or isinstance(dataset, IterableDataset):
         return False
     is_torchs = generator is not None and bool(shuffle)
@@ -94,7 +94,7 @@ def check_foreign_order(
     sampler: Any,
     batch_sampler: Any,
 ) -> None:
-    """Refuse what only an order of ours can do, where another decides; and what is no order."""
+    """Refuse what only an order of loaders can do, where another decides; and what is no order."""
     for name, given in (("sampler", sampler), ("batch_sampler", batch_sampler)):
         if isinstance(dataset, IterableDataset):
             break  # torch refuses any
@@ -103,7 +103,7 @@ def check_foreign_order(
             raise TypeError(f"{name} must be {what}, got {shown(given)}")
     if shuffle == "block":
         raise ValueError(
-            "shuffle='block' is an order of ours: leave out sampler, batch_sampler and generator"
+            "shuffle='block' is an order of loaders: leave out sampler, batch_sampler and generator"
         )
     is_torchs = sampler is None and batch_sampler is None
     if is_torchs and isinstance(dataset, BatchDataset) and dataset.order(0, 1) is not None:
@@ -111,19 +111,19 @@ def check_foreign_order(
         raise ValueError(f"{what}: leave out generator; seed= chooses the order")
     if ranks != (None, None) and isinstance(dataset, IterableDataset):
         raise ValueError(
-            "rank and world_size divide batches of ours: an IterableDataset divides itself"
+            "rank and world_size divide batches of map-style datasets: an IterableDataset divides itself"
         )
     _check_ranks(ranks, (sampler, getattr(batch_sampler, "sampler", None)))
 
 
 def _check_ranks(ranks: tuple[int | None, int | None], samplers: Sequence[Any]) -> None:
-    """Refuse ranks that have no effect: a sampler of ours divides the samples by its own."""
+    """Refuse ranks that have no effect: a sampler of loaders divides the samples by its own."""
     if ranks == (None, None):
         return
     own = next((sampler for sampler in samplers if isinstance(sampler, EpochSampler)), None)
     if own is None:
         raise ValueError(
-            "rank and world_size divide batches of ours: leave out sampler, batch_sampler and generator"
+            "rank and world_size divide batches of loaders' own orders: leave out sampler, batch_sampler and generator"
         )
     # Frameworks make loaders anew, of the sampler and of what it was made with.
     if any(
@@ -136,7 +136,7 @@ def _check_ranks(ranks: tuple[int | None, int | None], samplers: Sequence[Any]) 
 
 
 def choose_seed(seed: int | None, sampler: Any, batch_sampler: Any) -> int:
-    """Return the seed: as was said, or that of a sampler or batch sampler of ours."""
+    """Return the seed: as was said, or that of a sampler or batch sampler of loaders."""
     if seed is not None:
         return whole_number("seed", seed)
     own = sampler if batch_sampler is None else batch_sampler
@@ -146,7 +146,7 @@ def choose_seed(seed: int | None, sampler: Any, batch_sampler: Any) -> int:
 def choose_pad(
     pad: Pad | None, batch_size: int | None, sampler: Any, batch_sampler: Any, *, in_order: bool
 ) -> Pad:
-    """Return how the tail is padded: as was said, or as a sampler of ours says; refuse marks that have no place."""
+    """Return how the tail is padded: as was said, or as a sampler of loaders says; refuse marks that have no place."""
     own = batch_sampler if isinstance(batch_sampler, EpochBatches) else sampler
     if pad is None:
         pad = own.pad if isinstance(own, EpochSampler | EpochBatches) else True
@@ -167,7 +167,7 @@ def check_marks(pad: Pad, *, is_ours: bool) -> None:
     """Refuse marks of what is never padded."""
     if pad == "mark" and not is_ours:
         raise ValueError(
-            "pad='mark' marks batches of an order of ours: leave out sampler, batch_sampler and generator, "
+            "pad='mark' marks batches of an order of loaders: leave out sampler, batch_sampler and generator, "
             "and give a dataset that has a length"
         )
 

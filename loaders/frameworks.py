@@ -17,17 +17,17 @@ def tell_accelerate(delivery: Any, *, is_over: bool = False) -> None:
     """
     state: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     if state is None or not getattr(state, "_shared_state", None):
-        return  # nobody uses it
+        return  # accelerate is not in use
     tell = "_remove_dataloader" if is_over else "_add_dataloader"
-    getattr(state(), tell, _nobody)(delivery)
+    getattr(state(), tell, _ignore)(delivery)
 
 
 def without_ignite(batch_sampler: Any) -> Any:
-    """Return what ignite's ``DeterministicEngine`` has wrapped: batches of ours can be resumed as they are."""
+    """Return what ignite's ``DeterministicEngine`` has wrapped: these batches can be resumed as they are."""
     is_wrapped = type(batch_sampler).__module__ == "ignite.engine.deterministic"
     inner = getattr(batch_sampler, "batch_sampler", None) if is_wrapped else None
     return inner if isinstance(inner, EpochBatches) else batch_sampler
 
 
-def _nobody(delivery: Any) -> None:
+def _ignore(delivery: Any) -> None:
     """Stand for a method that a release of accelerate does not have."""

@@ -116,7 +116,7 @@ class DataLoader(OrderedLoader[_T]):
 
     Args:
         dataset: Any map-style or iterable dataset. Torch's ``Subset`` and ``ConcatDataset`` of our
-            datasets become views of ours.
+            ``loaders`` datasets become views.
         batch_size: Samples per batch and rank.
         shuffle: True: a new order each epoch, a keyed permutation that is computed, never stored. ``"block"``:
             blocks of neighbours, mixed within a window, for disks that dislike random reads.
@@ -142,17 +142,17 @@ class DataLoader(OrderedLoader[_T]):
         augment_on: Where crops, resizes and flips are carried out; they are drawn alike. ``"auto"``: on the
             device for codecs that are finished there (``dct``, ``yuv420``), else on the host;
             ``"device"``: there also for pixels (``raw``) of one size, within one step of uint8.
-        seed: For the order and for augmentation; a sampler of ours that is given orders by its own. Default:
+        seed: For the order and for augmentation; a ``loaders`` sampler orders by its own. Default:
             what such a sampler says, else 0.
         rank: This process among all that train; default: from ``torch.distributed``.
         world_size: How many train; default: from ``torch.distributed``.
         pad: At the end of an epoch without ``drop_last``: True wraps around so that all ranks
             have equal steps, False serves each sample exactly once, ``"mark"`` wraps and tells
             real rows by ``batch.valid``, or ``batch["valid"]`` with ``as_dict``, which frameworks that build named
-            tuples anew keep. Default: what a sampler of ours says, else True.
+            tuples anew keep. Default: what a ``loaders`` sampler says, else True.
         as_dict: Hand over ``{field: values}`` instead of named tuples.
         stall_warning_s: Log what every worker is doing when a batch takes longer than this: threads, here or in a
-            child process (without workers nobody is there to tell, and torch's processes do not).
+            child process (not without workers, nor by torch's processes).
 
     Iterating begins the current epoch anew, or where ``load_state_dict`` says; a full pass
     advances the epoch. Under a sampler of torch each pass begins the next one, as torch shuffles each time.
@@ -325,7 +325,7 @@ class DataLoader(OrderedLoader[_T]):
             return choose_halves(dataset, self.device, self.augment_on)
         if self.augment_on == "device":
             raise ValueError(
-                "augment_on='device' is for datasets of ours, with no __getitem__ of their own, "
+                "augment_on='device' is for loaders' datasets, with no __getitem__ of their own, "
                 "without collate_fn and backend='process'"
             )
         return dataset, None  # whole, on the workers

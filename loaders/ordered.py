@@ -44,9 +44,9 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
     _passes: Passes | None
     _others: ThirdParty | None
     _served: Any
-    _singles: EpochBatches | None = None  # steps of an order of ours, where batch_size is None
+    _singles: EpochBatches | None = None  # steps of an order of loaders, where batch_size is None
     _set_to: int | None = None  # the epoch that someone chose
-    _order_now: Callable[[], Order] | None = None  # of a dataset of others, which may grow
+    _order_now: Callable[[], Order] | None = None  # of a third-party dataset, which may grow
 
     def _divided(self, order: Order, drop_last: bool) -> EpochSampler:
         """Return this rank's part of an order."""
@@ -55,7 +55,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
         )
 
     def _number_steps(self) -> None:
-        """Cut a sampler of ours into steps of ours, which know their place in the epoch: they can be resumed."""
+        """Cut a loaders sampler into steps, which know their place in the epoch: they can be resumed."""
         given, sampler = self.batch_sampler, self.sampler
         if isinstance(given, EpochBatches) and is_ours(given):
             batches = given
@@ -80,12 +80,12 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
 
     @property
     def _steps(self) -> EpochBatches | None:
-        """The steps of an order of ours: batches, or samples where ``batch_size`` is None."""
+        """The steps of an order of loaders: batches, or samples where ``batch_size`` is None."""
         batches: Any = self.batch_sampler
         return batches if is_ours(batches) else self._singles
 
     def _follow_length(self, sampler: EpochSampler) -> None:
-        """Let the order be as long as a dataset of others is now; an epoch that is under way stays what it is."""
+        """Let the order be as long as a third-party dataset is now; an epoch that is under way stays what it is."""
         dataset: Any = self.dataset
         if self._order_now and len(dataset) != len(sampler.dataset):
             sampler.resize(self._order_now())
@@ -133,7 +133,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
         )  # fmt: skip
 
     def _number_passes(self) -> Passes | None:
-        """Let a sampler of others say the epoch to a dataset of ours, or to those that one of others is made of."""
+        """Let a third-party sampler set the epoch of a loaders dataset, or of those inside a third-party one."""
         if self._steps is not None:
             return None
         if isinstance(self.dataset, BatchDataset):

@@ -53,7 +53,7 @@ class ProfileReport:
 
     Attributes:
         wait_s: How long each step waited for its batch.
-        compute_s: The time from each batch to asking for the next; None of the last, if nobody asked.
+        compute_s: The time from each batch to asking for the next; None of the last, where no batch followed.
         stage_s: Seconds of work on worker threads (or inline), by stage, all threads together.
         num_batches: Batches that these stages made; more than steps, where some were prefetched.
     """
@@ -107,7 +107,7 @@ class profile:
     """Time the next steps of a loader: ``with loaders.profile(loader, steps=100) as p: train(); print(p.report)``.
 
     Args:
-        loader: Ours or torch's; of ours, the workers' stages are timed, too.
+        loader: Of loaders or torch; of loaders, the workers' stages are timed, too.
         steps: Stop after so many; the rest of the run is as fast as ever.
         trace: Write a trace for ui.perfetto.dev or chrome://tracing here when it stops.
         tensorboard: A folder, or a ``SummaryWriter``: write the figures of each step there when it stops.
@@ -221,7 +221,7 @@ class profile:
         self.leave_step()
 
     def leave_step(self) -> None:
-        """Forget a step that nobody ended by asking for a batch: what came since may be anything."""
+        """Forget a step that was not ended by asking for a batch: what came since may be anything."""
         if self._asked_s is not None:
             self._annotation.__exit__(None, None, None)
             self._asked_s = self._annotation = None
@@ -275,7 +275,7 @@ def _values(maker: Maker) -> dict[str, Any]:
 
 
 def _annotated(name: str) -> Any:
-    """Name what follows in torch's profiler, if that is running: 5 us, also where nobody listens."""
+    """Name what follows in torch's profiler, if that is running: 5 us, also where no profiler runs."""
     if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return nullcontext()
     return torch.profiler.record_function(f"loaders: {name}")

@@ -100,7 +100,7 @@ class ThirdParty:
     """The position of a loader whose order is not its own.
 
     Args:
-        loader: Has a sampler or batch sampler of others, or an iterable dataset.
+        loader: Has a third-party sampler or batch sampler, or an iterable dataset.
     """
 
     def __init__(self, loader: Any) -> None:

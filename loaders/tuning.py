@@ -24,7 +24,7 @@ def cache_file() -> Path:
     """Return where the counts are kept; OSError if that is nowhere."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if base.startswith("~"):
-        raise FileNotFoundError("nobody knows the home folder: set XDG_CACHE_HOME")
+        raise FileNotFoundError("the home folder is not known: set XDG_CACHE_HOME")
     return Path(base) / "loaders" / "workers.json"
 
 

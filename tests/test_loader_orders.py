@@ -311,9 +311,9 @@ def test_what_a_subclass_of_a_sampler_yields_is_what_is_served(num_workers: int)
 
 
 def test_marks_are_refused_where_a_subclass_yields_its_own_indices() -> None:
-    with pytest.raises(ValueError, match="pad and seed are for samplers of ours: Three yields"):
+    with pytest.raises(ValueError, match="pad and seed are for samplers of loaders: Three yields"):
         Three(NUM).batches(2, pad="mark")
-    with pytest.raises(ValueError, match="marks batches of an order of ours"):
+    with pytest.raises(ValueError, match="marks batches of an order of loaders"):
         DataLoader(numbers(), 2, sampler=Three(NUM), pad="mark")
 
 

@@ -326,7 +326,7 @@ class Stream(IterableDataset[int]):
     ids=["stream", "sampler", "batch sampler", "generator"],
 )
 def test_marks_of_what_is_never_padded_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="pad='mark' marks batches of an order of ours"):
+    with pytest.raises(ValueError, match="pad='mark' marks batches of an order of loaders"):
         DataLoader(**settings, pad="mark")
 
 

@@ -31,7 +31,7 @@ _WINDOW_S = 1.0  # of steps, before anything is decided
 _WAITS_PER_S = 100
 _LOST_SHARE = 0.05
 _NOTHING: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
-_BUSY_SHARE = 0.5  # of the time lost: whoever holds the interpreter meanwhile works
+_BUSY_SHARE = 0.5  # of the time lost: the thread that holds the GIL meanwhile works
 _MIN_STEP_S = (
     1e-3  # between processes a batch costs tens of microseconds more: a shorter step loses by it
 )

@@ -112,5 +112,5 @@ class Channel:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
-        """Close this end; the other end is told."""
+        """Close this end; the other end sees end of file."""
         self.socket.close()

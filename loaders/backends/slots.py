@@ -277,7 +277,7 @@ class MappedSlots:
         return lease
 
     def free(self) -> list[int]:
-        """Return the places that nobody sees any more; not to be called in a fork: its tensors are copies."""
+        """Return the places that no tensor uses any more; not to be called in a fork: its tensors are copies."""
         places = []
         while (place := self._leases.pop()) is not None:
             if place in self._left:
@@ -303,7 +303,7 @@ os.register_at_fork(after_in_parent=_leave_to_fork)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads messages of our own child, over a socket that nobody else has."""
+    """Reads messages of our own child, over a private socket."""
 
     def __init__(self, data: io.BytesIO, mapped: MappedSlots) -> None:
         super().__init__(data)

@@ -302,7 +302,7 @@ class ChildPool:
     """Batches made by a child process, for the time of one epoch.
 
     Args:
-        maker: What the child makes them by; it is told here how many samples were replaced.
+        maker: What the child makes them by; the number of replaced samples is reported to it.
         child: What it still owes to an earlier pool is dropped.
         leave: What becomes of the child when this pool is closed or dropped; None ends it.
     """
@@ -482,7 +482,7 @@ class KeptChildren:
 
     def _take(self, maker: Maker, epoch: int | None) -> Child | None:
         try:
-            child = self._idle.pop()  # whoever else asks at the same time does not get it
+            child = self._idle.pop()  # another iteration at the same time gets a child of its own
         except IndexError:
             return None
         if child.is_usable and child.follow(maker, epoch):

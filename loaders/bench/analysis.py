@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from loaders.bench.measure import Clock, Config
 
 Step = Callable[[Any], Any]
-_PATIENCE_S = 2.0  # at least: for batches that workers made ahead, and for a whole round of others
+_PATIENCE_S = 2.0  # at least: for prefetched batches, and for a whole round of further ones
 _MIN_STEPS = 3
 _READS = ("read, cold", "read", "fetch")  # what "fetch" does cannot be told apart
 
@@ -157,7 +157,7 @@ def _host_facts(stages: list[alone.Stage], quota: float | None) -> dict[str, Any
         stage.cost.wall_s - stage.cost.wait_s - stage.cost.queued_s for stage in stages
     )
     queued_s = sum(stage.cost.queued_s for stage in stages)
-    # Of less than a core's time a thread waits for the rest of it by itself: that nobody else took.
+    # Of less than a core's time a thread waits for the rest of it by itself: no other process took that.
     throttled_s = 0.0 if quota is None else max(0.0, cpu_s / quota - cpu_s)
     return {
         "cpu_s": cpu_s,

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("loaders.bench: interrupted")
         return 130
-    except Exception as error:  # whoever runs a command has nothing to catch it with
+    except Exception as error:  # on the command line nothing else catches it
         _say_error(error)
         return 1
 
@@ -386,7 +386,7 @@ def _device(args: argparse.Namespace) -> torch.device | None:
 
 
 def usual_config(target: Target, config: Config) -> Config:
-    """Return the settings of a loader that is told nothing but the batch size."""
+    """Return the settings of a loader that is given nothing but the batch size."""
     if not isinstance(target.dataset, BatchDataset):
         return Config(0, config.batch_size, target.backend)
     loader = DataLoader(target.dataset, config.batch_size, rank=0, world_size=1)

@@ -284,7 +284,7 @@ def _run(
 
 
 def end(batches: Any) -> None:
-    """End an iterator's workers now, whoever made it."""
+    """End an iterator's workers now, of any kind of loader."""
     for name in ("close", "_shutdown_workers"):
         if hasattr(batches, name):
             getattr(batches, name)()

@@ -347,7 +347,7 @@ def _inside_files(
 
 
 def gil_s_per_sample(work: Callable[[], int], *, seconds: float) -> float:
-    """Return for how long, of its CPU time, a sample holds the interpreter's lock.
+    """Return for how long, of its CPU time, a sample holds the GIL.
 
     A probe thread runs pure Python beside the work, so it always wants the lock. When it gives its core
     up, it waits for the lock, and what the work advances meanwhile it does with the lock held; to that

@@ -69,7 +69,7 @@ class Sweep:
         target: The name of what was measured.
         results: One per configuration.
         cache: ``"warm"``, or ``"cold"`` where the files were dropped from the page cache before each run.
-        notes: What whoever reads the figures should know.
+        notes: What a reader of the figures should know.
         tokens: Tokens of a sample; 0 where it has none.
         is_repeated: Each worker gives the whole stream, so that samples come as often as there are workers.
     """

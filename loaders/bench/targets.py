@@ -82,7 +82,7 @@ class Target:
 
     @property
     def backend(self) -> str:
-        """The backend that suits it: threads for datasets of ours, processes for others."""
+        """The backend that suits it: threads for loaders' datasets, processes for third-party ones."""
         return "thread" if isinstance(self.dataset, BatchDataset) else "process"
 
     @property

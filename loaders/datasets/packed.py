@@ -381,7 +381,7 @@ class PackedDataset(BatchDataset):
     def sizes(self, name: str = "image") -> npt.NDArray[np.int32]:
         """Return height and width of each sample's picture as it is stored, upright, ``(N, 2)``, without decoding it.
 
-        Those of one size are not read; of others the headers are, and verified as samples are. ``augment`` and
+        Those of one size are not read; of the rest the headers are, and verified as samples are. ``augment`` and
         ``scale`` do not count.
 
         Raises:

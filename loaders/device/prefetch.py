@@ -144,7 +144,7 @@ def _is_end(item: _Copied | _Failed) -> bool:
 def _of_others(behind: TracebackType | None) -> TracebackType | None:
     """Return what is of another thread in a traceback of this one.
 
-    Frames of this thread hold whoever iterates: the workers would live until the garbage is collected.
+    Frames of this thread hold the iterator: the workers would live until the garbage is collected.
     """
     while behind is not None and behind.tb_next is not None:
         if behind.tb_next.tb_frame.f_back is not behind.tb_frame:

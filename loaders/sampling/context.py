@@ -1,7 +1,8 @@
-"""What a thread reads samples for: epoch and draws, for datasets of ours below those of others.
+"""What a thread reads samples for: epoch and draws, for loaders' datasets inside third-party ones.
 
-A dataset that wraps one of ours hands plain numbers on, and some compute others (``torch.utils.data.Subset``): nothing
-in them says which epoch they are of. It stands here while their batch is fetched.
+A dataset that wraps one of loaders hands plain numbers on, and some compute others
+(``torch.utils.data.Subset``): nothing in them says which epoch they are of.
+It stands here while their batch is fetched.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def with_draws(items: Sequence[Any]) -> Iterable[Any]:
 
 
 def current_context() -> Context | None:
-    """Return what this thread reads a sample for; None where nobody said."""
+    """Return what this thread reads a sample for; None where it is not known."""
     batch = _here.batch
     if batch is None:
         return None

@@ -52,7 +52,7 @@ class Cursor:
     def go_on(self, make_plan: Callable[[], Plan]) -> Plan:
         """Go to the next epoch if nothing is left of this one, and return the plan to follow.
 
-        All of an epoch was taken, and nobody asked whether there is more (``zip``), or a loaded state leaves no step
+        All of an epoch was taken, without asking whether there is more (``zip``), or a loaded state leaves no step
         of it. What ``set_epoch`` chose is served as it is.
         """
         if self._pass is not None and self._pass.is_over and not self._pass.is_chosen:
@@ -92,7 +92,7 @@ class Cursor:
         if self._pass is not None:
             self._pass.is_moved = not self._pass.num_steps
         self.epoch, self.start, self._is_resumed = epoch, delivered, False
-        # passes of before go on counting, and nobody reads them
+        # passes of before go on counting, and are not read
         self._pass, self._is_ambiguous = None, False
 
     def set_epoch(self, epoch: int, length: int) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Passes:
-    """Counts passes: each is the next epoch, but for whoever sets that of the dataset, or of this.
+    """Counts passes: each is the next epoch, unless the epoch of the dataset, or of this, is set.
 
     Args:
         dataset: Has an ``epoch``, and counts how often it was told one; or has not.
@@ -45,7 +45,7 @@ class Passes:
 
 
 class KeptIndices(list[Any]):
-    """The list that a sampler of others yields, for a dataset of others that is made of ours.
+    """The list that a third-party sampler yields, for a third-party dataset that wraps one of loaders.
 
     Args:
         items: The indices.

@@ -299,7 +299,7 @@ class EpochBatches(Settled, BatchSampler):
         if is_known:
             sampler._is_used = True
         elif pad is not None or seed is not None:
-            what = "pad and seed are for samplers of ours"
+            what = "pad and seed are for samplers of loaders"
             raise ValueError(f"{what}: {type(sampler).__name__} yields indices of its own")
 
     def __iter__(self) -> Iterator[Any]:

@@ -80,7 +80,7 @@ class _Rows:
             self._lengths.append(len(record))
 
     def _grow(self, nbytes: int) -> None:
-        """Get more memory; whoever still looks at the columns that lay here keeps the old.
+        """Get more memory; columns that are still in use keep the old.
 
         A large column gets at once what a shard can take: pages are there only once they are
         filled, and numpy asks for huge ones.

@@ -367,7 +367,7 @@ def _duplicate_keys(
         what = f"{other.file}, row {row_of[first]} has the same key"
         yield Fault(info.file, what, KEY_FIELD, (row, row), (key,))
     if len(later) > _MAX_DUPLICATES:
-        what = f"{len(later) - _MAX_DUPLICATES} more samples have keys of others"
+        what = f"{len(later) - _MAX_DUPLICATES} more samples have keys of other samples"
         yield Fault(MANIFEST_NAME, what, KEY_FIELD)
 
 

@@ -1,7 +1,7 @@
 """Columns in one anonymous file of memory (a memfd) that can be handed to other processes.
 
 It has no name in any file system, so nothing remains when the last process lets go of it. Once
-filled it is sealed: from then on neither its size nor a byte of it can change, whoever holds it.
+filled it is sealed: from then on neither its size nor a byte of it can change, in any process.
 
     magic | bytes of the layout | xxh3-128 of the layout | layout, JSON | arrays, each on its own page
 

@@ -6,7 +6,7 @@ goes. A keeper is one daemon thread:
 1. With the name bound, it tells everyone who connects how far loading is, and at the end passes
    the sealed memfd on, or says why there is none. Connections stay open.
 2. Without, it holds its own connection. When that ends it binds the name itself, or connects to
-   whoever was faster: so late comers find the copy for as long as anyone has it. (Should a new
+   the process that was faster: so late comers find the copy for as long as anyone has it. (Should a new
    process bind the name in the moment between, it loads a second copy.)
 3. Both ends ask the kernel whose process the other one is, and deal with their own user and root
    only, unless the name says that it is everybody's.
@@ -184,7 +184,7 @@ class Keeper:
             _keepers.add(self)
             with handlers_later():
                 self._thread.start()
-        # No descriptor or thread is left, say: nobody else lets go of what it was given.
+        # No descriptor or thread is left, say: nothing else closes what it was given.
         except BaseException:
             self.hang_up()
             raise

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     UInt8Array = npt.NDArray[np.uint8]
     Lengths = npt.NDArray[np.int64]
-    Report = Callable[[int], object]  # is told of bytes that were filled
+    Report = Callable[[int], object]  # called with the bytes that were filled
     Blame = Callable[[int, str], LoadersError]  # a row and what is wrong with it, as an error
     Records = Callable[[slice], Sequence[UInt8Array]]
 

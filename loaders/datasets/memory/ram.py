@@ -66,7 +66,7 @@ class RAMDataset(ResidentDataset):
         decode: False keeps records as they are stored, e.g. as JPEG; True keeps pixels.
         shared: True: one copy for all processes of this user on this machine, ranks and workers
             alike; the first one loads it, others attach, and it goes when the last one does.
-            ``"all_users"``: one copy for all who say so, whoever they are. Linux only.
+            ``"all_users"``: one copy for all users who ask for it. Linux only.
         device: ``"cuda"``: the columns lie in GPU memory, and batches are gathered and augmented
             there; the host chooses rows, no more. For pixels, tokens and tables: records of one
             size. Without ``decode`` the host keeps no copy: lookups read the mapped files.

@@ -245,7 +245,7 @@ def _receive_copy(name: Name, connection: socket.socket, progress: bool) -> int 
     who, heard = f"process {peer.pid}, which was to load the shared copy,", False
     if not name.admits(peer):
         raise LoadersError(
-            f"the shared copy is offered by process {peer.pid} of user {peer.uid}, who is neither "
+            f"the shared copy is offered by process {peer.pid} of user {peer.uid}, which is neither "
             "root nor this user: shared='all_users' would trust it"
         )
     connection.settimeout(SILENCE_S)

@@ -56,7 +56,7 @@ def spatial_axes(fields: Iterable[Field | None]) -> dict[int, int]:
 
 
 def _check_said(fields: Mapping[str, Field | None]) -> None:
-    """Raise SchemaError for an array of which nobody said whether it moves, though it looks as if it should.
+    """Raise SchemaError for an array that does not declare whether it moves, though it looks as if it should.
 
     It has the lengths of something that does, or is all that could.
     """

@@ -77,7 +77,7 @@ def _seeds_process() -> bool:
 
 def _seed_process(seed: int) -> None:
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # what transforms of others draw from
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # what third-party transforms draw from
     torch.default_generator.manual_seed(seed)  # torch's own looks for devices, which takes 0.2 ms
 
 

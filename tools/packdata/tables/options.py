@@ -1,4 +1,4 @@
-"""What ``packdata tables`` is told about the columns."""
+"""What the options of ``packdata tables`` say about the columns."""
 
 from __future__ import annotations
 

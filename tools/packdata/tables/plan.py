@@ -147,7 +147,7 @@ def plan_tables(
         options: Those of ``TableOptions`` and ``CsvOptions``.
 
     Raises:
-        SourceError: A file cannot be read, columns do not fit what is asked of them, or a row cannot be packed, and
+        SourceError: A file cannot be read, columns do not fit the options, or a row cannot be packed, and
             ``on_error`` is ``"fail"``.
         SchemaError: The options contradict each other.
     """

@@ -160,7 +160,7 @@ def scan_tables(
         kinds: What some columns are, whatever they seem to be.
         parts_of_dates: What dates become, for their statistics.
         drop: Columns not to look at, where all would be.
-        judge: Takes the rows that cannot be packed out; None where nobody knows them yet.
+        judge: Takes the rows that cannot be packed out; None where they are not known yet.
         workers: Threads.
         on_error: ``"fail"`` ends at the first row that cannot be read, or packed.
         progress: Is told of every row.
