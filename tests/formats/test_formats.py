@@ -49,6 +49,7 @@ from loaders.schema import (
     Field,
     Image,
     Json,
+    Keypoints,
     Label,
     Mask,
     MultiLabel,
@@ -167,6 +168,10 @@ FIELDS: dict[str, tuple[Field, Any]] = {
     "raw_mask": (Mask(codec="raw", dtype="int64", size=(8, 9)), PIXELS[..., 0].astype(np.int64)),
     "label": (Label(classes=("a", "b")), [0, 1, -5]),
     "multilabel": (MultiLabel(classes=("a", "b", "c")), np.eye(3, dtype=np.uint8)),
+    "points": (
+        Keypoints(),
+        [np.zeros((0, 0, 2), np.float32), np.ones((1, 5, 3)), np.ones((2, 1, 2))],
+    ),
     "boxes": (Boxes(), [np.zeros((0, 4), np.float32), np.ones((1, 4)), np.ones((9, 4))]),
     "text": (Text(), ["", "grüße 猫", "a\0b\n"]),
     "json": (Json(), [None, {"a": [1, 2.5, "ü"]}, []]),

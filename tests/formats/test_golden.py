@@ -1,8 +1,8 @@
 """A dataset that was packed by format version 1, once and for all, and must open for ever.
 
 ``tests/data/golden-v1`` holds the same three samples in a shard of each format, and
-``golden-v1-more`` the kinds of fields that version 1 learned later. A change of the format makes a
-``golden-v2`` beside them (and FORMAT.md says so); version 1 stays. This is how the files were made,
+``golden-v1-more`` and ``golden-v1-points`` the kinds of fields that version 1 learned later. A change of
+the format makes a ``golden-v2`` beside them (and FORMAT.md says so); version 1 stays. This is how the files were made,
 from the repository's root::
 
     python -c "import runpy; from pathlib import Path; runpy.run_path('tests/formats/test_golden.py')[
@@ -33,6 +33,7 @@ from loaders.schema import (
     Field,
     Image,
     Json,
+    Keypoints,
     Label,
     Mask,
     MultiLabel,
@@ -69,11 +70,20 @@ MORE: dict[str, Field] = {
     "categories": Categories(columns=("kind",), vocabularies=(("x", "ü"),)),
     "scan": Array(dtype="int16", dims=(2, 3, 4), spatial=3),
 }
-GOLDEN = {"golden-v1": FIRST, "golden-v1-more": MORE}
-DEFAULTS = {"golden-v1": ("image", "label"), "golden-v1-more": ("coarse",)}
+POINTS: dict[str, Field] = {
+    "points": Keypoints(),
+    "face": Keypoints(num=3, flip_pairs=((0, 1),)),
+}
+GOLDEN = {"golden-v1": FIRST, "golden-v1-more": MORE, "golden-v1-points": POINTS}
+DEFAULTS = {
+    "golden-v1": ("image", "label"),
+    "golden-v1-more": ("coarse",),
+    "golden-v1-points": ("points",),
+}
 FINGERPRINTS = {
     "golden-v1": "e9be067d892472803a6063a758e3d0b3",
     "golden-v1-more": "1c50d53848564aeecc4604e1d8a62251",
+    "golden-v1-points": "1271f90ae51146b01f28c59654bffc99",
 }
 SHARDS = [  # none: about to be written
     (DATA / name, shard)
@@ -109,6 +119,8 @@ def values(i: int) -> dict[str, Any]:
         "features": np.array([i + 0.5, np.nan], np.float32),
         "categories": np.array([i], np.uint8),
         "scan": np.arange(24, dtype=np.int16).reshape(2, 3, 4) - i,
+        "points": np.arange(4 * i, dtype=np.float32).reshape(i, 2, 2) + 0.5,
+        "face": np.arange(9, dtype=np.float32).reshape(1, 3, 3) - i,
     }
 
 

@@ -1362,7 +1362,7 @@ def test_wrong_cells_below_rows_without_a_label_are_named_by_their_row(tmp_path:
         ("key,a\nx,1\n", {"a": "int8"}, "cannot be read as 'int8'"),
         ("key,a\nx,1\n", {"b": "text"}, "it has no column 'b' to add; it has a"),
         ("key,class\nx,1\n", {}, "must be a Python identifier"),
-        ('key,a\n"x,1\n', {}, "cannot be read as CSV"),
+        ('key,a\n"x,1\n', {}, "line 2: unexpected end of data"),
         ("key,a\nx,\xff\n", {}, "cannot be read as CSV"),
     ],
 )

@@ -110,3 +110,11 @@ def test_a_frame_may_call_its_columns_by_numbers() -> None:
 
     assert served[1].features.tolist() == [3, 4, 5]
     assert served.schema.fields["features"].to_json()["columns"] == ["0", "1", "2"]
+
+
+def test_one_column_may_be_named_alone(tmp_path: Path, frame: pd.DataFrame) -> None:
+    options: dict[str, Any] = {"dates": "days"}
+    packdata.pack(frame, tmp_path / "one", target="y", drop="n", **options)
+    packdata.pack(frame, tmp_path / "list", target=["y"], drop=["n"], **options)
+
+    assert contents(tmp_path / "one") == contents(tmp_path / "list")

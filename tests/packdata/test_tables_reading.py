@@ -101,7 +101,10 @@ def test_options_for_csv_are_refused_where_there_is_none(tmp_path: Path) -> None
         ("5.1,3.5,setosa\n4.9,3.0,setosa\n4.7,3.1,other\n", True),
         ("2020-01-01,true\n2020-01-02,false\n", True),
         ("sepal,width,kind\n4.9,3.0,setosa\n", False),
-        ("0.1,width\n4.9,3.0\n", False),
+        ("0.1,width\n4.9,3.0\n", True),
+        ("02139,Doe\n10001,Poe\n", True),
+        ("-1,name\n2,x\n", True),
+        ("country,2019,2020\nPeru,1.5,2\n", False),
     ],
 )
 def test_a_header_that_looks_like_values_is_told(tmp_path: Path, text: str, is_told: bool) -> None:

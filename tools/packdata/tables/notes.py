@@ -162,17 +162,26 @@ def _names_of_zeros(names: Sequence[str], scan: Scan) -> Iterator[str]:
 
 
 def header_notes(columns: Sequence[str], scan: Scan) -> Iterator[str]:
-    """Say that names look like values, as they do in a file without a header."""
+    """Say that names look like values, as they do in a file without a header.
+
+    All of them, or one in a form that names do not have: years are names in many tables, ``0.1`` and ``02139`` not.
+    """
     if not columns:
         return
-    groups = groups_of_texts(pa.array(columns, pa.string()))
+    groups = groups_of_texts(pa.array(columns, pa.string())).tolist()
     values = {name: known_texts(scan.columns[name]) for name in columns if name in scan.columns}
-    if all(
+    looks = [
         group != "text" or name in values.get(name, ())
-        for name, group in zip(columns, groups.tolist(), strict=True)
-    ):
+        for name, group in zip(columns, groups, strict=True)
+    ]
+    if all(looks) or any(map(_is_no_name, columns, groups)):
         few = in_words(columns, 4)
         yield f"the header looks like values ({few}): --no-header if it is the first row, --names gives names"
+
+
+def _is_no_name(name: str, group: str | None) -> bool:
+    """Tell whether a name is a number that begins with zeros, or has a decimal point or a sign."""
+    return group == "code" or (group == "number" and not name.strip().isdigit())
 
 
 def _signed_numbers(names: Sequence[str], scan: Scan) -> Iterator[str]:
