@@ -232,7 +232,7 @@ def programs(draw: Any, packed: list[str]) -> dict[str, Any]:
 
 
 def compare_serving(program: dict[str, Any], versions: list[Version]) -> None:
-    """Run a program with both; a state of the old version is what the new one goes on from, too."""
+    """Run a program with both; the new one goes on from the old one's state."""
 
     def own(version: Version, **more: Any) -> dict[str, Any]:
         return {**program, "path": str(version.folder / program["name"]), **more}
@@ -244,6 +244,10 @@ def compare_serving(program: dict[str, Any], versions: list[Version]) -> None:
         result.pop("text", None)
         if "error" in result:
             result["error"] = result["error"][0]
+    if old.get("after") and not old["after"][0]:
+        # A state with no step left was an empty epoch before the first release, and is the next epoch's beginning now.
+        for result in (old, new):
+            del result["after"], result["states"]
     if old != new:
         parts = [key for key in {*old, *new} if old.get(key) != new.get(key)]
         shown = {

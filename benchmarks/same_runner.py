@@ -126,6 +126,7 @@ def serve(program: dict[str, Any]) -> Any:
                 break
         if states:
             break
+    after: list[Any] = []
     if program["resume"] and states:
         given = program.get("state") or states[0]
         rest = {**options, **program.get("then", {})}
@@ -134,9 +135,9 @@ def serve(program: dict[str, Any]) -> Any:
         again = loaders.DataLoader(dataset_of(program), **rest)
         again.load_state_dict(given)
         for _ in range(2):
-            batches += [digest(batch) for batch in again]
+            after.append([digest(batch) for batch in again])
             states.append(json.loads(json.dumps(again.state_dict())))
-    return {"batches": batches, "states": states, "len": len(loader)}
+    return {"batches": batches, "after": after, "states": states, "len": len(loader)}
 
 
 def main() -> None:
