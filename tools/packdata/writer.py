@@ -503,9 +503,6 @@ def _pack_frame(source: Any, dst: Path | str, options: dict[str, Any]) -> Summar
 
     if not is_frame(source):
         raise TypeError("fields are missing: a mapping of field name to field, of loaders.schema")
-    for name in ("target", "features", "drop", "categorical", "numeric"):
-        if isinstance(options.get(name), str):
-            options[name] = [options[name]]
     return pack_tables(source, dst, **options)
 
 

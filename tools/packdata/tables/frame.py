@@ -88,8 +88,7 @@ def frame_columns(
     """
     from packdata.tables.plan import plan_tables
 
-    targets = (target,) if isinstance(target, str) else tuple(target)
-    recipe = plan_tables(frame, target=targets, **options).recipe
+    recipe = plan_tables(frame, target=target, **options).recipe
     blocks = [block for part in recipe.items(0) for block in recipe.encode(part)]
     for block in blocks:
         if block.rejects and options.get("on_error", "fail") == "fail":

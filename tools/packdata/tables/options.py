@@ -48,6 +48,8 @@ class TableOptions:
 
     def __post_init__(self) -> None:
         for name in _LISTS:
+            if isinstance(one_name := getattr(self, name), str):
+                object.__setattr__(self, name, (one_name,))
             as_list(name, getattr(self, name), "names, such as ['age', 'income']")
         as_list("missing_values", self.missing_values, "texts, such as ['?', 'None']")
         for name, value, choices in (
