@@ -30,6 +30,7 @@ from packdata.settings import take
 from packdata.tables import pack_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.command_sources import make_sources
+from tests.packdata.recipes import contents
 
 DCT = "photos --size 16 --fit cover --codec dct"
 AS_DCT: dict[str, Any] = {"sizes": ["16"], "fit": "cover", "codec": "dct"}
@@ -397,13 +398,19 @@ def test_one_size_needs_no_list(tmp_path: Path, size: int | str) -> None:
 
 
 @pytest.mark.parametrize("name", ["target", "features", "drop", "categorical", "numeric"])
-def test_one_name_is_no_list_of_names(tmp_path: Path, name: str) -> None:
+def test_one_name_stands_for_a_list_of_one(tmp_path: Path, name: str) -> None:
     (tmp_path / "t.csv").write_text("a,b,ab\n1,2,3\n")
-    options: dict[str, Any] = {name: "ab"}
+    one: dict[str, Any] = {name: "ab"}
+    listed: dict[str, Any] = {name: ["ab"]}
 
-    with pytest.raises(TypeError, match=f"{name} must be a list of names, such as .*, got 'ab'"):
-        pack_tables(tmp_path / "t.csv", tmp_path / "out", **options)
-    with pytest.raises(TypeError, match=r"defaults must be a list of names of fields, .*got 'ab'"):
+    pack_tables(tmp_path / "t.csv", tmp_path / "one", **one)
+    pack_tables(tmp_path / "t.csv", tmp_path / "listed", **listed)
+
+    assert contents(tmp_path / "one") == contents(tmp_path / "listed")
+
+
+def test_names_of_defaults_are_a_list(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="defaults"):
         pack([{"a": 1}], tmp_path / "out", {"a": Label(), "b": Label()}, defaults="ab")
 
 
