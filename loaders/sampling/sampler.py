@@ -38,7 +38,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
 
     A ``DistributedSampler``, so that frameworks which slice other samplers by rank leave it alone.
     Differences: a full pass advances the epoch (``set_epoch`` still selects one); it resumes at
-    any sample, on any world size; indices are ``SampleIndex``es, so augmentation knows epoch and
+    any sample, on any world size; each index is a ``SampleIndex``, so augmentation knows epoch and
     draw under any DataLoader.
 
     Args:

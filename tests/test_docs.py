@@ -1,0 +1,189 @@
+"""Every command and code block of README and docs/ runs as written, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from loaders import DataLoader, RAMDataset
+from loaders.codecs.heads import picture_size
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+)
+TEXTS = {page: (ROOT / page).read_text() for page in PAGES}
+
+
+def blocks(page: str, languages: str = "sh|python") -> list[tuple[str, str]]:
+    """Return language and text of the blocks of a page."""
+    return re.findall(rf"^```({languages})\n(.*?)^```", TEXTS[page], re.M | re.S)
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``packed``, as the first page makes it of the photos."""
+    folder = tmp_path_factory.mktemp("page")
+    copy_photos(folder)
+    run_commands(
+        next(text for language, text in blocks("README.md") if text.startswith("packdata")), folder
+    )
+    return folder / "packed"
+
+
+def copy_photos(folder: Path) -> None:
+    """Copy the photos, as splits with classes."""
+    photos = ROOT / "tests/data/photos"
+    for split, which in (("train", slice(0, 3)), ("val", slice(3, 4))):
+        for kind in photos.iterdir():
+            (folder / "photos" / split / kind.name).mkdir(parents=True)
+            for file in sorted(kind.iterdir())[which]:
+                shutil.copy(file, folder / "photos" / split / kind.name)
+
+
+def run_commands(block: str, folder: Path) -> None:
+    """Run a block by the shell with this environment's commands."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-e", "-c", block],
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: Path) -> Path:
+    """A folder as the pages assume it: photos, raw and packed, scenes and scans with masks, plays, tables."""
+    photos = ROOT / "tests/data/photos"
+    copy_photos(tmp_path)
+    shutil.copytree(packed, tmp_path / "packed")
+    (tmp_path / "scenes").mkdir()
+    (tmp_path / "scene-masks").mkdir()
+    for file in sorted(photos.glob("boats/*.jpg")):
+        shutil.copy(file, tmp_path / "scenes")
+        height, width = picture_size(file.read_bytes())
+        mask = np.arange(height * width, dtype=np.int64).reshape(height, width) % 5
+        cv2.imwrite(str(tmp_path / "scene-masks" / f"{file.stem}.png"), mask.astype(np.uint8))
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scan-masks").mkdir()
+    for i in range(4):
+        scan = np.arange(24 * 40 * 48).reshape(24, 40, 48) % 1000 - 100 * i
+        np.save(tmp_path / f"scans/{i}.npy", scan.astype(np.int16))
+        np.save(tmp_path / f"scan-masks/{i}.npy", scan > 0)
+    real = ROOT / "tests/data/real"
+    (tmp_path / "plays").mkdir()
+    shutil.copy(real / "shakespeare.txt", tmp_path / "plays")
+    shutil.copy(real / "taxis.csv", tmp_path)
+    head, *rows = (real / "diamonds.csv").read_text().splitlines()
+    for name, part in (("diamonds", rows[:2000]), ("diamonds-test", rows[2000:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *part]))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
+def test_blocks_run(folder: Path, page: str) -> None:
+    """A page needs nothing that another makes, but for ``packed``."""
+    names: dict[str, Any] = {}
+    for language, block in blocks(page):
+        if language == "python":
+            exec(compile(block, page, "exec"), names)
+        elif "tools/" not in block:  # that installs; it is tested below
+            if "packdata images photos packed " in block:
+                shutil.rmtree(folder / "packed")
+            run_commands(block, folder)
+
+
+def test_the_trainer_of_the_page_gives_our_loader() -> None:
+    """The block that needs a framework."""
+    transformers = pytest.importorskip("transformers")
+    ((_, block),) = blocks("docs/frameworks.md", "py")
+    names = {
+        "transformers": transformers,
+        "DataLoader": DataLoader,
+        "dataset": RAMDataset.from_arrays(x=torch.zeros(9)),
+    }
+
+    exec(compile(block, "frameworks.md", "exec"), names)
+    trainer = object.__new__(names["MyTrainer"])
+    trainer.args = SimpleNamespace(per_device_train_batch_size=4)
+
+    assert [batch["x"].shape for batch in trainer.get_train_dataloader()] == [(4,), (4,)]
+
+
+@pytest.mark.parametrize("source", [pytest.param("scenes", marks=pytest.mark.slow), "photos"])
+def test_quickstart_runs_on_a_folder(folder: Path, source: str) -> None:
+    """The quickstart's own steps, on a folder without classes and on one of splits, in this environment."""
+    command = [
+        sys.executable,
+        str(ROOT / "tools/quickstart.py"),
+        source,
+        "--out",
+        "out",
+        "--steps",
+        "3",
+    ]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "images/s" in done.stdout
+    assert (folder / "out/sheet.png").exists()
+
+
+def test_every_subcommand_is_on_a_page() -> None:
+    """What the command can do is what the pages show."""
+    from packdata.cli import build_parser
+
+    commands = build_parser().parsers
+
+    assert commands
+    assert not {name for name in commands if f"packdata {name}" not in "".join(TEXTS.values())}
+
+
+def test_named_tests_exist() -> None:
+    """The table of guarantees names files that are there."""
+    files = re.findall(r"`(tests/[\w/.]+)`", TEXTS["docs/guarantees.md"])
+
+    assert files
+    assert not [file for file in files if not (ROOT / file).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    """Files are there, and so are the headings that links name."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page]):
+        if not target.startswith("http"):
+            name, _, anchor = target.partition("#")
+            file = (ROOT / page).parent / name if name else ROOT / page
+            assert file.exists(), target
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M) if anchor else []
+            assert not anchor or anchor in {
+                re.sub(r"[^\w\- ]", "", h).lower().replace(" ", "-") for h in headings
+            }
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """The names of `loaders` by themselves, or with those of the module that they come from."""
+    import loaders
+    from loaders import errors, sampling
+
+    named = set(re.findall(r"auto\w+:: loaders\.(\w+)$", TEXTS["docs/api.md"], re.M))
+    named |= {*sampling.__all__, *vars(errors)}
+
+    assert not set(loaders.__all__) - named
