@@ -16,9 +16,11 @@ from loaders.checks import shown
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
+from loaders.codecs.several import ImagesCodec
 from loaders.codecs.text import BytesCodec, JsonCodec, TextCodec
 from loaders.codecs.yuv import Yuv420Codec
 from loaders.errors import CodecError
+from loaders.schema import Images
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,4 +83,4 @@ def codec_for(field: Field) -> Codec:
             f"codec {field.codec!r} is unknown (known: {known}). "
             "Update loaders, or import the package that registers it with loaders.register_codec"
         )
-    return factory(field)
+    return ImagesCodec(field) if isinstance(field, Images) else factory(field)

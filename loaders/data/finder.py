@@ -25,7 +25,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, part: slice | npt.NDArray[np.bool_]) -> Rows:
+    def __getitem__(self, part: slice | npt.NDArray[np.bool_] | Indices) -> Rows:
         return Rows(self.indices[part], self.shards[part])
 
 

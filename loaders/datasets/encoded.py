@@ -16,13 +16,15 @@ from loaders.datasets.reading.foreground import foreground_points
 from loaders.device.augment import Moves, draw_moves, move_images
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
-from loaders.schema import Boxes, Bytes, Keypoints, Mask
+from loaders.schema import Boxes, Bytes, Images, Keypoints, Mask
 
 if TYPE_CHECKING:
     from loaders.datasets.base import Halves
     from loaders.datasets.packed import PackedDataset
     from loaders.datasets.reading.request import Request
     from loaders.device.jpeg import Decode
+
+_MOVED = Mask | Boxes | Keypoints | Images  # beside images, by the host alone
 
 
 class SameSize(NamedTuple):
@@ -174,6 +176,6 @@ def _check(dataset: PackedDataset) -> None:
     if dataset.on_error == "replace":
         raise SchemaError(f"on_error='replace' needs the host, which decodes no file{hint}")
     fields = dataset.stored_fields
-    moved = [name for name, field in fields.items() if isinstance(field, Mask | Boxes | Keypoints)]
+    moved = [name for name, field in fields.items() if isinstance(field, _MOVED)]
     if dataset.augment and (moved or spatial_axes(fields.values())):
         raise SchemaError(f"augment moves {moved or 'arrays'}, which is done on the host{hint}")

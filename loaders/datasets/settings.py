@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.checks import as_list, did_you_mean, shown
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.errors import SchemaError
-from loaders.schema import VIRTUAL_FIELDS, Array, Image, Json, Mask, Text
+from loaders.schema import VIRTUAL_FIELDS, Array, Image, Images, Json, Mask, Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ def as_transform(transform: Any) -> Transform | None:
 
 def check_augment(augment: Any, fields: Mapping[str, Field]) -> None:
     """Raise SchemaError if there is nothing that ops could act on: they would be left out in silence."""
-    pictures = any(isinstance(field, Image | Mask) for field in fields.values())
+    pictures = any(isinstance(field, Image | Images | Mask) for field in fields.values())
     unsaid = any(
         isinstance(f, Array) and f.spatial is None and len(f.dims) > 2 for f in fields.values()
     )
@@ -86,7 +86,7 @@ def check_augment(augment: Any, fields: Mapping[str, Field]) -> None:
 
 def tell_of_unmoved(augment: Any, fields: Mapping[str, Field | None]) -> None:
     """Say once, in the log, which fields look like places in pictures, and stay where pictures are moved."""
-    pictures = any(isinstance(field, Image | Mask) for field in fields.values())
+    pictures = any(isinstance(field, Image | Images | Mask) for field in fields.values())
     for name, field in fields.items() if augment and pictures else ():
         plain = isinstance(field, Json | Text) or (isinstance(field, Array) and not field.spatial)
         if plain and name not in _told and _PLACES & set(re.findall("[a-z]+", name.lower())):

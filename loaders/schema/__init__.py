@@ -7,7 +7,7 @@ bytes, and whether every record has the same size. Nothing here knows where the 
 from loaders.schema.arrays import Array
 from loaders.schema.field import FIELD_KINDS, MAX_RECORD_NBYTES, Field
 from loaders.schema.labels import Label, MultiLabel
-from loaders.schema.pictures import PICTURE_CODECS, Boxes, Image, Keypoints, Mask
+from loaders.schema.pictures import PICTURE_CODECS, Boxes, Image, Images, Keypoints, Mask
 from loaders.schema.schema import VIRTUAL_FIELDS, Schema, check_field_name, field_from_json
 from loaders.schema.tables import Categories, Features
 from loaders.schema.texts import Bytes, Json, Text
@@ -25,6 +25,7 @@ __all__ = [
     "Features",
     "Field",
     "Image",
+    "Images",
     "Json",
     "Keypoints",
     "Label",

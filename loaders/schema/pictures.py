@@ -1,4 +1,4 @@
-"""What lies in a picture: its pixels, one integer per pixel, and boxes around things."""
+"""What lies in a picture: its pixels, one integer per pixel, and boxes around things; and several pictures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PICTURE_CODECS = ("jpeg", "png", "webp", "raw", "yuv420", "dct")
+_FILE_CODECS = ("jpeg", "png", "webp")
 # Default and allowed values of what a field of codec "dct" says.
 _DCT_OPTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "quality": (90, range(1, 101)),
@@ -81,6 +82,54 @@ class Image(Field):
             height, width = self.size
             return height * width + 2 * -(-height // 2) * -(-width // 2)
         return raw_nbytes(self)
+
+
+@register
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Images(Field):
+    """Any number of pictures a sample, also none, of any sizes: frames, views, or what a conversation shows.
+
+    A sample has a list of ``(channels, H, W)``; where all have one size, by ``size`` or by ``augment``, it has
+    one tensor ``(n, channels, H, W)``. A batch has a list of these; with ``batching={"images": "offsets"}`` it
+    has the pictures of all samples in ``.values``, a list or ``(total, channels, H, W)``, and ``.offsets``
+    ``(N + 1,)``: those of sample ``i`` are ``values[offsets[i]:offsets[i + 1]]``. With ``"pad"``, for pictures of
+    one size, it has ``(N, most, channels, H, W)`` and ``.lengths``.
+
+    ``augment`` draws once for a sample: its pictures are flipped alike, and those of one size are cropped alike, as
+    views of one scene or frames of a clip have to be. For a draw of each picture's own, use ``transform``.
+
+    Attributes:
+        channels: 1 (gray) or 3 (RGB); with ``codec="png"`` or ``"webp"`` also 4 (RGBA).
+        size: (height, width) in pixels shared by all pictures, or None where it varies.
+        dtype: uint8; with ``codec="png"`` also uint16.
+        codec: ``jpeg``, ``png``, ``webp``: each is an encoded file (of any of the three).
+    """
+
+    kind: ClassVar[str] = "images"
+    channels: int = 3
+    size: tuple[int, int] | None = None
+    dtype: str = "uint8"
+    codec: str = field(default="jpeg", kw_only=False)
+
+    def __post_init__(self) -> None:
+        one = self.one
+        object.__setattr__(self, "size", one.size)
+        object.__setattr__(self, "dtype", one.dtype)
+        if self.codec not in _FILE_CODECS:
+            what = f"Images are encoded files: codec {', '.join(_FILE_CODECS)}, not {self.codec!r}"
+            raise SchemaError(
+                f"{what}; pixels of any number are Array(dims=(None, {self.channels}, H, W))"
+            )
+
+    @property
+    def one(self) -> Image:
+        """What each of the pictures is."""
+        return Image(self.codec, channels=self.channels, size=self.size, dtype=self.dtype)
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Any number of pictures; channels, height and width of each."""
+        return (None, *self.one.shape)
 
 
 def _check_spelling(codec: Any) -> None:

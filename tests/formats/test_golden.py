@@ -1,9 +1,9 @@
 """A dataset that was packed by format version 1, once and for all, and must open for ever.
 
 ``tests/data/golden-v1`` holds the same three samples in a shard of each format, and
-``golden-v1-more`` and ``golden-v1-points`` the kinds of fields that version 1 learned later. A change of
-the format makes a ``golden-v2`` beside them (and FORMAT.md says so); version 1 stays. This is how the files were made,
-from the repository's root::
+``golden-v1-more``, ``golden-v1-points`` and ``golden-v1-images`` the kinds of fields that version 1
+learned later. A change of the format makes a ``golden-v2`` beside them (and FORMAT.md says so); version 1
+stays. This is how the files were made, from the repository's root::
 
     python -c "import runpy; from pathlib import Path; runpy.run_path('tests/formats/test_golden.py')[
         'write_golden'](Path('tests/data/golden-v1'))"
@@ -32,6 +32,7 @@ from loaders.schema import (
     Features,
     Field,
     Image,
+    Images,
     Json,
     Keypoints,
     Label,
@@ -74,16 +75,27 @@ POINTS: dict[str, Field] = {
     "points": Keypoints(),
     "face": Keypoints(num=3, flip_pairs=((0, 1),)),
 }
-GOLDEN = {"golden-v1": FIRST, "golden-v1-more": MORE, "golden-v1-points": POINTS}
+IMAGES: dict[str, Field] = {
+    "images": Images(codec="png"),
+    "views": Images(channels=1, size=(2, 3), dtype="uint16", codec="png"),
+}
+GOLDEN = {
+    "golden-v1": FIRST,
+    "golden-v1-more": MORE,
+    "golden-v1-points": POINTS,
+    "golden-v1-images": IMAGES,
+}
 DEFAULTS = {
     "golden-v1": ("image", "label"),
     "golden-v1-more": ("coarse",),
     "golden-v1-points": ("points",),
+    "golden-v1-images": ("images",),
 }
 FINGERPRINTS = {
     "golden-v1": "e9be067d892472803a6063a758e3d0b3",
     "golden-v1-more": "1c50d53848564aeecc4604e1d8a62251",
     "golden-v1-points": "1271f90ae51146b01f28c59654bffc99",
+    "golden-v1-images": "6030d1b415da48a19cab47a0f2aa8d40",
 }
 SHARDS = [  # none: about to be written
     (DATA / name, shard)
@@ -120,6 +132,8 @@ def values(i: int) -> dict[str, Any]:
         "categories": np.array([i], np.uint8),
         "scan": np.arange(24, dtype=np.int16).reshape(2, 3, 4) - i,
         "points": np.arange(4 * i, dtype=np.float32).reshape(i, 2, 2) + 0.5,
+        "images": [np.full((2, 3 + k, 3), (40 * i, k, 200), np.uint8) for k in range(i)],
+        "views": [np.full((2, 3, 1), 1000 * i + k, np.uint16) for k in range(2)],
         "face": np.arange(9, dtype=np.float32).reshape(1, 3, 3) - i,
     }
 
@@ -146,6 +160,10 @@ def assert_same(name: str, value: Any, expected: Any) -> None:
     if name in LOSSY:
         assert value.dtype == np.uint8
         np.testing.assert_allclose(value, expected, atol=4)
+    elif isinstance(value, list) and name in IMAGES:
+        assert len(value) == len(expected)
+        for one, other in zip(value, expected, strict=True):
+            assert_same("", one, other)
     elif isinstance(value, np.ndarray):
         assert value.dtype == expected.dtype
         np.testing.assert_array_equal(value, expected)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from loaders.data.view import View
     from loaders.schema import Schema
-    from packdata.recode import Recode
+    from packdata.recode import Recode, RecodeImages
 
 UInt8Array = npt.NDArray[np.uint8]
 _BLOCK_BYTES = 1 << 20
@@ -58,7 +58,7 @@ class ViewContent:
 
     view: View
     schema: Schema
-    recoders: Mapping[str, Recode] = field(default_factory=dict)
+    recoders: Mapping[str, Recode | RecodeImages] = field(default_factory=dict)
     values: Mapping[str, Column] = field(default_factory=dict)
     changes: Mapping[str, Mapping[int, bytes]] = field(default_factory=dict)
     workers: int | None = None
@@ -109,11 +109,9 @@ class ViewContent:
 
     def _record(self, name: str, position: int, record: UInt8Array) -> bytes | memoryview:
         recode = self.recoders.get(name)
-        if recode is None or recode.keeps(record):
+        if recode is None:
             return record.data
-        if recode.transcodes:
-            return recode.transcode(record)
-        return recode.encode(self.view.decode(position, name, record))
+        return recode(record, lambda: self.view.decode(position, name, record))
 
 
 def cut(column: Column, first: int, last: int) -> Column:

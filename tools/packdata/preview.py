@@ -27,6 +27,7 @@ from loaders.schema import (
     Features,
     Field,
     Image,
+    Images,
     Label,
     Mask,
     MultiLabel,
@@ -50,6 +51,7 @@ _PURPOSE = 0x9E7
 _EXACT_DRAW = 1 << 20
 _TILE = 208  # pixels: side of the square that a picture is fitted into
 _CAPTION_LINES = 3
+_MAX_IMAGES = 4  # of several a sample
 _GAP = 14
 _MARGIN = 26
 _PAPER, _WELL, _INK, _FAINT, _RED = "#ffffff", "#eef0f3", "#1b1f24", "#69717d", "#b3261e"
@@ -92,7 +94,7 @@ def choose(num_samples: int, num: int, seed: int = 0) -> list[int]:
 def has_pictures(view: View) -> bool:
     """Return whether a contact sheet can show anything."""
     kinds = view.schema.fields.values()
-    return any(isinstance(kind, Image | Mask) or is_plane(kind) for kind in kinds)
+    return any(isinstance(kind, Image | Images | Mask) or is_plane(kind) for kind in kinds)
 
 
 def contact_sheet(
@@ -274,7 +276,9 @@ def _tile(view: View, i: int) -> _Tile:
     name = f"sample {i}" if key is None else str(key)
     tile.title = ", ".join(labels) or name
     sizes = [
-        _size(values[n]) for n, kind in fields.items() if isinstance(kind, Image) and n in values
+        _short(kind, values[n])
+        for n, kind in fields.items()
+        if isinstance(kind, Image | Images) and n in values
     ]
     sizes += [
         f"{' x '.join(map(str, values[n].shape))} {values[n].dtype}"
@@ -316,9 +320,13 @@ def _size(picture: npt.NDArray[Any]) -> str:
 
 def _add_pictures(tile: _Tile, fields: Mapping[str, Field], values: Mapping[str, Any]) -> None:
     """Fit every picture into its square; masks and boxes belong to the first one of their size."""
-    if tile.error and not any(isinstance(fields[n], Image) or is_plane(fields[n]) for n in values):
+    if tile.error and not any(
+        isinstance(fields[n], Image | Images) or is_plane(fields[n]) for n in values
+    ):
         return  # the reason takes the place
     arrays = [values[n] for n, kind in fields.items() if isinstance(kind, Image) and n in values]
+    for n, kind in fields.items():
+        arrays += values[n][:_MAX_IMAGES] if isinstance(kind, Images) and n in values else []
     masks = [values[n] for n, kind in fields.items() if isinstance(kind, Mask) and n in values]
     for n, kind in fields.items():
         # An array without a number has no slice: its size stands below an empty square.
@@ -423,6 +431,10 @@ def _short(kind: Field, value: Any) -> str:
         return row_text(kind, value)
     if isinstance(kind, Image):
         return _size(value)
+    if isinstance(kind, Images):
+        sizes = ", ".join(map(_size, value[:_MAX_IMAGES]))
+        more = ", ..." if len(value) > _MAX_IMAGES else ""
+        return f"{counted(len(value), 'picture')}{': ' if value else ''}{sizes}{more}"
     if isinstance(value, np.ndarray):
         few = np.array2string(value.reshape(-1)[:12], separator=" ", threshold=20).strip("[]")
         more = " ..." if value.size > 12 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -154,3 +155,14 @@ def _word(value: Any) -> str:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def as_json(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of JSON types; ValueError at once, not when everything is packed."""
+    try:
+        return dict(json.loads(json.dumps(dict(provenance), allow_nan=False)))
+    except (TypeError, ValueError, RecursionError) as error:
+        what = (
+            "provenance must be a mapping of JSON values (str, int, finite float, list, dict, ...)"
+        )
+        raise ValueError(f"{what}, got {provenance!r}: {error}") from error

@@ -13,11 +13,12 @@ from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.heads import picture_size
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
+from loaders.codecs.several import join_files, split_files
 from loaders.errors import CodecError, SchemaError
-from loaders.schema import Boxes, Image, Keypoints, Mask
+from loaders.schema import Boxes, Image, Images, Keypoints, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from loaders.schema import Field
     from packdata.images.fit import Resize
@@ -52,7 +53,7 @@ class RecodeOptions:
             if getattr(self, name) is not None and self.codec != "dct":
                 raise ValueError(f"{name} is for codec dct, got codec {self.codec}")
 
-    def recoders(self, fields: Mapping[str, Field]) -> dict[str, Recode]:
+    def recoders(self, fields: Mapping[str, Field]) -> dict[str, Recode | RecodeImages]:
         """Return what stores each field of pictures anew.
 
         Raises:
@@ -63,12 +64,13 @@ class RecodeOptions:
         if self.resize is not None and (boxes := [n for n in fields if _is_moved(fields[n])]):
             what = f"{boxes[0]!r} is in pixels, and would not move with pictures of another size"
             raise SchemaError(f"{what}: leave it out")
-        kinds = Image if self.resize is None else Image | Mask
-        found: dict[str, Recode] = {}
+        kinds = Image | Images if self.resize is None else Image | Images | Mask
+        found: dict[str, Recode | RecodeImages] = {}
         for name, field in fields.items():
             if isinstance(field, kinds):
                 try:
-                    found[name] = Recode(field, self)
+                    is_several = isinstance(field, Images)
+                    found[name] = RecodeImages(field, self) if is_several else Recode(field, self)  # type: ignore[arg-type]
                 except CodecError as error:
                     hint = "choose another codec, or leave the field out (--fields)"
                     raise SchemaError(f"field {name!r}: {error}; {hint}") from error
@@ -84,7 +86,6 @@ class Recode:
 
     Attributes:
         field: The field afterwards.
-        transcodes: True if only the compression changes: nothing is decoded, nothing lost.
 
     Raises:
         SchemaError: The codec is for pictures of one size, and these vary.
@@ -108,13 +109,22 @@ class Recode:
             field.size is not None and self._resize.keeps(field.size)
         )
         self._is_same = self._has_size and codec not in _MAGIC and self.field == field
-        self.transcodes = self._resize is None and codec == "dct" == field.codec
-        self.transcodes = self.transcodes and not self._is_same
-        if self.transcodes and isinstance(field, Image) and isinstance(self.field, Image):
+        # Only the compression changes: nothing is decoded, nothing lost.
+        self._transcodes = self._resize is None and codec == "dct" == field.codec
+        self._transcodes = self._transcodes and not self._is_same
+        if self._transcodes and isinstance(field, Image) and isinstance(self.field, Image):
             recompressed = dataclasses.replace(field, compression=self.field.compression)
-            self.transcodes = recompressed == self.field
+            self._transcodes = recompressed == self.field
         self._old_codec = codec_for(field)
         self._from_file = field.codec in _MAGIC
+
+    def __call__(
+        self, record: npt.NDArray[np.uint8], decode: Callable[[], Any]
+    ) -> bytes | memoryview:
+        """Return the new record of a record, which ``decode`` decodes."""
+        if self.keeps(record):
+            return record.data
+        return self._transcode(record) if self._transcodes else self._encode(decode())
 
     def keeps(self, record: npt.NDArray[np.uint8]) -> bool:
         """Return whether a record is as wanted already."""
@@ -133,16 +143,45 @@ class Recode:
         except CodecError:  # decoding says why
             return False
 
-    def transcode(self, record: npt.NDArray[np.uint8]) -> bytes:
-        """Return the new record of a record."""
+    def _transcode(self, record: npt.NDArray[np.uint8]) -> bytes:
         assert isinstance(self._codec, DctCodec)
         assert isinstance(self._old_codec, DctCodec)
         return self._codec.pack(self._old_codec.unpack(record).astype(np.int64))
 
-    def encode(self, picture: npt.NDArray[Any]) -> bytes:
-        """Return the new record of a picture, H x W x C or H x W."""
+    def _encode(self, picture: npt.NDArray[Any]) -> bytes:
         if self._resize is not None:
             picture = self._resize.apply(picture, nearest=self._is_mask)
         if isinstance(self._codec, PictureCodec):
             return self._codec.encode(picture, self._quality or DEFAULT_QUALITY)
         return self._codec.encode(picture)
+
+
+class RecodeImages:
+    """Stores any number of pictures a sample as ``Recode`` does single ones.
+
+    Attributes:
+        field: The field afterwards.
+
+    Raises:
+        SchemaError: The codec is none for several pictures.
+    """
+
+    def __init__(self, field: Images, options: RecodeOptions) -> None:
+        # Said of the field first: single pictures may have codecs that several have not.
+        self.field = dataclasses.replace(field, codec=options.codec or field.codec)
+        self._one = Recode(field.one, options)
+        self.field = dataclasses.replace(self.field, size=self._one.field.size)
+
+    def __call__(
+        self, record: npt.NDArray[np.uint8], decode: Callable[[], Any]
+    ) -> bytes | memoryview:
+        """Return the new record of a record, which ``decode`` decodes."""
+        try:
+            files = split_files(record)
+        except CodecError:
+            decode()  # says of which sample
+            raise
+        if all(map(self._one.keeps, files)):
+            return record.data
+        pictures = zip(files, decode(), strict=True)
+        return join_files([bytes(self._one(file, lambda p=p: p)) for file, p in pictures])  # type: ignore[misc]

@@ -24,6 +24,7 @@ from loaders.schema import (
     Categories,
     Features,
     Image,
+    Images,
     Label,
     Mask,
     MultiLabel,
@@ -84,7 +85,7 @@ class Stats:
             "fields": self.fields,
         }
         for name, found in self.fields.items():
-            if found["kind"] == "image":
+            if found["kind"] in ("image", "images") and "mean" in found:
                 pixels = {key: found[key] for key in ("mean", "std", "max_value")}
                 return {"image": name, **pixels, **described}
         return described
@@ -120,7 +121,7 @@ def stats(
     if has_tokens(view.schema):
         decoded.remove(DOCUMENT_ENDS)  # positions in rows mean nothing
     found = {name: _of_all(view, name, kind) for name, kind in fields.items()}
-    gathered = {name: _Gathered(fields[name]) for name in decoded}
+    gathered = {name: _gathered(fields[name]) for name in decoded}
     if decoded:
         for values in _decode(view, indices, decoded, workers or usable_cores()):
             for name, value in zip(decoded, values, strict=True):
@@ -133,18 +134,25 @@ def stats(
 
 def _is_decoded(kind: Field) -> bool:
     is_array = isinstance(kind, Array) and kind.dims != () and not is_row(kind)
-    return isinstance(kind, Image | Mask | Boxes) or is_array
+    return isinstance(kind, Image | Images | Mask | Boxes) or is_array
 
 
 def _decode(
     view: View, indices: Sequence[int], names: Sequence[str], workers: int
-) -> Iterator[list[_Value]]:
-    def measure(i: int) -> list[_Value]:
+) -> Iterator[list[_Value | list[_Value]]]:
+    def measure(i: int) -> list[_Value | list[_Value]]:
         sample = view.sample(i, names)
-        return [_value_of(view.schema.fields[name], sample[name]) for name in names]
+        return [_measured(view.schema.fields[name], sample[name]) for name in names]
 
     with opencv.one_thread(), OrderedPool(measure, workers) as pool:
         yield from pool.map(indices)
+
+
+def _measured(kind: Field, value: Any) -> _Value | list[_Value]:
+    """Return what a value contributes, or of several pictures what each does."""
+    if isinstance(kind, Images):
+        return [_value_of(kind.one, picture) for picture in value]
+    return _value_of(kind, value)
 
 
 def _has_channels(kind: Field) -> bool:
@@ -210,7 +218,8 @@ class _Gathered:
         self._shapes: list[tuple[int, ...]] = []
         self._values: Counter[int] = Counter()
 
-    def add(self, value: _Value) -> None:
+    def add(self, value: Any) -> None:
+        """Take what ``_measured`` returns."""
         if not self._shapes:
             self._channels, self._whole = list(value.channels), value.whole or Moments()
         else:
@@ -249,6 +258,28 @@ class _Gathered:
         least = min((channel.least for channel in self._channels), default=math.inf)
         most = max((channel.most for channel in self._channels), default=-math.inf)
         return {"min": finite(least), "max": finite(most)}
+
+
+class _GatheredImages(_Gathered):
+    """The same of several pictures a sample."""
+
+    def __init__(self, kind: Images) -> None:
+        super().__init__(kind.one)
+        self._counts: list[int] = []
+
+    def add(self, value: Any) -> None:
+        self._counts.append(len(value))
+        for each in value:
+            super().add(each)
+
+    def to_json(self) -> dict[str, Any]:
+        counts = {"images_per_sample": _percentiles(np.array(self._counts))}
+        pixels = super().to_json() if any(self._counts) else {}
+        return {**counts, "num_images": sum(self._counts), **pixels}
+
+
+def _gathered(kind: Field) -> _Gathered:
+    return _GatheredImages(kind) if isinstance(kind, Images) else _Gathered(kind)
 
 
 def _sizes(shapes: list[tuple[int, ...]]) -> dict[str, Any]:

@@ -15,10 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import codec_for
+from loaders.codecs.heads import MAX_PICTURE_MB
+from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec, cast_exactly
+from loaders.codecs.several import join_files
 from loaders.columns import Column, FixedColumn, column_of
 from loaders.errors import CodecError, SourceError
-from loaders.schema import Array, Boxes, Field, Image, Keypoints, Label, Mask, MultiLabel
+from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Label, Mask, MultiLabel
 from packdata.geometry import to_keypoints
 from packdata.regular import read_regular
 
@@ -50,10 +53,16 @@ class Preparer:
     Args:
         field: The field.
         quality: Of newly encoded JPEG and WebP, 1 to 100.
+        max_picture_mb: MiB that a picture may take, decoded to what is stored.
     """
 
-    def __init__(self, field: Field, quality: int) -> None:
-        self.field, self.codec, self._quality = field, codec_for(field), quality
+    def __init__(self, field: Field, quality: int, max_picture_mb: int = MAX_PICTURE_MB) -> None:
+        codec = codec_for(field)
+        self.field, self._quality, self._max_picture_mb = field, quality, max_picture_mb
+        self.codec = codec.limited(max_picture_mb) if isinstance(codec, PictureCodec) else codec
+        self._one = (
+            Preparer(field.one, quality, max_picture_mb) if isinstance(field, Images) else None
+        )
         self._classes = {}
         if isinstance(field, Label | MultiLabel):
             self._classes = {name: i for i, name in enumerate(field.classes or ())}
@@ -64,11 +73,15 @@ class Preparer:
         Raises:
             CodecError: The field cannot hold the value.
         """
-        if value is None and isinstance(self.field, Image | Mask | Array):  # an array to NumPy
+        if value is None and isinstance(
+            self.field, Image | Images | Mask | Array
+        ):  # an array to NumPy
             raise CodecError(f"takes {_wanted(self.field)}, but the value is missing (None)")
         with self._telling(value):
             if isinstance(self.field, Image | Mask):
                 return self._picture(value, self.field)
+            if self._one is not None:
+                return self._pictures(value, self._one)
             if isinstance(self.field, Label):
                 value = self._label(value, self.field)
             elif isinstance(self.field, MultiLabel):
@@ -87,7 +100,7 @@ class Preparer:
         Raises:
             CodecError: The field cannot hold one of the values; which one, ``__call__`` says.
         """
-        if isinstance(self.field, Image | Mask) and self.field.codec != "raw":
+        if isinstance(self.field, Image | Images | Mask) and self.field.codec != "raw":
             return None
         with self._telling(values):
             if type(self.codec) is RawCodec and self.codec.num_free == 0:
@@ -177,6 +190,17 @@ class Preparer:
         array = array.astype(field.dtype)  # a copy: the caller may change the array
         return Work(lambda: Encoded(self._encode_picture(array), size), size, array.nbytes)
 
+    def _pictures(self, value: Any, one: Preparer) -> Work:
+        is_one = isinstance(value, str | bytes | bytearray | memoryview | Path | Mapping)
+        if is_one or getattr(value, "ndim", 4) != 4:
+            raise CodecError(f"takes {_wanted(self.field)}, got {_shown(value)}")
+        pictures: list[Prepared] = []
+        for number, picture in enumerate(value):
+            with _numbered(number):
+                pictures.append(one(picture))
+        nbytes = sum(work.nbytes for work in pictures if isinstance(work, Work))
+        return Work(lambda: Encoded(join_files(list(_records(pictures)))), nbytes=nbytes)
+
     def _file(
         self, value: str | Path | bytes | bytearray | memoryview, field: Image | Mask
     ) -> Work:
@@ -210,9 +234,25 @@ class Preparer:
     def _from_bytes(self, data: bytes, field: Image | Mask) -> Encoded:
         from packdata.images.stored import stored_picture
 
-        record, size = stored_picture(data, field, self._quality)
+        record, size = stored_picture(data, field, self._quality, self._max_picture_mb)
         _check_size(size, field)
         return Encoded(record, size)
+
+
+def _records(pictures: Sequence[Prepared]) -> Iterator[bytes]:
+    """Encode the pictures of one sample."""
+    for number, picture in enumerate(pictures):
+        with _numbered(number):
+            yield (picture if isinstance(picture, Encoded) else picture.make()).record
+
+
+@contextmanager
+def _numbered(number: int) -> Iterator[None]:
+    """Say of which picture of a sample an error is; that of a file says which file it is."""
+    try:
+        yield
+    except CodecError as error:
+        raise CodecError(f"picture {number}: {error}") from error
 
 
 def _check_picture(array: np.ndarray[Any, Any], field: Image | Mask) -> Size:
@@ -283,6 +323,8 @@ def _wanted(field: Field) -> str:
         return _BOXES
     if isinstance(field, Keypoints):
         return f"keypoints of (n, {field.num or 'any'}, 2): x, y; or (n, {field.num or 'any'}, 3) with visibility"
+    if isinstance(field, Images):
+        return f"a list of pictures, each a file or {_wanted(field.one)}"
     if isinstance(field, Image | Mask):
         channels = f" x {field.channels}" if isinstance(field, Image) else ""
         return f"{field.dtype} of H x W{channels}"

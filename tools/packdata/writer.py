@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sized
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from loaders import opencv
-from loaders.checks import as_list, shown
+from loaders.checks import as_list, shown, whole_number
+from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
 from packdata.describe import counted
@@ -28,6 +28,7 @@ from packdata.engine import Outcome, Summary, check_on_error, check_workers, sum
 from packdata.journal import Reject
 from packdata.pool import OrderedPool
 from packdata.progress import Progress, Quiet
+from packdata.provenance import as_json
 from packdata.recipe import Block
 from packdata.shards import (
     DEFAULT_SHARD_BYTES,
@@ -82,6 +83,7 @@ class Writer:
         workers: Threads that encode; None for all usable cores. The bytes do not depend on it.
         overwrite: Replace a dataset in ``dst``; it can be read until the new one is complete.
         quality: Of pictures that are newly encoded as JPEG or WebP, 1 to 100.
+        max_picture_mb: MiB that an encoded picture may take, decoded to what is stored, whatever its format.
         on_error: ``"fail"`` raises on a sample that cannot be packed, ``"skip"`` leaves it out and
             lists it in ``rejected.jsonl``; its key is free for a later sample.
         provenance: A mapping of JSON values for the manifest: what the data is.
@@ -107,6 +109,7 @@ class Writer:
         workers: int | None = None,
         overwrite: bool = False,
         quality: int = 90,
+        max_picture_mb: int = MAX_PICTURE_MB,
         on_error: OnError = "fail",
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
@@ -114,6 +117,7 @@ class Writer:
         check_on_error(on_error)
         if not 1 <= quality <= 100:
             raise ValueError(f"quality must be in [1, 100], got {quality}")
+        whole_number("max_picture_mb", max_picture_mb, at_least=1)
         self._fields = dict(fields)
         if defaults is not None:
             defaults = as_list("defaults", defaults, "names of fields, such as ['image', 'label']")
@@ -124,9 +128,11 @@ class Writer:
             raise SchemaError(
                 f"a Writer keeps no files beside shards ({names}): 'packdata tokens' does"
             )
-        self._preparers = {name: Preparer(field, quality) for name, field in fields.items()}
+        self._preparers = {
+            name: Preparer(field, quality, max_picture_mb) for name, field in fields.items()
+        }
         self._format, self._shard_bytes, self._on_error = format, shard_bytes, on_error
-        self._provenance = _as_json(
+        self._provenance = as_json(
             {"source": {"kind": "python"}} if provenance is None else provenance
         )
         # Of the samples that were added; with "skip" of those that were packed, which is known later
@@ -165,7 +171,8 @@ class Writer:
 
         Args:
             values: One per field. Pictures and masks: a path, an encoded file as ``bytes``, or an
-                array (H x W x C; masks H x W). Labels: the name or number of the class.
+                array (H x W x C; masks H x W). ``Images``: a list of these, which may be empty.
+                Labels: the name or number of the class.
                 ``MultiLabel``: names, or a 0 or 1 for each class. ``Boxes``: (n, 4) of x1, y1, x2,
                 y2 in pixels of the upright picture. ``key`` may be given for any dataset, but then
                 to each sample, and each its own.
@@ -458,17 +465,6 @@ def _key_taken(name: str) -> CodecError:
     return CodecError(f"{name}, field 'key': another sample has this key")
 
 
-def _as_json(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of JSON types; ValueError at once, not when everything is packed."""
-    try:
-        return dict(json.loads(json.dumps(dict(provenance), allow_nan=False)))
-    except (TypeError, ValueError, RecursionError) as error:
-        what = (
-            "provenance must be a mapping of JSON values (str, int, finite float, list, dict, ...)"
-        )
-        raise ValueError(f"{what}, got {provenance!r}: {error}") from error
-
-
 def _name(number: int, values: Mapping[str, Any]) -> str:
     key = values.get(KEY)
     return f"sample {number}" + ("" if key is None else f" (key {key!r})")
@@ -535,6 +531,7 @@ def pack(
     workers: int | None = None,
     overwrite: bool = False,
     quality: int = 90,
+    max_picture_mb: int = MAX_PICTURE_MB,
     on_error: OnError = "fail",
     provenance: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -556,6 +553,7 @@ def pack(
         workers: Threads that encode.
         overwrite: Replace a dataset in ``dst``.
         quality: Of pictures that are newly encoded.
+        max_picture_mb: MiB that a picture may take, decoded.
         on_error: What becomes of samples that cannot be packed.
         provenance: JSON for the manifest.
         progress: Called for every sample.
@@ -581,6 +579,7 @@ def pack(
         workers=workers,
         overwrite=overwrite,
         quality=quality,
+        max_picture_mb=max_picture_mb,
         on_error=on_error,
         provenance=provenance,
     ) as writer:

@@ -20,7 +20,7 @@ from loaders.codecs.raw import RawCodec
 from loaders.data.partial import Part, PartialRecords, Spans
 from loaders.datasets.reading.samples import LIST, Form, in_form
 from loaders.errors import BatchError, CodecError, SchemaError
-from loaders.schema import Array, Field, Image, Mask
+from loaders.schema import Array, Field, Image, Images, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -76,7 +76,7 @@ def _check_said(fields: Mapping[str, Field | None]) -> None:
 
 
 def _moved_lengths(field: Field | None) -> tuple[int | None, ...]:
-    if isinstance(field, Image | Mask):
+    if isinstance(field, Image | Images | Mask):
         return field.size or (None, None)
     is_moved = isinstance(field, Array) and field.spatial
     return field.dims[-field.spatial :] if is_moved else ()  # type: ignore[union-attr]

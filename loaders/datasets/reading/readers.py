@@ -23,9 +23,10 @@ from loaders.datasets.reading.crops import CropReader, crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
 from loaders.datasets.reading.pictures import Move, PictureReader
 from loaders.datasets.reading.samples import LIST, Form, in_form
+from loaders.datasets.reading.several import ImagesReader
 from loaders.device.decode import Yuv420Finish
 from loaders.errors import CodecError, SchemaError
-from loaders.schema import Array, Boxes, Field, Image, Keypoints, Mask
+from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -159,6 +160,9 @@ def make_readers(
             readers.append(_half_reader(whole, store, field, ops, scale) if half else whole)
         elif isinstance(field, Image | Mask) and (ops or field.record_nbytes is None):
             readers.append(by_name[name])
+        elif isinstance(field, Images):
+            one = _picture_reader(store, name, field.one, views, scale, max_picture_mb)
+            readers.append(_images_reader(store, name, one, batching.get(name, LIST)))
         elif name in crops:
             readers.append(crops[name])
         elif field.record_nbytes is not None:
@@ -173,6 +177,13 @@ def make_readers(
     return tuple(readers)
 
 
+def _images_reader(store: Store, name: str, one: PictureReader, form: Form) -> ImagesReader:
+    if form.kind == "pad" and None in one.sizes:
+        what = f"batching[{name!r}] = 'pad' is for pictures of one size, and these differ"
+        raise SchemaError(f"{what}: add a crop or Resize to augment, or take 'offsets' or 'list'")
+    return ImagesReader(store, name, one, form)
+
+
 def forms_of(
     readers: Sequence[Reader], fields: Mapping[str, Field | None], batching: Mapping[str, Form]
 ) -> dict[str, Form]:
@@ -184,6 +195,8 @@ def forms_of(
             forms |= dict.fromkeys(reader.list_names, form or Form("equal"))
         elif form is not None:
             forms |= dict.fromkeys(reader.names, form)
+        elif isinstance(reader, ImagesReader):
+            forms |= dict.fromkeys(reader.names, LIST)
         elif isinstance(reader, ObjectReader) and isinstance(field, Array | Boxes | Keypoints):
             # Whether there are as many boxes in all samples of a batch is chance.
             kind = "equal" if isinstance(field, Array) else "list"
@@ -259,7 +272,7 @@ def _form(name: str, given: Any, field: Field | None) -> Form:
         return Form(kind, value, axes[0])
     shape = () if field is None else field.shape or ()
     free = [axis for axis, n in enumerate(shape) if n is None]
-    if isinstance(field, Boxes | Keypoints) or len(free) == 1:
+    if isinstance(field, Boxes | Keypoints | Images) or len(free) == 1:
         return Form(kind, value, free[0], len(shape))
     return Form(kind, value)
 
@@ -268,7 +281,9 @@ def _check_form(name: str, given: Any, form: Form, field: Field | None) -> None:
     """Raise SchemaError for a form that a field's arrays, as they are stored, cannot have."""
     if form.kind == "list" and isinstance(field, Image | Mask):
         return  # for what a transform makes of them
-    if not isinstance(field, Array | Boxes | Keypoints) or field.is_fixed:
+    if not isinstance(field, Array | Boxes | Keypoints | Images) or field.is_fixed:
+        _refuse(name, given)
+    if isinstance(field, Images) and form.axis != 0:
         _refuse(name, given)
     if form.kind == "pad" and not _can_pad(form.value, np.dtype(field.served_dtype)):
         _refuse(name, given)
@@ -281,7 +296,7 @@ def _check_form(name: str, given: Any, form: Form, field: Field | None) -> None:
 def _refuse(name: str, given: Any) -> NoReturn:
     raise SchemaError(
         f"batching[{name!r}] = {given!r}: 'list', 'pad' (or ('pad', value) of the field's type, ('pad', value, axis)) "
-        "and 'offsets' (or ('offsets', axis)) are for arrays and boxes of varying length, 'list' for pictures; "
+        "and 'offsets' (or ('offsets', axis)) are for Images, arrays and boxes of varying length, 'list' for pictures; "
         "for other fields only where a transform makes such arrays of them"
     )
 

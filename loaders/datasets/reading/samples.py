@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -63,10 +63,10 @@ class Padded(NamedTuple):
 class Ragged(NamedTuple):
     """Arrays of different lengths end to end: array ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
 
-    Those that differ along another axis lie end to end along it.
+    Those that differ along another axis lie end to end along it. Of pictures of different sizes ``values`` is a list.
     """
 
-    values: torch.Tensor
+    values: Any
     offsets: torch.Tensor
 
     @property
@@ -244,16 +244,18 @@ def sample_of(batch: Any, i: int) -> Any:
 def item(values: Any, i: int) -> Any:
     """Return the value of one sample, from the values of a batch."""
     if isinstance(values, Padded):
-        return _apart(values.values[i].narrow(values.form.axis or 0, 0, int(values.lengths[i])))
+        return apart(values.values[i].narrow(values.form.axis or 0, 0, int(values.lengths[i])))
     if isinstance(values, Ragged):
         i = i if i >= 0 else i + len(values.offsets) - 1
         first, last = values.offsets[i : i + 2].tolist()
-        return _apart(values.values.narrow(values.form.axis or 0, first, last - first))
+        if isinstance(values.values, list):  # pictures of different sizes
+            return values.values[first:last]
+        return apart(values.values.narrow(values.form.axis or 0, first, last - first))
     value = values[i]
-    return _apart(value) if isinstance(value, torch.Tensor) else value
+    return apart(value) if isinstance(value, torch.Tensor) else value
 
 
-def _apart(view: torch.Tensor) -> torch.Tensor:
+def apart(view: torch.Tensor) -> torch.Tensor:
     """Return a part of a batch in host memory with a storage of its own: torch saves and resizes whole ones."""
     if not view.is_cpu or view.dtype is torch.bfloat16:
         return view
@@ -271,15 +273,32 @@ def in_form(tensors: list[Any], form: Form, name: str) -> Any:
     if form.kind == "equal":
         is_one = len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1
         return torch.stack(tensors) if is_one else tensors
+    if isinstance(tensors[0], list):
+        return _flat(tensors, form, name)
     axis = form.axis_of(tensors)
     _check_joined(tensors, form, axis, name)
-    lengths = torch.tensor([t.shape[axis] for t in tensors], dtype=torch.int64, device="cpu")
+    lengths = [t.shape[axis] for t in tensors]
     kind = _joined_type(Form(form.kind, form.value, axis))
     if form.kind == "pad":
-        return kind(_padded(tensors, axis, form.value), lengths)
-    offsets = torch.zeros(len(tensors) + 1, dtype=torch.int64, device="cpu")
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    return kind(torch.cat(tensors, axis), offsets)
+        padded = _padded(tensors, axis, form.value)
+        return kind(padded, torch.tensor(lengths, dtype=torch.int64, device="cpu"))
+    return kind(torch.cat(tensors, axis), _offsets(lengths))
+
+
+def _offsets(lengths: Iterable[int]) -> torch.Tensor:
+    return torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int64, device="cpu")
+
+
+def _flat(samples: list[list[Any]], form: Form, name: str) -> Any:
+    """Return the pictures of all samples, of different sizes, in one list."""
+    if form.kind == "pad":
+        what = f"pictures of field {name!r} differ in size, so none can be padded with others"
+        raise BatchError(f"{what}: bring them to one with augment, or take 'offsets' or 'list'")
+    if form.kind == "equal":
+        return samples
+    return Ragged(
+        [picture for sample in samples for picture in sample], _offsets(map(len, samples))
+    )
 
 
 def _padded(tensors: list[torch.Tensor], axis: int, value: float) -> torch.Tensor:
@@ -361,11 +380,17 @@ def _collate_transformed(samples: TransformedSamples) -> Any:
     names = samples[0]._fields
     columns = (
         in_form(list(values), samples.forms[name], name)
-        if name in samples.forms and all(isinstance(value, torch.Tensor) for value in values)
+        if name in samples.forms and _are_joined(values, samples.forms[name])
         else _stacked(f"field {name!r}", list(values))
         for name, values in zip(names, zip(*samples, strict=True), strict=True)
     )
     return batch_type(names)._make(columns)
+
+
+def _are_joined(values: Sequence[Any], form: Form) -> bool:
+    """Tell whether values are tensors, or lists of pictures that stay such."""
+    are_lists = form.kind != "equal" and all(isinstance(value, list) for value in values)
+    return are_lists or all(isinstance(value, torch.Tensor) for value in values)
 
 
 def _stacked(what: str, values: list[Any]) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import codec_for
+from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
 from loaders.codecs.markers import JPEG_START
 from loaders.codecs.picture import PictureCodec
 from loaders.errors import CodecError
@@ -25,7 +26,7 @@ _KEPT = ("jpeg", "png", "webp")  # what every picture field serves, whichever it
 
 
 def stored_picture(
-    data: bytes, field: Image | Mask, quality: int
+    data: bytes, field: Image | Mask, quality: int, max_picture_mb: int = MAX_PICTURE_MB
 ) -> tuple[bytes, tuple[int, int]]:
     """Return the record of an encoded file, and the (height, width) of its picture.
 
@@ -36,7 +37,10 @@ def stored_picture(
     Raises:
         CodecError: The file is damaged, or is not a picture that the field can hold.
     """
-    array, kept = _mask(data, field) if isinstance(field, Mask) else _image(data, field)
+    if isinstance(field, Mask):
+        array, kept = _mask(data, field, max_picture_mb)
+    else:
+        array, kept = _image(data, field, max_picture_mb)
     size = (int(array.shape[0]), int(array.shape[1]))
     if kept is not None and field.codec in _KEPT:
         return kept, size
@@ -57,25 +61,29 @@ def check_takes_files(field: Image | Mask) -> None:
         )
 
 
-def _image(data: bytes, field: Image) -> tuple[Array, bytes | None]:
+def _image(data: bytes, field: Image, max_picture_mb: int) -> tuple[Array, bytes | None]:
     """Return the pixels, and the file if that can be the record."""
     if field.channels == 4:
-        return _with_alpha(data, field)
-    picture = decode_picture(data, channels=field.channels, dtype=field.dtype)
+        return _with_alpha(data, field, max_picture_mb)
+    max_pixels = pixels_within(max_picture_mb, field.channels * np.dtype(field.dtype).itemsize)
+    picture = decode_picture(
+        data, channels=field.channels, dtype=field.dtype, max_pixels=max_pixels
+    )
     return picture.pixels, picture.kept(data) if picture.format in _KEPT else None
 
 
-def _with_alpha(data: bytes, field: Image) -> tuple[Array, bytes | None]:
+def _with_alpha(data: bytes, field: Image, max_picture_mb: int) -> tuple[Array, bytes | None]:
     """Return RGBA as the file has it, upright, and the file if readers would see that in it."""
     header = read_header(data)
-    pixels = PictureCodec(replace(field, codec="png")).decode(np.frombuffer(data, np.uint8))
+    codec = PictureCodec(replace(field, codec="png")).limited(max_picture_mb)
+    pixels = codec.decode(np.frombuffer(data, np.uint8))
     if header is None or header.orientation == 1:
         return pixels, data
     return turned(pixels, header.orientation), None
 
 
-def _mask(data: bytes, field: Mask) -> tuple[Array, bytes | None]:
-    mask = decode_mask(data)
+def _mask(data: bytes, field: Mask, max_picture_mb: int) -> tuple[Array, bytes | None]:
+    mask = decode_mask(data, pixels_within(max_picture_mb, np.dtype(field.dtype).itemsize))
     cast = mask.astype(field.dtype)
     if not np.array_equal(cast, mask):
         raise CodecError(f"the mask has values up to {mask.max()}, the field holds {field.dtype}")

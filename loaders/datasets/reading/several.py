@@ -1,0 +1,122 @@
+"""Any number of pictures a sample: read as one sequence of pictures, with the draw of its sample for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from loaders.buffers import FreshMemory
+from loaders.codecs.several import split_files
+from loaders.datasets.reading.request import Request
+from loaders.datasets.reading.samples import LIST, Form, apart, in_form
+from loaders.errors import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loaders.data.finder import Rows
+    from loaders.data.store import Store
+    from loaders.datasets.reading.pictures import PictureReader
+    from loaders.datasets.reading.request import Memory, UInt8Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The pictures of some samples, in place of a store."""
+
+    files: list[UInt8Array]
+
+    def records(self, field: str, rows: Rows) -> list[UInt8Array]:
+        """Return all of them: they are read at once."""
+        assert len(rows) == len(self.files)
+        return self.files
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesReader:
+    """Pictures of samples: of each a list, or a tensor where all leave with one size.
+
+    Attributes:
+        store: Where the records lie.
+        name: Of the field.
+        pictures: Reads single ones, once it is told where they are.
+        batching: What a batch has.
+    """
+
+    store: Store
+    name: str
+    pictures: PictureReader
+    batching: Form = LIST
+    min_rows: int = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.pictures.names
+
+    @property
+    def prefetched_field(self) -> str | None:
+        return self.pictures.prefetched_field
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        return [[None] * num_samples for _ in self.names]
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        records = request.records(self.store, self.name, first, last)
+        samples = [split_files(record) for record in records]
+        counts = [len(files) for files in samples]
+        files = [file for sample in samples for file in sample]
+        views = self._decoded(files, _of_pictures(request, first, last, counts))
+        ends = list(accumulate(counts, initial=0))
+        for value, pictures in zip(values, views, strict=True):
+            for row, start, end in zip(range(first, last), ends, ends[1:], strict=False):
+                part = pictures[start:end]
+                value[row] = apart(part) if isinstance(part, torch.Tensor) else part
+
+    def _decoded(self, files: list[UInt8Array], request: Request) -> list[Any]:
+        """Return all pictures of each view."""
+        if not files:
+            return [self._none(size) for size in self.pictures.sizes]
+        reader = replace(self.pictures, store=_Files(files))  # type: ignore[arg-type]
+        values = reader.begin(len(files), FreshMemory())
+        try:
+            reader.read(values, request, 0, len(files))
+        except CodecError:
+            self._tell_which(files)
+            raise
+        return reader.finish(values)
+
+    def _none(self, size: tuple[int, int] | None) -> Any:
+        if size is None:
+            return []
+        field = replace(self.pictures.field, size=size)
+        return torch.from_numpy(np.empty((0, *(n or 0 for n in field.shape)), field.dtype))
+
+    def _tell_which(self, files: Sequence[UInt8Array]) -> None:
+        """Raise CodecError with the number of the picture that cannot be decoded."""
+        for number, file in enumerate(files):
+            try:
+                self.pictures.codec.decode(file)
+            except CodecError as error:
+                raise CodecError(f"picture {number}: {error}") from error
+
+    def finish(self, values: list[Any]) -> list[Any]:
+        named = zip(self.names, values, strict=True)
+        return [in_form(pictures, self.batching, name) for name, pictures in named]
+
+
+def _of_pictures(request: Request, first: int, last: int, counts: list[int]) -> Request:
+    """Return a request with a row for each picture, which draws as its sample does."""
+    samples = np.repeat(np.arange(first, last), counts)
+    return Request(
+        request.indices[samples],
+        request.rows[samples],
+        request.epoch,
+        None if request.draws is None else request.draws[samples],
+        request.seed,
+        request.num_workers,
+        view=request.view,
+    )
