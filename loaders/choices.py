@@ -19,6 +19,7 @@ from loaders.limits import cores_of_rank
 from loaders.sampling.balanced import Balanced
 from loaders.sampling.blocks import BlockShuffled
 from loaders.sampling.bylength import ByLength
+from loaders.sampling.lanes import Lanes
 from loaders.sampling.order import Order, Sequential, Shuffled
 from loaders.sampling.ranks import resolve_rank
 from loaders.sampling.sampler import EpochBatches, EpochSampler
@@ -54,8 +55,8 @@ def choose_order(
     dataset: Any, batch_size: int, shuffle: bool | str | None, sampler: Any, seed: int
 ) -> Order:
     """Return the order that the arguments ask for, or the dataset."""
-    if shuffle not in (None, True, False, "block"):
-        raise ValueError(f"shuffle must be True, False or 'block', got {shown(shuffle)}")
+    if shuffle not in (None, True, False, "block", "lanes"):
+        raise ValueError(f"shuffle must be True, False, 'block' or 'lanes', got {shown(shuffle)}")
     if not hasattr(dataset, "__len__"):
         what = "give it __len__, or leave its order to a sampler"
         raise TypeError(f"dataset has no length, got {shown(dataset)}: {what}")
@@ -73,6 +74,8 @@ def choose_order(
     length = len(dataset)
     if shuffle == "block":
         return BlockShuffled(length, seed)
+    if shuffle == "lanes":
+        return Lanes(dataset, seed)
     return Shuffled(length, seed) if shuffle else Sequential(length)
 
 
@@ -81,8 +84,10 @@ def _check_size(order: Any, num_samples: int) -> None:
     values = next(
         (getattr(order, name) for kind, name in _ONE_PER_SAMPLE if isinstance(order, kind)), None
     )
-    num = getattr(order, "n", 0) if values is None else len(values)
-    if num > num_samples or (values is not None and num < num_samples):
+    is_whole = values is not None or isinstance(order, Lanes)
+    num = order.length if isinstance(order, Lanes) else getattr(order, "n", 0)
+    num = num if values is None else len(values)
+    if num > num_samples or (is_whole and num < num_samples):
         what = f"sampler is for {num} samples, the dataset has {num_samples}"
         raise ValueError(f"{what}: make it of this dataset, as with dataset.column('label')")
 
@@ -101,9 +106,9 @@ def check_foreign_order(
         if given is not None and (isinstance(given, str) or not hasattr(given, "__iter__")):
             what = "an order such as Balanced(...), or yield indices"
             raise TypeError(f"{name} must be {what}, got {shown(given)}")
-    if shuffle == "block":
+    if isinstance(shuffle, str):
         raise ValueError(
-            "shuffle='block' is an order of loaders: leave out sampler, batch_sampler and generator"
+            f"shuffle={shuffle!r} is an order of loaders: leave out sampler, batch_sampler and generator"
         )
     is_torchs = sampler is None and batch_sampler is None
     if is_torchs and isinstance(dataset, BatchDataset) and dataset.order(0, 1) is not None:

@@ -119,7 +119,9 @@ class DataLoader(OrderedLoader[_T]):
             ``loaders`` datasets become views.
         batch_size: Samples per batch and rank.
         shuffle: True: a new order each epoch, a keyed permutation that is computed, never stored. ``"block"``:
-            blocks of neighbours, mixed within a window, for disks that dislike random reads.
+            blocks of neighbours, mixed within a window, for disks that dislike random reads. ``"lanes"``: whole
+            shards, dealt once into lanes, of which each node reads its own (``loaders.sampling.Lanes``), for remote
+            data.
         sampler: Any sampler; ours (``loaders.sampling``) are sliced by rank and can be resumed.
         num_workers: Threads (or processes, see ``backend``). ``"auto"``: for our datasets what
             ``python -m loaders.bench recommend`` measured, else the cores that this process may use, divided by
@@ -174,7 +176,7 @@ class DataLoader(OrderedLoader[_T]):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: bool | Literal["block"] | None = None,
+        shuffle: bool | Literal["block", "lanes"] | None = None,
         sampler: Iterable[Any] | Order | None = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int | Literal["auto"] = "auto",
@@ -243,7 +245,7 @@ class DataLoader(OrderedLoader[_T]):
         super().__init__(
             dataset,
             batch_size=batch_size,
-            shuffle=shuffle,  # type: ignore[arg-type]  # "block" went with the order
+            shuffle=shuffle,  # type: ignore[arg-type]  # a name went with the order
             sampler=sampler,  # type: ignore[arg-type]  # an Order was replaced above
             batch_sampler=batch_sampler,
             num_workers=num_workers,

@@ -977,7 +977,9 @@ def test_a_path_is_not_a_dataset(one: Path) -> None:
 
 
 def test_a_misspelt_shuffle_is_refused(one: Path) -> None:
-    with pytest.raises(ValueError, match="shuffle must be True, False or 'block', got 'blocks'"):
+    with pytest.raises(
+        ValueError, match="shuffle must be True, False, 'block' or 'lanes', got 'blocks'"
+    ):
         DataLoader(only_ids(one), 4, shuffle="blocks")  # type: ignore[arg-type]
 
 

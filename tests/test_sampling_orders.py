@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from loaders.sampling import (
     Balanced,
     BlockShuffled,
+    Lanes,
     Order,
     Sequential,
     Shuffled,
@@ -33,6 +34,8 @@ SHUFFLES: dict[str, Make] = {
     "shuffled_large": lambda seed: Shuffled(10**12, seed),
     "block": lambda seed: BlockShuffled(1003, seed, block_size=10, window=4),
     "block_large": lambda seed: BlockShuffled(10**12, seed, block_size=1000, window=100),
+    "lanes": lambda seed: Lanes([40, 3, 200] * 10, seed, 4),
+    "lanes_large": lambda seed: Lanes([10**9 + 7] * 1000, seed),
     "weighted": lambda seed: Weighted(WEIGHTS, 900, seed),
     "without_replacement": lambda seed: Weighted(np.tile(WEIGHTS, 200), 900, seed, False),
     "balanced": lambda seed: Balanced(LABELS, 1000, seed),
@@ -46,6 +49,11 @@ GOLDEN: dict[str, tuple[list[int], list[int] | None]] = {
     ),
     "block": ([119, 239, 117, 193, 837], None),
     "block_large": ([521438603962, 158334616868, 959087537622, 294056829163, 531614124707], None),
+    "lanes": ([806, 1636, 482, 2007, 495], None),
+    "lanes_large": (
+        [553991161879, 352373798135, 278549060867, 962233410030, 241402818244],
+        None,
+    ),
     "weighted": ([7, 2, 7, 2, 3], [7, 337, 15, 327, 8]),
     "without_replacement": ([1581, 725, 1595, 705, 805], None),
     "balanced": ([1, 7, 1, 4, 0], [110, 15, 114, 32, 25]),

@@ -7,7 +7,7 @@ gathers rows of equal size from any number of mapped files in one call.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,29 @@ _ROW_BYTES = 2  # noted of each row while it is read
 UInt8Array = npt.NDArray[np.uint8]
 
 
+class Origins(NamedTuple):
+    """Which shard each sample was packed in, in runs: of a store that holds copies, those of another store.
+
+    Attributes:
+        ends: The sample behind the last one of each run.
+        shards: The shard number of each run.
+    """
+
+    ends: Indices
+    shards: Indices
+
+    @classmethod
+    def of_samples(cls, shards: Indices) -> Origins:
+        """Return the runs of samples of which each lies in the shard of that number."""
+        lasts = np.flatnonzero(np.diff(shards, append=-1))
+        return cls(lasts + 1, shards[lasts])
+
+    def __call__(self, samples: Indices) -> Indices:
+        """Return the shard number of each of some samples."""
+        found: Indices = self.shards[np.searchsorted(self.ends, samples, "right")]
+        return found
+
+
 class Store:
     """Columns by field over one or more shards.
 
@@ -42,6 +65,7 @@ class Store:
         take: How rows of one size are copied; batches pass torch's way.
         max_open: Shards that are open at a time, about: beyond it all are closed, and verified anew when they are
             opened again. For reading from end to end, by those who keep no address of a record. None: any number.
+        origins: Which shards the samples were copied from; default: its own.
 
     Thread-safe. Shards are opened when they are first touched. Pickling sends paths and opens
     anew.
@@ -55,6 +79,7 @@ class Store:
         check: Check = "first",
         take: Take = take_rows,
         max_open: int | None = None,
+        origins: Origins | None = None,
     ) -> None:
         if check not in ("first", "always", "never"):
             raise ValueError(f"check must be 'first', 'always' or 'never', got {check!r}")
@@ -68,6 +93,7 @@ class Store:
             largest = max(self.shards, key=lambda shard: shard.num_samples)
             check_memory(_ROW_BYTES * self._num_samples, largest.path, self._num_samples)
         self._find = ShardFinder(self.ends)
+        self._given_origins = origins
         numbers: dict[int, int] = {}
         self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]
         self._lock = ForkLock()
@@ -82,10 +108,15 @@ class Store:
         self._pages: dict[str, Pages] = {}
 
     def __reduce__(self) -> Any:
-        return Store, (self.shards, self.check, self.take, self.max_open)
+        return Store, (self.shards, self.check, self.take, self.max_open, self._given_origins)
 
     def __len__(self) -> int:
         return self._num_samples
+
+    @property
+    def origins(self) -> Origins:
+        """Which shard each sample was packed in, by number."""
+        return self._given_origins or Origins(self.ends, np.arange(len(self.shards)))
 
     def shard(self, number: int) -> OpenShard:
         """Return a shard, opened."""

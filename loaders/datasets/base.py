@@ -204,6 +204,14 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         """Return the order in which the samples want to be served; None: as the loader's arguments say."""
         return None
 
+    def by_shard(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+        """Return how many samples each shard has, and the samples shard by shard (None: they lie so).
+
+        Raises:
+            ValueError: Samples are not made shard by shard.
+        """
+        raise ValueError(f"samples of a {type(self).__name__} are not of one shard each")
+
     def halves(self, device: torch.device) -> Halves | None:
         """Return the same samples in batches that hold what is cheapest to move, and what makes them whole; or None.
 
@@ -285,6 +293,10 @@ class SamplesOf(BatchDataset, Generic[Whole]):
     def sample_nbytes(self) -> int | None:
         """The dataset's."""
         return self.dataset.sample_nbytes
+
+    def by_shard(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+        """The dataset's."""
+        return self.dataset.by_shard()
 
     def requests(self, batches: Sequence[Any], num_workers: int = 1) -> Sequence[Any] | None:
         """The dataset's."""

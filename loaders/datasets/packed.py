@@ -280,6 +280,14 @@ class PackedDataset(BatchDataset):
         """Return the samples' numbers in the store."""
         return self.view.numbers_of(indices)
 
+    def by_shard(self) -> tuple[Indices, Indices | None]:
+        """Return how many samples of each shard are here, and the samples shard by shard (None: they lie so)."""
+        return self.view.by_shard()
+
+    def shards_of(self, indices: Indices) -> Indices:
+        """Return the number of the shard of the store that each of some samples lies in."""
+        return self.rows_of(indices).shards
+
     def rows_of(self, indices: Indices) -> Rows:
         """Find samples in the store."""
         return self.view.rows(indices)

@@ -11,6 +11,7 @@ from loaders.sampling.balanced import Balanced
 from loaders.sampling.batch import IndexBatch, SampleIndex, index_batches
 from loaders.sampling.blocks import BlockShuffled
 from loaders.sampling.bylength import ByLength
+from loaders.sampling.lanes import Lanes
 from loaders.sampling.mixture import MixtureOrder
 from loaders.sampling.order import Order, Sequential, Shuffled
 from loaders.sampling.permutation import permute
@@ -27,6 +28,7 @@ __all__ = [
     "EpochBatches",
     "EpochSampler",
     "IndexBatch",
+    "Lanes",
     "MixtureOrder",
     "Order",
     "Pad",

@@ -90,10 +90,8 @@ def audit(
           delivered more than once: 0
     """
     ranks = range(whole_number("world_size", world_size, at_least=1))
-    unit = getattr(order, "unit", 1)
-    plans = [
-        Plan(length, batch_size, rank, world_size, drop_last, pad, start, unit) for rank in ranks
-    ]
+    rest = drop_last, pad, start, getattr(order, "unit", 1), getattr(order, "num_lanes", 1)
+    plans = [Plan(length, batch_size, rank, world_size, *rest) for rank in ranks]
     return audit_plans(plans, order=order, epoch=epoch)
 
 

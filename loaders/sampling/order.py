@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # What a number of an epoch is drawn for, so that no two orders, and nothing else, share a key.
 PLACES, BLOCKS, SHORT_SLOT, WINDOWS, STRATA, CHOICE, CLASSES, MEMBERS, MIXTURE, PASSES = range(10)
+DEAL, PIECES, LANE_WINDOWS = range(10, 13)
 _ORDER = int.from_bytes(b"order", "big")
 
 

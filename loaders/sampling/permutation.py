@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,10 @@ from loaders.rng import GAMMA, hash64, key64
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    Int64s = npt.NDArray[np.int64]
+
 TABLE_MAX = 1 << 16
+SORTED_MAX = 256  # elements of one of many permutations that are sorted anew each time
 _TILE = 1 << 14  # 128 KiB of numbers: with four tiles of scratch it stays in the cache of one core
 # With four rounds, distances between elements a row apart repeat more often than by chance
 # (tests/test_sampling_permutation.py sees it); with five nothing there shows. One to spare.
@@ -60,6 +63,64 @@ def permute(positions: npt.NDArray[np.int64], n: int, key: int) -> npt.NDArray[n
     values = positions.astype(np.uint64).ravel()
     _network(n, key).apply(values)
     return values.view(np.int64).reshape(positions.shape)
+
+
+class Permutations:
+    """Many keyed permutations, of a range each, that are evaluated together: of the windows of an order.
+
+    Up to ``SORTED_MAX`` elements one is that of ``permute``; above, it is the Feistel network at once: tables of many
+    ranges would be much to make before the first position of each is known.
+
+    Args:
+        sizes: ``(K,)`` elements of each range, below 2**53.
+        keys: ``(K,)`` uint64, one each.
+    """
+
+    def __init__(self, sizes: Int64s, keys: npt.NDArray[np.uint64]) -> None:
+        self._sizes, self._keys = sizes, keys
+        self._is_small = sizes <= SORTED_MAX
+        low_bits = np.frexp(np.maximum(sizes - 1, 0).astype(np.float64))[1] // 2
+        rows = -(-sizes >> low_bits)
+        limits = np.where(self._is_small, rows << low_bits, sizes)  # small: not to be walked to
+        rounds = tuple(hash64(0, keys, np.array(number)) for number in range(_NUM_ROUNDS))
+        limits, low_bits, rows = (a.astype(np.uint64) for a in (limits, low_bits, rows))
+        self._networks = _Feistel(limits, low_bits, rows, rounds)
+
+    def at(self, which: Int64s, positions: Int64s) -> Int64s:
+        """Say which element stands at each position of the permutation of that number, both ``(N,)``."""
+        values = positions.astype(np.uint64)
+        self._networks.apply(values, which)
+        elements: Int64s = values.view(np.int64)
+        small = np.flatnonzero(self._is_small[which])
+        for begin in range(0, small.size, TABLE_MAX):
+            some = small[begin : begin + TABLE_MAX]
+            elements[some] = self._by_sorting(which[some], positions[some])
+        return elements
+
+    def _by_sorting(self, which: Int64s, positions: Int64s) -> Int64s:
+        present, where = _distinct(which, len(self._sizes))
+        sizes = self._sizes[present]
+        begins = np.cumsum(sizes) - sizes
+        numbers = np.repeat(np.arange(len(present), dtype=np.uint64), sizes)
+        elements = np.arange(len(numbers), dtype=np.uint64) - np.repeat(begins, sizes).astype(
+            np.uint64
+        )
+        hashes = hash64(hash64(0, self._keys[present])[numbers], elements)
+        # Of each number the range, 32 bits of hash, and the element, which is what is left of it when all are sorted.
+        numbers <<= np.uint64(40)
+        numbers |= hashes >> _HALF << np.uint64(8) | elements
+        numbers.sort()
+        found: Int64s = (numbers[begins[where] + positions] & np.uint64(255)).view(np.int64)
+        return found
+
+
+def _distinct(numbers: Int64s, limit: int) -> tuple[Int64s, Int64s]:
+    """Return the distinct ones of some numbers below a limit, ascending, and where each is among them."""
+    if limit > len(numbers):
+        return np.unique(numbers, return_inverse=True)
+    is_present = np.zeros(limit, bool)
+    is_present[numbers] = True
+    return np.flatnonzero(is_present), (np.cumsum(is_present) - 1)[numbers]
 
 
 def check_positions(positions: npt.NDArray[np.int64], n: int) -> None:
@@ -102,26 +163,31 @@ def _network(n: int, key: int) -> _Feistel:
 
 @dataclass(frozen=True, slots=True)
 class _Feistel:
-    """One permutation of ``range(n)``; all arithmetic is on uint64 and exact."""
+    """One permutation of ``range(n)``, or several in arrays; all arithmetic is on uint64 and exact."""
 
-    n: np.uint64
-    low_bits: np.uint64
-    rows: np.uint64
-    keys: tuple[np.uint64, ...]
+    n: Any  # np.uint64, or an array of them, as the rest
+    low_bits: Any
+    rows: Any
+    keys: tuple[Any, ...]
 
-    def apply(self, values: npt.NDArray[np.uint64]) -> None:
-        """Replace each value by its image, in place."""
+    def take(self, which: Int64s) -> _Feistel:
+        """Return the permutation of each of some values, where the fields are arrays."""
+        keys = tuple(key[which] for key in self.keys)
+        return _Feistel(self.n[which], self.low_bits[which], self.rows[which], keys)
+
+    def apply(self, values: npt.NDArray[np.uint64], which: Int64s | None = None) -> None:
+        """Replace each value by its image, in place; ``which``: by that of one of several permutations."""
         for begin in range(0, values.size, _TILE):
-            self._apply_tile(values[begin : begin + _TILE])
-
-    def _apply_tile(self, values: npt.NDArray[np.uint64]) -> None:
-        self._encrypt(values)
-        outside = np.flatnonzero(values >= self.n)
+            tile = slice(begin, begin + _TILE)
+            (self if which is None else self.take(which[tile]))._encrypt(values[tile])
+        limits = self.n if which is None else self.n[which]
+        outside = np.flatnonzero(values >= limits)
         while outside.size:
             again = values[outside]
-            self._encrypt(again)
+            own = self if which is None else self.take(which[outside])
+            own._encrypt(again)
             values[outside] = again
-            outside = outside[again >= self.n]
+            outside = outside[again >= own.n]
 
     def _encrypt(self, values: npt.NDArray[np.uint64]) -> None:
         columns = np.uint64(1) << self.low_bits
@@ -140,8 +206,8 @@ class _Feistel:
 
 def _shift_of(
     half: npt.NDArray[np.uint64],
-    key: np.uint64,
-    limit: np.uint64,
+    key: Any,
+    limit: Any,
     out: npt.NDArray[np.uint64],
     scratch: npt.NDArray[np.uint64],
 ) -> None:
@@ -159,7 +225,7 @@ def _shift_of(
 def _add_modulo(
     half: npt.NDArray[np.uint64],
     shift: npt.NDArray[np.uint64],
-    limit: np.uint64,
+    limit: Any,
     scratch: npt.NDArray[np.uint64],
 ) -> None:
     """Add in ``Z_limit``: below ``limit`` the subtraction wraps around, and the sum is smaller."""

@@ -10,6 +10,9 @@ from ``start``. What G does not divide is the tail::
     pad="mark"      the same, and ``valid`` is False where a row is such padding
     pad=False       one more step of slices as equal as can be, each position on exactly one
                     rank; a rank may have a row less than another, or none and so a step less
+
+Of an order of L lanes, position p is of lane ``L - 1 - p % L``, and a global batch, tail and padding included, lies
+lane by lane before it is cut into slices.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ class Plan:
         pad: What to do about ranks that have less of the tail (table above).
         start: Positions already delivered, on all ranks together; steps count from there.
         unit: Positions that belong together: the tail is divided by whole units, if batches are.
+        num_lanes: Of an order of lanes.
 
     Raises:
         ValueError: An argument is out of range.
@@ -60,6 +64,7 @@ class Plan:
     pad: Pad = True
     start: int = 0
     unit: int = 1
+    num_lanes: int = 1
 
     def __post_init__(self) -> None:
         whole_number("length", self.length, at_least=0)
@@ -121,13 +126,47 @@ class Plan:
             return self.full_steps(step, 1)[0], self._valid(np.ones(self.batch_size, np.bool_))
         begin, size = self._tail
         reach = np.arange(begin, begin + size)
+        if self.num_lanes > 1:
+            reach = self._tail_by_lanes()[begin - self._tail_begin :][:size]
         return reach % self.length, self._valid(reach < self.length)
 
     def full_steps(self, first: int, num: int) -> Int64s:
         """Return ``(num, batch_size)`` positions: full steps ``first``, ``first + 1``, ..."""
-        begin = self.start + self.rank * self.batch_size
         steps = np.arange(first, first + num, dtype=np.int64) * self.global_batch_size
-        return (begin + steps)[:, None] + np.arange(self.batch_size, dtype=np.int64)
+        steps += self.start
+        slots = np.arange(self.batch_size, dtype=np.int64) + self.rank * self.batch_size
+        if self.num_lanes == 1:
+            return steps[:, None] + slots
+        phases, which = np.unique(steps % self.num_lanes, return_inverse=True)
+        return steps[:, None] + self._lane_by_lane(phases, slots)[which]
+
+    def _lane_by_lane(self, phases: Int64s, slots: Int64s) -> Int64s:
+        """Return how far behind its begin a global batch has what comes at some slots of it, lane by lane.
+
+        Args:
+            phases: The begins of batches, modulo the number of lanes: ``(K,)``; the result is ``(K, slots)``.
+            slots: Places in such a batch, ascending.
+        """
+        lanes, size = np.arange(self.num_lanes, dtype=np.int64), self.global_batch_size
+        firsts = (-1 - lanes - phases[:, None]) % self.num_lanes  # of each lane in the batch
+        counts = np.maximum(size - firsts + self.num_lanes - 1, 0) // self.num_lanes
+        ends = np.cumsum(counts, axis=1)
+        rows = np.arange(len(phases), dtype=np.int64)[:, None] * size
+        found = np.searchsorted((ends + rows).ravel(), (slots + rows).ravel(), "right")
+        inside = (slots + rows).ravel() - (ends - counts + rows).ravel()[found]
+        behind: Int64s = firsts.ravel()[found] + inside * self.num_lanes
+        return behind.reshape(len(phases), -1)
+
+    def _tail_by_lanes(self) -> Int64s:
+        """Return the positions of the tail on all ranks, lane by lane; padding lies beyond ``length``."""
+        last = replace(self, rank=self.world_size - 1)._tail
+        reach = np.arange(self._tail_begin, max(self.length, sum(last)))
+        lanes = self.num_lanes - 1 - reach % self.length % self.num_lanes
+        return reach[np.argsort(lanes, kind="stable")]
+
+    @property
+    def _tail_begin(self) -> int:
+        return self.length - (self.length - self.start) % self.global_batch_size
 
     def _valid(self, real: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_] | None:
         return real if self.pad == "mark" else None
@@ -135,8 +174,8 @@ class Plan:
     @property
     def _tail(self) -> tuple[int, int]:
         """Begin and size of this rank's slice of the tail; padding lies beyond ``length``."""
-        tail = (self.length - self.start) % self.global_batch_size
-        begin = self.length - tail
+        begin = self._tail_begin
+        tail = self.length - begin
         if self.drop_last:
             return begin, 0
         num_units = -(-tail // self.unit)

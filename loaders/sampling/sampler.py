@@ -131,7 +131,8 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         starts = None if batch_size is None else batch_starts(self.order, self.epoch)
         if starts is not None:
             return BatchPlan(length, size, *rest, starts=starts)
-        return Plan(length, size, *rest, getattr(self.order, "unit", 1))
+        unit, num_lanes = getattr(self.order, "unit", 1), getattr(self.order, "num_lanes", 1)
+        return Plan(length, size, *rest, unit, num_lanes)
 
     def go_on(self, make_plan: Callable[[], Plan] | None = None) -> Plan:
         """Go to the next epoch if nothing is left of this one, and return the plan to follow."""

@@ -18,7 +18,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB, picture_size, pixels_within
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import cast_exactly
 from loaders.columns import Column, FixedColumn, var_column
-from loaders.data.store import Store
+from loaders.data.store import Origins, Store
 from loaders.data.view import View
 from loaders.datasets.base import check_stored
 from loaders.datasets.memory.loading import (
@@ -143,10 +143,11 @@ class RAMDataset(ResidentDataset):
             if any(has_halves(field) for field in fields.values()):  # else they are pixels by now
                 settings["scale"] = like.scale
         stored = tuple(name for name in shown if name in fields)
+        origins = None if like is None else Origins.of_samples(like.view.origins())
         PackedDataset.__init__(
             self,
             View(
-                Store([shard], take=take_rows),
+                Store([shard], take=take_rows, origins=origins),
                 Schema(fields, stored),
                 fingerprint=fingerprint,
                 path=shard.path,

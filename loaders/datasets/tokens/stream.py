@@ -95,6 +95,12 @@ class TokenStream:
     def __len__(self) -> int:
         return self.num_tokens
 
+    @property
+    def shard_ends(self) -> Indices:
+        """The position behind the last token of each shard that the rows were packed in."""
+        ends = self._store.origins.ends
+        return np.append(self._row_starts, self.num_tokens)[ends]
+
     @cached_property
     def document_ends(self) -> Indices:
         """Positions behind each document, ascending; the last one is ``num_tokens``."""

@@ -313,6 +313,19 @@ class TokenWindows(BatchDataset):
         self._open_streams()
         self._make_plan()
 
+    def by_shard(self) -> tuple[Indices, None]:
+        """Return how many windows begin in each shard: they lie in the order of these.
+
+        Raises:
+            ValueError: ``by="document"`` puts documents of any shards together.
+        """
+        if self.by == "document":
+            what = "windows of by='document' have documents of any shards"
+            raise ValueError(f"{what}, and no shard of their own: take by='stream'")
+        before = -(-(self.stream.shard_ends - self.span[0]) // self.stride)
+        sizes = np.diff(before.clip(0, len(self)), prepend=0)
+        return sizes[sizes > 0], None
+
     # -- samples -----------------------------------------------------------------------------------
 
     def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:

@@ -1,0 +1,222 @@
+"""A shuffle within fixed lanes of shards: each node of a training needs its own part of the shards only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from loaders.cached import cached_property
+from loaders.checks import shown, whole_number
+from loaders.rng import hash64
+from loaders.sampling.derived import Derived, digest, frozen_copy
+from loaders.sampling.order import DEAL, LANE_WINDOWS, PIECES, keep_count, order_key
+from loaders.sampling.permutation import Permutations, check_positions, permute
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
+
+_MAX_LANES, _SHARDS_PER_LANE = 64, 4
+_MAX_CLIMB = 4  # comparisons, that cost less than a binary search
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes(Derived):
+    """Each sample once, in an order of which a node reads its own lanes only: for remote data, and many nodes.
+
+    The shards are put in an order that the seed draws, and their samples, end to end, are cut into ``num_lanes`` lanes
+    of equal length (give or take a sample). This deal is the same in every epoch. An epoch shuffles the shards of each
+    lane, then the samples of each ``window`` consecutive shards of it.
+
+    Lanes give samples in turns: after n samples of an epoch lane c has given ``(n + c) // num_lanes``, so any batch
+    size and any number of ranks goes on exactly. Within a global batch samples lie lane by lane, and ranks take
+    consecutive slices of it. Where ``num_lanes`` divides the global batch, and the number of nodes divides
+    ``num_lanes``, each node therefore takes whole lanes: its share of the samples, from the same shards in every epoch,
+    of which it shares at most one at either end with another node. Any other numbers are right, too, and read more.
+
+    Quality: a global batch mixes ``num_lanes * window`` shards. A rank's own batch mixes those of its lanes: samples of
+    other lanes never meet there, which gradients that are averaged over ranks do not see (batch statistics that are
+    not synchronized do).
+
+    Args:
+        shards: A dataset of this package, or the number of samples of each shard, in order.
+        seed: Selects the deal and the shuffles.
+        num_lanes: Default: the largest power of two, up to 64, that leaves each lane four shards.
+        window: Shards of a lane that are mixed with each other.
+        members: The samples shard by shard, where they do not lie so; of a dataset it is known.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: The dataset has no shards.
+
+    Example:
+        >>> order = Lanes([4, 4, 4, 4], num_lanes=2)
+        >>> batches = order.at(0, np.arange(16))[0].reshape(4, 4)
+        >>> [len(set(lane.ravel() // 4)) for lane in (batches[:, ::2], batches[:, 1::2])]
+        [2, 2]
+    """
+
+    shards: Any
+    seed: int = 0
+    num_lanes: Any = None
+    window: int = 2
+    members: npt.ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        sizes, members = _shards_of(self.shards, self.members)
+        if sizes.size and (sizes.dtype.kind not in "iu" or sizes.min() < 0):
+            raise ValueError(f"shards must be numbers of samples, got {shown(self.shards)}")
+        if members is not None and len(members) != sizes.sum():
+            raise ValueError(f"shards have {sizes.sum()} samples, members are {len(members)}")
+        object.__setattr__(self, "shards", sizes.astype(np.int64))
+        object.__setattr__(self, "members", members)
+        whole_number("seed", self.seed)
+        keep_count(self, "window", at_least=1)
+        if self.num_lanes is None:
+            object.__setattr__(self, "num_lanes", default_lanes(int(np.count_nonzero(sizes))))
+        keep_count(self, "num_lanes", at_least=1, below=1 << 16)
+        whole_number("the number of samples", self.length, below=1 << 53)
+
+    def __repr__(self) -> str:
+        what = f"{len(self.shards)} shards, seed={self.seed}, num_lanes={self.num_lanes}"
+        return f"Lanes({what}, window={self.window})"
+
+    @cached_property
+    def length(self) -> int:
+        """Positions in one epoch."""
+        return int(self.shards.sum())
+
+    def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
+        """Return the indices at these positions of an epoch, and their draws."""
+        check_positions(positions, self.length)
+        if not positions.size:
+            return positions, None
+        turns, which = np.divmod(positions.ravel(), self.num_lanes)
+        slots = self._turn_begins[which] + turns
+        layout = self._once(epoch, self._lay_out)
+        low, most = self._nearby(layout, int(turns.min()), int(turns.max()))
+        windows = _first_above(layout.window_ends, slots, low[which], most)
+        begins = layout.window_begins[windows]
+        slots = layout.permutations.at(windows, slots - begins) + begins
+        first = layout.first_pieces[windows]
+        places = slots + layout.shifts[_first_above(layout.ends, slots, first, self.window - 1)]
+        indices = places if self.members is None else np.asarray(self.members)[places]
+        return indices.reshape(positions.shape), None
+
+    def describe(self) -> dict[str, int | str]:
+        """Return what makes this order, in primitives."""
+        shape = {"num_lanes": self.num_lanes, "window": self.window, "shards": self._digest}
+        return {"kind": "lanes", "length": self.length, "seed": int(self.seed), **shape}
+
+    @cached_property
+    def _digest(self) -> str:
+        members = None if self.members is None else digest(np.asarray(self.members))
+        return digest(self.shards) if members is None else f"{digest(self.shards)} {members}"
+
+    @cached_property
+    def _turn_begins(self) -> Int64s:
+        """Where the lane begins, among all slots, whose turn it is at each position modulo ``num_lanes``."""
+        ends = lane_ends(self.length, self.num_lanes)
+        return np.concatenate([np.zeros(1, np.int64), ends[:-1]])[::-1].copy()
+
+    def _nearby(self, layout: _Layout, first: int, last: int) -> tuple[Int64s, int]:
+        """Return the window of each lane at the first of some turns, and how many more the last ones are, at most."""
+        slots = np.minimum(self._turn_begins + np.array([[first], [last]]), self.length - 1)
+        low, high = np.searchsorted(layout.window_ends, slots, "right")
+        return low, int((high - low).max())
+
+    @cached_property
+    def deal(self) -> Deal:
+        """Which piece of which shard belongs to which lane, in every epoch."""
+        num = len(self.shards)
+        dealt = permute(np.arange(num), num, order_key(self.seed, 0, DEAL))
+        shard_ends = np.cumsum(self.shards[dealt])
+        ends_of_lanes = lane_ends(self.length, self.num_lanes)
+        cuts = np.unique(np.concatenate([np.zeros(1, np.int64), shard_ends, ends_of_lanes]))
+        begins, sizes = cuts[:-1], np.diff(cuts)
+        places = np.searchsorted(shard_ends, begins, "right")
+        shards = dealt[places]
+        inside = begins - (shard_ends - self.shards[dealt])[places]
+        first = (np.cumsum(self.shards) - self.shards)[shards] + inside
+        return Deal(np.searchsorted(ends_of_lanes, begins, "right"), shards, first, sizes)
+
+    def _lay_out(self, epoch: int) -> _Layout:
+        lanes, _, firsts, sizes = self.deal
+        by_chance = hash64(order_key(self.seed, epoch, PIECES), np.arange(len(lanes)))
+        mixed = np.lexsort((by_chance, lanes))  # lanes ascend, and still do
+        ends = np.cumsum(sizes[mixed])
+        begins = ends - sizes[mixed]
+        numbers = np.arange(len(lanes)) - np.searchsorted(lanes, lanes)  # in its lane
+        first_pieces = np.flatnonzero(numbers % self.window == 0)
+        window_begins = begins[first_pieces]
+        window_ends = np.append(window_begins[1:], self.length)
+        keys = hash64(order_key(self.seed, epoch, LANE_WINDOWS), np.arange(len(window_begins)))
+        permutations = Permutations(window_ends - window_begins, keys)
+        pieces = ends, firsts[mixed] - begins
+        return _Layout(*pieces, window_begins, window_ends, first_pieces, permutations)
+
+
+class Deal(NamedTuple):
+    """Pieces of shards, lane by lane: a shard is one, or cut in several at the borders of lanes.
+
+    Attributes:
+        lanes: The lane of each piece, ascending.
+        shards: The shard that it is of, counted as they were given.
+        firsts: Its first sample, counted shard by shard.
+        sizes: Its samples.
+    """
+
+    lanes: Int64s
+    shards: Int64s
+    firsts: Int64s
+    sizes: Int64s
+
+
+class _Layout(NamedTuple):
+    """One epoch: slots are its samples lane by lane, shuffled by pieces."""
+
+    ends: Int64s  # of the pieces, in slots
+    shifts: Int64s  # from the slots of each piece to its samples, counted shard by shard
+    window_begins: Int64s  # in slots
+    window_ends: Int64s
+    first_pieces: Int64s  # of the windows
+    permutations: Permutations  # of the windows
+
+
+def _first_above(ends: Int64s, values: Int64s, low: Int64s, most: int) -> Int64s:
+    """Return the number of the first end above each value: ``low``, which is overwritten, or up to ``most`` more."""
+    if most > _MAX_CLIMB:
+        return np.searchsorted(ends, values, "right")
+    for _ in range(most):
+        low += values >= ends[low]
+    return low
+
+
+def default_lanes(num_shards: int) -> int:
+    """Return the largest power of two, up to 64, that leaves each lane four shards; at least 1.
+
+    Example:
+        >>> [default_lanes(num) for num in (1, 7, 8, 100, 10_000)]
+        [1, 1, 2, 16, 64]
+    """
+    return min(_MAX_LANES, 1 << max(num_shards // _SHARDS_PER_LANE, 1).bit_length() - 1)
+
+
+def lane_ends(length: int, num_lanes: int) -> Int64s:
+    """Return where each lane ends when lanes lie one after the other: their lengths differ by one at most."""
+    return np.cumsum((length + np.arange(num_lanes, dtype=np.int64)) // num_lanes)
+
+
+def _shards_of(shards: Any, members: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    by_shard = getattr(shards, "by_shard", None)
+    if by_shard is not None:
+        return by_shard()  # type: ignore[no-any-return]
+    if not isinstance(shards, Sequence) and not hasattr(shards, "__array__"):
+        what = "lanes are made of the shards of a packed dataset"
+        raise TypeError(f"{what}, got {shown(shards)}: shuffle=True and 'block' need none")
+    sizes = frozen_copy(shards, "shards", "[1000, 1000, 731]")
+    return sizes, None if members is None else frozen_copy(members, "members")
