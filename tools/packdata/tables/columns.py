@@ -20,7 +20,6 @@ from packdata.describe import describe_field
 from packdata.moments import Moments
 from packdata.rows import standardized
 from packdata.tables.notes import notes_on
-from packdata.tables.scan import known_texts
 from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
@@ -256,7 +255,7 @@ def rejects_rows(plan: ColumnPlan, scan: Scan) -> bool:
     for target in plan.targets:
         column = columns[target.column]
         if target.how == "label":
-            is_bad = sum(known_texts(column).values()) < scan.num_rows
+            is_bad = sum(column.known_texts.values()) < scan.num_rows
         else:
             most = float(np.finfo(plan.schema.fields[target.field].dtype).max)
             is_bad = _is_bad(column, target.how, True, most)
@@ -365,7 +364,7 @@ def _target(name: str, role: str, column: ColumnScan) -> TargetColumn:
     if role != "text":
         how = {"date": "days", "time": "hour of time"}.get(role, role)
         return TargetColumn(field_name(name), name, how)
-    return TargetColumn(field_name(name), name, "label", _sorted_classes(known_texts(column)))
+    return TargetColumn(field_name(name), name, "label", _sorted_classes(column.known_texts))
 
 
 def _sorted_classes(names: Mapping[str, int]) -> tuple[str, ...]:
@@ -449,7 +448,7 @@ def _moments(column: ColumnScan, how: str) -> Moments:
     if how != "flag":
         return column.moments[_MOMENTS.get(how, how)]
     moments = Moments()
-    for text, count in known_texts(column).items():
+    for text, count in column.known_texts.items():
         flag = float(text.strip().lower() == "true")
         moments.add(Moments(count, flag, 0.0, flag, flag))
     return moments
@@ -503,7 +502,7 @@ def _check_rows(
     most = float(np.finfo("float64" if options.dtype == "float64" else "float32").max)
     for name in options.target:
         column, role = scan.columns[name], roles[name]
-        known = sum(known_texts(column).values()) if role == "text" else scan.num_rows
+        known = sum(column.known_texts.values()) if role == "text" else scan.num_rows
         if not column.other and (
             known < scan.num_rows or (role != "text" and _is_bad(column, role, True, most))
         ):
@@ -529,7 +528,7 @@ def _check_range(features: Features, source: Path | str, problems: _Problems) ->
 
 
 def _categories(names: Sequence[str], scan: Scan) -> Categories:
-    vocabularies = tuple(_by_count(known_texts(scan.columns[name])) for name in names)
+    vocabularies = tuple(_by_count(scan.columns[name].known_texts) for name in names)
     largest = max(map(len, vocabularies))
     dtype = next(t for t in ("uint8", "uint16", "uint32") if largest <= np.iinfo(t).max)
     return Categories(dtype=dtype, columns=tuple(names), vocabularies=vocabularies)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -23,8 +22,18 @@ from loaders.checks import as_list
 from loaders.errors import SchemaError, SourceError
 from packdata.readers import UTF8_HINT, csv_rows, encoding_hint
 from packdata.tables import parts
-from packdata.tables.parts import GUESSED, Kind, Part, Rows, read_bytes
-from packdata.tables.values import NO_VALUES, combined, groups_of_texts, without_words
+from packdata.tables.parts import Kind, Part, Rows, read_bytes
+from packdata.tables.values import (
+    GROUPS,
+    GUESSED,
+    NO_VALUES,
+    are_zoned,
+    combined,
+    count_codes,
+    group_of,
+    groups_of_texts,
+    without_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +45,9 @@ _BOM = b"\xef\xbb\xbf"
 _HEAD_BYTES = 1 << 20
 _LOOK_BYTES = 1 << 16
 _ZEROS = re.compile(rb"[+-]?0[0-9]")
+_ZERO, _STOP, _BLOCK = ord("0"), ord("."), 1 << 16
+_IS_SIGN, _IS_BLANK = (np.isin(np.arange(256), [*chars]) for chars in (b"+-", b" \t\f"))
+_WORDS = pa.dictionary(pa.int32(), pa.string())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,47 +196,57 @@ class DelimitedFile:
         """Parse a piece into texts."""
         data = read_bytes(self.path, part.start, part.stop)
         names = list(self.columns if columns is None else columns)
-        numbers = [n for n in names if kinds.get(n, "number") == "number" and n in self._numbers]
-        try:
-            table = self._parse(data, names, numbers)
-        except pa.ArrowInvalid:
-            table = None
-        if table is None and numbers:  # one is none: as texts, all can be looked at
-            numbers = []
-            with suppress(pa.ArrowInvalid):
-                table = self._parse(data, names, [])
+        types = {
+            name: kind
+            for name, kind in self._types.items()
+            if name in names and kinds.get(name) in (None, group_of(kind))
+        }
+        table = self._parsed(data, names, types)
+        if table is None and types:  # one is something else: as texts, all can be looked at
+            table = self._parsed(data, names, types := {})
         if table is None:  # rows of more or less cells, or text that is not UTF-8
             yield self._by_hand(data, part.line, names)
-        else:
-            doubtful = [name for name in numbers if name not in kinds]
-            table = self._respelled(data, table, doubtful)
-            yield Rows(without_words(table, self._missing), partial(self._line_of, part))
+            return
+        doubtful = [name for name in types if name not in kinds]
+        table = self._respelled(data, without_words(table, self._missing), doubtful)
+        written = _Written(self, part)
+        yield Rows(table, written.line, cell=written.cell)
 
     @cached_property
-    def _numbers(self) -> frozenset[str]:
-        """Return the columns that seem to hold numbers: Arrow parses those at once as what they are."""
+    def _types(self) -> dict[str, pa.DataType]:
+        """Return the columns that seem to hold numbers or dates: Arrow parses those at once as what they are."""
         data = read_bytes(self.path, self._begin, min(self._begin + _LOOK_BYTES, self._size))
         data = data[: last_record_end(data, ord(self.delimiter)) or len(data)]
         names = [name for name in self.columns if self.columns.count(name) == 1]
-        try:
-            table = self._parse(data, names, [])
-        except pa.ArrowInvalid:
-            return frozenset()
-        return frozenset(n for n in names if _are_numbers(table[n]))
+        table = self._parsed(data, names, {})
+        found = {} if table is None else {name: type_of_texts(table[name]) for name in names}
+        return {name: kind for name, kind in found.items() if kind is not None}
 
     def _respelled(self, data: bytes, table: pa.Table, doubtful: list[str]) -> pa.Table:
-        """Return a table with the texts of numbers that may be none: where all are NA, or some begin with zeros."""
-        if not _may_have_zeros(data, ord(self.delimiter)):
-            doubtful = [name for name in doubtful if table[name].null_count == len(table)]
-        if doubtful:
-            texts = self._parse(data, doubtful, [])
-            for name in doubtful:
+        """Return a table with the texts of what may be none: where all are NA, or numbers begin with zeros."""
+        empty = [name for name in doubtful if table[name].null_count == len(table)]
+        numbers = [name for name in doubtful if pa.types.is_floating(table[name].type)]
+        if numbers and (found := _count_zeros(data, ord(self.delimiter))):
+            texts = [column for column in table.columns if pa.types.is_dictionary(column.type)]
+            if found != sum(count_codes(combined(column)) for column in texts):
+                empty = list(dict.fromkeys([*empty, *numbers]))
+        if empty:
+            texts = without_words(self._parse(data, empty, {}), self._missing)
+            for name in empty:
                 table = table.set_column(table.column_names.index(name), name, texts[name])
         return table
 
-    def _parse(self, data: bytes, names: list[str], numbers: list[str]) -> pa.Table:
+    def _parsed(
+        self, data: bytes, names: list[str], types: Mapping[str, pa.DataType]
+    ) -> pa.Table | None:
+        """Let Arrow parse; None where it refuses a row or value."""
+        try:
+            return self._parse(data, names, types)
+        except pa.ArrowInvalid:
+            return None
+
+    def _parse(self, data: bytes, names: list[str], types: Mapping[str, pa.DataType]) -> pa.Table:
         unlike = [name if name in names else f"{i}\0" for i, name in enumerate(self.columns)]
-        types = dict.fromkeys(names, pa.string()) | dict.fromkeys(numbers, pa.float64())
         return pa.csv.read_csv(
             pa.BufferReader(data),
             read_options=pa.csv.ReadOptions(
@@ -232,7 +254,7 @@ class DelimitedFile:
             ),
             parse_options=pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             convert_options=pa.csv.ConvertOptions(
-                column_types=types,
+                column_types={**dict.fromkeys(names, _WORDS), **types},
                 include_columns=names,
                 null_values=["", *NO_VALUES, *self._missing],
                 strings_can_be_null=False,  # NA is a country, and Null a name
@@ -271,28 +293,59 @@ class DelimitedFile:
                     return f"column {name!r} is not UTF-8 ({shown!r}). {UTF8_HINT}"
         return ""
 
-    def _line_of(self, part: Part, row: int) -> int:
-        """Return the line on which a row of a part begins: the part is read once more."""
-        return self._rows(read_bytes(self.path, part.start, part.stop), part.line)[row][0]
+
+class _Written:
+    """The rows of a part as they are written: it is read once more, when somebody asks."""
+
+    def __init__(self, file: DelimitedFile, part: Part) -> None:
+        self._file, self._part = file, part
+
+    @cached_property
+    def _rows(self) -> list[tuple[int, int, list[str]]]:
+        part = self._part
+        return self._file._rows(read_bytes(self._file.path, part.start, part.stop), part.line)
+
+    def line(self, row: int) -> int:
+        """Return the line on which a row begins."""
+        return self._rows[row][0]
+
+    def cell(self, row: int, column: str) -> str:
+        """Return what is written in a row."""
+        return self._rows[row][2][self._file.columns.index(column)]
 
 
-def _are_numbers(texts: pa.ChunkedArray) -> bool:
-    groups = groups_of_texts(combined(texts))
-    return "number" in groups and set(groups.tolist()) <= {"number", None}
-
-
-def _may_have_zeros(data: bytes, delimiter: int) -> bool:
-    """Tell whether a cell may begin with a 0 and another digit, behind a sign or not."""
-    codes = np.frombuffer(data, np.uint8)
-    before, at, after = codes[:-2], codes[1:-1], codes[2:]
-    # Of the signs below a full stop, comma, quote, blank, line end, plus and minus matter.
-    found = (at == ord("0")) & ((before < ord(".")) | (before == delimiter)) & (after - 48 < 10)
-    rows = np.flatnonzero(found)
-    signed = (codes[rows] == ord("-")) | (codes[rows] == ord("+"))
-    opening = np.isin(
-        codes[rows - 1], np.array([delimiter, _QUOTE, ord(" "), *_LINE_ENDS], np.uint8)
+def type_of_texts(column: pa.ChunkedArray) -> pa.DataType | None:
+    """Return the type as which some texts can be read: all numbers, or dates with or without a zone."""
+    words = combined(column).dictionary
+    groups = {GROUPS[code] for code in groups_of_texts(words)} - {None}
+    if groups == {"number"}:
+        return pa.float64()
+    if groups != {"date"}:
+        return None
+    zoned = are_zoned(words)
+    return (
+        pa.timestamp("us", "UTC" if zoned.all() else None)
+        if zoned.all() or not zoned.any()
+        else None
     )
-    return bool(_ZEROS.match(data) or (~signed | opening).any())
+
+
+def _count_zeros(data: bytes, delimiter: int) -> int:
+    """Return how many cells begin with a 0 and another digit, behind blanks or a sign or not; or more than that."""
+    codes = np.frombuffer(data, np.uint8)
+    found = [np.zeros(1 if _ZEROS.match(data) else 0, np.int64)]
+    for start in range(0, len(codes) - 2, _BLOCK):  # small enough to stay in the cache
+        before, at, after = (codes[start + i : len(codes) - 2 + i][:_BLOCK] for i in range(3))
+        is_zero = (after - _ZERO) < 10
+        is_zero &= at == _ZERO
+        is_zero &= (before < _STOP) | (before == delimiter)
+        found.append(np.flatnonzero(is_zero) + start)
+    places = np.concatenate(found)
+    opening = np.zeros(256, bool)
+    opening[[delimiter, _QUOTE, *_LINE_ENDS]] = True
+    for is_passed in (_IS_SIGN, _IS_BLANK):  # to the left of the zero
+        places = places - (is_passed[codes[places]] & (places > 0))
+    return int((opening | _IS_BLANK)[codes[places]].sum()) + int((places == 0).sum())
 
 
 def first_record_end(data: bytes, delimiter: int) -> int:

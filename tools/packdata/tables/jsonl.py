@@ -15,14 +15,17 @@ import pyarrow.json
 from loaders.errors import SourceError
 from packdata.readers import encoding_hint, is_nested_deep, json_object
 from packdata.tables import parts
-from packdata.tables.parts import DATES, Kind, Part, Rows, read_bytes, some_of
-from packdata.tables.values import NO_VALUES, as_text, without_words
+from packdata.tables.parts import Kind, Part, Rows, read_bytes, some_of
+from packdata.tables.values import DATES, GROUPS, NO_VALUES, Codes, as_text, without_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-_KINDS = ((bool, "flag"), (int, "number"), (float, "number"), (str, "text"))
+_KINDS = [
+    (python, GROUPS.index(group))
+    for python, group in ((bool, "flag"), (int, "number"), (float, "number"), (str, "text"))
+]
 
 
 class JsonLinesFile:
@@ -150,12 +153,12 @@ def _column(values: list[Any], kind: Kind | None) -> pa.Array:
     return _texts(values)
 
 
-def _kinds(values: list[Any]) -> Any:
-    """Return the kind of each value; None for those that say nothing, where they stand among others."""
-    found = np.full(len(values), None, object)
+def _kinds(values: list[Any]) -> Codes:
+    """Return the kind of each value, as its place in ``GROUPS``; None for those that say nothing."""
+    found = np.zeros(len(values), np.int8)
     for i, value in enumerate(values):
         if value is not None and value not in NO_VALUES:
-            found[i] = next(kind for python, kind in _KINDS if isinstance(value, python))
+            found[i] = next(code for python, code in _KINDS if isinstance(value, python))
     return found
 
 

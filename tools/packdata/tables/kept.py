@@ -57,7 +57,7 @@ class KeptColumns:
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         data = sink.getvalue()
-        about = Rows(table.schema.empty_table(), rows.line, rows.bad)
+        about = Rows(table.schema.empty_table(), rows.line, rows.bad, cell=rows.cell)
         with self._lock:
             start, self._end = self._end, self._end + -(-len(data) // 64) * 64
         try:
@@ -79,7 +79,8 @@ class KeptColumns:
         if not all(_fits(schema, name, kinds.get(name)) for name in columns):
             return None
         with pa.ipc.open_stream(os.pread(self._fd, size, start)) as reader:
-            return Rows(reader.read_all().select(list(columns)), about.line, about.bad)
+            table = reader.read_all().select(list(columns))
+            return Rows(table, about.line, about.bad, cell=about.cell)
 
 
 def _fits(schema: pa.Schema, name: str, kind: Kind | None) -> bool:

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from packdata.describe import counted
 from packdata.rows import standardized
-from packdata.tables.scan import known_texts
-from packdata.tables.values import NO_VALUES, groups_of_texts, in_words
+from packdata.tables.values import GROUPS, NO_VALUES, groups_of_texts, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -140,7 +139,7 @@ def _zones(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
 
 def _missing_words(names: Sequence[str], scan: Scan) -> Iterator[str]:
     """Say which texts would be missing values, if they stood among numbers."""
-    texts = {name: known_texts(scan.columns[name]) for name in names}
+    texts = {name: scan.columns[name].known_texts for name in names}
     found = [
         f"{name} has " + ", ".join(f"{word!r} ({counts[word]:,})" for word in words)
         for name, counts in texts.items()
@@ -168,8 +167,8 @@ def header_notes(columns: Sequence[str], scan: Scan) -> Iterator[str]:
     """
     if not columns:
         return
-    groups = groups_of_texts(pa.array(columns, pa.string())).tolist()
-    values = {name: known_texts(scan.columns[name]) for name in columns if name in scan.columns}
+    groups = [GROUPS[code] for code in groups_of_texts(pa.array(columns, pa.string()))]
+    values = {name: scan.columns[name].known_texts for name in columns if name in scan.columns}
     looks = [
         group != "text" or name in values.get(name, ())
         for name, group in zip(columns, groups, strict=True)
@@ -186,7 +185,7 @@ def _is_no_name(name: str, group: str | None) -> bool:
 
 def _signed_numbers(names: Sequence[str], scan: Scan) -> Iterator[str]:
     """Say which texts would be numbers, if they were written otherwise."""
-    shown = {name: _signed_number(known_texts(scan.columns[name])) for name in names}
+    shown = {name: _signed_number(scan.columns[name].known_texts) for name in names}
     found = [f"{name} ({text!r})" for name, text in shown.items() if text is not None]
     if found:
         rule = "a number has a decimal point, and no ',', '%' or sign of a currency"
@@ -198,7 +197,7 @@ def _signed_number(counts: Mapping[str, int]) -> str | None:
     texts = pa.array(list(counts), pa.string())
     signed = texts.filter(pc.match_substring_regex(texts, _SIGNS))
     plain = pc.replace_substring_regex(signed, _SIGNS, "")
-    is_number = groups_of_texts(plain) == "number"
+    is_number = groups_of_texts(plain) == GROUPS.index("number")
     if 2 * is_number.sum() <= len(texts):
         return None
     return str(signed[int(is_number.argmax())].as_py())

@@ -12,21 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import pyarrow as pa
 
 from loaders.errors import SourceError
+from packdata.tables.values import GUESSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import numpy as np
-    import numpy.typing as npt
+    from packdata.tables.values import Codes
 
 Kind = Literal["number", "flag", "date", "time", "text"]  # what a column is read as
 PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for many workers
 MAX_ROW_BYTES = 64 << 20
-GUESSED = frozenset(
-    ("number", "flag", "date", "time")
-)  # what a text may be where nothing says what it is
-DATES = frozenset(("date", "time"))  # of which JSON has none but as texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +50,15 @@ class Rows:
         table: The columns that were asked for.
         line: Says at which line or row of the file a row of the table stands.
         bad: Lines that were left out, and why.
-        mixed: Of columns of JSON with values of several kinds: the kind of each, None where it depends on the others.
+        cell: Says how a value is written there, where that is not what the table shows.
+        mixed: Of columns of JSON with values of several kinds: the kind of each, as its place in ``GROUPS``.
     """
 
     table: pa.Table
     line: Callable[[int], int]
     bad: Sequence[tuple[int, str]] = ()
-    mixed: Mapping[str, npt.NDArray[np.object_]] = field(default_factory=dict)
+    mixed: Mapping[str, Codes] = field(default_factory=dict)
+    cell: Callable[[int, str], str] | None = None
 
 
 class TableFile(Protocol):

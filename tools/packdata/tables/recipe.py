@@ -18,6 +18,7 @@ from packdata.tables.columns import CATEGORIES, FEATURES, MISSING
 from packdata.tables.parts import Rows
 from packdata.tables.scan import place
 from packdata.tables.values import (
+    Dates,
     Flags,
     Floats,
     Group,
@@ -27,7 +28,7 @@ from packdata.tables.values import (
     group_of,
     has_value,
     numbers,
-    part_of_date,
+    plain,
     shown,
     why_other,
 )
@@ -164,14 +165,14 @@ class TablesRecipe(Recipe):
         features = self.columns.features
         assert features is not None
         out = np.empty((len(table), len(features.columns)), features.dtype)
-        mask = np.zeros(out.shape, bool)
+        mask = np.zeros(out.shape if self.columns.missing_mask else (0, 0), bool)
         for i, (column, how) in enumerate(features.sources):
             values, missing = table.numbers(column, how), table.missing(column, how)
             table.note_bad(f"column {column!r}", column, how, wrong)
-            table.note_infinite(
-                f"column {column!r} is infinite", column, how, np.isinf(values), wrong
-            )
-            mask[:, i] = missing
+            infinite = f"column {column!r} is infinite"
+            table.note_infinite(infinite, column, how, np.isinf(values), wrong)
+            if self.columns.missing_mask:
+                mask[:, i] = missing
             if features.missing == "error":
                 wrong.note(missing, partial("column {!r} has no value".format, column))
             elif features.missing == "mean" and missing.any():
@@ -179,9 +180,12 @@ class TablesRecipe(Recipe):
             if features.standardized:
                 values = standardized(values, features.mean[i], features.std[i])
             with np.errstate(over="ignore"):
-                out[:, i] = values
-            too_large = np.isinf(out[:, i]) & np.isfinite(values) & ~missing
+                stored = values.astype(features.dtype, copy=False)
+            out[:, i] = stored
             what = f"column {column!r} is more than {features.dtype} holds"
+            too_large = np.isinf(stored)
+            if too_large.any():
+                too_large &= np.isfinite(values) & ~missing
             table.note_infinite(what, column, how, too_large, wrong)
         return out, mask
 
@@ -226,13 +230,14 @@ class _Table:
         self._table = table
         self._arrays: dict[str, pa.Array] = {}
         self._numbers: dict[tuple[str, Group], Numbers] = {}
+        self._dates: dict[tuple[str, Group], Dates] = {}
 
     def __len__(self) -> int:
         return len(self._table)
 
     def array(self, column: str) -> pa.Array:
         if column not in self._arrays:
-            self._arrays[column] = combined(self._table[column])
+            self._arrays[column] = plain(combined(self._table[column]))
         return self._arrays[column]
 
     def _of(self, column: str, how: str) -> Numbers:
@@ -243,7 +248,12 @@ class _Table:
 
     def numbers(self, column: str, how: str) -> Floats:
         values = self._of(column, how).values
-        return values if how in ("number", "flag") else part_of_date(values, _PARTS.get(how, how))
+        if how in ("number", "flag"):
+            return values
+        key = column, _group(how)
+        if key not in self._dates:
+            self._dates[key] = Dates(values)
+        return self._dates[key].part(_PARTS.get(how, how))
 
     def missing(self, column: str, how: str) -> Flags:
         return self._of(column, how).missing

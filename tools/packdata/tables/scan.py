@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,22 +20,23 @@ from loaders.errors import SourceError
 from packdata.moments import Moments
 from packdata.pool import OrderedPool
 from packdata.tables.values import (
+    GROUPS,
     NO_VALUES,
+    Dates,
     Group,
     Numbers,
     as_text,
+    at_places,
     combined,
     group_of,
     groups_of_texts,
-    has_value,
-    lacks_value,
+    is_text,
     narrow,
     numbers,
-    part_of_date,
     plain,
-    plain_numbers,
     shown,
     why_other,
+    words_of,
 )
 
 if TYPE_CHECKING:
@@ -46,19 +48,24 @@ if TYPE_CHECKING:
     from packdata.tables.parts import Kind, Part, Rows, TableFile
 
 MAX_CATEGORIES = 1_000_000
+_FEW_WORDS = 1 << 16
 
 
 class Place(NamedTuple):
     """Where a value was seen first; its line, and how it looks, is found when somebody asks."""
 
     file: TableFile
+    column: str
     row: int
     line: Callable[[int], int]
+    cell: Callable[[int, str], str] | None
     value: pa.Array
 
     @property
     def shown(self) -> str:
         """The value, for a message."""
+        if self.cell is not None:
+            return self.cell(self.row, self.column)[:60]
         return shown(self.value, 0)
 
     @property
@@ -67,7 +74,53 @@ class Place(NamedTuple):
         return place(self.file, self.line(self.row))
 
 
-@dataclass(slots=True)
+class Words:
+    """How often each of some texts occurs, in the order in which they were first seen.
+
+    Attributes:
+        is_full: There were more than ``MAX_CATEGORIES``, and none is known any more.
+    """
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self._parts: list[tuple[pa.Array, npt.NDArray[np.int64]]] = []
+        self._size = self._joined_size = 0
+
+    def add(self, words: pa.Array, counts: npt.NDArray[np.int64]) -> None:
+        """Take texts in, each of which may be there already, and how often they occur."""
+        if len(words) and not self.is_full:
+            self._parts.append((words.cast(pa.string()), counts))
+            self._size += len(words)
+            if self._size > 2 * self._joined_size + _FEW_WORDS:
+                self.join()
+
+    def update(self, other: Words) -> None:
+        """Take in what later rows hold."""
+        self.is_full |= other.is_full
+        for words, counts in other._parts:
+            self.add(words, counts)
+
+    def join(self) -> None:
+        """Count each text once."""
+        if len(self._parts) > 1:
+            coded = pa.concat_arrays([words for words, _ in self._parts]).dictionary_encode()
+            counts = np.concatenate([counts for _, counts in self._parts])
+            total = np.bincount(coded.indices.to_numpy(), counts, len(coded.dictionary))
+            self._parts = [(coded.dictionary, total.astype(np.int64))]
+        self._size = self._joined_size = sum(len(words) for words, _ in self._parts)
+        self.is_full |= self._size > MAX_CATEGORIES
+        if self.is_full:
+            self._parts.clear()
+
+    def to_dict(self) -> dict[str, int]:
+        """Return how often each text occurs."""
+        self.join()
+        for words, counts in self._parts:
+            return dict(zip(words.to_pylist(), counts.tolist(), strict=True))
+        return {}
+
+
+@dataclass
 class ColumnScan:
     """What one column holds.
 
@@ -79,7 +132,7 @@ class ColumnScan:
             of a kind that was asked for, and ``zoned`` or ``local`` dates.
         other: Why it has no place in a row, if so.
         moments: Of the numbers, or of each part of the dates.
-        counts: How often each text occurs.
+        words: How often each text occurs.
         is_whole: True if no number has a fraction.
         has_times: True if a date has a time of day, or the column holds nothing else.
     """
@@ -89,7 +142,7 @@ class ColumnScan:
     groups: Counter[Group] = field(default_factory=Counter)
     first: dict[str, Place] = field(default_factory=dict)
     moments: dict[str, Moments] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
+    words: Words = field(default_factory=Words)
     is_whole: bool = True
     has_times: bool = False
     other: str = ""
@@ -102,18 +155,24 @@ class ColumnScan:
         self.first = other.first | self.first
         for name, moments in other.moments.items():
             self.moments.setdefault(name, Moments()).add(moments)
-        self._count(other.counts)
+        self.words.update(other.words)
         self.other = self.other or other.other
         self.is_whole &= other.is_whole
         self.has_times |= other.has_times
 
-    def _count(self, counts: Mapping[str, int]) -> None:
-        if self.other:
-            return
-        self.counts.update(counts)
-        if len(self.counts) > MAX_CATEGORIES:
-            self.other = f"it has more than {MAX_CATEGORIES:,} different texts"
-            self.counts.clear()
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """How often each text occurs, once all parts are there."""
+        return self.words.to_dict()
+
+    @cached_property
+    def known_texts(self) -> Mapping[str, int]:
+        """The same, ``NO_VALUES`` only where others are text too, or there are no others."""
+        if self.counts.keys().isdisjoint(NO_VALUES):
+            return self.counts
+        known = {text: count for text, count in self.counts.items() if text not in NO_VALUES}
+        groups = groups_of_texts(pa.array(list(known), pa.string()))
+        return self.counts if not known or GROUPS.index("text") in groups else known
 
 
 @dataclass(slots=True)
@@ -198,6 +257,10 @@ def scan_tables(
                 _join(found, each, files, on_error, progress)
     finally:
         progress.close()
+    for column in found.columns.values():
+        column.words.join()
+        if column.words.is_full and not column.other:
+            column.other = f"it has more than {MAX_CATEGORIES:,} different texts"
     return found
 
 
@@ -215,15 +278,6 @@ def _join(
     found.num_rows += part.num_rows
     found.bad += len(part.bad)
     progress.advance(found.bad, part.num_rows + len(part.bad))
-
-
-def known_texts(column: ColumnScan) -> Mapping[str, int]:
-    """Return how often each text occurs; ``NO_VALUES`` only where others are text too, or there are no others."""
-    if column.counts.keys().isdisjoint(NO_VALUES):
-        return column.counts
-    known = {text: count for text, count in column.counts.items() if text not in NO_VALUES}
-    is_text = not known or "text" in groups_of_texts(pa.array(list(known), pa.string()))
-    return column.counts if is_text else known
 
 
 def place(file: TableFile, line: int) -> str:
@@ -248,46 +302,46 @@ class _Look:
         self, name: str, rows: Rows, file: TableFile, parts_of_dates: Sequence[str]
     ) -> None:
         self.scan = ColumnScan()
-        self._rows, self._file, self._parts_of_dates = rows, file, parts_of_dates
-        self._array = combined(rows.table[name])
+        self._name, self._rows, self._file = name, rows, file
+        self._parts_of_dates = parts_of_dates
+        self._array = plain(combined(rows.table[name]))
         self._mixed = rows.mixed.get(name)
         guesses = file.guesses(name)
         self._guesses = guesses if parts_of_dates or "number" in guesses else frozenset[str]()
 
     def at(self, kind: Kind | None) -> pa.Array:
         """Take statistics of it as a kind, or as what it seems to be; return its values as that."""
-        group = group_of(self._array.type)
+        array = self._array
+        own = getattr(array.type, "value_type", array.type)
+        group = group_of(array.type)
         if group == "other":
-            self.scan.other = why_other(self._array.type)
+            self.scan.other = why_other(array.type)
         elif group is None:
-            self.scan.num_missing = len(self._array)
-            self._note("missing", self._array.is_null().to_numpy(zero_copy_only=False))
+            self.scan.num_missing = len(array)
+            self._note("missing", array.is_null().to_numpy(zero_copy_only=False))
         elif kind == "text":
-            coded = self._count(as_text(plain(self._array)))
-            if self.scan.counts:
-                self.scan.groups["text"] += sum(self.scan.counts.values())
+            coded = words_of(array if is_text(own) else as_text(array))
+            if num := int(self._count(coded).sum()):
+                self.scan.groups["text"] += num
             return coded
         elif kind is not None and kind != "flag":
-            return self._measured(numbers(self._array, kind), kind)
+            return self._measured(numbers(array, kind), kind)
         elif "flag" in (group, kind):
-            return self._look_at_texts(as_text(plain(self._array)), frozenset(("flag",)))
+            coded = words_of(array if is_text(own) else as_text(array))
+            return self._look_at_texts(coded, frozenset(("flag",)))
         elif group == "text":
-            return self._guessed()
+            return self._guessed(words_of(array))
         else:
-            return self._measured(numbers(self._array, group), group)
-        return self._array
+            return self._measured(numbers(array, group), group)
+        return array
 
-    def _guessed(self) -> pa.Array:
-        texts = plain(self._array)
-        fast = plain_numbers(texts) if "number" in self._guesses else None
-        if fast is not None:
-            return self._measured(fast, "number")
-        coded = self._look_at_texts(texts, self._guesses)
+    def _guessed(self, coded: pa.DictionaryArray) -> pa.Array:
+        self._look_at_texts(coded, self._guesses)
         if len(self.scan.groups) == 1:
             (only,) = self.scan.groups
             if only in ("number", "date", "time"):
                 self.scan = ColumnScan()
-                return self._measured(numbers(texts, only), only)
+                return self._measured(numbers(coded, only), only)
         return coded
 
     def _note(self, what: str, flags: npt.NDArray[np.bool_]) -> None:
@@ -295,74 +349,82 @@ class _Look:
         if flags.any():
             row = int(flags.argmax())
             value = self._array.take(pa.array([row]))
-            self.scan.first[what] = Place(self._file, row, self._rows.line, value)
+            self.scan.first[what] = Place(
+                self._file, self._name, row, self._rows.line, self._rows.cell, value
+            )
 
-    def _count(self, texts: pa.Array) -> pa.Array:
-        """Count each text; return them by their dictionary."""
-        coded = texts.dictionary_encode()
-        places = pc.drop_null(coded.indices).to_numpy()
-        counts = np.bincount(places, minlength=len(coded.dictionary)).tolist()
-        found = dict(zip(coded.dictionary.to_pylist(), counts, strict=True))
-        self.scan.num_missing = coded.null_count + found.pop("", 0)
-        self.scan.counts.update(found)
-        return coded
+    def _count(self, coded: pa.DictionaryArray) -> npt.NDArray[np.int64]:
+        """Count each text; return how often each word of the dictionary occurs, the empty one never."""
+        indices = coded.indices.drop_null() if coded.null_count else coded.indices
+        counts = np.bincount(indices.to_numpy(), minlength=len(coded.dictionary))
+        empty = pc.index(coded.dictionary, pa.scalar("", coded.dictionary.type)).as_py()
+        if empty >= 0:
+            counts[empty] = 0
+        self.scan.num_missing = len(coded) - int(counts.sum())
+        used = np.flatnonzero(counts)
+        words = coded.dictionary
+        self.scan.words.add(
+            *(
+                (words, counts)
+                if len(used) == len(words)
+                else (words.take(pa.array(used)), counts[used])
+            )
+        )
+        return counts
 
-    def _look_at_texts(self, texts: pa.Array, guesses: frozenset[str]) -> pa.Array:
+    def _look_at_texts(self, coded: pa.DictionaryArray, guesses: frozenset[str]) -> pa.Array:
         """Count texts, and how many of them look like numbers or dates, where they may be some."""
-        scan = self.scan
-        coded = self._count(texts)
-        groups = self._groups(coded.dictionary, guesses) if self._mixed is None else self._mixed
-        places = pc.fill_null(coded.indices, -1).to_numpy()
-        for group in dict.fromkeys(groups.tolist()):
-            if group is not None:
-                flags = groups == group
-                flags = np.append(flags, False)[places] if self._mixed is None else flags
-                scan.groups[group] += int(flags.sum())
-                self._note(group, flags)
-        scan.num_unsure = len(texts) - scan.num_missing - sum(scan.groups.values())
+        scan, mixed = self.scan, self._mixed
+        counts = self._count(coded)
+        groups = groups_of_texts(coded.dictionary, guesses)
+        of_rows = at_places(groups, coded, 0) if mixed is None else mixed
+        sizes = (
+            np.bincount(groups, counts, len(GROUPS))
+            if mixed is None
+            else np.bincount(mixed, minlength=len(GROUPS))
+        )
+        for code, group in enumerate(GROUPS):
+            if group is not None and sizes[code]:
+                scan.groups[group] += int(sizes[code])
+                self._note(group, of_rows == code)
+        scan.num_unsure = len(coded) - scan.num_missing - sum(scan.groups.values())
         if scan.num_missing + scan.num_unsure and "text" not in scan.groups:
-            self._note("missing", lacks_value(texts))
+            self._note("missing", of_rows == 0)
         return coded
-
-    def _groups(self, words: pa.Array, guesses: frozenset[str]) -> npt.NDArray[np.object_]:
-        """Return what each of some texts is, None where that depends on the others, or there is none."""
-        if not guesses:
-            return np.where(has_value(words), np.array(["text"], object), np.array([None]))
-        found, usual = groups_of_texts(words), {"code": "number"}
-        found[[g is not None and usual.get(g, g) not in guesses for g in found]] = "text"
-        found[~has_value(words)] = None
-        return found
 
     def _measured(self, found: Numbers, group: Group) -> pa.Array:
         """Take statistics of numbers, dates or times; return them, as they are where some are bad."""
         scan, (values, missing, bad, zoned) = self.scan, found
         scan.num_missing = int(missing.sum())
-        known = ~missing & ~bad
-        if known.any():
-            scan.groups[group] += int(known.sum())
+        known = ~(missing | bad)
+        num_known = int(known.sum())
+        if num_known:
+            scan.groups[group] += num_known
         for what, flags in ((group, known), ("missing", missing), ("bad", bad)):
             self._note(what, flags)
+        kept = values if num_known == len(values) else values[known]
         if group == "number":
-            kept = values if known.all() else values[known]
-            scan.moments["number"] = Moments.of(kept)
-            if not np.isfinite([scan.moments["number"].least, scan.moments["number"].most]).all():
+            scan.moments["number"] = moments = Moments.of(kept)
+            if not np.isfinite([moments.least, moments.most]).all():
                 self._note("infinite", np.isinf(values))
                 scan.moments["number"] = Moments.of(kept[np.isfinite(kept)])
-            scan.is_whole = bool(
-                (np.floor(kept[:1]) == kept[:1]).all() and (np.floor(kept) == kept).all()
-            )
+            scan.is_whole = _is_whole(kept[:1]) and _is_whole(kept)
         else:
-            for part in (
-                ("hour",) if group == "time" else self._parts_of_dates
-            ):  # whatever becomes of dates
-                scan.moments[part] = Moments.of(part_of_date(values[known], part))
-            scan.has_times = bool(part_of_date(values[known], "hour").any())
+            dates = Dates(kept)
+            for part in ("hour",) if group == "time" else self._parts_of_dates:
+                scan.moments[part] = Moments.of(dates.part(part))
+            scan.has_times = bool(dates.part("hour").any())
         if group == "date":
             self._note("zoned", zoned & known)
             self._note("local", known & ~zoned)
         if bad.any():
             return self._array
+        mask = missing if num_known < len(values) else None
         if group == "number":
-            return narrow(values, missing) if scan.is_whole else pa.array(values, mask=missing)
+            return narrow(values, missing) if scan.is_whole else pa.array(values, mask=mask)
         kind = pa.timestamp("us") if group == "date" else pa.time64("us")
-        return pa.array(np.where(missing, 0, values).astype(np.int64), mask=missing).cast(kind)
+        return pa.array(np.where(missing, 0, values).astype(np.int64), mask=mask).cast(kind)
+
+
+def _is_whole(values: npt.NDArray[np.float64]) -> bool:
+    return bool((np.floor(values) == values).all())

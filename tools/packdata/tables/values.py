@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 Group = Literal["number", "code", "flag", "date", "time", "text", "other"]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+Codes = npt.NDArray[np.int8]
 PARTS_OF_DATES = ("year", "month", "day", "weekday", "hour")
 DATE_FORMS = ("days", "parts")
+GUESSED = frozenset(("number", "flag", "date", "time"))  # what a text may be, if nothing says
+DATES = frozenset(("date", "time"))  # of which JSON has none but as texts
 _MAX_TYPE_CHARS = 60
-_FEW = 32
 _NUMBER = r"^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf|infinity))\s*$"
 _FLAG = r"^(?i:true|false)$"
 _DATE = r"^\s*\d{4}-\d\d-\d\d(?:[ T]\d\d(?::\d\d(?::\d\d(?:\.\d{1,9})?)?)?(?:Z|[+-]\d\d:?(?:\d\d)?)?)?\s*$"
@@ -27,10 +29,9 @@ _BEYOND_US = r"(\.\d{6})\d+"
 _ZONE = r"[ T]\d\d\S*(?:Z|[+-]\d\d:?(?:\d\d)?)\s*$"
 _CODE = r"^\s*[+-]?0\d"  # a number with zeros in front, which it would lose
 _PATTERNS: dict[Group, str] = {"number": _NUMBER, "flag": _FLAG, "date": _DATE, "time": _TIME}
-_KINDS: dict[Group, tuple[pa.DataType, ...]] = {
-    "number": (pa.float64(),),
-    "date": (pa.timestamp("us"), pa.timestamp("us", "UTC")),
-}
+GROUPS: tuple[Group | None, ...] = (None, "text", "number", "flag", "date", "time", "code")
+# How all else than plain text begins, what says that there is no value included.
+_BEGINNINGS = np.isin(np.arange(256), np.frombuffer(b"0123456789+-. \t\n\f\riItTfFnN#", np.uint8))
 _DAY_US = 86_400_000_000
 _UNITS_US = {"s": 1_000_000, "ms": 1000}
 # What Arrow, and pandas with it, reads as no value where numbers stand; of texts they are some.
@@ -108,35 +109,106 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """Return values one by one, as a type that Arrow can compute with."""
+    """Return values as a type that Arrow can compute with: of dictionaries, those of strings stay."""
     if pa.types.is_dictionary(array.type):
-        return plain(array.dictionary).take(array.indices)
+        is_usable = is_text(array.type.value_type) and not array.dictionary.null_count
+        return array if is_usable else plain(array.dictionary).take(array.indices)
     return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
+
+
+def words_of(array: pa.Array) -> pa.DictionaryArray:
+    """Return strings by their dictionary."""
+    return array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+
+
+def at_places(
+    of_words: npt.NDArray[Any], coded: pa.DictionaryArray, none: Any
+) -> npt.NDArray[Any]:
+    """Return for each value what is known of its word; ``none`` where there is none."""
+    if not coded.null_count:
+        places = coded.indices.to_numpy()
+    else:
+        places = pc.fill_null(coded.indices.cast(pa.int64()), len(of_words)).to_numpy()
+        of_words = np.append(of_words, np.array([none], of_words.dtype))
+    found: npt.NDArray[Any] = of_words[places]
+    return found
 
 
 def without_words(table: pa.Table, words: Sequence[str]) -> pa.Table:
     """Return a table in which these texts are no values."""
     for i, field in enumerate(table.schema) if words else ():
-        if is_text(field.type):
-            told = pc.is_in(table[i], value_set=pa.array(words, field.type))
-            table = table.set_column(
-                i, field.name, pc.if_else(told, pa.scalar(None, field.type), table[i])
-            )
+        kind = getattr(field.type, "value_type", field.type)
+        if is_text(kind):
+            coded = words_of(combined(table[i]))
+            is_none = _flags(pc.is_in(coded.dictionary, value_set=pa.array(words, kind)))
+            if is_none.any():
+                indices = pc.if_else(
+                    pa.array(at_places(is_none, coded, True)),
+                    pa.scalar(None, coded.indices.type),
+                    coded.indices,
+                )
+                column = pa.DictionaryArray.from_arrays(indices, coded.dictionary)
+                column = column if pa.types.is_dictionary(field.type) else plain(column)
+                table = table.set_column(i, field.name, column)
     return table
 
 
-def groups_of_texts(texts: pa.Array) -> npt.NDArray[np.object_]:
-    """Return what each of some strings looks like; None for ``NO_VALUES``, which depend on the others."""
-    groups = np.full(len(texts), "text", object)
-    for group, pattern in _PATTERNS.items():
-        groups[_matches(texts, pattern)] = group
-    groups[(groups == "number") & _matches(texts, _CODE)] = "code"
-    groups[_say_nothing(texts)] = None
+def groups_of_texts(texts: pa.Array, guesses: frozenset[str] = GUESSED) -> Codes:
+    """Return what each of some strings looks like, as its place in ``GROUPS``.
+
+    None for the empty string and for ``NO_VALUES``, which depend on the others.
+
+    Args:
+        texts: Strings, none of them null.
+        guesses: What they may be, text apart.
+    """
+    groups = np.full(len(texts), GROUPS.index("text"), np.int8)
+    if not len(texts):
+        return groups
+    starts, ends, data = _text_buffers(texts)
+    filled = np.flatnonzero(ends > starts)
+    groups[ends <= starts] = 0
+    some = filled[_BEGINNINGS[data[starts[filled]]]]
+    if len(some):
+        groups[some] = _groups_of_some(texts.take(pa.array(some)), guesses)
     return groups
 
 
-def _say_nothing(texts: pa.Array) -> Flags:
-    return _flags(pc.is_in(texts, value_set=pa.array(NO_VALUES, texts.type)))
+def _groups_of_some(texts: pa.Array, guesses: frozenset[str]) -> Codes:
+    groups = np.full(len(texts), GROUPS.index("text"), np.int8)
+    for group in (group for group in _PATTERNS if group in guesses):
+        groups[_matches(texts, _PATTERNS[group])] = GROUPS.index(group)
+    number = groups == GROUPS.index("number")
+    if number.any():
+        groups[number & _matches(texts, _CODE)] = GROUPS.index("code")
+    if guesses:
+        groups[says_nothing(texts)] = 0
+    return groups
+
+
+def are_zoned(texts: pa.Array) -> Flags:
+    """Return which dates say their time zone."""
+    return _matches(texts, _ZONE)
+
+
+def says_nothing(texts: pa.Array) -> Flags:
+    """Return which texts say that there is no value."""
+    return _flags(pc.is_in(texts, value_set=pa.array(["", *NO_VALUES], texts.type)))
+
+
+def _text_buffers(
+    texts: pa.Array,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    """Return where each string of an array begins and ends in the bytes, and these."""
+    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    ends = np.frombuffer(texts.buffers()[1], width)[texts.offset :][: len(texts) + 1]
+    return ends[:-1], ends[1:], np.frombuffer(texts.buffers()[2] or b"", np.uint8)
+
+
+def count_codes(coded: pa.DictionaryArray) -> int:
+    """Return how many texts are numbers, or begin as one, with zeros in front."""
+    is_code = _matches(coded.dictionary, _CODE)
+    return int(at_places(is_code, coded, False).sum()) if is_code.any() else 0
 
 
 def _matches(texts: pa.Array, pattern: str) -> Flags:
@@ -145,94 +217,38 @@ def _matches(texts: pa.Array, pattern: str) -> Flags:
 
 def numbers(array: pa.Array, group: Group) -> Numbers:
     """Return a column of one group as numbers."""
+    if is_text(getattr(array.type, "value_type", array.type)):
+        return _numbers_of_texts(words_of(array), group)
     array = plain(array)
     zoned = np.full(len(array), pa.types.is_timestamp(array.type) and array.type.tz is not None)
-    if is_text(array.type):
-        return _numbers_of_texts(array, group)
     missing = _flags(array.is_null()) if array.null_count else np.zeros(len(array), bool)
     own = group_of(array.type)
     if own is None or own not in (group, "flag" if group == "number" else group):
         bad = np.zeros(len(array), bool) if own is None else ~missing
         return Numbers(np.full(len(array), np.nan), missing, bad, zoned)
     values = _floats(array, group)
-    none = np.isnan(values) & ~missing
+    none = np.isnan(values)
     if group == "date":
-        return Numbers(values, missing, none, zoned & ~none)
+        bad = none & ~missing
+        return Numbers(values, missing, bad, zoned & ~bad)
     return Numbers(values, missing | none, np.zeros(len(array), bool), zoned)
 
 
-def _numbers_of_texts(texts: pa.Array, group: Group) -> Numbers:
-    """Convert texts: all at once, and where some say nothing or something else, each that differs once."""
-    none = np.zeros(len(texts), bool)
-    for kind in _KINDS.get(group, ()):
-        values = _cast(texts, kind, group)
-        if values is None:
-            continue
-        return Numbers(
-            values, np.isnan(values), none, none | (getattr(kind, "tz", None) is not None)
-        )
-    coded = texts.dictionary_encode()
-    words, places = coded.dictionary, coded.indices
+def _numbers_of_texts(coded: pa.DictionaryArray, group: Group) -> Numbers:
+    """Convert each word once."""
+    words = coded.dictionary
     like_one = pc.if_else(
         pa.array(_matches(words, _PATTERNS[group])), words, pa.scalar(None, words.type)
     )
     values = _floats(_parsed(like_one, group), group)
-    missing = lacks_value(words)
+    missing = says_nothing(words)
     bad = np.isnan(values) & ~missing
-    zoned = _matches(like_one, _ZONE) & ~bad
-    at = pc.fill_null(places, len(words)).to_numpy()
+    zoned = are_zoned(like_one) & ~bad
     values, missing, bad, zoned = (
-        np.append(each, rest)[at]
-        for each, rest in ((values, np.nan), (missing, True), (bad, False), (zoned, False))
+        at_places(each, coded, none)
+        for each, none in ((values, np.nan), (missing, True), (bad, False), (zoned, False))
     )
     return Numbers(values, missing | (np.isnan(values) & ~bad), bad, zoned)
-
-
-def plain_numbers(texts: pa.Array) -> Numbers | None:
-    """Return texts as numbers if each is one, or nothing, and none has zeros in front."""
-    values = _cast(texts, pa.float64(), "number")
-    if values is None:
-        return None
-    missing = np.isnan(values)
-    if missing.all() or _have_zeros(texts):
-        return None
-    none = np.zeros(len(texts), bool)
-    return Numbers(values, missing, none, none)
-
-
-def _cast(texts: pa.Array, kind: pa.DataType, group: Group) -> Floats | None:
-    """Convert texts at once; None if one is refused: the first few are asked first, for Arrow goes on to the end."""
-    try:
-        pc.cast(texts[:_FEW], kind)
-        return _floats(pc.cast(texts, kind), group)
-    except pa.ArrowInvalid:
-        return None
-
-
-def _have_zeros(texts: pa.Array) -> bool:
-    """Tell whether some numbers have zeros in front."""
-    codes, ends = text_buffers(texts)
-    starts = np.concatenate([[0], ends[:-1]])
-    starts = starts[ends - starts > 1]
-    if not len(starts):
-        return False
-    first = codes[starts]
-    signed = starts[(first == ord("-")) | (first == ord("+"))] + 1
-    starts = np.concatenate([starts[first == ord("0")], signed[codes[signed] == ord("0")]]) + 1
-    after = codes[
-        starts[starts < len(codes)]
-    ]  # that of the next cell, at worst: looked at once more then
-    return bool(((after >= ord("0")) & (after <= ord("9"))).any()) and bool(
-        _matches(texts, _CODE).any()
-    )
-
-
-def text_buffers(texts: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return the bytes of an array of strings, and where each ends; the bytes are not copied."""
-    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
-    offsets = np.frombuffer(texts.buffers()[1], width)[texts.offset :][: len(texts) + 1]
-    data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-    return data, offsets[1:].astype(np.int64) - offsets[0]
 
 
 def _parsed(texts: pa.Array, group: Group) -> pa.Array:
@@ -245,7 +261,7 @@ def _parsed(texts: pa.Array, group: Group) -> pa.Array:
     if group == "time":
         return pa.array([_time_us(text) for text in texts.to_pylist()], pa.time64("us"))
     texts = pc.replace_substring_regex(texts, _BEYOND_US, r"\1")  # nanoseconds end in 2262
-    zoned = pa.array(_matches(texts, _ZONE))
+    zoned = pa.array(are_zoned(texts))
     none = pa.scalar(None, texts.type)
     plain = _existing(pc.if_else(zoned, none, texts), pa.timestamp("us"))
     utc = _existing(pc.if_else(zoned, texts, none), pa.timestamp("us", "UTC"))
@@ -323,56 +339,76 @@ def narrow(values: Floats, missing: Flags) -> pa.Array:
     return pa.array(values, mask=missing)
 
 
-def part_of_date(us: Floats, part: str) -> Floats:
-    """Return microseconds since 1970 (or midnight) as days since then, or as a part of the date.
+class Dates:
+    """Dates, or times of day, and their parts.
 
-    ``year``, ``month`` (1 to 12), ``day`` (1 to 31), ``weekday`` (0 is Monday), ``hour`` (0 to 24, with its fraction).
+    Args:
+        us: ``(N,)``: microseconds since 1970, or midnight; NaN where there is no date.
     """
-    if part == "days":
-        return us / _DAY_US
-    if part == "hour":
-        return np.mod(us, _DAY_US) / 3_600_000_000
-    known = ~np.isnan(us)
-    days = np.floor_divide(np.where(known, us, 0), _DAY_US).astype(np.int64)
-    if part == "weekday":
-        return np.where(known, np.mod(days + 3, 7), np.nan)  # 1970 began on a Thursday
+
+    def __init__(self, us: Floats) -> None:
+        none = np.isnan(us)
+        self._us, self._none = us, none if none.any() else None
+        whole = us if self._none is None else np.where(none, 0, us)
+        self._whole = whole.astype(np.int64)
+        self._days = self._whole // _DAY_US
+
+    def part(self, name: str) -> Floats:
+        """Return ``days`` since 1970, or a part of each date.
+
+        ``year``, ``month`` (1 to 12), ``day`` (1 to 31), ``weekday`` (0 is Monday), ``hour`` (0 to 24, with its
+        fraction).
+        """
+        if name == "days":
+            return self._us / _DAY_US
+        if name == "hour":
+            values = (self._whole - self._days * _DAY_US) / 3_600_000_000
+        else:
+            values = _part_of_days(self._days, name)
+        return values if self._none is None else np.where(self._none, np.nan, values)
+
+
+def _part_of_days(days: npt.NDArray[np.int64], name: str) -> Floats:
+    if not len(days):
+        return np.empty(0)
+    least, most = int(days.min()), int(days.max())
+    if most - least < len(days):  # each day of the calendar once
+        days, of_all = days - least, _part_of_each(np.arange(least, most + 1), name)
+        found: Floats = of_all[days]
+        return found
+    return _part_of_each(days, name)
+
+
+def _part_of_each(days: npt.NDArray[np.int64], name: str) -> Floats:
+    if name == "weekday":
+        weekdays: Floats = np.mod(days + 3, 7).astype(np.float64)  # 1970 began on a Thursday
+        return weekdays
     dates = days.astype("datetime64[D]")
     months = dates.astype("datetime64[M]")
-    values = {
+    values: npt.NDArray[np.int64] = {
         "year": months.astype(np.int64) // 12 + 1970,
         "month": months.astype(np.int64) % 12 + 1,
         "day": (dates - months).astype(np.int64) + 1,
-    }[part]
-    return np.where(known, values, np.nan)
+    }[name]
+    return values.astype(np.float64)
 
 
 def codes(array: pa.Array, vocabulary: pa.Array) -> npt.NDArray[np.int64]:
     """Return the number of each text in a vocabulary, from 1; 0 for what is not in it."""
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64)
-    coded = (
-        array
-        if pa.types.is_dictionary(array.type)
-        else array.cast(pa.string()).dictionary_encode()
-    )
-    found = pc.fill_null(pc.index_in(coded.dictionary, value_set=vocabulary), -1).to_numpy() + 1
-    places = pc.fill_null(coded.indices, len(found)).to_numpy()
-    result: npt.NDArray[np.int64] = np.append(found, 0).astype(np.int64)[places]
-    return result
+    coded = words_of(array if pa.types.is_dictionary(array.type) else array.cast(pa.string()))
+    found = pc.index_in(coded.dictionary.cast(pa.string()), value_set=vocabulary)
+    numbers = pc.fill_null(found, -1).to_numpy().astype(np.int64) + 1
+    return at_places(numbers, coded, 0)
 
 
 def has_value(array: pa.Array) -> Flags:
     """Return where there is a text."""
-    array = plain(array)
-    known = ~_flags(array.is_null())
-    if is_text(array.type):
-        known &= ~_flags(pc.fill_null(pc.equal(array, ""), False))
-    return known
-
-
-def lacks_value(texts: pa.Array) -> Flags:
-    """Return where there is no text, or one that says so."""
-    return ~has_value(texts) | _say_nothing(texts)
+    if not is_text(getattr(array.type, "value_type", array.type)):
+        return ~_flags(array.is_null())
+    coded = words_of(array)
+    return at_places(_flags(pc.not_equal(coded.dictionary, "")), coded, False)
 
 
 def combined(column: pa.ChunkedArray) -> pa.Array:
