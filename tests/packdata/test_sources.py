@@ -872,9 +872,9 @@ class TestTars:
 
         assert source.ignored == {".v2.jpg": 1, "no suffix": 1}
         with pytest.raises(
-            SourceError, match=r"holds no pictures, but 1 x \.v2\.jpg\. Pictures end"
+            SourceError, match=r"holds no pictures, but 1 x \.v2\.raw\. Pictures end"
         ):
-            open_source(write_tar(tmp_path / "b.tar", {"2.v2.jpg": b""}))
+            open_source(write_tar(tmp_path / "b.tar", {"2.v2.raw": b""}))
 
     def test_broken_samples_are_rejected_one_by_one(self, tmp_path: Path) -> None:
         members = {"1.jpg": b"", "1.cls": b"cat", "2.cls": b"1", "3.jpg": b"3", "3.cls": b"1"}

@@ -196,7 +196,7 @@ class Preparer:
             raise CodecError(f"takes {_wanted(self.field)}, got {_shown(value)}")
         pictures: list[Prepared] = []
         for number, picture in enumerate(value):
-            with _numbered(number):
+            with numbered(number):
                 pictures.append(one(picture))
         nbytes = sum(work.nbytes for work in pictures if isinstance(work, Work))
         return Work(lambda: Encoded(join_files(list(_records(pictures)))), nbytes=nbytes)
@@ -242,12 +242,12 @@ class Preparer:
 def _records(pictures: Sequence[Prepared]) -> Iterator[bytes]:
     """Encode the pictures of one sample."""
     for number, picture in enumerate(pictures):
-        with _numbered(number):
+        with numbered(number):
             yield (picture if isinstance(picture, Encoded) else picture.make()).record
 
 
 @contextmanager
-def _numbered(number: int) -> Iterator[None]:
+def numbered(number: int) -> Iterator[None]:
     """Say of which picture of a sample an error is; that of a file says which file it is."""
     try:
         yield

@@ -132,7 +132,8 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
 
 def _usual_format(parts: Sequence[tuple[str, ImagesRecipe]]) -> Format:
     """Files lie best in LMDB, where other tools find them by key; what is ours, in Parquet."""
-    images = [target.schema.fields["image"] for _, recipe in parts for target in recipe.targets]
+    targets = (target for _, recipe in parts for target in recipe.targets)
+    images = [target.schema.fields.get("image") for target in targets]
     is_ours = all(isinstance(image, Image) and image.codec in _OURS for image in images)
     return "parquet" if is_ours else "lmdb"
 

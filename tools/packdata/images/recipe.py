@@ -3,7 +3,8 @@
 Without ``sizes`` and ``codec``, files are kept verbatim if they are upright JPEG, PNG or WebP of 8
 bits, gray or RGB. The others are stored upright and plain: JPEG as JPEG with its own tables and
 sampling, the rest as PNG, without loss. With ``sizes`` the same holds for pictures that already have their size.
-Whatever is packed has been decoded once, so it can be decoded.
+Whatever is packed has been decoded once, so it can be decoded. Of a source with any number of pictures a
+sample each becomes one of the field ``images``.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from loaders.checks import whole_number
 from loaders.codecs import Codec, codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
+from loaders.codecs.several import join_files
 from loaders.errors import CodecError, SchemaError, SourceError
-from loaders.schema import PICTURE_CODECS, Array, Field, Image, Mask, Text
+from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
 from packdata.images.alike import check_jpegtran, encode_alike, turn_without_loss
@@ -39,6 +41,8 @@ from packdata.images.planes import encode_jpeg_planes
 from packdata.images.scratch import Scratch
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
 from packdata.recipe import Tally, Target
+from packdata.sources.base import has_several
+from packdata.values import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -193,12 +197,22 @@ class _Output:
     resize: Resize | None
     image: Image
     mask: Mask | None
+    is_several: bool = False  # of such images, any number
     codec: Codec = field(init=False)
     mask_codec: Codec | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", codec_for(self.image))
         object.__setattr__(self, "mask_codec", self.mask and codec_for(self.mask))
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """What a sample has of pictures."""
+        if self.is_several:
+            one = self.image
+            several = Images(one.codec, channels=one.channels, size=one.size, dtype=one.dtype)
+            return {"images": several}
+        return {"image": self.image, **({} if self.mask is None else {"mask": self.mask})}
 
     def scaled(self, size: Size) -> Size:
         return size if self.resize is None else self.resize.scaled(size)
@@ -218,9 +232,9 @@ class _Output:
 class ImagesRecipe(FilesRecipe[ImageOptions]):
     """Turns each picture of a source into one sample per size; a ``packdata.recipe.Recipe``.
 
-    Fields: ``image``, ``label`` and the other columns of the source, ``mask`` if there are masks,
-    ``key``, and ``original_size`` (height, width in pixels of the upright source). One instance
-    serves all threads.
+    Fields: ``image`` (or ``images``), ``label`` and the other columns of the source, ``mask`` if there are masks,
+    ``key``, and ``original_size`` (height, width in pixels of the upright source; ``original_sizes`` of
+    several). One instance serves all threads.
     """
 
     command = "images"
@@ -228,6 +242,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
     def __init__(self, split: Split, options: ImageOptions) -> None:
         super().__init__(split, options)
         check_has_masks(options.marks, self.masks is not None or self.source.has_masks)
+        self._is_several = has_several(split.source)
+        if self._is_several:
+            self._check_alone()
         self._outputs = self._plan_outputs()
         self._codecs = {
             name: codec_for(Image(codec=name, channels=options.channels))
@@ -237,6 +254,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             "key": Text(),
             "original_size": Array(dtype="int32", dims=(2,)),
         }
+        if self._is_several:
+            del self._extra["original_size"]
+            self._extra["original_sizes"] = Array(dtype="int32", dims=(None, 2))
         self._extra_codecs = {name: codec_for(extra) for name, extra in self._extra.items()}
         self._size_record = lru_cache(256)(self._encode_size)
         self._scratch = Scratch()
@@ -255,8 +275,11 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         use_exact_opencv()
         try:
             data = item.read()
+            if self._is_several:
+                return self._encode_several(item, data)
             picture = self._decode(data)
-            shared = self._shared_records(item, picture)
+            shared = self._shared_records(item)
+            shared["original_size"] = self._size_record(picture.size)
             mask = self._checked_mask(item, picture)
             kept = [self._kept(output, picture, data) for output in self._outputs]
             samples = [
@@ -269,6 +292,37 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             raise SourceError(str(error), item.where) from error
         self._count(picture, kept[0] is not None)
         return samples
+
+    def _encode_several(self, item: Item, files: list[bytes]) -> list[dict[str, bytes]]:
+        """Return the records of an item of any number of pictures."""
+        sizes: list[Size] = []
+        made: list[list[bytes]] = [[] for _ in self._outputs]
+        for number, data in enumerate(files):
+            with numbered(number):
+                picture = self._decode(data)
+                kept = [self._kept(output, picture, data) for output in self._outputs]
+                for records, output, file in zip(made, self._outputs, kept, strict=True):
+                    is_new = file is None
+                    records.append(self._encode_image(output, picture, data) if is_new else file)  # type: ignore[arg-type]
+            sizes.append(picture.size)
+            self._count(picture, kept[0] is not None)
+        shared = self._shared_records(item)
+        codec = self._extra_codecs["original_sizes"]
+        shared["original_sizes"] = codec.encode(np.array(sizes, np.int32).reshape(-1, 2))
+        return [{"images": join_files(records)} | shared for records in made]
+
+    def _check_alone(self) -> None:
+        """Raise SchemaError for what belongs to one picture."""
+        given = {
+            "masks": self.masks is not None or self.source.has_masks,
+            "boxes and keypoints": any(label.column.form for label in self.labels),
+        }
+        for what, is_given in given.items():
+            if is_given:
+                hint = "pack them from Python, with packdata.Writer and fields of your own"
+                raise SchemaError(
+                    f"{what} belong to one picture, and samples have several: {hint}"
+                )
 
     def _decode(self, data: bytes | Pixels) -> Picture:
         options = self.options
@@ -291,10 +345,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         sizes = [output.scaled(size) for output in self._outputs]
         return max(height for height, _ in sizes), max(width for _, width in sizes)
 
-    def _shared_records(self, item: Item, picture: Picture) -> dict[str, bytes]:
+    def _shared_records(self, item: Item) -> dict[str, bytes]:
         records = {each.name: each.encode(item) for each in self.labels if not each.column.form}
         records["key"] = self._extra_codecs["key"].encode(item.key)
-        records["original_size"] = self._size_record(picture.size)
         return records
 
     def _shapes(self, item: Item, output: _Output, size: Size) -> dict[str, bytes]:
@@ -401,11 +454,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
                 self.tally.add(f"{SMALLER}{resize.name}")
 
     def _target(self, output: _Output) -> Target:
-        files: dict[str, Field] = {"image": output.image}
-        if output.mask is not None:
-            files["mask"] = output.mask
         folder = output.resize.name if output.resize and len(self._outputs) > 1 else ""
-        return Target(folder, self._schema(files, self._extra))
+        return Target(folder, self._schema(output.fields, self._extra))
 
     def _plan_outputs(self) -> list[_Output]:
         options, pixels = self.options, self.source.pixels
@@ -424,7 +474,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             channels = 1 if pixels is not None else options.channels
             image = options.image(channels, size, codec)
             mask = None if mask_dtype is None else Mask(size=size, dtype=mask_dtype)
-            outputs.append(_Output(resize, image, mask))
+            outputs.append(_Output(resize, image, mask, self._is_several))
+        _ = [output.fields for output in outputs]  # says what does not go together
         return outputs
 
     def _default_codec(self) -> str:
@@ -440,10 +491,11 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         formats: Counter[str] = Counter()
         for item in islice(self.source.items(0), _NUM_PEEKED):
             try:
-                header = read_header(bytes(item.read()))
+                data = item.read()
+                headers = [read_header(bytes(f)) for f in (data if self._is_several else [data])]
             except (SourceError, CodecError):  # it is rejected in its turn
                 continue
-            formats["png" if header is None else header.format] += 1
+            formats.update("png" if head is None else head.format for head in headers)
         return formats.most_common(1)[0][0] if formats else None
 
     def _mask_dtype(self) -> str | None:

@@ -30,7 +30,16 @@ _JPEG_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif"}
 _ODD_SUFFIXES = {".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"}
 _PLUGIN_SUFFIXES = {".heic", ".heif", ".hif", ".jxl"}
 PICTURE_SUFFIXES = frozenset({".png", ".webp"} | _JPEG_SUFFIXES | _ODD_SUFFIXES | _PLUGIN_SUFFIXES)
-PATH_COLUMNS = ("path", "file", "filename", "image", "file_name", "filepath", "image_path")
+PATH_COLUMNS = (
+    "path",
+    "file",
+    "filename",
+    "image",
+    "file_name",
+    "filepath",
+    "image_path",
+    "images",
+)
 BOX_LABELS = "box_labels"
 LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes the field "label"
 _RESERVED = frozenset(
@@ -117,8 +126,8 @@ class Item:
         key: Its name, unique in the source: where there are paths a relative one, without suffix
             unless another file differs in nothing else.
         where: Its place: ``cats/1.jpg``, ``a.tar: 1.jpg``, ``list.csv, line 12 (1.jpg)``.
-        read: Returns the bytes of the file, or the pixels (H x W) where the source holds those;
-            SourceError.
+        read: Returns the bytes of the file, or the pixels (H x W) where the source holds those; of a
+            source that ``has_several`` the bytes of each file; SourceError.
         labels: Value by field name; None where it is missing.
         read_mask: Returns the bytes of the mask, if the source has masks; SourceError.
         path: The file itself, where it is one of its own.
@@ -128,7 +137,7 @@ class Item:
 
     key: str
     where: str
-    read: Callable[[], bytes | Pixels]
+    read: Callable[[], Any]
     labels: Mapping[str, Any] = field(default_factory=dict)
     read_mask: Callable[[], bytes] | None = None
     path: str | None = None
@@ -138,6 +147,16 @@ class Item:
     def place_of_mask(self, name: str | None) -> str:
         """Return what messages about the item's mask begin with; they begin as those of the item."""
         return f"{self.where} (mask {name})" if name else self.where
+
+
+def has_several(source: Source) -> bool:
+    """Tell whether items have any number of pictures each: such a source has an attribute of this name."""
+    return bool(getattr(source, "has_several", False))
+
+
+def read_each(reads: Sequence[Callable[[], bytes]]) -> list[bytes]:
+    """Return the files of one item; SourceError."""
+    return [read() for read in reads]
 
 
 class Source(Protocol):

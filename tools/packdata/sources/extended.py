@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from packdata.sources.base import Column, Item, Source, broken_item
+from packdata.sources.base import Column, Item, Source, broken_item, has_several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +35,7 @@ class ExtendedSource:
         self.kind, self.name = source.kind, source.name
         self.identity: Mapping[str, Any] = {**source.identity, "columns": identity}
         self.has_masks, self.pixels, self.ignored = source.has_masks, source.pixels, source.ignored
+        self.has_several = has_several(source)
         self.suffixed: tuple[str, ...] = getattr(source, "suffixed", ())
 
     def __len__(self) -> int:

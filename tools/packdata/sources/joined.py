@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from packdata.sources.base import Column, Item, Source, check_unique
+from packdata.sources.base import Column, Item, Source, check_unique, has_several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +36,7 @@ class JoinedSource:
         }
         self.labels: Mapping[str, Column] = {name: self._column(name) for name in first.labels}
         self.has_masks = first.has_masks
+        self.has_several = has_several(first)
         self.pixels = first.pixels
         self.ignored: Mapping[str, int] = sum((Counter(s.ignored) for s in sources), Counter())
         for other in sources[1:]:
@@ -51,6 +52,7 @@ class JoinedSource:
         for what, one, two in (
             ("columns", set(first.labels), set(other.labels)),
             ("masks", first.has_masks, other.has_masks),
+            ("numbers of pictures a sample", has_several(first), has_several(other)),
             ("sizes of stored pixels", first.pixels, other.pixels),
         ):
             if one != two:

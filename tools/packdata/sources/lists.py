@@ -1,4 +1,4 @@
-"""Lists: a CSV or JSONL file with a path and labels in each row.
+"""Lists: a CSV or JSONL file with a path and labels in each row; in JSONL also a list of any number of paths.
 
 Paths are relative to the list's folder. A cell that is empty, a name that a JSON line lacks, and
 ``nan`` for a label or a number are missing values: nothing for text, NaN for numbers, an error for
@@ -29,6 +29,7 @@ from packdata.sources.base import (
     field_names,
     is_missing,
     key_of,
+    read_each,
     read_file,
     read_head,
     shared_keys,
@@ -82,7 +83,11 @@ class ListSource:
             labels = {name for name, field in self._fields.items() if field == "label"}
             _strip({self._image, self._mask, "key", *labels}, labels, self._rows)
             _convert_numbers(plain, self._rows)
-        _check_paths(self._rows, self._image, path)
+        self.has_several = kind is PICTURES and _are_lists(self._rows, self._image)
+        if self.has_several:
+            _settle_paths(self._rows, self._image, path)
+        else:
+            _check_paths(self._rows, self._image, path)
         self.labels: Mapping[str, Column] = {
             field: column_of(field, (row.get(name) for _, row in self._rows))
             for name, field in self._fields.items()
@@ -90,7 +95,8 @@ class ListSource:
         self.has_masks = self._mask is not None
         self.ignored: Mapping[str, int] = {}
         self._has_keys = "key" in columns
-        files = [] if self._has_keys else [self._inside(values) for _, values in self._rows]
+        has_names = not self._has_keys and not self.has_several
+        files = [self._inside(values) for _, values in self._rows] if has_names else []
         self._shared = shared_keys(dict.fromkeys(files))
         self.suffixed = tuple(f for f in files if self._shared and key_of(f) in self._shared)
         given = [row for row in self._rows if not self._lacks_key(row)]
@@ -108,14 +114,21 @@ class ListSource:
                 where = f"{self.path}, line {line}"
                 yield broken_item(self._key(row), "the key is missing", where)
                 continue
-            place = f"{self.path}, line {line} ({values[self._image]})"
-            path = self._path_of(values[self._image])
-            read = partial(_read_listed, path, place)
+            place, path, read = self._files_of(line, values[self._image])
             labels = {
                 field: self._value(field, values.get(name)) for name, field in self._fields.items()
             }
             key, mask = self._key(row), self._mask_of(values, place)
             yield Item(key, place, read, labels, path=path, **mask)
+
+    def _files_of(self, line: int, cell: Any) -> tuple[str, str | None, Any]:
+        """Return place, path and reader of what a row lists."""
+        where = f"{self.path}, line {line}"
+        if not isinstance(cell, list):
+            place, path = f"{where} ({cell})", self._path_of(cell)
+            return place, path, partial(_read_listed, path, place)
+        reads = [partial(_read_listed, self._path_of(each), f"{where} ({each})") for each in cell]
+        return where, None, partial(read_each, reads)
 
     def keys(self) -> Iterator[str]:
         """Yield the keys: of rows without one, what stands for it."""
@@ -144,9 +157,10 @@ class ListSource:
 
     def _key(self, row: Row) -> str:
         line, values = row
-        if not self._has_keys:
+        if not self._has_keys and not self.has_several:
             return key_of(self._inside(values), self._shared)
-        return f"{self.path.stem}/{line:08d}" if self._lacks_key(row) else str(values["key"])
+        is_given = self._has_keys and not self._lacks_key(row)
+        return str(values["key"]) if is_given else f"{self.path.stem}/{line:08d}"
 
     def _lacks_key(self, row: Row) -> bool:
         return self._has_keys and row[1].get("key") is None
@@ -163,7 +177,9 @@ class ListSource:
         files = FileHash()
         names = [name for name in (self._image, self._mask) if name is not None]
         for _, values in self._rows:
-            for cell in (values.get(name) for name in names):
+            cells = [values.get(name) for name in names]
+            cells[:1] = cells[0] if isinstance(cells[0], list) else cells[:1]
+            for cell in cells:
                 files.add(str(cell), None if cell is None else _stat(self._path_of(str(cell))))
         text = xxhash.xxh3_128_hexdigest(read_file(self.path, str(self.path)))
         columns = [self._image, self._mask]
@@ -282,6 +298,20 @@ def _find_column(columns: Sequence[str], wanted: str | None, path: Path, kind: F
         what = f"it has no column {' or '.join(names[:4])}, but {list(columns)}"
         raise SourceError(what, path, f"Name the column of paths with {kind.option}")
     return found
+
+
+def _are_lists(rows: Sequence[Row], image: str) -> bool:
+    return any(isinstance(values.get(image), list) for _, values in rows)
+
+
+def _settle_paths(rows: Sequence[Row], image: str, path: Path) -> None:
+    """Make a list of each cell: a path alone is one picture, and nothing is none."""
+    for line, values in rows:
+        cell = values.get(image)
+        values[image] = cell = [] if cell is None else [cell] if isinstance(cell, str) else cell
+        if not isinstance(cell, list) or not all(isinstance(each, str) for each in cell):
+            what = f"column {image!r} is no list of paths"
+            raise SourceError(what, f"{path}, line {line}")
 
 
 def _check_paths(rows: Sequence[Row], image: str, path: Path) -> None:

@@ -1,6 +1,7 @@
 """Files of rows, such as Parquet, with encoded pictures.
 
-Pictures are a binary column, or Hugging Face's struct of ``bytes`` and ``path``.
+Pictures are a binary column, or Hugging Face's struct of ``bytes`` and ``path``; or lists of either: any
+number of pictures a row.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from packdata.sources.base import (
     column_of,
     field_names,
     files_identity,
+    read_each,
     read_file,
     read_head,
     relative_names,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from packdata.sources.rowfiles import RowFile
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
+_IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)
 
 
 class RowsSource:
@@ -71,6 +74,7 @@ class RowsSource:
         for file in self._files:
             _check_alike(file.path, file.schema, self.paths[0], schema)
         self._image = _find_image(schema, image_column, self.paths[0])
+        self.has_several = _are_pictures(schema.field(self._image).type)
         self._mask = _find_mask(schema, mask_column, self.paths[0])
         self._lengths = [sum(file.groups) for file in self._files]
         if not sum(self._lengths):
@@ -137,7 +141,12 @@ class RowsSource:
             field: self._value(field, batch.column(name)[i].as_py())
             for name, field in self._fields.items()
         }
-        read = _reader(batch.column(self._image)[i].as_py(), path.parent, where, "picture")
+        value = batch.column(self._image)[i].as_py()
+        if self.has_several:
+            named = ((f"picture {n}", each) for n, each in enumerate(value or ()))
+            read = partial(read_each, [_reader(v, path.parent, where, what) for what, v in named])
+        else:
+            read = _reader(value, path.parent, where, "picture")
         mask = name = None
         if self._mask is not None:
             value = batch.column(self._mask)[i].as_py()
@@ -260,6 +269,12 @@ def _is_picture(kind: pa.DataType) -> bool:
     return _is_binary(kind)
 
 
+def _are_pictures(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return is_list and _is_picture(kind.value_type)
+
+
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -291,20 +306,29 @@ def _column(kind: pa.DataType) -> Column:
     )  # text: strings, dates, decimals, maps as Python shows them
 
 
-def _find_image(schema: pa.Schema, wanted: str | None, path: Path) -> str:
+def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    """Return the column that has the first of some names."""
+    by_lower = {name.lower(): name for name in reversed(columns)}
+    return next((by_lower[name] for name in names if name in by_lower), None)
+
+
+def _find_image(schema: pa.Schema, wanted: str | None, path: Path, *, several: bool = True) -> str:
     if wanted is not None:
         if wanted not in schema.names:
             raise SourceError(f"it has no column {wanted!r}, but {schema.names}", path)
-        if not _is_picture(schema.field(wanted).type):
-            what = f"column {wanted!r} holds {schema.field(wanted).type}"
-            raise SourceError(what, path, "Pictures are binary, or a struct of bytes and path")
+        kind = schema.field(wanted).type
+        if not _is_picture(kind) and not (several and _are_pictures(kind)):
+            what = f"column {wanted!r} holds {kind}"
+            hint = "Pictures are binary, or a struct of bytes and path"
+            raise SourceError(what, path, hint + (", or lists of either" if several else ""))
         return wanted
     pictures: list[str] = [name for name in schema.names if _is_picture(schema.field(name).type)]
-    by_lower = {name.lower(): name for name in reversed(pictures)}
-    found = next((by_lower[name] for name in _IMAGE_NAMES if name in by_lower), None)
-    if found is None and len(pictures) == 1:
-        found = pictures[0]
+    lists: list[str] = [name for name in schema.names if _are_pictures(schema.field(name).type)]
+    found = _named(pictures, _IMAGE_NAMES) or _named(lists, _IMAGES_NAMES)
+    for names in (pictures, lists):
+        found = found or (names[0] if len(names) == 1 else None)
     if found is None:
+        pictures += lists
         hint = (
             "Choose one with --image-column"
             if pictures
@@ -317,7 +341,7 @@ def _find_image(schema: pa.Schema, wanted: str | None, path: Path) -> str:
 
 def _find_mask(schema: pa.Schema, wanted: str | None, path: Path) -> str | None:
     if wanted is not None:
-        return _find_image(schema, wanted, path)
+        return _find_image(schema, wanted, path, several=False)
     has_mask = "mask" in schema.names and _is_picture(schema.field("mask").type)
     return "mask" if has_mask else None
 

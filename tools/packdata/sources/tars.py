@@ -1,9 +1,10 @@
 """WebDataset tar files: the members that share a name up to its first dot are one sample.
 
-``.jpg``, ``.png`` and the other pictures are the image, ``.cls`` a whole number, or in all samples a
-name of a class, ``.json`` any JSON value, of which one key may be the label, ``.txt`` a caption,
-``.npy`` an array, ``.seg.png`` or ``.mask.png`` a mask. The headers are read once, at the start, and
-classes and shapes with them; after that any sample is one seek away (in ``.tar.gz`` one pass: a
+``.jpg``, ``.png`` and the other pictures are the image. Where none has so short a name, ``.0.jpg``, ``.1.jpg``
+are any number of images, and ``.left.jpg``, ``.right.jpg`` images that each sample has. ``.cls`` is a whole
+number, or in all samples a name of a class, ``.json`` any JSON value, of which one key may be the label,
+``.txt`` a caption, ``.npy`` an array, ``.seg.png`` or ``.mask.png`` a mask. The headers are read once, at the
+start, and classes and shapes with them; after that any sample is one seek away (in ``.tar.gz`` one pass: a
 packing that is continued reads the file from its beginning).
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import tarfile
 import zlib
 from collections import Counter
@@ -41,6 +43,7 @@ from packdata.sources.base import (
     files_identity,
     identifier_of,
     is_hidden,
+    read_each,
 )
 from packdata.sources.folders import no_files
 
@@ -57,6 +60,8 @@ _LABELS = {
 }
 _READ_ERRORS = (OSError, EOFError, zlib.error)  # what gzip raises on damage
 _BLOCK = 512
+_PART = "image."  # begins the role of a picture that has a name of its own in its sample
+_NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 LABEL = "label"
 
 
@@ -88,10 +93,13 @@ class TarSource:
         self._samples: list[TarSample] = []
         for number, path in enumerate(self.paths):
             self._samples += scan_tar(path, number, ignored)
-        self.ignored: Mapping[str, int] = dict(ignored)
+        self._pictures = _settle_pictures(self._samples, ignored)
+        self.has_several = self._pictures not in ([], ["image"])
+        self.notes = _notes(self._pictures)
         roles = {role for sample in self._samples for role in sample.members}
-        if "image" not in roles:
+        if not self._pictures:
             raise no_files(self.paths[0], PICTURES, ignored)
+        self.ignored: Mapping[str, int] = dict(ignored)
         self.has_masks = "mask" in roles
         self._roles = [role for role in _LABELS if role in roles]
         self._arrays = {role: _field_of(role) for role in sorted(roles) if _is_array(role)}
@@ -168,19 +176,29 @@ class TarSource:
 
     def _item(self, sample: TarSample, file: IO[bytes]) -> Item:
         path = self.paths[sample.tar]
-        if "image" not in sample.members:
+        pictures = [role for role in self._pictures if role in sample.members]
+        if not pictures and not self._is_numbered:
             names = ", ".join(name for name, _, _ in sample.members.values())
             what = "the sample has no picture"
             return broken_item(sample.key, what, f"{path}: {names or sample.key}")
-        where = f"{path}: {sample.members['image'][0]}"
+        first = sample.members[pictures[0]] if pictures else next(iter(sample.members.values()))
+        where = f"{path}: {first[0]}"
         try:
             labels = self._labels(file, sample, path)
             read = _reader(file, sample, "image", path)
+            if self.has_several:
+                wanted = pictures if self._is_numbered else self._pictures
+                read = partial(read_each, [_reader(file, sample, r, path) for r in wanted])
             mask = _reader(file, sample, "mask", path) if self.has_masks else None
         except SourceError as error:
             return broken_item(sample.key, error.what, str(error.path), error.hint)
         name = sample.members["mask"][0] if "mask" in sample.members else None
         return Item(sample.key, where, read, labels, mask, mask_name=name)
+
+    @property
+    def _is_numbered(self) -> bool:
+        """Whether samples have any number of pictures; else each has all that there are."""
+        return self.has_several and _are_numbered(self._pictures)
 
     def _labels(self, file: IO[bytes], sample: TarSample, path: Path) -> dict[str, Any]:
         labels = dict.fromkeys(self.labels)
@@ -223,7 +241,7 @@ def scan_tar(path: Path, number: int, ignored: Counter[str]) -> list[TarSample]:
                 key, role = _role_of(member)
                 if role is None:
                     if not is_hidden(os.path.basename(member.name)):
-                        ignored[_suffix_of(member)] += 1
+                        ignored[_suffix_of(member.name)] += 1
                     continue
                 check_name(member.name, path)
                 _add(samples.setdefault(key, TarSample(number, key)), role, member, path)
@@ -239,20 +257,61 @@ def _role_of(member: tarfile.TarInfo) -> tuple[str, str | None]:
     stem, _, suffix = name.partition(".")
     suffix = suffix.lower()
     role = None
-    if f".{suffix}" in PICTURE_SUFFIXES:
-        role = "image"
-    elif suffix in _MASKS:
+    part, _, kind = suffix.rpartition(".")
+    if suffix in _MASKS:
         role = "mask"
+    elif f".{kind}" in PICTURE_SUFFIXES and not suffix.endswith((".seg.png", ".mask.png")):
+        role = f"{_PART}{part}" if part else "image"
     elif suffix in _LABELS or _is_array(suffix):
         role = suffix
     usable = member.isreg() and not is_hidden(name) and not member.issparse()
     return (f"{folder}/{stem}" if folder else stem), role if usable else None
 
 
-def _suffix_of(member: tarfile.TarInfo) -> str:
+def _suffix_of(name: str) -> str:
     """Return what follows a name's first dot: the part that says why it is no picture or label."""
-    dot, suffix = os.path.basename(member.name).partition(".")[1:]
+    dot, suffix = os.path.basename(name).partition(".")[1:]
     return dot + suffix or "no suffix"
+
+
+def _settle_pictures(samples: Sequence[TarSample], ignored: Counter[str]) -> list[str]:
+    """Return the roles of pictures in their order; where there is ``image``, others are passed over.
+
+    One name that all pictures have, and that is no number, is that of the image.
+    """
+    roles = {role for sample in samples for role in sample.members if role.startswith(_PART)}
+    has_plain = any("image" in sample.members for sample in samples)
+    is_one = len(roles) == 1 and not _are_numbered([*roles])
+    if roles and not has_plain and not is_one:
+        return sorted(roles, key=_rank)
+    for sample in samples if roles else ():
+        for role in roles & sample.members.keys():
+            member = sample.members.pop(role)
+            if has_plain:
+                ignored[_suffix_of(member[0])] += 1
+            else:
+                sample.members["image"] = member
+    return ["image"] if has_plain or roles else []
+
+
+def _rank(role: str) -> tuple[str, int, str]:
+    """Order ``img2`` before ``img10``."""
+    match = _NUMBERED.fullmatch(role)
+    return (match[1], int(match[2]), role) if match else (role, -1, role)
+
+
+def _are_numbered(roles: Sequence[str]) -> bool:
+    """Tell whether names differ in a number at the end alone."""
+    matches = [_NUMBERED.fullmatch(role) for role in roles]
+    return all(matches) and len({match[1] for match in matches if match}) == 1
+
+
+def _notes(pictures: Sequence[str]) -> list[str]:
+    """Say what the pictures of a sample are, where they have names."""
+    if _are_numbered(pictures) or len(pictures) < 2:
+        return []
+    names = ", ".join(role.removeprefix(_PART) for role in pictures)
+    return [f"the images of a sample are, in this order: {names}"]
 
 
 def _add(sample: TarSample, role: str, member: tarfile.TarInfo, path: Path) -> None:

@@ -1,0 +1,292 @@
+"""Sources of any number of pictures a sample: WebDataset's tars, Hugging Face's Parquet, JSON lines of paths."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image as Pil
+
+from loaders import ShardDataset
+from loaders.codecs.several import split_files
+from loaders.errors import SchemaError, SourceError
+from loaders.schema import Array, Image, Images, Label
+from packdata import pack_images
+from packdata.images.plan import plan_images
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def jpeg(number: int, height: int = 12, width: int = 16, **options: Any) -> bytes:
+    out = io.BytesIO()
+    picture = np.full((height, width, 3), (5 * number, 200 - 5 * number, 40), np.uint8)
+    Pil.fromarray(picture).save(out, "JPEG", **options)
+    return out.getvalue()
+
+
+def stored(dataset: ShardDataset) -> dict[str, list[bytes]]:
+    """Return the files of each sample by key."""
+    rows = dataset.rows_of(np.arange(len(dataset)))
+    records = dataset.store.records("images", rows)
+    files = [[file.tobytes() for file in split_files(record)] for record in records]
+    return dict(zip(dataset.view.keys(), files, strict=True))
+
+
+def write_tar(path: Path, members: Mapping[str, bytes], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+NUMBERED = {
+    "000.0.jpg": jpeg(0),
+    "000.1.jpg": jpeg(1),
+    "000.cls": b"1",
+    "001.10.jpg": jpeg(4),
+    "001.2.jpg": jpeg(3),
+    "001.0.jpg": jpeg(2),
+    "001.cls": b"0",
+    "002.cls": b"2",
+    "003.0.png": jpeg(5),  # the bytes decide
+    "003.cls": b"1",
+}
+
+
+@pytest.mark.parametrize(("name", "mode"), [("a.tar", "w"), ("a.tar.gz", "w:gz")])
+def test_numbered_pictures_of_a_tar_are_any_number_in_the_order_of_their_numbers(
+    tmp_path: Path, name: str, mode: str
+) -> None:
+    pack_images(write_tar(tmp_path / name, NUMBERED, mode), tmp_path / "out")
+
+    dataset = ShardDataset(tmp_path / "out", fields=["images", "label", "original_sizes"])
+    assert dataset.schema.fields["images"] == Images()
+    assert stored(dataset) == {
+        "000": [jpeg(0), jpeg(1)],
+        "001": [jpeg(2), jpeg(3), jpeg(4)],
+        "002": [],
+        "003": [jpeg(5)],
+    }
+    assert [int(sample.label) for sample in dataset] == [1, 0, 2, 1]
+    assert dataset[1].original_sizes.tolist() == [[12, 16]] * 3
+
+
+def test_numbers_may_stand_behind_a_name(tmp_path: Path) -> None:
+    members = {f"a.frame{n}.jpg": jpeg(n) for n in (10, 9, 1)}
+    pack_images(write_tar(tmp_path / "a.tar", members), tmp_path / "out")
+
+    assert stored(ShardDataset(tmp_path / "out")) == {"a": [jpeg(1), jpeg(9), jpeg(10)]}
+
+
+def test_named_pictures_of_a_tar_are_in_one_order_and_none_is_missing(tmp_path: Path) -> None:
+    members = {
+        "a.right.jpg": jpeg(1),
+        "a.left.jpg": jpeg(0),
+        "b.left.jpg": jpeg(2),
+        "c.left.jpg": jpeg(3),
+        "c.right.jpg": jpeg(4),
+    }
+    tar = write_tar(tmp_path / "a.tar", members)
+    plan = plan_images(tar)
+
+    summary = pack_images(tar, tmp_path / "out", on_error="skip")
+
+    assert any("left, right" in note for note in plan.notes())
+    assert stored(ShardDataset(tmp_path / "out")) == {
+        "a": [jpeg(0), jpeg(1)],
+        "c": [jpeg(3), jpeg(4)],
+    }
+    assert len(summary.rejected) == 1
+    with pytest.raises(SourceError) as caught:
+        pack_images(tar, tmp_path / "strict")
+    assert "right" in str(caught.value)
+
+
+def test_one_name_for_all_is_the_image(tmp_path: Path) -> None:
+    members = {"a.rgb.jpg": jpeg(1), "a.rgb.mask.png": b"", "b.rgb.jpg": jpeg(2)}
+    pack_images(write_tar(tmp_path / "a.tar", members), tmp_path / "out")
+
+    dataset = ShardDataset(tmp_path / "out")
+    assert dataset.schema.fields["image"] == Image()
+    assert len(dataset) == 2
+
+
+def test_pictures_beside_the_image_are_passed_over_as_ever(tmp_path: Path) -> None:
+    members = {"a.jpg": jpeg(1), "a.thumb.jpg": jpeg(2), "b.jpg": jpeg(3)}
+    tar = write_tar(tmp_path / "a.tar", members)
+    plan = plan_images(tar)
+    pack_images(tar, tmp_path / "out")
+
+    assert "images" not in ShardDataset(tmp_path / "out").schema.fields
+    assert any(".thumb.jpg" in note for note in plan.notes())
+
+
+STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def write_parquet(path: Path, kind: pa.DataType, value: Any) -> Path:
+    """Write five rows as Hugging Face does."""
+    images = [[value(0), value(1)], [], [value(2)], None, [value(3), value(4), value(5)]]
+    labels = pa.array([0, 1, 0, 1, 1], pa.int64())
+    table = pa.table({"images": pa.array(images, pa.list_(kind)), "label": labels})
+    features = {
+        "images": {"_type": "Sequence", "feature": {"_type": "Image"}},
+        "label": {"_type": "ClassLabel", "names": ["no", "yes"]},
+    }
+    about = json.dumps({"info": {"features": features}})
+    pq.write_table(table.replace_schema_metadata({"huggingface": about}), path)
+    return path
+
+
+@pytest.mark.parametrize("form", ["struct", "binary", "path"])
+@pytest.mark.parametrize("shards", ["lmdb", "parquet"])
+def test_lists_of_pictures_of_parquet(tmp_path: Path, form: str, shards: Any) -> None:
+    for n in range(6):
+        (tmp_path / f"{n}.jpg").write_bytes(jpeg(n))
+    values = {
+        "struct": (STRUCT, lambda n: {"bytes": jpeg(n), "path": None}),
+        "binary": (pa.binary(), jpeg),
+        "path": (STRUCT, lambda n: {"bytes": None, "path": f"{n}.jpg"}),
+    }
+    write_parquet(tmp_path / "a.parquet", *values[form])
+
+    pack_images(tmp_path / "a.parquet", tmp_path / "out", format=shards)
+
+    dataset = ShardDataset(tmp_path / "out")
+    assert dataset.names == ("images", "label")
+    assert dataset.schema.fields["label"] == Label(classes=("no", "yes"))
+    assert [*stored(dataset).values()] == [
+        [jpeg(0), jpeg(1)],
+        [],
+        [jpeg(2)],
+        [],
+        [jpeg(3), jpeg(4), jpeg(5)],
+    ]
+
+
+def test_a_picture_that_is_missing_in_a_list_is_an_error_of_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    images = pa.array([[jpeg(0)], [jpeg(1), None]], pa.list_(pa.binary()))
+    pq.write_table(pa.table({"images": images}), path)
+
+    with pytest.raises(SourceError) as caught:
+        pack_images(path, tmp_path / "out")
+    assert "row 1" in str(caught.value)
+    assert "picture 1" in str(caught.value)
+
+
+def test_a_picture_of_one_a_row_comes_before_lists(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    lists = pa.array([[jpeg(1)]], pa.list_(pa.binary()))
+    pq.write_table(pa.table({"crops": lists, "image": pa.array([jpeg(0)])}), path)
+
+    assert "image" in plan_images(path).recipes[0].targets[0].schema.fields
+    chosen = plan_images(path, image_column="crops")
+    assert "images" in chosen.recipes[0].targets[0].schema.fields
+
+
+def test_lists_of_paths_in_json_lines(tmp_path: Path) -> None:
+    for n in range(3):
+        (tmp_path / f"{n}.jpg").write_bytes(jpeg(n))
+    rows: list[dict[str, Any]] = [
+        {"images": ["2.jpg", "0.jpg"], "messages": [{"role": "user", "content": "a"}]},
+        {"messages": [{"role": "user", "content": "b"}]},
+        {"images": "1.jpg", "messages": []},
+    ]
+    path = tmp_path / "list.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    pack_images(path, tmp_path / "out")
+
+    dataset = ShardDataset(tmp_path / "out", fields=["images", "messages"])
+    assert [*stored(dataset).values()] == [[jpeg(2), jpeg(0)], [], [jpeg(1)]]
+    assert [sample.messages for sample in dataset] == [row["messages"] for row in rows]
+
+
+def test_a_list_of_something_else_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "list.jsonl"
+    path.write_text(json.dumps({"images": ["a.jpg"]}) + "\n" + json.dumps({"images": [3]}))
+
+    with pytest.raises(SourceError) as caught:
+        plan_images(path)
+    assert "line 2" in str(caught.value)
+
+
+def test_a_file_that_changed_is_seen_when_packing_is_continued(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(jpeg(0))
+    path = tmp_path / "list.jsonl"
+    path.write_text(json.dumps({"images": ["a.jpg"]}))
+    before = plan_images(path).recipes[0].identity
+
+    (tmp_path / "a.jpg").write_bytes(jpeg(1))
+    os.utime(tmp_path / "a.jpg", ns=(1, 1))
+
+    assert plan_images(path).recipes[0].identity != before
+
+
+def test_pictures_are_sized_and_counted_each(tmp_path: Path) -> None:
+    rotated = Pil.Exif()
+    rotated[0x0112] = 6
+    members = {"a.0.jpg": jpeg(0, 40, 60), "a.1.jpg": jpeg(1, 40, 60, exif=rotated)}
+    tar = write_tar(tmp_path / "a.tar", members)
+
+    summary = pack_images(tar, tmp_path / "out", sizes=[20, "8x10"], fit="cover")
+    small = ShardDataset(tmp_path / "out" / "8x10")
+    pack_images(tar, tmp_path / "kept")
+
+    assert small.schema.fields["images"] == Images(size=(8, 10))
+    assert small[0].images.shape == (2, 3, 8, 10)
+    assert [tuple(p.shape) for p in ShardDataset(tmp_path / "kept")[0].images] == [
+        (3, 40, 60),
+        (3, 60, 40),
+    ]
+    assert summary.counts["re-encoded"] == 2
+    fields = ShardDataset(tmp_path / "kept").schema.fields
+    assert fields["original_sizes"] == Array(dtype="int32", dims=(None, 2))
+
+
+def test_what_belongs_to_one_picture_is_refused(tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "a.tar", {**NUMBERED, "000.json": b'{"boxes": []}'})
+    (tmp_path / "masks").mkdir()
+    Pil.new("L", (16, 12)).save(tmp_path / "masks" / "000.png")
+
+    for options in (
+        {"masks": tmp_path / "masks"},
+        {"boxes": ["json.boxes"]},
+        {"codec": "raw", "sizes": [8], "fit": "cover"},
+    ):
+        with pytest.raises(SchemaError):
+            plan_images(tar, **options)
+
+
+def test_a_damaged_one_is_rejected_by_its_number(tmp_path: Path) -> None:
+    members = {"a.0.jpg": jpeg(0), "a.1.jpg": jpeg(1)[:-40], "b.0.jpg": jpeg(2)}
+    tar = write_tar(tmp_path / "a.tar", members)
+
+    with pytest.raises(SourceError) as caught:
+        pack_images(tar, tmp_path / "out")
+    assert "picture 1" in str(caught.value)
+    pack_images(tar, tmp_path / "skipped", on_error="skip")
+    assert [*stored(ShardDataset(tmp_path / "skipped"))] == ["b"]
+
+
+def test_splits_of_one_form_are_packed_apart(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_tar(tmp_path / "in" / "train-0.tar", NUMBERED)
+    write_tar(tmp_path / "in" / "val-0.tar", {"x.0.jpg": jpeg(1), "x.cls": b"1"})
+    pack_images(tmp_path / "in", tmp_path / "out")
+
+    train, val = (ShardDataset(tmp_path / "out" / name) for name in ("train", "val"))
+    assert len(train) == 4
+    assert [tuple(picture.shape) for picture in val[0].images] == [(3, 12, 16)]
