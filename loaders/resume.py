@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders.checks import shown, whole_number
 from loaders.errors import StateError
+from loaders.sampling.first import num_first
 from loaders.sampling.sampler import EpochBatches, EpochSampler
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class ThirdParty:
         batch_sampler = loader.batch_sampler
         samplers = [batch_sampler, loader.sampler, getattr(batch_sampler, "sampler", None)]
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
+        self._num_first = None if self.is_iterable else num_first()
         parts = [loader.dataset] if self.is_iterable else samplers
         self._own = next((part for part in samplers if isinstance(part, EpochSampler)), None)
         own = EpochSampler, EpochBatches  # of a subclass that yields something else
@@ -169,6 +171,8 @@ class ThirdParty:
 
     def _told(self, loader: Any, epoch: int, delivered: int) -> dict[str, Any]:
         sizes = {"batch_size": loader.batch_size}
+        if self._num_first is not None:
+            sizes["sample"] = self._num_first
         if self.is_iterable:
             sizes["num_workers"] = loader.num_workers
         generators = [_text(each.get_state()) for each in self._generators]
@@ -195,7 +199,7 @@ class ThirdParty:
             raise StateError(
                 f"the state is of an order of kind {kind!r}, this one is a third party's"
             )
-        for name in ("batch_size", "num_workers"):
+        for name in ("batch_size", "num_workers", "sample"):
             if state.get(name) != here.get(name):
                 what = f"the state was taken with {name}={state.get(name)}, here it is {here.get(name)}"
                 raise StateError(f"{what}: batches are counted, and would be others")
@@ -242,6 +246,8 @@ class ThirdParty:
     def _go_on(self, batches: Iterable[Any], resumed: Mapping[str, Any]) -> Iterator[Any]:
         if self._own is not None and "sampler_epoch" in resumed:
             self._own.set_epoch(resumed["sampler_epoch"])
+        if self._num_first is not None:
+            batches = _first(batches, self._num_first)
         if self._stateful is None:
             return islice(batches, resumed.get("delivered", 0), None)
         if "0" in resumed.get("states", {}):
@@ -339,6 +345,15 @@ class _Loading:
         info: Any = get_worker_info()
         if str(worker_id) in self._states:
             info.dataset.load_state_dict(self._states[str(worker_id)])
+
+
+def _first(batches: Iterable[Any], num: int) -> Iterator[Any]:
+    """Yield batches, or indices, up to the one that so many samples end in."""
+    for batch in batches:
+        yield batch
+        num -= len(batch) if hasattr(batch, "__len__") else 1
+        if num <= 0:
+            return
 
 
 def is_stateful(part: Any) -> bool:

@@ -18,6 +18,7 @@ from loaders.checks import Settled, one_of, shown, whole_number
 from loaders.errors import StateError
 from loaders.sampling.batch import IndexBatch, SampleIndex, evaluate, index_batches
 from loaders.sampling.cursor import Cursor
+from loaders.sampling.first import sampled
 from loaders.sampling.order import Order, Sequential, Shuffled, batch_starts
 from loaders.sampling.plan import BatchPlan, Pad, Plan
 from loaders.sampling.ranks import is_distributed, resolve_rank
@@ -68,7 +69,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
 
     @property
     def _settled(self) -> frozenset[str]:  # type: ignore[override]
-        is_open = isinstance(self.order, Sequential) and not self._is_used
+        is_open = not self.shuffle and not self._is_used
         return _SETTLED - {"seed"} if is_open else _SETTLED
 
     def __init__(
@@ -83,9 +84,10 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         pad: Pad = True,
     ) -> None:
         # Not super().__init__(): it would ask for the ranks now.
-        self.order = _as_order(order, shuffle, seed)
-        self.dataset: Sized = range(self.order.length)  # type: ignore[assignment]
-        self.shuffle = not isinstance(self.order, Sequential)
+        made = _as_order(order, shuffle, seed)
+        self.shuffle = not isinstance(made, Sequential)
+        self.order = sampled(made)
+        self.dataset: Sized = range(made.length)  # type: ignore[assignment]
         # Samples as they lie have one, too: for augmentation.
         given = self.order.describe().get("seed", 0) if seed is None else seed
         self.seed = whole_number("seed", given)
@@ -196,12 +198,12 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
             StateError: The epoch was to go on behind their end.
         """
         start = self.cursor.start
-        if start > order.length or (start and not isinstance(order, Sequential)):
+        if start > order.length or (start and self.shuffle):
             what = f"the epoch of {self.order.length} samples goes on at {start}"
             raise StateError(
                 f"{what}, and there are {order.length} now: set_epoch() begins one of these"
             )
-        self.__dict__.update(order=order, dataset=range(order.length))
+        self.__dict__.update(order=sampled(order), dataset=range(order.length))
 
     @property
     def epoch(self) -> int:
@@ -390,7 +392,7 @@ def continued(
 def check_state(state: Mapping[str, Any], order: Order) -> None:
     """Raise ``StateError``, naming what differs, unless ``state`` belongs to this order."""
     _check_place(state)
-    expected = order.describe()
+    expected = {"sample": None, **order.describe()}
     if state.get("delivered") in (0, order.length):  # the next epoch may have other weights
         expected = {name: value for name, value in expected.items() if name not in _PER_EPOCH}
     differing = [name for name in expected if state.get(name) != expected[name]]
