@@ -14,7 +14,9 @@
     ├── UnsendableError (TypeError)     something that the child of backend="subprocess" cannot be given
     ├── StateError      (ValueError)    a state_dict that belongs to another dataset or order
     ├── SourceError     (ValueError)    offline: an input file that cannot be packed
-    └── PackError       (RuntimeError)  offline: a target that cannot be written, or is in use
+    ├── PackError       (RuntimeError)  offline: a target that cannot be written, or is in use
+    ├── RemoteError     (RuntimeError)  a store that does not answer, or not with what the manifest says
+    └── CacheError      (RuntimeError)  a folder that cannot hold downloads, or is too small for them
 
 Every error pickles, with its attributes and notes, so it crosses process borders. Its ``__cause__``
 does not: what it says is part of the text.
@@ -93,6 +95,14 @@ class SourceError(_FileError, ValueError):
 
 class PackError(_FileError, RuntimeError):
     """A target that cannot be written, or that another packer holds."""
+
+
+class RemoteError(_FileError, RuntimeError):
+    """A store that does not answer, refuses, or does not have what the manifest says; ``path`` is the URL."""
+
+
+class CacheError(_FileError, RuntimeError):
+    """A folder that cannot hold what is downloaded, or is too small for it; ``path`` is the folder."""
 
 
 class ShardError(LoadersError, ValueError):

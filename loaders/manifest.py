@@ -16,13 +16,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from loaders.errors import ManifestError, SchemaError
 from loaders.regular import read_regular
+from loaders.remote.url import is_url
 from loaders.schema import Schema
+
+if TYPE_CHECKING:
+    from loaders.remote.origin import Origin
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -194,12 +198,39 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_manifest(folder: Path | str) -> Manifest:
-    """Read and check the manifest of a packed dataset.
+    """Read and check the manifest of a packed dataset, in a folder or at a URL.
 
     Raises:
         ManifestError: It is missing, damaged, newer, or names files outside the folder.
+        RemoteError: It cannot be fetched.
     """
-    path = Path(folder) / MANIFEST_NAME
+    if is_url(folder):
+        from loaders.remote.origin import origin_of
+
+        return read_remote(origin_of(folder))
+    return _read_manifest(Path(folder) / MANIFEST_NAME)
+
+
+def read_remote(origin: Origin) -> Manifest:
+    """Read the manifest at a URL; what came damaged is fetched again, twice.
+
+    Raises:
+        ManifestError: It is missing, or damaged there.
+        RemoteError: It cannot be fetched.
+    """
+    for is_last in (False, False, True):
+        try:
+            return _read_manifest(origin.manifest() / MANIFEST_NAME)
+        except ManifestError as error:
+            if is_last or is_url(error.path):
+                path = error.path if is_url(error.path) else origin.url / MANIFEST_NAME
+                raise ManifestError(error.what, path, error.hint) from error.__cause__
+        with suppress(ManifestError):
+            origin.manifest(anew=True)
+    raise AssertionError
+
+
+def _read_manifest(path: Path) -> Manifest:
     data = _read_json(path)
     try:
         return _parse(data)
@@ -230,16 +261,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def is_url(place: Path | str) -> bool:
-    """Tell whether a place is a URL: as a path it would be missing, whatever is there."""
-    return (
-        re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(place)) is not None and not Path(place).exists()
-    )
-
-
 def _missing(folder: Path) -> tuple[str, Path, str]:
-    if is_url(folder):
-        return "it is a URL, and folders of this machine are opened", folder, "Copy it here first"
     if not folder.exists():
         hint = "Check the path, or pack a dataset there with 'packdata'"
         return "there is no such folder", folder, hint

@@ -24,7 +24,8 @@ from loaders.datasets.tokens.windows import TokenWindows
 from loaders.datasets.views import as_ours
 from loaders.device.nested import tensors_of
 from loaders.errors import LoadersError
-from loaders.manifest import is_url, read_manifest
+from loaders.manifest import read_manifest
+from loaders.remote.url import is_url
 from loaders.sampling.order import Shuffled
 from loaders.schema import Image, Mask, Tokens
 

@@ -15,6 +15,7 @@ import xxhash
 
 from loaders.errors import LoadersError, ShardError, SourceError
 from loaders.regular import read_regular
+from loaders.remote.url import is_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +99,10 @@ def decoder_of(folder: Path, field: Tokens) -> Decoder | None:
         return None
     if field.tokenizer == "bytes":
         return BytesDecoder()
+    if is_url(folder):
+        from loaders.remote.origin import origin_of
+
+        return _opened(origin_of(folder).small_file(field.tokenizer), field)
     return _opened(folder / field.tokenizer, field)
 
 

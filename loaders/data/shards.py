@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +20,21 @@ from loaders.errors import (
 )
 from loaders.formats import hash_file, open_checksums, open_columns
 from loaders.formats.checksums import hash_block
-from loaders.manifest import MANIFEST_NAME, read_manifest
+from loaders.manifest import MANIFEST_NAME, read_manifest, read_remote
+from loaders.remote.url import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from loaders.columns import Column
     from loaders.formats.checksums import Checksums
     from loaders.manifest import Manifest, ShardInfo
+    from loaders.remote.origin import Origin
     from loaders.schema import Schema
 
 Check = Literal["first", "always", "never"]
 Indices = npt.NDArray[np.int64]
+_MAX_EVICTIONS = 8  # of a shard, between being fetched and being mapped
 
 
 @dataclass(slots=True)
@@ -72,19 +75,21 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True)
 class FileShard:
-    """A shard that is mapped when it is first touched.
+    """A shard that is mapped when it is first touched, and fetched before where it lies at a URL.
 
     Attributes:
-        path: The file.
+        path: The file, or its URL.
         info: What the manifest says of it.
         schema: The dataset's.
-        version: Which file that manifest was.
+        version: Which file that manifest was; None at a URL, where shards are known by their content.
+        origin: What fetches it; None: it is a file here.
     """
 
     path: Path
     info: ShardInfo
     schema: Schema
-    version: Version
+    version: Version | None
+    origin: Origin | None = None
 
     @property
     def num_samples(self) -> int:
@@ -102,17 +107,44 @@ class FileShard:
         return shard
 
     def _open(self, check: Check) -> OpenShard:
-        columns = open_columns(self.path, self.info)
-        checksums = {} if check == "never" else open_checksums(self.path, self.info)
-        if check == "always" and hash_file(self.path) != self.info.xxh3_128:
+        file, columns = self._columns()
+        checksums = {} if check == "never" else open_checksums(file, self.info)
+        if check == "always" and hash_file(file) != self.info.xxh3_128:
             return OpenShard(self.path, columns, checksums, self._damage(columns, checksums))
         return OpenShard(self.path, columns, checksums)
+
+    def _columns(self) -> tuple[Path, Mapping[str, Column]]:
+        """Map the shard; return the file that was mapped, and its columns."""
+        if self.origin is None:
+            return self.path, open_columns(self.path, self.info)
+        for is_last in [False] * _MAX_EVICTIONS + [True]:
+            file = self.fetch()
+            try:
+                return file, open_columns(file, self.info, pin=True)
+            except ShardError as error:
+                if file.exists() or is_last:  # else it was evicted right before
+                    raise ShardError(error.what, self.path, hint=error.hint) from error
+        raise AssertionError
+
+    def fetch(self) -> Path:
+        """Return the file, when it is here; one of a cache may be evicted before it is opened.
+
+        Raises:
+            RemoteError: It cannot be fetched.
+            ChecksumError: It is not what the manifest says.
+            CacheError: There is no room for it.
+        """
+        if self.origin is None:
+            return self.path
+        return self.origin.shard(self.info.file, self.info.size_bytes, self.info.xxh3_128)
 
     def check_version(self) -> None:
         """Raise StaleDatasetError if the manifest was replaced, and the new one has another shard of this name.
 
         Shards are listed by the hash of their bytes, so a dataset that only grew goes on.
         """
+        if self.version is None:
+            return
         version = version_of(self.path.parent)
         if version == self.version:
             return
@@ -172,13 +204,34 @@ def _read(folder: Path, version: Version) -> Manifest | None:
         return None
 
 
-def open_manifest(folder: Path) -> tuple[Manifest, list[FileShard]]:
-    """Read the manifest of a folder; return it with its shards, which are not opened yet."""
+def open_manifest(
+    folder: Path | str, cache: Any = None, storage: Mapping[str, Any] | None = None
+) -> tuple[Manifest, list[FileShard], Path]:
+    """Read the manifest of a folder, or at a URL; return it with its shards, which are not opened yet, and the place.
+
+    Args:
+        folder: Where.
+        cache: Of a URL: where downloads go, and how many; see ``ShardDataset``.
+        storage: Of a URL: how its store is reached.
+    """
+    if is_url(folder):
+        from loaders.remote.origin import origin_of
+
+        origin = origin_of(folder, cache, storage)
+        manifest, url = read_remote(origin), origin.url
+        shards = [
+            FileShard(url / each.file, each, manifest.schema, None, origin)
+            for each in manifest.shards
+        ]
+        return manifest, shards, url
+    if cache is not None or storage is not None:
+        raise ValueError(f"cache and storage are for URLs, {str(folder)!r} is a folder")
+    folder = Path(folder).absolute()
     version = version_of(folder)
     manifest = read_manifest(folder)
     schema = manifest.schema
     shards = [FileShard(folder / each.file, each, schema, version) for each in manifest.shards]
-    return manifest, shards
+    return manifest, shards, folder
 
 
 def _damaged(column: Column, sums: Checksums) -> Indices:

@@ -22,6 +22,7 @@ from loaders.data.shards import FileShard, open_manifest
 from loaders.data.store import Origins, Store
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import CodecError, LoadersError, SampleError, SchemaError
+from loaders.remote.url import URL
 from loaders.schema import Image, Mask, Schema, Text
 from loaders.schema.tables import find_column
 
@@ -362,7 +363,7 @@ class View:
 
     @property
     def folders(self) -> list[Path]:
-        """The folders of the datasets whose shards these are, in order."""
+        """The folders, or URLs, of the datasets whose shards these are, in order."""
         files = [shard for shard in self.store.shards if isinstance(shard, FileShard)]
         return list(dict.fromkeys(shard.path.parent for shard in files))
 
@@ -389,15 +390,15 @@ def _sizes(codec: Codec, records: Sequence[UInt8Array]) -> Any:
 
 
 def open_view(path: Path | str, check: Check = "first") -> View:
-    """Open the dataset of a folder.
+    """Open the dataset of a folder, or at a URL.
 
     Raises:
         ManifestError: It is not a packed dataset, or its manifest is damaged.
     """
-    folder = Path(path)
-    manifest, shards = open_manifest(folder)
+    manifest, shards, place = open_manifest(path)
     store = Store(shards, check, max_open=_MAX_OPEN)
-    return View(store, manifest.schema, fingerprint=manifest.fingerprint, path=folder)
+    place = place if isinstance(place, URL) else Path(path)  # as it was given
+    return View(store, manifest.schema, fingerprint=manifest.fingerprint, path=place)
 
 
 def join_views(views: Sequence[View], schema: Schema | None = None) -> View:

@@ -12,6 +12,7 @@ from loaders.data.view import View
 from loaders.datasets.packed import OnError, PackedDataset, Transform
 from loaders.datasets.reading.gather import take_rows
 from loaders.datasets.settings import check_augment
+from loaders.remote.url import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +32,8 @@ class ShardDataset(PackedDataset):
     labels.
 
     Args:
-        path: The folder that ``packdata`` made.
+        path: The folder that ``packdata`` made, or its URL: ``s3://``, ``gs://``, ``az://``, ``http(s)://``, or any
+            other that fsspec opens. Shards are fetched as they are needed, verified, and mapped like those of a folder.
         fields: Names of the fields a sample has, in order; default: those that the packing
             marked, usually image and label. ``key``, ``original_size`` and ``sample_id`` (the
             position, in a view that in the view) can be asked for, the first two where they were packed:
@@ -61,9 +63,17 @@ class ShardDataset(PackedDataset):
         scale: 1, the default; 1/2, 1/4 or 1/8 serves ``dct`` images smaller (sides rounded up), and reads no more
             of each record than that needs.
         max_picture_mb: MiB that a picture may take, decoded: a larger one is an error before memory is taken.
+        cache: Of a URL, where downloads go and how much is kept: a size such as ``"500GB"``, a folder on a local disk,
+            or ``{"path": ..., "size": ...}``. Default: ``$LOADERS_CACHE`` or a folder of this user; 80 % of what is
+            free less 20 GB, at least 2 GB.
+        storage: Of a URL, how its store is reached, as options of obstore (``endpoint``, ``region``,
+            ``skip_signature``, ``access_key_id``, ``profile``, ``timeout``, ...) or of fsspec. What is not given comes
+            from the environment. Pickles are without its secrets.
 
     Raises:
         ManifestError: The folder is not a packed dataset, or a damaged one.
+        RemoteError: A URL cannot be read.
+        CacheError: The cache cannot be used, or is too small.
         SchemaError: A field or option does not exist.
 
     Example::
@@ -86,9 +96,12 @@ class ShardDataset(PackedDataset):
         on_error: OnError = "raise",
         scale: float = 1,
         max_picture_mb: int = MAX_PICTURE_MB,
+        cache: Any = None,
+        storage: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = as_path("path", path, "the folder that packdata made").absolute()
-        manifest, shards = open_manifest(self.path)
+        folder = as_path("path", path, "the folder or URL of what packdata made")
+        place = str(path) if is_url(path) else folder
+        manifest, shards, self.path = open_manifest(place, cache, storage)
         check_augment(augment, manifest.schema.fields)
         fingerprint = manifest.fingerprint
         store = Store(shards, check, take_rows)

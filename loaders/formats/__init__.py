@@ -116,19 +116,24 @@ def hash_file(path: Path) -> str:
     return state.hexdigest()
 
 
-def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
+def map_shard(path: Path, info: ShardInfo, *, pin: bool = False) -> npt.NDArray[np.uint8]:
     """Map a shard read-only, after checking its size: a read past its end would be fatal.
+
+    Args:
+        path: The file.
+        info: What the manifest says of it.
+        pin: Hold a shared lock on the file as long as it is mapped: a cache does not evict it.
 
     Raises:
         ShardError: The file is missing or has another size.
     """
     try:
         try:
-            return _map(path, info)
+            return _map(path, info, pin=pin)
         except OSError as error:
             if error.errno != errno.EMFILE or not _allow_more_files():
                 raise
-            return _map(path, info)
+            return _map(path, info, pin=pin)
     except FileNotFoundError as error:
         raise ShardError("the shard is missing", path, hint=_RESTORE) from error
     except OSError as error:
@@ -138,16 +143,31 @@ def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
         raise ShardError(what, path, hint=hint) from error
 
 
-def _map(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
+def _map(path: Path, info: ShardInfo, *, pin: bool) -> npt.NDArray[np.uint8]:
     with open(path, "rb", opener=regular) as file:
+        if pin:
+            _pin(file.fileno(), path)
         size = os.fstat(file.fileno()).st_size
         if size != info.size_bytes:
             what = f"it has {size} bytes, the manifest says {info.size_bytes}"
             raise ShardError(what, path, hint=_RESTORE)
-        # A map needs no open file, and a dataset may have more shards than files may be open.
-        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        # A map needs no open file, and a dataset may have more shards than files may be open. The lock of a pin belongs
+        # to the open file, of which the map keeps a copy.
+        has_option = sys.version_info >= (3, 13) and not pin
+        options: dict[str, Any] = {"trackfd": False} if has_option else {}
         data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, **options)
         return np.frombuffer(data, np.uint8)
+
+
+def _pin(descriptor: int, path: Path) -> None:
+    """Lock a file of a cache for reading; FileNotFoundError if it was evicted meanwhile."""
+    import fcntl  # not on Windows, where there are no such caches
+
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if not os.fstat(descriptor).st_nlink:
+        raise FileNotFoundError(errno.ENOENT, "it was evicted", str(path))
+    with suppress(OSError):
+        os.utime(descriptor)  # when it was last used
 
 
 def _allow_more_files() -> bool:
@@ -162,13 +182,18 @@ def _allow_more_files() -> bool:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] != soft
 
 
-def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:
+def open_columns(path: Path, info: ShardInfo, *, pin: bool = False) -> dict[str, Column]:
     """Map a shard and return its columns, without copying rows.
+
+    Args:
+        path: The file.
+        info: What the manifest says of it.
+        pin: See ``map_shard``.
 
     Raises:
         ShardError: The file is missing, has another size, or rows would lie outside of it.
     """
-    data = map_shard(path, info)
+    data = map_shard(path, info, pin=pin)
     num_varied = sum(place.row_nbytes is None for place in info.places.values())
     check_memory(num_varied * info.num_samples * _PLACE_BYTES, path, info.num_samples)
     columns = {}
@@ -183,7 +208,7 @@ def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:
     return columns
 
 
-def check_memory(nbytes: int, path: Path, num_rows: int) -> None:
+def check_memory(nbytes: int, path: Path | str, num_rows: int) -> None:
     """Raise ShardError if this takes more memory than is free: a sparse file claims any number of rows."""
     if nbytes > _LARGE_BYTES and nbytes > (free := available_memory()):
         what = f"{nbytes >> 20:,} MiB of memory are needed for its {num_rows:,} rows"

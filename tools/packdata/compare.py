@@ -132,7 +132,7 @@ def _check_files(*views: View) -> None:
     """Raise ShardError where a file is not what its manifest says, also where no record lies."""
     for view in views:
         for number, shard in enumerate(view.whole_shards or ()):
-            digest = hash_file(shard.path)
+            digest = hash_file(shard.fetch())
             if digest != shard.info.xxh3_128:
                 _raise_damage(view, number, digest)
 

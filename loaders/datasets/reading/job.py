@@ -19,7 +19,7 @@ from loaders.datasets.reading.samples import (
     batch_type,
     sample_of,
 )
-from loaders.errors import LoadersError
+from loaders.errors import CacheError, LoadersError, RemoteError
 from loaders.rng import hash64, key64
 from loaders.sampling.context import reading
 from loaders.sampling.foreign import listed
@@ -119,7 +119,8 @@ class BatchJob:
             except LoadersError as cause:
                 index = int(self.request.indices[position])
                 # No name for the error: its traceback holds this frame, and the two would keep the loader alive.
-                if not self.plan.is_replacing:
+                # A store that does not answer has no bad samples.
+                if not self.plan.is_replacing or isinstance(cause, RemoteError | CacheError):
                     raise self.plan.sample_error(index, cause) from cause
                 self.plan.count_replaced(self.plan.sample_error(index, cause))
             with self._lock:  # other threads replace samples of the same request

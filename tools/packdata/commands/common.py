@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, ManifestError, SchemaError, SourceError
-from loaders.manifest import MANIFEST_NAME, is_url
+from loaders.manifest import MANIFEST_NAME
+from loaders.remote.url import is_url
 from loaders.text import describe_size, printable, printable_json
 from packdata.describe import counted
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS

@@ -1,0 +1,17 @@
+"""Datasets in a store (S3, GCS, Azure, HTTP, or what fsspec reaches), through a cache folder of this machine.
+
+A trainer holds no client of a store: one process per cache folder, the fetcher, downloads whole shards, verifies and
+publishes them by a rename, and trainers map the finished files. What talks to a store is imported in the fetcher alone.
+
+::
+
+    url       where a dataset lies, without its secrets
+    folder    the cache: where it is, how large it may be, what lies in it
+    wire      messages over the fetcher's socket
+    client    finds or starts the fetcher, asks it, and asks another one if it dies
+    origin    a dataset at a URL, as ``loaders.manifest`` and ``loaders.data`` use it
+    needs     which shards a loader will read, and when
+    fetcher   the process: clients, room, what to fetch next, what to evict
+    transfer  one file in parts: retried, verified, published
+    stores    size, range, put and delete, by obstore or fsspec; credentials
+"""

@@ -1,0 +1,225 @@
+"""Asking the fetcher: it is started where none runs, and asked again where it dies.
+
+1. Each thread that asks has a connection of its own meanwhile; a forked child makes new ones.
+2. The fetcher answers, or says at least every ``BEAT_S`` that it works on it. One that is silent for ``SILENCE_S`` is
+   an error: it was stopped, and holds the folder.
+3. Where a connection breaks, the fetcher is dead: another one is started, by one client of the machine, and the
+   question is asked again. Where that happens ``MAX_DEATHS`` times to one question, it is an error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+import weakref
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import loaders
+from loaders.errors import CacheError, LoadersError, RemoteError
+from loaders.locks import ForkLock
+from loaders.remote.url import OBSTORE_SCHEMES
+from loaders.remote.wire import Connection, raise_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loaders.remote.url import URL
+
+START_S = 30.0
+MAX_DEATHS = 8
+_PAUSE_S = 0.02
+_NOBODY = (FileNotFoundError, ConnectionError)
+_PASSED = frozenset(  # to the fetcher, which serves several jobs: nothing of one of them
+    ["PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "TZ"]
+)
+
+
+class Client:
+    """Asks the fetcher of a folder, for this process.
+
+    Args:
+        inside: The cache folder of this version.
+        hello: What each connection says first.
+
+    Thread-safe.
+    """
+
+    def __init__(self, inside: Path, hello: Callable[[], dict[str, Any]]) -> None:
+        self._inside, self._hello = inside, hello
+        self._free: list[Connection] = []
+        weakref.finalize(self, _hang_up, self._free)
+        self._owner = os.getpid()
+        self._lock = ForkLock()
+
+    def ask(
+        self,
+        message: dict[str, Any],
+        on_wait: Callable[[dict[str, Any]], object] = bool,
+        nbytes: int = 0,
+    ) -> dict[str, Any]:
+        """Return the answer to a message.
+
+        Args:
+            message: The question.
+            on_wait: Called with what the fetcher says while it works on it.
+            nbytes: How many bytes follow the answer, as its ``"data"``.
+
+        Raises:
+            RemoteError: What the store answers is of no use, or the fetcher does not answer.
+            CacheError: The folder cannot be used.
+        """
+        for _ in range(MAX_DEATHS):
+            connection = None
+            try:
+                connection = self._take()
+                connection.send(message)
+                answer = self._answer(connection, on_wait, nbytes)
+            except TimeoutError as error:
+                raise self._silent() from error
+            except _NOBODY:
+                continue  # it died: the next one is asked
+            except LoadersError:
+                if connection is not None:
+                    self._give(connection)
+                raise
+            except BaseException:
+                if connection is not None:
+                    connection.close()
+                raise
+            self._give(connection)
+            return answer
+        what = f"its fetcher died {MAX_DEATHS} times while it was asked for one thing"
+        raise CacheError(what, self._inside.parent, _look(self._inside))
+
+    def _answer(
+        self, connection: Connection, on_wait: Callable[[dict[str, Any]], object], nbytes: int
+    ) -> dict[str, Any]:
+        while "wait" in (answer := connection.receive()):
+            on_wait(answer["wait"])
+        raise_error(answer)
+        if nbytes:
+            answer["data"] = connection.receive_bytes(nbytes)
+        return answer
+
+    def _take(self) -> Connection:
+        with self._lock.plain:
+            if self._owner != os.getpid():
+                _hang_up(self._free)  # the parent goes on with its own copies
+                self._owner = os.getpid()
+            if self._free:
+                return self._free.pop()
+        return self.connect()
+
+    def connect(self) -> Connection:
+        """Return a connection of its own, which has said hello."""
+        connection = connect(self._inside)
+        try:
+            connection.send(self._hello())
+            self._answer(connection, bool, 0)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _give(self, connection: Connection) -> None:
+        with self._lock.plain:
+            self._free.append(connection)
+
+    def _silent(self) -> RemoteError:
+        pid = _read(self._inside / "lock")
+        hint = (
+            f"End it ('kill -9 {pid}'): another one is started" if pid else "Look for it with ps"
+        )
+        return RemoteError("its fetcher does not answer", self._inside.parent, hint)
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._lock.plain:
+            _hang_up(self._free)
+
+
+def _hang_up(connections: list[Connection]) -> None:
+    while connections:
+        connections.pop().close()
+
+
+def connect(inside: Path) -> Connection:
+    """Connect to the fetcher of a folder, and start one if none runs.
+
+    Raises:
+        CacheError: None could be started.
+    """
+    deadline = time.monotonic() + START_S
+    while True:
+        with suppress(*_NOBODY):
+            return Connection(inside)
+        with open(inside / "start", "ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # another client starts one
+                time.sleep(_PAUSE_S)
+            else:
+                with suppress(*_NOBODY):
+                    return Connection(inside)
+                _start(inside)
+        if time.monotonic() > deadline:
+            raise CacheError("no fetcher answers there", inside.parent, _look(inside))
+
+
+def _start(inside: Path) -> None:
+    """Start a fetcher, and wait until it listens, or has found that another one does."""
+    command = [sys.executable, "-P", "-m", "loaders.remote.fetcher", str(inside)]
+    with open(inside / "fetcher.log", "ab") as log:
+        started = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,  # no pipe of the trainer's: what waits for its end would wait for the fetcher's
+            cwd="/",
+            env=_environment(),
+            start_new_session=True,
+        )
+    try:
+        is_started = started.wait(START_S) == 0
+    except subprocess.TimeoutExpired:
+        started.kill()
+        is_started = started.wait() == 0
+    if not is_started:
+        raise CacheError("its fetcher could not be started", inside.parent, _look(inside))
+
+
+def _environment() -> dict[str, str]:
+    packages = str(Path(loaders.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
+    passed = {name: value for name, value in os.environ.items() if _is_passed(name)}
+    return passed | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _is_passed(name: str) -> bool:
+    return name in _PASSED or name.lower().endswith("_proxy")
+
+
+def _look(inside: Path) -> str:
+    return f"Look into {inside / 'fetcher.log'}"
+
+
+def _read(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""
+
+
+def check_extra(url: URL) -> None:
+    """Raise RemoteError if what reads this kind of URL is not installed; nothing of it is imported here."""
+    needed = ["obstore"] if url.scheme in OBSTORE_SCHEMES else ["fsspec"]
+    if missing := [name for name in needed if find_spec(name) is None]:
+        what = f"a URL needs {' and '.join(missing)}, which is not installed"
+        raise RemoteError(what, url, "Run: pip install 'loaders[remote]'")
+    if not sys.platform.startswith("linux"):
+        raise RemoteError("URLs are read on Linux alone", url, "Copy the dataset here first")

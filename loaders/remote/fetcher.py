@@ -1,0 +1,571 @@
+"""The fetcher: one process per cache folder, which holds all clients of stores. ``python -m loaders.remote.fetcher``.
+
+1. Start: whoever needs it starts it; the lock of the folder says who is the one. What lies in ``parts/`` is deleted,
+   and shards from before the last boot are to be hashed again.
+2. It serves its own user, over a socket in the folder. A connection says hello, with the URL and how to reach it.
+3. A file is fetched once, whoever waits for it; all get the same error. Files that somebody waits for come first, then
+   those that loaders will need, in that order, as far as there is room. What is needed last is evicted.
+4. End: some seconds after its last client has gone, or by SIGTERM. The next one deletes what ``kill -9`` left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
+from loaders.remote.folder import default_size, manifest_folder, shard_path
+from loaders.remote.needs import File, Needs
+from loaders.remote.stored import Stored
+from loaders.remote.stores import Objects, StoreFault, hide_secrets, open_objects
+from loaders.remote.transfer import Download, Pace, again
+from loaders.remote.url import URL
+from loaders.remote.wire import (
+    BEAT_S,
+    MAX_LINE_BYTES,
+    PROTOCOL,
+    SOCKET_NAME,
+    InFolder,
+    encoded,
+    error_message,
+    peer_uid,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+logger = logging.getLogger("loaders.remote.fetcher")
+MAX_CONNECTIONS = 8
+IDLE_S = 3.0
+_ROOM_S = 15.0  # for so long readers may take to give room
+_FAILED_S = 8.0  # for so long what failed is not tried again
+_MANIFEST_S = 5.0  # ranks that start together share one manifest
+_SECRETS_S = 10.0  # for so long another process may take to bring them
+_AHEAD_BYTES = 512 << 20  # of files that are begun and not published
+_WINDOW_SHARE, _WINDOW_BYTES = 32, 2 << 30
+_NO_NEED = 1e18  # samples: less than those of what nobody is known to need
+Errors = (RemoteError, CacheError, ChecksumError, ManifestError)
+
+
+class Source:
+    """A dataset's URL, and what reads it; counted from the start of the fetcher."""
+
+    def __init__(self, url: URL, storage: dict[str, Any], environment: dict[str, str]) -> None:
+        self.url, self._storage, self._environment = url, storage, environment
+        self.endpoint = str(storage.get("endpoint") or environment.get("AWS_ENDPOINT_URL") or "")
+        self.objects = self._open()
+        self.num_bytes = self.num_requests = self.num_retries = 0
+        self._renewed = 0.0
+        self.manifest_at = -1e9
+        self.manifest_lock = asyncio.Lock()
+
+    def _open(self) -> Objects:
+        try:
+            return open_objects(self.url, self._storage, self._environment)
+        except StoreFault as fault:
+            raise RemoteError(self.public(fault.text), self.url, fault.hint) from None
+
+    async def renew(self) -> None:
+        """Ask for credentials anew, where that was not done right now."""
+        if time.monotonic() - self._renewed > 5:
+            self._renewed = time.monotonic()
+            self.objects = self._open()
+
+    def public(self, text: str) -> str:
+        """Return a text without secrets."""
+        secret = {n: v for n, v in self._environment.items() if "KEY" in n or "TOKEN" in n}
+        return hide_secrets(text, {**self._storage, **secret, "endpoint": "", "region": ""})
+
+
+class Fetcher:
+    """Serves the clients of a folder.
+
+    Args:
+        inside: The cache folder of this version, locked.
+    """
+
+    def __init__(self, inside: Path) -> None:
+        self._inside = inside
+        self._stored = Stored(inside)
+        self._clients: dict[
+            asyncio.StreamWriter, int | None
+        ] = {}  # and the size that each asked for
+        self._sources: dict[str, Source] = {}
+        self._needs: dict[asyncio.StreamWriter, tuple[Source, Needs]] = {}
+        self._downloads: dict[str, Download] = {}
+        self._failed: dict[str, tuple[float, Exception]] = {}
+        self._pace = Pace()
+        self._limit, self._num_flying = MAX_CONNECTIONS, 0
+        self._tasks = set[asyncio.Task[Any]]()
+        self._last_seen = time.monotonic()
+        self._default_size = default_size(inside, self._stored.used_bytes)
+        self._stop = asyncio.Event()
+
+    @property
+    def budget(self) -> int:
+        """What the cache may hold: the largest size that a live client asked for."""
+        asked = [size for size in self._clients.values() if size is not None]
+        return max(asked, default=self._default_size)
+
+    # -- clients -----------------------------------------------------------------------------------
+
+    async def run(self, listening: socket.socket, on_ready: Callable[[], object]) -> None:
+        """Serve until nobody is there."""
+        server = await asyncio.start_unix_server(self._serve, sock=listening, limit=MAX_LINE_BYTES)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
+        on_ready()
+        while not self._is_idle() and not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), 0.25)
+            self._pump()
+        server.close()
+        with contextlib.suppress(OSError):
+            (self._inside / SOCKET_NAME).unlink()
+
+    def _is_idle(self) -> bool:
+        if self._clients:
+            self._last_seen = time.monotonic()
+        return time.monotonic() - self._last_seen > IDLE_S
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if peer_uid(writer.get_extra_info("socket")) != os.getuid():
+            writer.close()
+            return
+        self._clients[writer] = None
+        try:
+            source = await self._greet(reader, writer)
+            while source is not None and (line := await reader.readline()):
+                await self._answer(writer, self._do(json.loads(line), source, writer))
+        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            logger.debug("a client has gone: %s", type(error).__name__)
+        finally:
+            del self._clients[writer]
+            self._needs.pop(writer, None)
+            self._last_seen = time.monotonic()
+            writer.close()
+
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Source | None:
+        message = json.loads(await reader.readline() or b"null")
+        if message is None or message.get("protocol") != PROTOCOL:
+            return None
+        self._clients[writer] = message["size"]
+        found: list[Source] = []
+
+        async def greet() -> dict[str, Any]:
+            found.append(await self._source(message))
+            return {}
+
+        await self._answer(writer, greet())
+        return found[0] if found else None
+
+    async def _source(self, hello: dict[str, Any]) -> Source:
+        """Return what reads a URL: made anew where the client brings all that this needs."""
+        began = time.monotonic()
+        while hello["missing"] and hello["id"] not in self._sources:
+            if time.monotonic() - began > _SECRETS_S:
+                what = f"{', '.join(hello['missing'])} of storage= is not pickled, nor known here"
+                hint = "Set them in the environment of this process, too, or open the URL here"
+                raise RemoteError(what, hello["url"], hint)
+            await asyncio.sleep(0.1)
+        if hello["id"] not in self._sources:
+            how = [hello["url"], hello["storage"], hello["environment"]]
+            key = json.dumps(how, sort_keys=True)  # all ranks share one client of the store
+            if key not in self._sources:
+                self._sources[key] = Source(URL(how[0]), how[1], how[2])
+            self._sources[hello["id"]] = self._sources[key]
+        return self._sources[hello["id"]]
+
+    async def _answer(
+        self, writer: asyncio.StreamWriter, work: Coroutine[Any, Any, dict[str, Any] | None]
+    ) -> None:
+        """Send what some work comes to, and meanwhile that it is being worked on."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=BEAT_S))[0]:
+                what = getattr(task, "what", None)
+                writer.write(encoded({"wait": {"what": what() if what else ""}}))
+                await writer.drain()
+            answer = task.result()
+        except Errors as error:
+            writer.write(encoded(error_message(error)))
+        except OSError as error:
+            what = f"it cannot be used ({error.strerror or error})"
+            failure = CacheError(what, self._inside.parent, "See the disk of the cache")
+            writer.write(encoded(error_message(failure)))
+        else:
+            if answer is None:  # nobody waits for it
+                return
+            data = answer.pop("data", b"")
+            writer.write(encoded({"ok": True, **answer}))
+            writer.write(data)
+        finally:
+            task.cancel()
+        await writer.drain()
+
+    async def _do(
+        self, message: dict[str, Any], source: Source, writer: asyncio.StreamWriter
+    ) -> dict[str, Any] | None:
+        match message["op"]:
+            case "alive":
+                return {"budget": self.budget}
+            case "manifest":
+                return {"folder": str(await self._manifest(source, anew=message["anew"]))}
+            case "file":
+                return {"path": str(await self._small_file(source, message["name"]))}
+            case "shard":
+                await self._shard(source, File(message["file"], message["size"], message["hash"]))
+                return {}
+            case "needs":
+                self._needs[writer] = source, Needs.from_json(message["needs"])
+                self._pump()
+                return {}
+            case "at":
+                self._needs[writer][1].position = message["position"]
+                self._pump()
+                return None
+            case "stats":
+                return {"stats": self._stats(source)}
+        raise RemoteError(f"it does not know {message['op']!r}", source.url, "Update loaders")
+
+    def _stats(self, source: Source) -> dict[str, int]:
+        return {
+            "bytes": source.num_bytes,
+            "requests": source.num_requests,
+            "retries": source.num_retries,
+            "evicted": self._stored.num_evicted,
+            "evicted_bytes": self._stored.evicted_bytes,
+            "cached_bytes": self._stored.used_bytes,
+            "budget_bytes": self.budget,
+        }
+
+    # -- manifests ---------------------------------------------------------------------------------
+
+    async def _manifest(self, source: Source, *, anew: bool) -> Path:
+        folder = manifest_folder(self._inside, source.url, source.endpoint)
+        path = folder / "manifest.json"
+        async with source.manifest_lock:
+            is_new = time.monotonic() - source.manifest_at < _MANIFEST_S
+            if is_new and not anew and path.exists():
+                return folder
+            try:
+                got = await again(lambda: source.objects.get("manifest.json", 0, None), source)
+            except StoreFault as fault:
+                self._refuse_manifest(source, fault, is_cached=path.exists() and not anew)
+                return folder
+            source.num_bytes += got.data.nbytes
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _publish(path, bytes(got.data))
+            about = {"url": str(source.url), "etag": got.etag}
+            _publish(folder / "about.json", json.dumps(about).encode())
+            source.manifest_at = time.monotonic()
+            return folder
+
+    async def _small_file(self, source: Source, name: str) -> Path:
+        """Fetch a file that lies beside the manifest: whoever asks knows its hash."""
+        folder = await self._manifest(source, anew=False)
+        try:
+            got = await again(lambda: source.objects.get(name, 0, None), source)
+        except StoreFault as fault:
+            what = f"it cannot be fetched ({source.public(fault.text)})"
+            raise RemoteError(what, source.url / name, fault.hint) from None
+        path = folder / os.path.basename(name)
+        _publish(path, bytes(got.data))
+        return path
+
+    def _refuse_manifest(self, source: Source, fault: StoreFault, *, is_cached: bool) -> None:
+        """Go on offline if there is a manifest of before, else say what is wrong."""
+        if fault.kind == "network" and is_cached:
+            logger.warning("%s does not answer: its last manifest is used", source.url)
+            source.manifest_at = time.monotonic()
+            return
+        if fault.kind == "missing":
+            what = "there is no packed dataset (no manifest.json)"
+            raise ManifestError(
+                what, source.url, "Check the URL, and whether its upload was finished"
+            )
+        what = f"its manifest cannot be fetched ({source.public(fault.text)})"
+        raise RemoteError(what, source.url, fault.hint)
+
+    # -- shards ------------------------------------------------------------------------------------
+
+    async def _shard(self, source: Source, file: File) -> None:
+        """Wait until a file is published."""
+        while not self._stored.has(file.hash):
+            self._raise_failed(file)
+            if await self._verify_old(file):
+                break
+            download = self._download(source, file)
+            download.distance = -1
+            task: Any = asyncio.current_task()
+            task.what = download.describe
+            self._pump()
+            await self._done(download)
+        self._stored.serve(file.hash)
+
+    def _raise_failed(self, file: File) -> None:
+        when, error = self._failed.get(file.hash, (-1e9, None))
+        if error is not None and time.monotonic() - when < _FAILED_S:
+            raise error
+
+    async def _done(self, download: Download) -> None:
+        """Wait for a download; give up where readers leave it no room."""
+        began = time.monotonic()
+        while not download.done.done():
+            await asyncio.wait({download.done}, timeout=0.1)
+            if download.is_begun:
+                began = time.monotonic()
+            elif time.monotonic() - began > _ROOM_S and not download.done.done():
+                download.fail(self._no_room(download.file))
+        await asyncio.shield(download.done)
+
+    def _no_room(self, file: File) -> CacheError:
+        pinned = self._stored.pinned_bytes()
+        least = pinned + self._stored.reserved_bytes + file.size
+        what = f"it may hold {self.budget:,} bytes: readers have {pinned:,} mapped, and {file.size:,} more are needed"
+        return CacheError(what, self._inside.parent, f"Give cache= at least {least:,} bytes")
+
+    async def _verify_old(self, file: File) -> bool:
+        """Hash a file from before the last boot, which a power cut may have left with other bytes."""
+        old = self._inside / "unverified" / shard_path(self._inside, file.file, file.hash).name
+        if not old.exists():
+            return False
+        target = shard_path(self._inside, file.file, file.hash)
+        is_whole = await asyncio.to_thread(_is_whole, old, file)
+        with contextlib.suppress(OSError):
+            if is_whole and self._stored.reserve(file.size, self.budget, {}):
+                target.parent.mkdir(mode=0o700, exist_ok=True)
+                old.rename(target)
+                self._stored.add(file.hash, target, file.size)
+                return True
+            old.unlink()
+        return self._stored.has(file.hash)
+
+    def _download(self, source: Source, file: File) -> Download:
+        download = self._downloads.get(file.hash)
+        if download is None:
+            target = shard_path(self._inside, file.file, file.hash)
+            part = self._inside / "parts" / target.name
+            download = Download(source, file, part, target, self._pace, self._end)
+            self._downloads[file.hash] = download
+        return download
+
+    def _end(self, download: Download, error: Exception | None) -> None:
+        file = download.file
+        self._downloads.pop(file.hash, None)
+        if error is None:
+            self._stored.add(file.hash, download.target, file.size)
+            self._stored.serve(file.hash)
+            self._limit = min(MAX_CONNECTIONS, self._limit + 1)
+            logger.info("%s: %d bytes", download.url, file.size)
+        else:
+            if download.is_begun:
+                self._stored.reserved_bytes -= file.size
+            self._failed[file.hash] = time.monotonic(), error
+            self._limit = max(1, self._limit // 2)  # a store that is asked too much answers none
+            logger.error("%s", error)
+
+    # -- what next ---------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Begin what there is room for, and keep connections busy."""
+        needs = self._distances()
+        for download in sorted(self._downloads.values(), key=lambda each: each.distance):
+            if not download.is_begun and download.distance < 0:
+                self._begin(download, needs)
+        self._begin_ahead(needs)
+        while self._num_flying < self._limit:
+            ready = [each for each in self._downloads.values() if each.has_part]
+            if not ready:
+                break
+            self._num_flying += 1
+            first = min(ready, key=lambda each: each.distance)
+            task = asyncio.ensure_future(first.take_part())
+            self._tasks.add(task)
+            task.add_done_callback(self._landed)
+
+    def _landed(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._num_flying -= 1
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("a part failed: %r", error)
+        self._pump()
+
+    def _distances(self) -> dict[str, float]:
+        """Return how far ahead each file is needed, in samples."""
+        distances: dict[str, float] = {}
+        for _, needs in self._needs.values():
+            for distance, file in needs.upcoming():
+                if distance < distances.get(file.hash, float("inf")):
+                    distances[file.hash] = distance
+        for digest, download in self._downloads.items():
+            if download.distance >= 0:
+                download.distance = distances.get(digest, float("inf"))
+        return distances
+
+    def _begin_ahead(self, needs: dict[str, float]) -> None:
+        """Begin files that will be needed: freely where there is room, else a window of them, for others behind it."""
+        window = min(_WINDOW_BYTES, self.budget // _WINDOW_SHARE)
+        begun = sum(each.file.size for each in self._downloads.values() if each.is_begun)
+        for source, each in list(self._needs.values()):
+            passed = 0
+            for distance, file in each.upcoming():
+                if begun > _AHEAD_BYTES:
+                    return
+                is_near = not passed or passed + file.size <= window
+                passed += file.size
+                if self._is_known(file):
+                    continue
+                beyond = distance if is_near else _NO_NEED
+                download = self._download(source, file)
+                download.distance = distance
+                if not self._begin(download, needs, beyond):
+                    del self._downloads[file.hash]
+                    break
+                begun += file.size
+
+    def _is_known(self, file: File) -> bool:
+        is_failed = time.monotonic() - self._failed.get(file.hash, (-1e9, None))[0] < _FAILED_S
+        old = self._inside / "unverified" / shard_path(self._inside, file.file, file.hash).name
+        is_there = file.hash in self._stored.files or old.exists()
+        return is_there or file.hash in self._downloads or is_failed
+
+    def _begin(self, download: Download, needs: dict[str, float], beyond: float = -1.0) -> bool:
+        """Give a file room, if there is some."""
+        size = download.file.size
+        if size > self.budget:
+            download.fail(self._no_room(download.file))
+            return False
+        if not self._stored.reserve(size, self.budget, needs, beyond):
+            return False
+        try:
+            download.open()
+        except OSError as error:
+            self._stored.reserved_bytes -= size
+            return self._open_failed(download, error, needs, beyond)
+        return True
+
+    def _open_failed(
+        self, download: Download, error: OSError, needs: dict[str, float], beyond: float
+    ) -> bool:
+        """Evict for a disk that is full below the budget; else it is an error."""
+        size = download.file.size
+        before = self._stored.used_bytes
+        if (
+            self._stored.make_room(size, before, needs, beyond)
+            and self._stored.used_bytes < before
+        ):
+            return self._begin(download, needs, beyond)
+        if download.distance < 0:
+            what = f"it cannot be written ({error.strerror or error})"
+            download.fail(CacheError(what, self._inside.parent, "Free space on its disk"))
+        return False
+
+
+def _is_whole(path: Path, file: File) -> bool:
+    import xxhash
+
+    state = xxhash.xxh3_128()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            state.update(block)
+    return state.hexdigest() == file.hash
+
+
+def _publish(path: Path, data: bytes) -> None:
+    beside = path.with_name(f"{path.name}.tmp")
+    beside.write_bytes(data)
+    os.replace(beside, path)
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def sweep(inside: Path) -> None:
+    """Delete what a fetcher left unfinished, and set aside what was published before the last boot."""
+    for left in (inside / "parts").iterdir():
+        left.unlink()
+    boot, noted = _boot(), inside / "boot"
+    if noted.exists() and noted.read_text() == boot:
+        return
+    for path in (inside / "shards").glob("??/*"):
+        path.rename(inside / "unverified" / path.name)
+    _publish(noted, boot.encode())
+
+
+def _lock(inside: Path) -> int | None:
+    """Return the folder's lock, held until this process ends; None if another fetcher has it."""
+    descriptor = os.open(inside / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
+
+
+def _listen(inside: Path) -> socket.socket:
+    (inside / SOCKET_NAME).unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with InFolder(inside) as name:
+        listening.bind(name)
+    os.chmod(inside / SOCKET_NAME, 0o600)
+    listening.listen(1024)
+    return listening
+
+
+def _run(inside: Path, ready: int) -> int:
+    log = RotatingFileHandler(inside / "fetcher.log", maxBytes=500_000, backupCount=1)
+    log.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[log], level=logging.INFO)
+    try:
+        lock = _lock(inside)
+        if lock is not None:
+            sweep(inside)
+            listening = _listen(inside)
+            logger.info("serving %s", inside)
+            asyncio.run(_serve(inside, listening, lambda: os.write(ready, b"1")))
+            logger.info("nobody is there any more")
+        else:
+            os.write(ready, b"1")
+    except Exception:
+        logger.exception("the fetcher ends")
+        return 1
+    return 0
+
+
+async def _serve(inside: Path, listening: socket.socket, on_ready: Callable[[], object]) -> None:
+    await Fetcher(inside).run(listening, on_ready)
+
+
+def main(argv: list[str]) -> int:
+    """Serve a folder, in a process that nobody waits for; return when it listens: 0, or 1 if it cannot."""
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        return 0 if os.read(reading, 1) else 1
+    os.close(reading)
+    code = _run(Path(argv[1]), writing)
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

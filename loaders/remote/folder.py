@@ -1,0 +1,224 @@
+"""The cache folder: where it is, how large it may become, and what lies in it.
+
+::
+
+    CACHE/CACHEDIR.TAG                    says what this folder is; without it, a folder with anything in it is refused
+    CACHE/v1/lock, start, socket          the fetcher's lock, that of who starts it, and where it listens
+    CACHE/v1/shards/ab/HASH.FORMAT        whole, verified files, by their xxh3-128; read-only
+    CACHE/v1/unverified/HASH.FORMAT       the same from before the last boot: hashed again before they are used
+    CACHE/v1/parts/                       files on their way; what lies there when a fetcher starts is deleted
+    CACHE/v1/manifests/ID/                the last manifest of each URL
+    CACHE/v1/fetcher.log                  at most 1 MB, without secrets
+
+``v1`` is layout and protocol. Nothing outside of ``CACHE/v1`` is ever deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from loaders.checks import one_of, shown
+from loaders.errors import CacheError
+
+VERSION = "v1"
+TAG_NAME = "CACHEDIR.TAG"
+_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Downloaded shards of loaders; 'packdata cache' shows them.\n"
+_OURS = re.compile(r"v\d+|lost\+found|CACHEDIR\.TAG")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+_NETWORK = re.compile(
+    r"nfs\d?|cifs|smb.*|lustre|gpfs|beegfs|ceph|9p|afs|panfs|fhgfs|wekafs|ocfs2|gfs2"
+    r"|fuse\.(?!fuse-overlayfs).*|fuse"
+)
+_ASK = "Give a folder on a local disk: cache='/local/folder', or the variable LOADERS_CACHE"
+_GB = 10**9
+CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ..., "mode": ...}'
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """What was asked for by ``cache=``.
+
+    Attributes:
+        folder: Where, or None: the default.
+        size_bytes: How large, or None: the default.
+        mode: ``"shards"``: whole shards, kept; ``"records"``: each record by a request of its own, nothing kept.
+    """
+
+    folder: Path | None = None
+    size_bytes: int | None = None
+    mode: str = "shards"
+
+    @classmethod
+    def parse(cls, given: Any) -> Cache:
+        """Read ``cache=``: None, a size (text, or a number of bytes), a folder, or a mapping of both.
+
+        Raises:
+            TypeError: It is something else.
+            ValueError: A mapping has other names, or a value is none of these.
+        """
+        if given is None or isinstance(given, cls):
+            return given or cls()
+        if isinstance(given, Mapping):
+            return cls._of_mapping(given)
+        if isinstance(given, int) and not isinstance(given, bool):
+            return cls(size_bytes=_size(given))
+        if not isinstance(given, str | os.PathLike):
+            raise TypeError(f"cache must be {CACHE_FORMS}, got {shown(given)}")
+        is_size = isinstance(given, str) and _SIZE.fullmatch(given)
+        return cls(size_bytes=_size(given)) if is_size else cls(folder=_folder(given))
+
+    @classmethod
+    def _of_mapping(cls, given: Mapping[str, Any]) -> Cache:
+        if unknown := set(given) - {"path", "size", "mode"}:
+            raise ValueError(f"cache must be {CACHE_FORMS}, got {sorted(unknown)}")
+        path, size, mode = given.get("path"), given.get("size"), given.get("mode", "shards")
+        one_of('cache["mode"]', mode, ["shards", "records"])
+        folder = None if path is None else _folder(path)
+        return cls(folder, None if size is None else _size(size), mode)
+
+    def open(self) -> Path:
+        """Return the folder of this version, made and checked.
+
+        Raises:
+            CacheError: It cannot be used: it is no folder of ours, not this user's, read-only, or on a network.
+        """
+        folder = default_folder() if self.folder is None else self.folder
+        check_folder(folder)
+        return prepare(folder)
+
+
+def _folder(given: Any) -> Path:
+    return Path(os.path.expandvars(given)).expanduser().absolute()
+
+
+def _size(given: Any) -> int:
+    found = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    if found is not None:
+        power = " KMGT".index(found[2].upper() or " ")
+        given = int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ValueError(f'a cache\'s size is bytes, or such as "500GB", got {shown(given)}')
+    return given
+
+
+def default_folder() -> Path:
+    """Return the folder for a user who names none: ``$LOADERS_CACHE``, that of XDG, or one in a temporary folder.
+
+    Raises:
+        CacheError: None of these lies on a local disk.
+    """
+    if named := os.environ.get("LOADERS_CACHE"):
+        return _folder(named)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    places = [Path(home) / "loaders", Path("/tmp") / f"loaders-{os.getuid()}"]
+    if temporary := os.environ.get("TMPDIR"):
+        places.insert(1, Path(temporary) / f"loaders-{os.getuid()}")
+    for place in places:
+        if place.is_absolute() and is_on_disk(place):
+            return place
+    raise CacheError("no local disk was found for downloads", places[0], _ASK)
+
+
+def is_on_disk(folder: Path) -> bool:
+    """Tell whether a folder, there or to be made, is one where this user may write to a local disk."""
+    above = folder
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    kind = file_system(above)
+    return os.access(above, os.W_OK) and kind != "tmpfs" and not _NETWORK.fullmatch(kind)
+
+
+def file_system(folder: Path) -> str:
+    """Return the kind of the file system that a folder lies in: ``"ext4"``; ``""`` where it is not known."""
+    place, found = folder.resolve(), (-1, "")
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        escaped = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), left.split()[4])
+        if place.is_relative_to(escaped) and len(escaped) >= found[0]:
+            found = len(escaped), right.split()[0]
+    return found[1]
+
+
+def check_folder(folder: Path) -> None:
+    """Raise CacheError if a folder cannot be a cache; one that is not there yet can be."""
+    kind = file_system(_existing(folder))
+    if _NETWORK.fullmatch(kind):
+        what = f"it lies on a network ({kind}): locks and sockets there do not reach other hosts"
+        raise CacheError(what, folder, _ASK)
+    try:
+        found = folder.stat()
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CacheError(f"it cannot be read ({error.strerror})", folder, _ASK) from error
+    if found.st_uid != os.getuid():
+        raise CacheError(f"it belongs to another user (uid {found.st_uid})", folder, _ASK)
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
+        raise CacheError(
+            "others may write to it", folder, "Run 'chmod go-w' on it, or give another"
+        )
+    strange = sorted(name for name in names if not _OURS.fullmatch(name))
+    if strange or (names and TAG_NAME not in names and "lost+found" not in names):
+        what = f"it is no cache, and not empty ({', '.join(strange[:3]) or 'no tag'})"
+        raise CacheError(what, folder, "Give an empty or new folder: other files stay as they are")
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def prepare(folder: Path) -> Path:
+    """Make a cache folder and what belongs into it; return the folder of this version.
+
+    Raises:
+        CacheError: It cannot be written.
+    """
+    inside = folder / VERSION
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (folder / TAG_NAME).exists():
+            (folder / TAG_NAME).write_text(_TAG)
+        for name in ("shards", "parts", "manifests", "unverified"):
+            (inside / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.utime(inside)  # a folder that is read-only by now
+    except OSError as error:
+        what = f"it cannot be written ({error.strerror or error})"
+        raise CacheError(what, folder, _ASK) from error
+    check_folder(folder)  # as it is now: somebody may have been faster
+    return inside
+
+
+def shard_path(inside: Path, file: str, digest: str) -> Path:
+    """Return where a shard lies: by its content, so that all datasets that have it share it."""
+    return inside / "shards" / digest[:2] / f"{digest}{Path(file).suffix}"
+
+
+def manifest_folder(inside: Path, url: Path, endpoint: str) -> Path:
+    """Return where the last manifest of a URL lies."""
+    return inside / "manifests" / xxhash.xxh3_128_hexdigest(f"{endpoint} {url}".encode())
+
+
+def default_size(inside: Path, used_bytes: int) -> int:
+    """Return how large a cache becomes by itself: 80 % of what is free or used by it, less 20 GB, at least 2 GB.
+
+    Where the disk is a container's own layer, whose overrun ends the container, it is at most 10 GB.
+    """
+    disk = os.statvfs(inside)
+    room = disk.f_bavail * disk.f_frsize + used_bytes
+    size = max(2 * _GB, int(0.8 * room) - 20 * _GB)
+    return min(size, 10 * _GB) if file_system(inside) == "overlay" else size

@@ -1,0 +1,135 @@
+"""Which shards a loader will read, and when: what the fetcher orders downloads and evictions by.
+
+An epoch is cut into stretches of samples; for each it is known which shards its samples lie in. Distances are samples
+ahead of where the loader is, so that those of several loaders of a machine, who go on alike, can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
+
+
+class File(NamedTuple):
+    """A shard at a URL.
+
+    Attributes:
+        file: Its name there.
+        size: In bytes.
+        hash: Its xxh3-128, hexadecimal.
+    """
+
+    file: str
+    size: int
+    hash: str
+
+
+@dataclass(slots=True)
+class Needs:
+    """The shards that one loader will read.
+
+    Attributes:
+        files: All that it may read.
+        starts: Where stretches begin, in samples from where the loader began, ascending.
+        which: For each start the file that is read there; a stretch of several files has its start several times.
+        position: How many samples the loader has had.
+    """
+
+    files: list[File]
+    starts: Int64s
+    which: Int64s
+    position: int = 0
+
+    @classmethod
+    def of(cls, files: list[File], stretches: Iterable[tuple[int, Int64s]]) -> Needs:
+        """Make it of where each stretch begins, and which files are read there."""
+        pairs = [(start, np.unique(files_of)) for start, files_of in stretches]
+        starts = [np.full(len(found), start, np.int64) for start, found in pairs]
+        which = [found.astype(np.int64) for _, found in pairs]
+        none = np.zeros(0, np.int64)
+        return cls(files, np.concatenate([none, *starts]), np.concatenate([none, *which]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return {
+            "files": [list(file) for file in self.files],
+            "starts": self.starts.tolist(),
+            "which": self.which.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Needs:
+        """Read it from JSON types."""
+        starts, which = np.array(data["starts"], np.int64), np.array(data["which"], np.int64)
+        return cls([File(*file) for file in data["files"]], starts, which)
+
+    def upcoming(self) -> list[tuple[int, File]]:
+        """Return the files that will be read, the next one first, and how many samples ahead each is."""
+        first = int(np.searchsorted(self.starts, self.position, "right")) - 1
+        if first >= 0:  # the stretch that it is in
+            first = int(np.searchsorted(self.starts, self.starts[first], "left"))
+        first = max(0, first)
+        which, at = np.unique(self.which[first:], return_index=True)
+        order = np.argsort(at, kind="stable")
+        starts = np.maximum(self.starts[first:][at[order]] - self.position, 0).tolist()
+        return [
+            (start, self.files[n]) for start, n in zip(starts, which[order].tolist(), strict=True)
+        ]
+
+    def least_bytes(self) -> int:
+        """Return the bytes of the files of two neighbouring stretches, where they are most.
+
+        A cache below that cannot hold what is read, and what is read next.
+        """
+        sizes = np.array([file.size for file in self.files], np.int64)
+        starts, first = np.unique(self.starts, return_index=True)
+        ends = np.append(first[1:], len(self.which))
+        most = 0
+        for n in range(len(starts)):
+            last = ends[min(n + 1, len(starts) - 1)]
+            most = max(most, int(sizes[np.unique(self.which[first[n] : last])].sum()))
+        return most
+
+    def epoch_bytes(self, budget: int) -> int:
+        """Return how many bytes would be downloaded for all of it, from an empty cache of this size."""
+        return downloads(self.which.tolist(), [file.size for file in self.files], budget)
+
+
+def downloads(reads: list[int], sizes: list[int], budget: int) -> int:
+    """Return the bytes that are downloaded if what is needed last is evicted (Belady).
+
+    Args:
+        reads: The file of each read, in order.
+        sizes: The size of each file, in bytes.
+        budget: What the cache holds, in bytes.
+
+    Example:
+        >>> downloads([0, 1, 2, 0, 1, 2], [1, 1, 1], 2)
+        4
+    """
+    never = len(reads)
+    following, seen = [never] * len(reads), dict[int, int]()
+    for at in range(len(reads) - 1, -1, -1):
+        following[at] = seen.get(reads[at], never)
+        seen[reads[at]] = at
+    held, used, total = dict[int, int](), 0, 0  # by file: when it is read next
+    for at, file in enumerate(reads):
+        if file not in held:
+            total += sizes[file]
+            used += sizes[file]
+            held[file] = at
+            while used > budget and len(held) > 1:
+                last = max((f for f in held if f != file), key=held.__getitem__)
+                used -= sizes[last]
+                del held[last]
+        held[file] = following[at]
+    return total

@@ -1,0 +1,211 @@
+"""A dataset at a URL, as a reader of manifests and shards sees it: what it asks for lies in the cache as a file.
+
+Secrets (of ``storage=`` and of the URL) leave this process over the fetcher's socket alone: ``repr`` and pickles are
+without them. A copy in another process is served by what the fetcher still knows, or by its own environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from loaders.checks import shown
+from loaders.locks import ForkLock
+from loaders.remote.folder import Cache, shard_path
+from loaders.remote.url import URL, split_secrets
+from loaders.remote.wire import PROTOCOL
+
+if TYPE_CHECKING:
+    from loaders.remote.client import Client
+
+# Of an environment, what says how a store is reached; HOME has the profiles.
+_VARIABLES = re.compile(r"(AWS|GOOGLE|AZURE|HF|ALLUXIO|FSSPEC)_\w+|HOME")
+# Options that are no secrets; every other one is taken for such.
+PUBLIC_OPTIONS = frozenset(
+    (
+        *("endpoint", "endpoint_url", "region", "skip_signature", "virtual_hosted_style_request"),
+        *("allow_http", "allow_invalid_certificates", "profile", "timeout", "connect_timeout"),
+        *("max_retries", "retry_timeout", "anon", "account_name", "auto_mkdir"),
+    )
+)
+
+
+class Origin:
+    """A dataset at a URL, and the cache that its files come through.
+
+    Args:
+        url: Where it lies.
+        cache: Where downloads go, and how many.
+        storage: How the store is reached, with secrets.
+
+    Thread-safe.
+    """
+
+    def __init__(self, url: URL, cache: Cache, storage: Mapping[str, Any]) -> None:
+        self.url, self.cache = url, cache
+        self._storage = dict(storage)
+        self._missing: list[str] = []  # options that were left out of a pickle
+        self.id = uuid.uuid4().hex
+        self.waited_s = 0.0
+        self._settle()
+
+    def _settle(self) -> None:
+        self._client: Client | None = None
+        self._inside: Path | None = None
+        self._waits: dict[int, dict[str, Any]] = {}
+        self._lock = ForkLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        public = {n: value for n, value in self._storage.items() if n in PUBLIC_OPTIONS}
+        secret = sorted({*self._missing, *self._storage} - {*public})
+        return {
+            "url": self.url,
+            "cache": self.cache,
+            "id": self.id,
+            "_storage": public,
+            "_missing": secret,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, waited_s=0.0)
+        self._settle()
+
+    def __repr__(self) -> str:
+        return f"Origin({str(self.url)!r})"
+
+    @property
+    def endpoint(self) -> str:
+        """The server, where it is not the provider's own."""
+        return str(self._storage.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or "")
+
+    def _hello(self) -> dict[str, Any]:
+        variables = {n: value for n, value in os.environ.items() if _VARIABLES.fullmatch(n)}
+        return {
+            "op": "hello",
+            "protocol": PROTOCOL,
+            "pid": os.getpid(),
+            "size": self.cache.size_bytes,
+            "url": str(self.url),
+            "id": self.id,
+            "storage": self._storage,
+            "missing": self._missing,
+            "environment": variables,
+        }
+
+    @property
+    def client(self) -> Client:
+        """What asks the fetcher; connected once, so that what lies in the folder can be trusted from there on."""
+        with self._lock.plain:
+            if self._client is None:
+                from loaders.remote.client import Client, check_extra  # needs Linux
+
+                check_extra(self.url)
+                self._inside = self.cache.open()
+                client = Client(self._inside, self._hello)
+                client.ask({"op": "alive"})
+                self._client = client
+            return self._client
+
+    @property
+    def inside(self) -> Path:
+        """The cache folder of this version."""
+        if self._client is None:
+            self.client.ask({"op": "alive"})
+        assert self._inside is not None
+        return self._inside
+
+    def manifest(self, *, anew: bool = False) -> Path:
+        """Return the folder in which the manifest lies as a file.
+
+        Args:
+            anew: Download it, whatever is known of it: what came before is damaged.
+
+        Raises:
+            ManifestError: There is none at the URL.
+            RemoteError: It cannot be fetched.
+        """
+        return Path(self.client.ask({"op": "manifest", "anew": anew})["folder"])
+
+    def small_file(self, name: str) -> Path:
+        """Return a small file that lies beside the manifest, such as a tokenizer, as a file of the cache.
+
+        Raises:
+            RemoteError: It cannot be fetched.
+        """
+        return Path(self.client.ask({"op": "file", "name": name})["path"])
+
+    def shard(self, file: str, size_bytes: int, digest: str) -> Path:
+        """Return a shard as a file of the cache, when it is there and verified.
+
+        It may be evicted before it is opened: then ask again.
+
+        Raises:
+            RemoteError: It cannot be fetched; the same error for all that wait for it.
+            CacheError: There is no room for it.
+        """
+        path = shard_path(self.inside, file, digest)
+        if path.exists():
+            return path
+        thread, began = _thread(), time.monotonic()
+        message = {"op": "shard", "file": file, "size": size_bytes, "hash": digest}
+        try:
+            self.client.ask(message, lambda state: self._waits.__setitem__(thread, state))
+        finally:
+            self._waits.pop(thread, None)
+            self.waited_s += time.monotonic() - began
+        return path
+
+    def waits(self) -> list[str]:
+        """Say what threads of this process wait for."""
+        return [str(state.get("what", "")) for state in tuple(self._waits.values())]
+
+    def budget(self) -> int:
+        """Return how many bytes the cache may hold."""
+        return int(self.client.ask({"op": "alive"})["budget"])
+
+    def counts(self) -> dict[str, Any]:
+        """Return what the fetcher has counted for this dataset's URL since it started."""
+        counts: dict[str, Any] = self.client.ask({"op": "stats"})["stats"]
+        return counts
+
+
+def _thread() -> int:
+    import threading
+
+    return threading.get_ident()
+
+
+_origins: WeakValueDictionary[URL, Origin] = WeakValueDictionary()
+_defaults: dict[str, Any] = {"cache": None, "storage": None}
+
+
+def set_defaults(cache: Any = None, storage: Mapping[str, Any] | None = None) -> None:
+    """Set what a URL is opened with where nothing else is said, in this process: for commands."""
+    _defaults.update(cache=cache, storage=storage)
+
+
+def origin_of(place: Path | str, cache: Any = None, storage: Any = None) -> Origin:
+    """Return what a URL is read through: what is open in this process already, if nothing else is asked for.
+
+    Raises:
+        TypeError: ``cache`` or ``storage`` is of another kind.
+        ValueError: ``cache`` makes no sense.
+    """
+    url, secrets = split_secrets(place)
+    if cache is None and storage is None and not secrets and (found := _origins.get(url)):
+        return found
+    storage = _defaults["storage"] if storage is None else storage
+    if storage is not None and not isinstance(storage, Mapping):
+        raise TypeError(f"storage must be a mapping of options, got a {type(storage).__name__}")
+    if odd := [name for name in storage or () if not isinstance(name, str)]:
+        raise TypeError(f"names of options of storage are texts, got {shown(odd[0])}")
+    options = {**(storage or {}), **{f"url_{name}": value for name, value in secrets.items()}}
+    cache = Cache.parse(_defaults["cache"] if cache is None else cache)
+    origin = _origins[url] = Origin(url, cache, options)
+    return origin

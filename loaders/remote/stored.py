@@ -1,0 +1,156 @@
+"""What lies in the cache folder: sizes, room, and eviction of what nobody has mapped."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+SERVED_S = 5.0  # for so long after a client was told of a file, it is evicted last
+
+
+class StoredFile(NamedTuple):
+    """A file of the cache."""
+
+    path: Path
+    size: int
+
+
+class Stored:
+    """The verified files of a cache, by hash.
+
+    Args:
+        inside: The cache folder of this version.
+
+    Attributes:
+        used_bytes: What they take.
+        reserved_bytes: What is on its way, and will take.
+        num_evicted: How many were deleted to make room.
+    """
+
+    def __init__(self, inside: Path) -> None:
+        self._inside = inside
+        found = (StoredFile(path, path.stat().st_size) for path in _files(inside / "shards"))
+        self.files = {file.path.stem: file for file in found}
+        self.used_bytes = sum(file.size for file in self.files.values())
+        self.reserved_bytes = self.num_evicted = self.evicted_bytes = 0
+        self._served: dict[str, float] = {}
+
+    def has(self, digest: str) -> bool:
+        """Tell whether a file is there; one that somebody deleted is forgotten."""
+        file = self.files.get(digest)
+        if file is not None and not file.path.exists():
+            self._forget(digest)
+            return False
+        return file is not None
+
+    def serve(self, digest: str) -> None:
+        """Note that a client was told that a file is there: it is about to map it."""
+        self._served[digest] = time.monotonic()
+
+    def add(self, digest: str, path: Path, size: int) -> None:
+        """Note a file that was published, and give back what was reserved for it."""
+        self.reserved_bytes -= size
+        if digest not in self.files:
+            self.used_bytes += size
+        self.files[digest] = StoredFile(path, size)
+
+    def _forget(self, digest: str) -> None:
+        self.used_bytes -= self.files.pop(digest).size
+        self._served.pop(digest, None)
+
+    def reserve(
+        self, nbytes: int, budget: int, needs: Mapping[str, float], beyond: float = -1.0
+    ) -> bool:
+        """Reserve room, and evict for it what is needed last; False if there is none.
+
+        Args:
+            nbytes: How much.
+            budget: What may be taken in all.
+            needs: How far ahead files are needed, by hash; others are not known to be.
+            beyond: Files that are needed no further ahead stay.
+        """
+        if not self.make_room(nbytes, budget, needs, beyond):
+            return False
+        self.reserved_bytes += nbytes
+        return True
+
+    def make_room(
+        self, nbytes: int, budget: int, needs: Mapping[str, float], beyond: float = -1.0
+    ) -> bool:
+        """Evict until so many bytes fit; False if they do not."""
+        missing = self.used_bytes + self.reserved_bytes + nbytes - budget
+        if missing <= 0:
+            return True
+        candidates = list(self._candidates(needs, beyond))
+        if sum(self.files[digest].size for digest in candidates) < missing:
+            return False  # nothing is deleted in vain
+        for digest in candidates:
+            if missing <= 0:
+                break
+            missing -= self._evict(digest)
+        return missing <= 0
+
+    def _candidates(self, needs: Mapping[str, float], beyond: float) -> Iterator[str]:
+        now = time.monotonic()
+
+        def last_first(digest: str) -> tuple[bool, float, float]:
+            is_served = now - self._served.get(digest, -math.inf) < SERVED_S
+            with suppress(OSError):
+                used = self.files[digest].path.stat().st_mtime
+                return is_served, -needs.get(digest, math.inf), used
+            return is_served, -math.inf, 0.0
+
+        far = [digest for digest in self.files if needs.get(digest, math.inf) > beyond]
+        yield from sorted(far, key=last_first)
+
+    def _evict(self, digest: str) -> int:
+        """Delete a file unless a reader has it mapped; return the bytes that came free."""
+        path, size = self.files[digest]
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            self._forget(digest)
+            return size
+        except OSError:
+            return 0
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        except OSError:  # it is in use
+            return 0
+        finally:
+            os.close(descriptor)
+        self._forget(digest)
+        self.num_evicted += 1
+        self.evicted_bytes += size
+        return size
+
+    def pinned_bytes(self) -> int:
+        """Return how many bytes readers have mapped."""
+        return sum(file.size for file in self.files.values() if _is_pinned(file.path))
+
+
+def _is_pinned(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield from (path for path in folder.glob("??/*") if path.is_file() and not path.is_symlink())

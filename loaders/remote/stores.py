@@ -1,0 +1,419 @@
+"""Objects of a store: four functions, by obstore (S3, GCS, Azure, HTTP) or fsspec (any other scheme).
+
+Imported by the fetcher alone: a client of a store does not live through a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import re
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from loaders.remote.url import OBSTORE_SCHEMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from loaders.remote.url import URL
+
+_CLIENT_OPTIONS = frozenset(
+    (
+        *("allow_http", "allow_invalid_certificates", "connect_timeout", "default_headers"),
+        *("http1_only", "http2_only", "pool_idle_timeout", "pool_max_idle_per_host", "proxy_url"),
+        *("proxy_ca_certificate", "proxy_excludes", "timeout", "user_agent"),
+    )
+)
+_RETRY_OPTIONS = ("max_retries", "retry_timeout")
+# Variables that obstore would read of its own process, and which are the client's here.
+_VARIABLES = {
+    "s3": re.compile(
+        r"AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|REGION|DEFAULT_REGION|ENDPOINT_URL"
+        r"|SKIP_SIGNATURE|WEB_IDENTITY_TOKEN_FILE|ROLE_ARN|CONTAINER_CREDENTIALS_\w+"
+        r"|CONTAINER_AUTHORIZATION_TOKEN_FILE|S3_EXPRESS|REQUEST_PAYER)"
+    ),
+    "gs": re.compile(r"GOOGLE_(SERVICE_ACCOUNT\w*|APPLICATION_CREDENTIALS|SKIP_SIGNATURE)"),
+    "az": re.compile(r"AZURE_\w+"),
+}
+_KINDS = {"s3a": "s3", "abfs": "az", "abfss": "az"}
+_WAYS = (
+    "Give access_key_id and secret_access_key in storage=, set AWS_ACCESS_KEY_ID, name a profile of ~/.aws, or run \
+where a metadata service gives them; of a public bucket, storage={'skip_signature': True}"
+)
+CREDENTIALS_S = 4.0
+Buffer = Any  # what has the buffer protocol
+
+
+class StoreFault(Exception):
+    """What a store answered, in one word, for who decides what to do.
+
+    ``missing``, ``changed`` (another e-tag), ``short`` (it ends before the range), ``expired``, ``denied``,
+    ``region``, ``unusable`` (an option that there is not), or ``network`` (anything that may pass).
+    """
+
+    def __init__(self, kind: str, text: str, hint: str = "") -> None:
+        super().__init__(kind, text, hint)
+        self.kind, self.text, self.hint = kind, text, hint
+
+
+class Got(NamedTuple):
+    """Bytes of an object, and its e-tag where the store gives one."""
+
+    data: Buffer
+    etag: str | None
+
+
+class Objects(Protocol):
+    """The objects below a URL, by their names there; errors are ``StoreFault``."""
+
+    async def size(self, name: str) -> int:
+        """Return an object's size in bytes."""
+
+    async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
+        """Return bytes from ``start`` to ``end``, or all; only of the object with this e-tag, if one is given."""
+
+    async def put_new(self, name: str, data: Buffer) -> bool:
+        """Write an object unless there is one of this name; tell whether it was written."""
+
+    async def put(self, name: str, data: Buffer) -> None:
+        """Write an object, whatever is there."""
+
+    async def delete(self, name: str) -> None:
+        """Delete an object."""
+
+
+class ObstoreObjects:
+    """Objects of S3, GCS, Azure or a web server."""
+
+    def __init__(self, store: Any) -> None:
+        import obstore
+
+        self._store, self._api = store, obstore
+
+    async def size(self, name: str) -> int:
+        """Return an object's size in bytes."""
+        try:
+            return int((await self._api.head_async(self._store, name))["size"])
+        except Exception as error:
+            raise fault_of(error) from None
+
+    async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
+        """Return bytes from ``start`` to ``end``, or all; only of the object with this e-tag, if one is given."""
+        options: dict[str, Any] = {} if end is None else {"range": (start, end)}
+        options |= {"if_match": etag} if etag else {}
+        try:
+            given: Any = options
+            found = await self._api.get_async(self._store, name, options=given)
+            data = memoryview(await found.bytes_async())
+        except Exception as error:
+            raise fault_of(error) from None
+        if end is not None and data.nbytes != end - start:
+            raise StoreFault("network", f"{data.nbytes} bytes came where {end - start} were asked")
+        return Got(data, found.meta.get("e_tag"))
+
+    async def put_new(self, name: str, data: Buffer) -> bool:
+        """Write an object unless there is one of this name; tell whether it was written."""
+        try:
+            await self._api.put_async(self._store, name, data, mode="create", use_multipart=False)
+        except self._api.exceptions.AlreadyExistsError:
+            return False
+        except Exception as error:
+            raise fault_of(error) from None
+        return True
+
+    async def put(self, name: str, data: Buffer) -> None:
+        """Write an object, whatever is there."""
+        try:
+            await self._api.put_async(self._store, name, data)
+        except Exception as error:
+            raise fault_of(error) from None
+
+    async def delete(self, name: str) -> None:
+        """Delete an object."""
+        try:
+            await self._api.delete_async(self._store, name)
+        except Exception as error:
+            raise fault_of(error) from None
+
+
+class FsspecObjects:
+    """Objects of anything that fsspec reaches, on threads."""
+
+    def __init__(self, url: URL, options: Mapping[str, Any]) -> None:
+        import fsspec
+
+        self._files, self._root = fsspec.core.url_to_fs(str(url), **options)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    async def _run(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(call, *args, **options), 120)
+        except TimeoutError:
+            raise StoreFault("network", "it did not answer within 120 s") from None
+        except FileNotFoundError as error:
+            raise StoreFault("missing", str(error)) from None
+        except FileExistsError as error:
+            raise StoreFault("changed", str(error)) from None
+        except PermissionError as error:
+            raise StoreFault("denied", str(error)) from None
+        except Exception as error:
+            raise StoreFault("network", f"{type(error).__name__}: {error}") from None
+
+    async def size(self, name: str) -> int:
+        """Return an object's size in bytes."""
+        return int(await self._run(self._files.size, self._path(name)))
+
+    async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
+        """Return bytes from ``start`` to ``end``, or all."""
+        ends = {} if end is None else {"start": start, "end": end}
+        data = memoryview(await self._run(self._files.cat_file, self._path(name), **ends))
+        if end is not None and data.nbytes != end - start:
+            raise StoreFault("short", f"{data.nbytes} bytes came where {end - start} were asked")
+        return Got(data, None)
+
+    async def put_new(self, name: str, data: Buffer) -> bool:
+        """Write an object unless there is one of this name; tell whether it was written."""
+        if await self._run(self._files.exists, self._path(name)):
+            return False
+        await self.put(name, data)
+        return True
+
+    async def put(self, name: str, data: Buffer) -> None:
+        """Write an object, whatever is there."""
+        path = self._path(name)
+        await self._run(self._files.makedirs, path.rpartition("/")[0], exist_ok=True)
+        await self._run(self._files.pipe_file, path, bytes(data))
+
+    async def delete(self, name: str) -> None:
+        """Delete an object."""
+        await self._run(self._files.rm_file, self._path(name))
+
+
+# What an answer says, as it is found in the text of an error; the first that fits.
+_SAYS = (
+    ("expired", r"ExpiredToken|TokenRefreshRequired|InvalidToken|token[^.]{0,40}expired"),
+    ("denied", r"RequestTimeTooSkewed"),
+    ("network", r"SlowDown|TooManyRequests|RequestLimitExceeded|ServiceUnavailable"),
+    ("region", r"PermanentRedirect|AuthorizationHeaderMalformed|\b30[1278]\b|IllegalLocation"),
+    ("short", r"\b416\b|InvalidRange|Requested range .* out of bounds"),
+    ("changed", r"\b412\b|PreconditionFailed"),
+    ("denied", r"\b40[13]\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId"),
+    ("missing", r"\b404\b|NoSuchKey|NoSuchBucket"),
+    ("network", r"timed? ?out|connect|reset|dns|50[0234]|429|body|incomplete"),
+    ("unusable", r"builder error|Missing|UnknownConfigurationKey|URL scheme is not allowed"),
+)
+_HINTS = {
+    "denied": "Check the credentials and that they may read this; a store that is asked too much may say the same",
+    "expired": "Renew the credentials, or give a profile whose provider renews them",
+    "region": "Give the bucket's region: storage={'region': ...}",
+    "short": "The object is smaller than the manifest says: upload it again",
+    "missing": "Check the URL, and whether the upload was finished",
+    "changed": "It was replaced while it was read: open the dataset again",
+}
+
+
+def fault_of(error: Exception) -> StoreFault:
+    """Return what an error of obstore means."""
+    if isinstance(error, StoreFault):
+        return error
+    text = str(error).partition("\n\nDebug source")[0]
+    if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
+        return StoreFault("missing", text, _HINTS["missing"])
+    if type(error).__name__ == "PreconditionError":
+        return StoreFault("changed", text, _HINTS["changed"])
+    for kind, pattern in _SAYS:
+        if re.search(pattern, text, re.IGNORECASE):
+            return StoreFault(kind, text, _HINTS.get(kind, ""))
+    return StoreFault("network", text)
+
+
+def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str, str]) -> Objects:
+    """Return what reads the objects below a URL.
+
+    Args:
+        url: A folder of a store.
+        storage: The options that were given, with those of the URL (``url_user``, ``url_query``).
+        environment: The variables of the process that gave them.
+
+    Raises:
+        StoreFault: An option does not exist, or there are no credentials.
+    """
+    options = dict(storage)
+    user, query = options.pop("url_user", ""), options.pop("url_query", "")
+    if url.scheme not in OBSTORE_SCHEMES:
+        try:
+            return FsspecObjects(url, options)
+        except Exception as error:  # of whichever package
+            raise StoreFault("unusable", f"{type(error).__name__}: {error}") from None
+    kind = _KINDS.get(url.scheme, url.scheme)
+    retries = {name: options.pop(name) for name in _RETRY_OPTIONS if name in options}
+    client = {name: options.pop(name) for name in list(options) if name in _CLIENT_OPTIONS}
+    found = {name.lower(): value for name, value in options.items()}
+    if kind in _VARIABLES:
+        found = _from_environment(kind, found, environment)
+    place = str(url)
+    if user:
+        _add_user(kind, user, found, client)
+    if query and kind == "az":
+        found.setdefault("sas_token", query)
+    elif query:
+        place += f"?{query}"
+    return _opened(
+        kind, place, found, _client_options(kind, place, found, client), retries, environment
+    )
+
+
+def _from_environment(
+    kind: str, options: dict[str, Any], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    named = {n.lower(): v for n, v in environment.items() if _VARIABLES[kind].fullmatch(n)}
+    if "aws_endpoint_url" in named:
+        named["aws_endpoint"] = named.pop("aws_endpoint_url")
+    short = {re.sub(r"^(aws|azure|google)_", "", name) for name in options}
+    if {"access_key_id", "skip_signature"} & short:
+        named = {n: v for n, v in named.items() if "key" not in n and "token" not in n}
+    plain = {n: v for n, v in named.items() if re.sub(r"^aws_", "", n) not in short}
+    return plain | options
+
+
+def _add_user(kind: str, user: str, options: dict[str, Any], client: dict[str, Any]) -> None:
+    if kind in ("http", "https"):
+        basic = base64.b64encode(user.encode()).decode()
+        client["default_headers"] = {
+            **client.get("default_headers", {}),
+            "Authorization": f"Basic {basic}",
+        }
+    elif kind == "s3":
+        name, _, password = user.partition(":")
+        options |= {"access_key_id": name, "secret_access_key": password}
+
+
+def _client_options(
+    kind: str, place: str, options: Mapping[str, Any], client: dict[str, Any]
+) -> dict[str, Any]:
+    endpoint = str(options.get("endpoint") or options.get("aws_endpoint") or "")
+    if kind == "http" or endpoint.startswith("http://"):
+        client.setdefault("allow_http", True)
+    # Of a whole transfer: a part of 8 MB at 270 kB/s.
+    return {"timeout": "30s", "connect_timeout": "5s"} | {n: _text(v) for n, v in client.items()}
+
+
+def _text(value: Any) -> Any:
+    return f"{value}s" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _opened(
+    kind: str,
+    place: str,
+    options: dict[str, Any],
+    client: dict[str, Any],
+    retries: dict[str, Any],
+    environment: Mapping[str, str],
+) -> Objects:
+    from obstore import store as stores
+
+    from_url: Any = stores.from_url
+    seconds = float(retries.get("retry_timeout", 40))
+    retry: Any = {
+        "max_retries": int(retries.get("max_retries", 4)),
+        "retry_timeout": timedelta(seconds=seconds),
+        "backoff": {
+            "base": 2,
+            "init_backoff": timedelta(milliseconds=100),
+            "max_backoff": timedelta(seconds=5),
+        },
+    }
+    more: dict[str, Any] = {}
+    if kind == "s3":
+        profile = options.pop("profile", None) or options.pop("aws_profile", None)
+        if not {"region", "aws_region", "aws_default_region"} & set(options):
+            options["region"] = "us-east-1"
+        if profile or not _has_credentials(options):
+            more["credential_provider"] = ProfileCredentials(profile, environment)
+    if kind not in ("http", "https"):
+        more["config"] = {
+            n: str(v).lower() if isinstance(v, bool) else str(v) for n, v in options.items()
+        }
+    elif options:
+        raise StoreFault("unusable", f"http(s) knows no option {sorted(options)}")
+    try:
+        return ObstoreObjects(from_url(place, client_options=client, retry_config=retry, **more))
+    except Exception as error:
+        raise StoreFault(
+            "unusable", str(error).partition("\n")[0], "See storage= of ShardDataset"
+        ) from None
+
+
+def _has_credentials(options: Mapping[str, Any]) -> bool:
+    names = {re.sub(r"^aws_", "", name) for name in options}
+    return bool(names & {"access_key_id", "skip_signature", "web_identity_token_file"}) or any(
+        name.startswith("container_") for name in names
+    )
+
+
+_environment_lock = threading.Lock()
+
+
+class ProfileCredentials:
+    """Credentials of ``~/.aws`` (keys, SSO, roles) or of the metadata service, by boto3, renewed before they expire."""
+
+    def __init__(self, profile: str | None, environment: Mapping[str, str]) -> None:
+        self._profile, self._environment = profile, dict(environment)
+        self._credentials: Any = None
+        self.config: dict[str, Any] = {}
+
+    async def __call__(self) -> dict[str, Any]:
+        """Return credentials as obstore takes them."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self._find), CREDENTIALS_S)
+        except TimeoutError:
+            what = f"no credentials were found within {CREDENTIALS_S:.0f} s"
+            raise StoreFault("denied", what, _WAYS) from None
+
+    def _find(self) -> dict[str, Any]:
+        if self._credentials is None:
+            self._credentials = self._session()
+        if self._credentials is None:
+            raise StoreFault("denied", "there are no credentials", _WAYS)
+        frozen = self._credentials.get_frozen_credentials()
+        expires = getattr(self._credentials, "_expiry_time", None)
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": expires,
+        }
+
+    def _session(self) -> Any:
+        """Look where boto3 looks, in the environment of the client: profiles lie in its home."""
+        try:
+            import boto3
+        except ImportError:
+            return None
+        limits = {"AWS_METADATA_SERVICE_TIMEOUT": "2", "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "1"}
+        with _environment_lock:
+            before = dict(os.environ)
+            os.environ.update(limits | self._environment)
+            try:
+                return boto3.Session(profile_name=self._profile).get_credentials()
+            except (
+                Exception
+            ) as error:  # of botocore: a profile that there is not, SSO that has ended
+                raise StoreFault("denied", str(error), _WAYS) from None
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
+
+
+def hide_secrets(text: str, secrets: Mapping[str, Any]) -> str:
+    """Return a text without the values of these options, and without queries and users of URLs."""
+    for value in secrets.values():
+        if isinstance(value, str) and len(value) > 3:
+            text = text.replace(value, "***")
+    text = re.sub(r"(://[^\s?'\"<>]+)\?[^\s'\"<>)]*", r"\1?***", text)
+    return re.sub(r"://[^/\s@]+@", "://***@", text)

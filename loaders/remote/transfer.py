@@ -1,0 +1,302 @@
+"""One file on its way from a store: in parts, retried, hashed in order, and published by a rename.
+
+1. Normal end: all is written, the hash is that of the manifest, the file is renamed into place.
+2. A part that fails is asked for again, after a pause; one that is late is asked for twice: what comes first counts.
+3. Other bytes than the manifest's (or another e-tag among the parts): all of it is fetched again, twice at most.
+4. Failure: what was written is deleted, and all that wait get the same error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from loaders.errors import CacheError, ChecksumError, RemoteError
+from loaders.remote.stores import Got, StoreFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from loaders.remote.fetcher import Source
+    from loaders.remote.needs import File
+
+PART_BYTES = 8 << 20
+_ATTEMPTS = 3  # of a part, beside those of the store's client; and of a whole file
+_MAX_UNHASHED = 32  # parts
+_FIRST_PATIENCE_S, _LEAST_PATIENCE_S = 6.0, 2.0
+_FINAL = frozenset(["missing", "denied", "region", "unusable"])
+
+
+class Pace:
+    """How long parts take: what takes much longer hangs."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=64)
+
+    def note(self, seconds: float) -> None:
+        """Note how long a part took."""
+        self._seconds.append(seconds)
+
+    @property
+    def patience_s(self) -> float:
+        """After how long a part is asked for again."""
+        if len(self._seconds) < 4:
+            return _FIRST_PATIENCE_S
+        return max(_LEAST_PATIENCE_S, 4 * statistics.median(self._seconds))
+
+
+class Download:
+    """A file that is wanted.
+
+    Args:
+        source: Where it comes from.
+        file: Which.
+        part_path: Where it is filled.
+        target: Where it is published.
+        pace: How long parts take.
+        on_end: Called when the file is published, or with the error.
+
+    Attributes:
+        done: Ends when the file is published, or with an error.
+        distance: How far ahead it is needed, in samples; -1: somebody waits.
+        is_begun: Whether there is room for it.
+        attempts: How often parts were asked for again, or all of it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        file: File,
+        part_path: Path,
+        target: Path,
+        pace: Pace,
+        on_end: Callable[[Download, Exception | None], object],
+    ) -> None:
+        self.source, self.file = source, file
+        self.distance = float("inf")
+        self.is_begun = False
+        self.attempts = 0
+        self.last = ""
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._on_end = on_end
+        self.done.add_done_callback(_ignore)
+        self._part_path, self.target, self._pace = part_path, target, pace
+        self._num_parts = max(1, -(-file.size // PART_BYTES))
+        self._num_rounds = self._num_flying = 0
+        self._descriptor = -1
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._next = self._num_hashed = 0
+        self._etag: str | None = None
+        self._state = xxhash.xxh3_128()
+        self._arrived: dict[int, Any] = {}
+        self._fault: StoreFault | None = None  # of this round
+
+    @property
+    def url(self) -> str:
+        """Where the file lies."""
+        return str(self.source.url / self.file.file)
+
+    def describe(self) -> str:
+        """Say how far it is."""
+        parts = f"part {min(self._num_hashed + 1, self._num_parts)} of {self._num_parts}"
+        room = "" if self.is_begun else ", waiting for room in the cache"
+        tries = f", {self.attempts} retries, the last answer: {self.last}" if self.attempts else ""
+        return f"fetching {self.url}, {parts}{room}{tries}"
+
+    def open(self) -> None:
+        """Take the disk's room for it; ``OSError`` if there is none."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(self._part_path, flags, 0o600)
+        try:
+            os.posix_fallocate(self._descriptor, 0, max(1, self.file.size))
+        except BaseException:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._part_path.unlink(missing_ok=True)
+            raise
+        self.is_begun = True
+
+    @property
+    def has_part(self) -> bool:
+        """Whether another part can be asked for."""
+        is_open = self.is_begun and self._fault is None and not self.done.done()
+        return is_open and self._next < min(self._num_parts, self._num_hashed + _MAX_UNHASHED)
+
+    def take_part(self) -> Coroutine[Any, Any, None]:
+        """Return the work of fetching the next part."""
+        number, self._next = self._next, self._next + 1
+        self._num_flying += 1
+        return self._fetch(number)
+
+    async def _fetch(self, number: int) -> None:
+        start = number * PART_BYTES
+        end = min(start + PART_BYTES, self.file.size)
+        try:
+            got = await self._patiently(start, end)
+            if self._fault is None and not self.done.done():
+                await self._accept(number, start, got)
+        except StoreFault as fault:
+            self._fault = self._fault or fault
+        except OSError as error:
+            what = f"it cannot be written ({error.strerror or error})"
+            hint = "Free space on the disk of the cache"
+            self.fail(CacheError(what, self._part_path.parents[2], hint))
+        except Exception as error:  # whatever it is: a part that ends silently is a hang
+            self.fail(RemoteError(f"its fetcher has a defect: {error!r}", self.url, "Report it"))
+            raise
+        finally:
+            self._num_flying -= 1
+            self._land()
+
+    def _land(self) -> None:
+        """When no part is on its way any more: close the file, or fetch all of it again."""
+        if self._num_flying:
+            return
+        if self._fault is not None and not self.done.done():
+            self._fail_round(self._fault)
+        if self.done.done() and self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    async def _patiently(self, start: int, end: int) -> Got:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await self._hedged(start, end)
+            except StoreFault as fault:
+                is_last = attempt == _ATTEMPTS - 1 or self._fault is not None
+                if is_last or fault.kind in _FINAL | {"changed", "short"}:
+                    raise
+                self.note(fault)
+                if fault.kind == "expired":
+                    await self.source.renew()
+                else:
+                    await asyncio.sleep(random.uniform(0.5, 1) * 0.4 * 2**attempt)
+        raise AssertionError
+
+    def note(self, fault: StoreFault) -> None:
+        """Note that something is asked for again, and why."""
+        self.attempts += 1
+        self.source.num_retries += 1
+        self.last = self.source.public(fault.text)[:200]
+
+    async def _hedged(self, start: int, end: int) -> Got:
+        """Ask for a part; if it is late ask again, and take what comes first."""
+        began = time.monotonic()
+        done, late = await asyncio.wait({self._asked(start, end)}, timeout=self._pace.patience_s)
+        if late:
+            self.note(StoreFault("network", f"no answer for {self._pace.patience_s:.0f} s"))
+            late = {*late, self._asked(start, end)}
+        try:
+            while late and not any(task.exception() is None for task in done):
+                done, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in late:
+                task.cancel()
+        good = [task for task in done if task.exception() is None]
+        got = (good or [*done])[0].result()
+        self._pace.note(time.monotonic() - began)
+        return got
+
+    def _asked(self, start: int, end: int) -> asyncio.Task[Got]:
+        return asyncio.ensure_future(self._ask(start, end))
+
+    async def _ask(self, start: int, end: int) -> Got:
+        self.source.num_requests += 1
+        got = await self.source.objects.get(self.file.file, start, end, self._etag)
+        self.source.num_bytes += end - start
+        return got
+
+    async def _accept(self, number: int, start: int, got: Got) -> None:
+        if got.etag is not None and self._etag not in (None, got.etag):
+            raise StoreFault("changed", f"its e-tag was {self._etag}, and is {got.etag} now")
+        self._etag = self._etag or got.etag
+        await asyncio.to_thread(_write, self._descriptor, got.data, start)
+        self._arrived[number] = got.data
+        while self._num_hashed in self._arrived and not self.done.done():
+            self._state.update(self._arrived.pop(self._num_hashed))  # 1 ms: as to hand it over
+            self._num_hashed += 1
+        if self._num_hashed == self._num_parts and not self.done.done():
+            self._finish()
+
+    def _finish(self) -> None:
+        digest = self._state.hexdigest()
+        if digest != self.file.hash:
+            self._fault = StoreFault("damaged", f"its xxh3-128 is {digest}")
+            return
+        os.fchmod(self._descriptor, 0o444)
+        self.target.parent.mkdir(mode=0o700, exist_ok=True)
+        os.rename(self._part_path, self.target)
+        self._on_end(self, None)
+        self.done.set_result(None)
+
+    def _fail_round(self, fault: StoreFault) -> None:
+        """Fetch all of it again, or give up."""
+        self.note(fault)
+        self._num_rounds += 1
+        if fault.kind in ("damaged", "changed", "short") and self._num_rounds < _ATTEMPTS:
+            self._begin_round()
+        else:
+            self.fail(self._error(fault))
+
+    def _error(self, fault: StoreFault) -> RemoteError | ChecksumError:
+        if fault.kind in ("damaged", "changed", "short", "missing"):
+            texts = {
+                "damaged": f"its bytes are not those of the manifest, fetched {_ATTEMPTS} times",
+                "changed": "it was replaced while it was fetched",
+                "short": "it is smaller than the manifest says",
+                "missing": "the shard is missing in the store",
+            }
+            hint = "If the dataset was replaced there, open it again; else restore the shard there"
+            return ChecksumError(texts[fault.kind], self.url, None, None, hint)
+        what = f"it cannot be fetched ({self.source.public(fault.text)})"
+        return RemoteError(what, self.url, fault.hint)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, the same for all that wait."""
+        if not self.done.done():
+            with suppress(OSError):
+                self._part_path.unlink(missing_ok=True)
+            self._on_end(self, error)
+            self.done.set_exception(error)
+        self._land()
+
+
+def _write(descriptor: int, data: Any, start: int) -> None:
+    view = memoryview(data).cast("B")
+    while len(view):
+        written = os.pwrite(descriptor, view, start)
+        start, view = start + written, view[written:]
+
+
+def _ignore(future: asyncio.Future[None]) -> None:
+    """Take note of an error: nobody may wait for a file that is fetched ahead."""
+    if not future.cancelled():
+        future.exception()
+
+
+async def again(call: Callable[[], Coroutine[Any, Any, Got]], source: Source) -> Got:
+    """Ask for a small object, some times if need be."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            source.num_requests += 1
+            return await call()
+        except StoreFault as fault:
+            if attempt == _ATTEMPTS - 1 or fault.kind in _FINAL | {"changed", "short"}:
+                raise
+            source.num_retries += 1
+            if fault.kind == "expired":
+                await source.renew()
+            else:
+                await asyncio.sleep(random.uniform(0.5, 1) * 0.4 * 2**attempt)
+    raise AssertionError

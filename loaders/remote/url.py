@@ -1,0 +1,58 @@
+"""Where a dataset lies in a store. A URL here has no secrets in it, so it may be shown, logged and pickled."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PosixPath
+from urllib.parse import urlsplit, urlunsplit
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
+_FILE_URL = re.compile(r"file:/+", re.IGNORECASE)
+OBSTORE_SCHEMES = frozenset(["s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https"])
+
+
+class URL(PosixPath):
+    """A place in a store, ``scheme://host/path``: without user name, password, query and fragment.
+
+    It is a path, so that whoever joins, names or shows paths does so with URLs; no file lies there.
+    """
+
+    def __str__(self) -> str:
+        scheme, _, rest = super().__str__().partition(":/")
+        return f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
+
+    @property
+    def scheme(self) -> str:
+        """What comes before ``://``."""
+        return str(self).partition("://")[0]
+
+    def absolute(self) -> URL:
+        """Return it as it is."""
+        return self
+
+
+def is_url(place: Path | str) -> bool:
+    """Tell whether a place is a URL: as a path it would be missing, whatever is there."""
+    if isinstance(place, URL):
+        return True
+    found = _URL.match(str(place))
+    return found is not None and len(found[1]) > 1 and not Path(place).exists()
+
+
+def split_secrets(place: Path | str) -> tuple[URL, dict[str, str]]:
+    """Return a URL, and what of it is secret: ``user`` (and password) and ``query``, where there are such.
+
+    A path that was made of a URL, which lost a slash, is one again.
+    """
+    if isinstance(place, URL):
+        return place, {}
+    text = _URL.sub(r"\1://", str(place), count=1)
+    if _FILE_URL.match(str(place)):
+        text = _FILE_URL.sub("file:///", str(place), count=1)
+    parts = urlsplit(text)
+    user, _, host = parts.netloc.rpartition("@")
+    public = urlunsplit((parts.scheme.lower(), host, parts.path.rstrip("/"), "", ""))
+    if parts.scheme.lower() == "file" and not public.startswith("file://"):
+        public = public.replace("file:", "file://", 1)
+    secrets = {"user": user, "query": parts.query}
+    return URL(public), {name: value for name, value in secrets.items() if value}

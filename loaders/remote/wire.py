@@ -1,0 +1,112 @@
+"""Messages between clients and the fetcher: a line of JSON each, over a socket of the cache folder.
+
+A request is answered by any number of ``{"wait": ...}`` (it is being worked on), then by one line with ``"ok"`` or
+``"error"``. Whoever is silent for ``SILENCE_S`` while it owes an answer counts as stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROTOCOL = 1
+BEAT_S = 1.0  # between two lines of a request that is being worked on
+SILENCE_S = 20.0
+MAX_LINE_BYTES = 256 << 20
+SOCKET_NAME = "socket"
+Failure = RemoteError | CacheError | ChecksumError | ManifestError
+_ERRORS = {kind.__name__: kind for kind in (RemoteError, CacheError, ChecksumError, ManifestError)}
+
+
+def encoded(message: dict[str, Any]) -> bytes:
+    """Return a message as a line."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def error_message(error: Failure) -> dict[str, Any]:
+    """Return the message that an error is sent as."""
+    args = [None if each is None else str(each) for each in error.args]
+    return {"error": type(error).__name__, "args": args}
+
+
+def raise_error(message: dict[str, Any]) -> None:
+    """Raise the error that a message stands for, if it does."""
+    if "error" in message:
+        raise _ERRORS[message["error"]](*message["args"])
+
+
+def peer_uid(connection: Any) -> int:
+    """Return the user at the other end of a socket."""
+    option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", option)[1]
+    return uid
+
+
+class InFolder:
+    """The name of a folder's socket, of any length, while the folder is held open: names of sockets are short."""
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def __enter__(self) -> str:
+        return f"/proc/self/fd/{self._descriptor}/{SOCKET_NAME}"
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+class Connection:
+    """A client's end, for one thread at a time."""
+
+    def __init__(self, folder: Path, timeout_s: float = SILENCE_S) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(timeout_s)
+            with InFolder(folder) as name:
+                self._socket.connect(name)
+            if peer_uid(self._socket) != os.getuid():
+                what = "another user's process answers at its socket"
+                raise CacheError(what, folder, "Give a folder of your own by cache=")
+        except BaseException:
+            self._socket.close()
+            raise
+        self._rest = bytearray()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message."""
+        self._socket.sendall(encoded(message))
+
+    def receive(self) -> dict[str, Any]:
+        """Return the next message; ``OSError`` if the other end is gone, ``TimeoutError`` if it is silent."""
+        while (end := self._rest.find(b"\n")) < 0:
+            self._rest += self._more()
+        line = bytes(self._rest[:end])
+        del self._rest[: end + 1]
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def receive_bytes(self, nbytes: int) -> bytes:
+        """Return the bytes that follow a message."""
+        while len(self._rest) < nbytes:
+            self._rest += self._more()
+        data = bytes(self._rest[:nbytes])
+        del self._rest[:nbytes]
+        return data
+
+    def _more(self) -> bytes:
+        data = self._socket.recv(1 << 18)
+        if not data:
+            raise ConnectionResetError("the fetcher has gone")
+        return data
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()

@@ -1,0 +1,99 @@
+"""A dataset in a bucket, servers before it, and caches that leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import packdata
+from loaders.schema import Array, Label
+from tests.remote import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NUM_SAMPLES, ROW = 600, 5_000  # of 20 kB: 10 shards of 1.2 MB
+SETTINGS: dict[str, Any] = {
+    "skip_signature": True,
+    "retry_timeout": 3,
+    "max_retries": 1,
+    "timeout": 3,
+}
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder ``root``, with a packed dataset in its bucket: ``bucket/packed``."""
+    root = tmp_path_factory.mktemp("store")
+    rows = np.random.default_rng(0).integers(0, 2**31, (NUM_SAMPLES, ROW), np.int32)
+    samples = ({"values": row, "label": i % 7} for i, row in enumerate(rows))
+    fields = {"values": Array(dtype="int32", dims=(ROW,)), "label": Label()}
+    packdata.pack(samples, root / "bucket" / "packed", fields, shard_bytes=1_200_000)
+    return root
+
+
+@pytest.fixture(scope="session")
+def server(packed: Path) -> Iterator[str]:
+    """The endpoint of a server of the bucket."""
+    with servers.bucket(packed) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def _proxy(server: str) -> Iterator[servers.Proxy]:
+    with servers.proxy(server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(_proxy: servers.Proxy) -> servers.Proxy:
+    """The fault proxy before that server, which does no harm yet."""
+    _proxy.set()
+    return _proxy
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """A folder for a cache; at the end its fetcher is gone, and nothing is half done there."""
+    folder = tmp_path / "cache"
+    yield folder
+    pid = fetcher_of(folder)
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not is_alive(pid))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def fetcher_of(folder: Path) -> int:
+    """The process id of a cache's fetcher; 0 if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int((folder / "v1" / "lock").read_text())
+        return pid if is_alive(pid) else 0
+    return 0
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return False
+
+
+def wait_until(condition: Any, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def storage(endpoint: str, **more: Any) -> dict[str, Any]:
+    """Options of the test server."""
+    return SETTINGS | {"endpoint": endpoint} | more

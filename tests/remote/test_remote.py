@@ -1,0 +1,213 @@
+"""A dataset at a URL is the same dataset."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loaders import DataLoader, ShardDataset
+from loaders.errors import CacheError, ManifestError, RemoteError, SampleError
+from loaders.remote.folder import Cache
+from loaders.remote.url import URL, is_url, split_secrets
+from tests.remote import servers
+from tests.remote.conftest import is_alive, storage, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+S3 = "s3://bucket/packed"
+
+
+def batches(dataset: Any, **options: Any) -> list[Any]:
+    options = {"batch_size": 32, "shuffle": True, "num_workers": 2} | options
+    return [[field.clone() for field in batch] for batch in DataLoader(dataset, **options)]
+
+
+def assert_same(one: list[Any], other: list[Any]) -> None:
+    assert len(one) == len(other) > 0
+    for left, right in zip(one, other, strict=True):
+        assert all((a == b).all() for a, b in zip(left, right, strict=True))
+
+
+def test_a_url_serves_what_the_folder_serves_and_each_byte_comes_once(
+    packed: Path, proxy: servers.Proxy, cache: Path
+) -> None:
+    local = ShardDataset(packed / "bucket" / "packed")
+    remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
+
+    assert remote.fingerprint == local.fingerprint
+    for _ in range(2):
+        assert_same(batches(remote), batches(local))
+    assert sum(each["bytes"] for each in proxy.requests(".lmdb")) == sum(
+        path.stat().st_size for path in (packed / "bucket" / "packed").glob("*.lmdb")
+    )
+    assert len(proxy.requests("manifest.json")) == 1
+
+
+def test_requests_are_signed_and_a_wrong_key_is_an_error_without_it(
+    packed: Path, tmp_path: Path, cache: Path
+) -> None:
+    with servers.signed_bucket(packed) as endpoint:
+        options = storage(endpoint) | servers.SECRET
+        del options["skip_signature"]
+        remote = ShardDataset(S3, cache=cache, storage=options)
+        wrong = options | {"secret_access_key": "not-that-one"}
+
+        with pytest.raises(RemoteError) as caught:
+            ShardDataset(S3, cache=cache, storage=wrong)
+
+        assert int(remote[3].label) == 3
+    assert "not-that-one" not in str(caught.value)
+    log = (cache / "v1" / "fetcher.log").read_text()
+    assert "not-that-one" not in log
+    assert servers.SECRET["secret_access_key"] not in log
+
+
+def test_a_web_server_and_a_network_disk_serve_it_too(
+    packed: Path, server: str, cache: Path
+) -> None:
+    places = [f"{server}/bucket/packed", (packed / "bucket" / "packed").as_uri()]
+
+    datasets = [ShardDataset(place, cache=cache) for place in places]
+
+    assert [int(each[500].label) for each in datasets] == [500 % 7, 500 % 7]
+    assert len(list((cache / "v1" / "shards").glob("??/*"))) == 1  # one content, one file
+
+
+def test_a_pickle_has_no_secret_and_is_served_by_the_fetcher_that_knows_it(
+    packed: Path, cache: Path
+) -> None:
+    with servers.signed_bucket(packed) as endpoint:
+        options = storage(endpoint) | servers.SECRET
+        del options["skip_signature"]
+        remote = ShardDataset(S3, cache=cache, storage=options)
+
+        pickled = pickle.dumps(remote)
+        copy = pickle.loads(pickled)
+
+        assert servers.SECRET["secret_access_key"].encode() not in pickled
+        assert servers.SECRET["secret_access_key"] not in repr(remote.view.store.shards[0])
+        assert int(copy[5].label) == 5
+
+
+@pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
+def test_every_backend_serves_the_same(
+    packed: Path, server: str, cache: Path, backend: str
+) -> None:
+    local = ShardDataset(packed / "bucket" / "packed")
+    remote = ShardDataset(S3, cache=cache, storage=storage(server))
+
+    assert_same(batches(remote, backend=backend), batches(local))
+
+
+def test_a_missing_dataset_and_a_dead_server_are_errors_with_the_url(
+    proxy: servers.Proxy, cache: Path
+) -> None:
+    with pytest.raises(ManifestError) as missing:
+        ShardDataset("s3://bucket/nothing", cache=cache, storage=storage(proxy.endpoint))
+    with pytest.raises(RemoteError) as dead:
+        ShardDataset(S3, cache=cache, storage=storage("http://127.0.0.1:1", retry_timeout=1))
+
+    assert str(missing.value.path).startswith("s3://bucket/nothing")
+    assert str(dead.value.path) == S3
+
+
+def test_a_shard_that_is_missing_names_url_shard_and_row(
+    packed: Path, proxy: servers.Proxy, cache: Path
+) -> None:
+    proxy.set(faults=[{"kind": "404", "match": "shard-00002"}])
+    remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
+    first = int(remote.view.store.starts[2])
+
+    with pytest.raises(SampleError) as caught:
+        remote[first + 1]
+
+    assert str(caught.value.path) == f"{S3}/shard-00002.lmdb"
+    assert caught.value.row == 1
+
+
+def test_nothing_of_a_store_is_imported_by_who_trains(
+    packed: Path, server: str, cache: Path
+) -> None:
+    script = f"""
+import sys
+from loaders import ShardDataset
+assert "loaders.remote.origin" not in sys.modules
+local = ShardDataset({str(packed / "bucket" / "packed")!r})
+assert local[0] and "loaders.remote.origin" not in sys.modules
+remote = ShardDataset({S3!r}, cache={str(cache)!r}, storage={storage(server)!r})
+assert remote[0]
+assert not {{"obstore", "boto3", "fsspec"}} & set(sys.modules), "imported"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_the_fetcher_ends_after_its_last_client(server: str, cache: Path) -> None:
+    """And has no pipe of the trainer's: what waits for the end of that would wait for the fetcher, too."""
+    script = f"""
+import os
+from loaders import ShardDataset
+assert ShardDataset({S3!r}, cache={str(cache)!r}, storage={storage(server)!r})[0]
+pid = open({str(cache / "v1" / "lock")!r}).read()
+print(pid, os.readlink(f"/proc/{{pid}}/fd/1"), os.getsid(int(pid)) == os.getsid(0))
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, stdout=subprocess.PIPE)
+    pid, output, is_of_session = done.stdout.decode().split()
+
+    assert (output, is_of_session) == ("/dev/null", "False")
+    wait_until(lambda: not is_alive(int(pid)), 8)
+    assert not list((cache / "v1" / "parts").iterdir())
+
+
+def test_a_folder_with_files_of_somebody_is_refused_and_left_alone(
+    packed: Path, server: str, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years")
+
+    for folder in (mine, packed / "bucket" / "packed"):
+        before = sorted(os.listdir(folder))
+        with pytest.raises(CacheError):
+            ShardDataset(S3, cache=folder, storage=storage(server))
+        assert sorted(os.listdir(folder)) == before
+
+
+def test_what_a_cache_can_be() -> None:
+    assert Cache.parse("500GB").size_bytes == 500 * 10**9
+    assert Cache.parse("1.5 GiB").size_bytes == 3 << 29
+    assert str(Cache.parse("/nvme/cache").folder) == "/nvme/cache"
+    both = Cache.parse({"path": "/nvme", "size": "2TB"})
+    assert (str(both.folder), both.size_bytes) == ("/nvme", 2 * 10**12)
+    for wrong, error in (({"place": "/x"}, ValueError), (0, ValueError), (1.5, TypeError)):
+        with pytest.raises(error):
+            Cache.parse(wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "url", "secrets"),
+    [
+        ("s3://bucket/a/", "s3://bucket/a", {}),
+        ("s3:/bucket/a", "s3://bucket/a", {}),
+        (
+            "https://me:word@host:8/a?sig=1",
+            "https://host:8/a",
+            {"user": "me:word", "query": "sig=1"},
+        ),
+        ("file:///data/a", "file:///data/a", {}),
+    ],
+)
+def test_a_url_is_without_its_secrets(given: str, url: str, secrets: dict[str, str]) -> None:
+    assert split_secrets(given) == (URL(url), secrets)
+    assert is_url(given)
+    assert str((URL(url) / "x.lmdb").parent) == str(pickle.loads(pickle.dumps(URL(url)))) == url
+
+
+@pytest.mark.parametrize("path", ["packed/train", "/a:/b", "C:/data", "./s3", "a/b://c"])
+def test_a_path_is_no_url(path: str) -> None:
+    assert not is_url(path)
