@@ -88,7 +88,8 @@ def tell_of_unmoved(augment: Any, fields: Mapping[str, Field | None]) -> None:
     """Say once, in the log, which fields look like places in pictures, and stay where pictures are moved."""
     pictures = any(isinstance(field, Image | Images | Mask) for field in fields.values())
     for name, field in fields.items() if augment and pictures else ():
-        plain = isinstance(field, Json | Text) or (isinstance(field, Array) and not field.spatial)
+        places = isinstance(field, Array) and not field.spatial and not field.classes
+        plain = isinstance(field, Json | Text) or places
         if plain and name not in _told and _PLACES & set(re.findall("[a-z]+", name.lower())):
             _told.add(name)
             _log.warning(

@@ -1,0 +1,74 @@
+"""Object detection: boxes follow the crops, and batches are the lists that torchvision's detectors take.
+
+packdata images coco/train2017 packed --annotations coco/annotations/instances_train2017.json --size 640
+python examples/detection.py packed
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from loaders import DataLoader, ShardDataset, augment
+
+
+def make_targets(boxes: list[Tensor], classes: list[Tensor]) -> list[dict[str, Tensor]]:
+    """Return one dict a picture; boxes that were cropped away have no area, and detectors refuse those."""
+    targets = []
+    for box, kind in zip(boxes, classes, strict=True):
+        is_left = (box[:, 2:] > box[:, :2]).all(1)
+        targets.append(
+            {"boxes": box[is_left], "labels": kind[is_left].long() + 1}
+        )  # 0 is the background
+    return targets
+
+
+def find(name: str) -> Callable[..., torch.nn.Module]:
+    """Return what MODULE:FUNCTION names."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--model", default="torchvision.models.detection:fasterrcnn_resnet50_fpn")
+    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=8)
+    args = parser.parse_args()
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    crop = [augment.RandomResizedCrop(args.size, scale=(0.3, 1)), augment.RandomHorizontalFlip()]
+    dataset = ShardDataset(args.data, fields=["image", "boxes", "box_labels"], augment=crop)
+    loader = DataLoader(
+        dataset, args.batch_size, shuffle=True, drop_last=True, device=device, seed=0
+    )
+    num_classes = 1 + len(dataset.schema.fields["box_labels"].classes)
+    model = find(args.model)(num_classes=num_classes).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.005, momentum=0.9, weight_decay=5e-4)
+
+    model.train()
+    for epoch in range(args.epochs):
+        for (
+            images,
+            boxes,
+            kinds,
+        ) in loader:  # uint8 (N, 3, H, W); a float32 (number, 4) for each picture; its classes
+            losses = model(list(images / 255), make_targets(boxes, kinds))
+            loss = sum(losses.values())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""Each script of examples/ runs on small real data, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parent.parent
+PHOTOS = ROOT / "tests/data/photos"
+REAL = ROOT / "tests/data/real"
+NETS = "tests.example_nets"
+
+
+def start(command: str, folder: Path) -> subprocess.Popen[str]:
+    """Start a command of this environment in a folder, with the small nets to be found."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    words = shlex.split(command)
+    return subprocess.Popen(words, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+def run(command: str, folder: Path) -> str:
+    """Run a command to its end, and return what it printed."""
+    process = start(command, folder)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out + err
+    return out
+
+
+def example(command: str, folder: Path) -> str:
+    """Run an example with arguments."""
+    return run(f"python {ROOT}/examples/{command}", folder)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder with `packed/train` and `packed/val` of photos."""
+    for split, which in (("train", slice(0, 3)), ("val", slice(3, 4))):
+        for kind in PHOTOS.iterdir():
+            (tmp_path / "photos" / split / kind.name).mkdir(parents=True)
+            for file in sorted(kind.iterdir())[which]:
+                shutil.copy(file, tmp_path / "photos" / split / kind.name)
+    run("packdata images photos packed --size 96", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A folder with `packed`, tokens of plays."""
+    lines = (REAL / "shakespeare.txt").read_text().splitlines(keepends=True)[:600]
+    (tmp_path / "plays.txt").write_text("".join(lines))
+    run("packdata tokens plays.txt packed --documents '\\n\\n'", tmp_path)
+    return tmp_path
+
+
+def test_gpt_learns_and_goes_on(text: Path) -> None:
+    small = "--length 32 --batch-size 4 --accumulate 2 --width 64 --depth 1"
+
+    first = example(f"gpt.py packed {small} --steps 6 --eval-every 3", text)
+    second = example(f"gpt.py packed {small} --steps 9 --eval-every 3", text)
+
+    losses = [float(loss) for loss in re.findall(r"validation loss ([\d.]+)", first + second)]
+    assert re.findall(r"step (\d+)", first + second) == ["3", "6", "9"]
+    assert losses[-1] < losses[0]
+
+
+def test_imagenet_goes_on_at_the_next_epoch(photos: Path) -> None:
+    options = f"--model {NETS}:classifier --batch-size 4 --crop 64 --checkpoint run.pt"
+
+    first = example(f"imagenet.py packed {options} --epochs 1", photos)
+    second = example(f"imagenet.py packed {options} --epochs 2", photos)
+
+    assert re.findall(r"epoch (\d+)", first + second) == ["0", "1"]
+
+
+@pytest.mark.slow
+def test_imagenet_saves_on_sigterm_and_goes_on_with_other_ranks(photos: Path) -> None:
+    options = f"--model {NETS}:classifier --crop 64 --accumulate 2 --checkpoint run.pt"
+    script = ROOT / "examples/imagenet.py"
+    process = start(f"python {script} packed {options} --batch-size 1 --epochs 100000", photos)
+    wait_for(lambda: (photos / "run.pt").exists())
+
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    done = re.findall(r"epoch (\d+)", out)
+    ranks = "torchrun --nproc-per-node 2 --standalone"
+    goes_on = run(
+        f"{ranks} {script} packed {options} --batch-size 2 --epochs {len(done) + 2}", photos
+    )
+
+    assert [int(epoch) for epoch in re.findall(r"epoch (\d+)", goes_on)][:1] == [len(done)]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_segmentation(tmp_path: Path) -> None:
+    files = sorted(PHOTOS.glob("*/*.jpg"))[:10]
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "masks").mkdir()
+    for file in files:
+        shutil.copy(file, tmp_path / "pictures")
+        with Image.open(file) as picture:
+            levels = np.asarray(picture.convert("L")) // 64
+        Image.fromarray(levels.astype(np.uint8)).save(tmp_path / "masks" / f"{file.stem}.png")
+    run("packdata images pictures packed --masks masks --size 96", tmp_path)
+
+    out = example(
+        "segmentation.py packed --classes 4 --crop 64 --batch-size 4 --epochs 8", tmp_path
+    )
+
+    shares = [float(share) for share in re.findall(r"mean IoU ([\d.]+)%", out)]
+    assert len(shares) == 8
+    assert max(shares) > 20
+
+
+@pytest.mark.slow
+def test_detection(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    images, boxes = [], []
+    for number, file in enumerate(sorted(PHOTOS.glob("*/*.jpg"))[:6]):
+        shutil.copy(file, tmp_path / "pictures")
+        with Image.open(file) as picture:
+            images.append(
+                {
+                    "id": number,
+                    "file_name": file.name,
+                    "width": picture.width,
+                    "height": picture.height,
+                }
+            )
+        boxes += [
+            {
+                "id": 2 * number + i,
+                "image_id": number,
+                "category_id": 1 + i,
+                "bbox": [10, 20, 60 + i, 50],
+                "area": 3000,
+                "iscrowd": 0,
+            }
+            for i in range(2)
+        ]
+    kinds = [{"id": 1, "name": "boat"}, {"id": 2, "name": "house"}]
+    (tmp_path / "coco.json").write_text(
+        json.dumps({"images": images, "annotations": boxes, "categories": kinds})
+    )
+    run("packdata images pictures packed --annotations coco.json --size 128", tmp_path)
+
+    out = example(
+        f"detection.py packed --model {NETS}:Detector --size 64 --batch-size 2 --epochs 2",
+        tmp_path,
+    )
+
+    assert len(re.findall("loss", out)) == 2
+
+
+@pytest.mark.slow
+def test_dino(photos: Path) -> None:
+    out = example(
+        "dino.py packed/train --large 64 --small 32 --num-small 2 --width 64 --batch-size 4 --epochs 2",
+        photos,
+    )
+
+    assert len(re.findall("loss", out)) == 2
+
+
+@pytest.mark.slow
+def test_sft(tmp_path: Path) -> None:
+    says = [
+        [
+            {"role": "user", "content": f"What is {i} and {i}?"},
+            {"role": "assistant", "content": f"It is {2 * i}."},
+        ]
+        for i in range(60)
+    ]
+    (tmp_path / "chats.jsonl").write_text(
+        "\n".join(json.dumps({"messages": messages}) for messages in says)
+    )
+    (tmp_path / "chat.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    )
+    run("packdata tokens chats.jsonl packed --chat-template chat.jinja --train-bpe 300", tmp_path)
+
+    out = example(
+        f"sft.py packed --model {NETS}:Chat --length 128 --batch-size 2 --epochs 3 --lr 0.01",
+        tmp_path,
+    )
+
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+def test_tabular(tmp_path: Path) -> None:
+    head, *rows = (REAL / "diamonds.csv").read_text().splitlines()
+    for name, part in (("train", rows[:2000]), ("test", rows[2000:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *part]))
+    run("packdata tables train.csv packed/train --target price --standardize", tmp_path)
+    run("packdata tables test.csv packed/test --like packed/train", tmp_path)
+
+    out = example("tabular.py packed --epochs 8", tmp_path)
+
+    errors = [float(error) for error in re.findall(r"the test ([\d.]+)", out)]
+    assert errors[-1] < errors[0] / 2
+
+
+@pytest.mark.slow
+def test_cifar_on_device(tmp_path: Path) -> None:
+    labels = np.arange(200) % 2
+    images = (
+        np.random.default_rng(0).integers(0, 256, (200, 32, 32, 3)) // 2
+        + 120 * labels[:, None, None, None]
+    )
+    np.savez(tmp_path / "cifar.npz", images=images.astype(np.uint8), labels=labels)
+
+    out = example("cifar_on_device.py cifar.npz --epochs 3 --batch-size 32", tmp_path)
+
+    assert re.findall(r": ([\d.]+)% right", out)[-1] == "100.0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["lightning", "accelerate", "hf_trainer"])
+def test_frameworks(framework: str, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip({"hf_trainer": "transformers"}.get(framework, framework))
+    folder = request.getfixturevalue("text" if framework == "hf_trainer" else "photos")
+    options = "--crop 64 --batch-size 4 --epochs 2"
+    if framework == "hf_trainer":
+        options = "--length 32 --width 32 --steps 4 --batch-size 2"
+
+    out = example(f"with_{framework}.py packed {options}", folder)
+
+    assert re.search("accuracy|epoch 1|eval_loss", out)
+
+
+def test_each_example_is_run_and_short() -> None:
+    """Under 120 lines each, and each named above."""
+    page = Path(__file__).read_text()
+    for file in (ROOT / "examples").glob("*.py"):
+        assert len(file.read_text().splitlines()) <= 120, file
+        assert file.name in page or file.name.startswith("with_"), file
