@@ -16,7 +16,7 @@ from loaders.datasets.reading.foreground import foreground_points
 from loaders.device.augment import Moves, draw_moves, move_images
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
-from loaders.schema import Boxes, Bytes, Images, Keypoints, Mask
+from loaders.schema import Bytes, Images, Mask
 
 if TYPE_CHECKING:
     from loaders.datasets.base import Halves
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loaders.datasets.reading.request import Request
     from loaders.device.jpeg import Decode
 
-_MOVED = Mask | Boxes | Keypoints | Images  # beside images, by the host alone
+_MOVED = Mask | Images  # beside images, by the host alone
 
 
 class SameSize(NamedTuple):
@@ -60,9 +60,9 @@ class JpegOnDevice(OnDevice):
     cropped in a batch, others size by size.
 
     Args:
-        dataset: Its images are of codec ``jpeg``; masks and boxes, which the host moves, are for
-            datasets without augmentation. Its ``on_error`` is ``"raise"``: the device finds what does not decode
-            when the host has left the batch behind.
+        dataset: Its images are of codec ``jpeg``. Boxes and keypoints are moved on the host, by the same draw; masks,
+            spatial arrays and ``Images`` are for datasets without augmentation. Its ``on_error`` is ``"raise"``: the
+            device finds what does not decode when the host has left the batch behind.
         decode: Decodes there; default: torchvision's decoder on CUDA, which has to be installed. What it
             refuses, the CPU decodes.
 

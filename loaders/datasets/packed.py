@@ -131,6 +131,7 @@ class PackedDataset(BatchDataset):
         transform: Transform | None = None,
         ops: tuple[Any, ...] | None = None,
         is_half: bool = False,
+        shape_ops: tuple[Any, ...] | None = None,
     ) -> ReadPlan:
         return plan_reading(
             self.view,
@@ -142,6 +143,7 @@ class PackedDataset(BatchDataset):
             is_half=is_half,
             leader=self.leader,
             max_picture_mb=self.max_picture_mb,
+            shape_ops=shape_ops,
             is_replacing=self.on_error == "replace",
             part_ends=self.part_ends,
             bad=bad or self.plan.bad,
@@ -155,13 +157,14 @@ class PackedDataset(BatchDataset):
         """Return the plan of the host's half of batches, without transforms.
 
         Args:
-            unfinished: Adds to a batch what a device is to do with it: its crops and flips are not done here then.
+            unfinished: Adds to a batch what a device is to do with it: its crops and flips are not done here then,
+                but for boxes and keypoints, which are a few numbers.
             fields: As which fields some are read instead, of any codec.
         """
         if unfinished is None:
             return self._planned(self._shown_fields, is_half=True)
         read = {**self._shown_fields, **(fields or {})}
-        return replace(self._planned(read, ops=()), unfinished=unfinished)
+        return replace(self._planned(read, ops=(), shape_ops=self.augment), unfinished=unfinished)
 
     @property
     def names(self) -> tuple[str, ...]:

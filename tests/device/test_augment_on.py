@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, RAMDataset, ShardDataset, augment
+from loaders import DataLoader, JpegOnDevice, RAMDataset, ShardDataset, augment
+from loaders.codecs.picture import PictureCodec
 from loaders.errors import SchemaError
-from loaders.schema import Boxes, Image, Label, Mask
+from loaders.schema import Boxes, Image, Images, Keypoints, Label, Mask
 from tests.packdata.packing import pack, pack_samples
 
 if TYPE_CHECKING:
@@ -96,14 +97,14 @@ def test_without_ops_nothing_changes() -> None:
 
 def test_what_only_the_host_can_do_is_refused(tmp_path: Path) -> None:
     pack_samples(tmp_path / "jpeg")
-    boxes = {"image": Image(size=(8, 8), codec="raw"), "boxes": Boxes()}
+    several = {"image": Image(size=(8, 8), codec="raw"), "images": Images()}
     pixels = np.zeros((8, 8, 3), np.uint8)
-    pack(tmp_path / "boxes", boxes, [{"image": pixels, "boxes": np.zeros((1, 4), np.float32)}])
+    pack(tmp_path / "several", several, [{"image": pixels, "images": [pixels]}])
     refused = {
         "are not stored as pixels of one size": ShardDataset(
             tmp_path / "jpeg", fields=["image"], augment=OPS
         ),
-        "boxes of field 'boxes' are moved": ShardDataset(tmp_path / "boxes", augment=OPS),
+        "field 'images', of any number": ShardDataset(tmp_path / "several", augment=OPS),
         "transforms and augment.Views": scenes().replace(transform=lambda sample: sample),
     }
 
@@ -118,3 +119,57 @@ def test_other_datasets_and_settings_are_refused() -> None:
     settings: dict[str, Any] = {"augment_on": "gpu"}
     with pytest.raises(ValueError, match="augment_on must be"):
         DataLoader(scenes(), **settings)
+
+
+@pytest.mark.parametrize("batching", [{}, {"boxes": "pad"}, {"boxes": "offsets"}])
+@pytest.mark.parametrize("codec", ["raw", "jpeg"])
+def test_boxes_and_keypoints_follow_what_the_device_does(
+    tmp_path: Path, codec: str, batching: dict[str, str]
+) -> None:
+    """Those of the host's samples, whatever the device makes of the pixels."""
+    rng = np.random.default_rng(0)
+    size = (40, 60) if codec == "raw" else None
+    fields = {
+        "image": Image(size=size, codec=codec),
+        "boxes": Boxes(),
+        "points": Keypoints(2, flip_pairs=((0, 1),)),
+    }
+    rows = [
+        {
+            "image": rng.integers(0, 256, (*(size or (30 + i, 50)), 3), np.uint8),
+            "boxes": np.sort(rng.uniform(0, 30, (i % 4, 2, 2)), 1)
+            .reshape(-1, 4)
+            .astype("float32"),
+            "points": rng.uniform(0, 30, (1, 2, 2)).astype(np.float32),
+        }
+        for i in range(8)
+    ]
+    dataset = ShardDataset(pack(tmp_path / "a", fields, rows), augment=OPS, batching=batching)
+    late = dataset if codec == "raw" else JpegOnDevice(dataset, decode=_decode)
+    on: Any = "device" if codec == "raw" else "auto"
+
+    for num_workers in (0, 2):
+        host = DataLoader(dataset, 4, shuffle=True, num_workers=num_workers, augment_on="host")
+        device = DataLoader(late, 4, shuffle=True, num_workers=num_workers, augment_on=on)
+        assert device._finisher is not None
+        for _ in range(2):
+            for one, other in zip(host, device, strict=True):
+                assert one.image.shape == other.image.shape
+                for values, twins in zip(one[1:], other[1:], strict=True):
+                    assert type(values) is type(twins)
+                    assert len(values) == len(twins)
+                    assert all(map(torch.equal, values, twins))
+
+
+def _decode(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    codec = PictureCodec(Image())
+    return [torch.from_numpy(codec.decode(file.numpy())).permute(2, 0, 1) for file in files]
+
+
+def test_boxes_that_are_served_without_their_picture_are_refused(tmp_path: Path) -> None:
+    fields = {"image": Image(), "boxes": Boxes()}
+    rows = [{"image": np.zeros((8, 8, 3), np.uint8), "boxes": np.zeros((1, 4), np.float32)}]
+    dataset = ShardDataset(pack(tmp_path / "a", fields, rows))
+
+    with pytest.raises(SchemaError):
+        dataset.replace(fields=["boxes"], augment=OPS)

@@ -279,7 +279,7 @@ def test_what_only_the_host_can_do_is_refused(tmp_path: Path) -> None:
     dataset = ShardDataset(pack(tmp_path / "a", fields, [sample]))
     refused = {
         "no image among": dataset.replace(fields=["label"]),
-        "moves \\['mask', 'boxes'\\]": dataset.replace(augment=CROP),
+        "moves \\['mask'\\]": dataset.replace(augment=CROP),
         "transforms and augment.Views": dataset.replace(transform=lambda sample: sample),
         "on_error='replace' needs the host": dataset.replace(on_error="replace"),
         "not JPEG": RAMDataset.from_arrays(image=np.zeros((2, 8, 8, 3), np.uint8)),

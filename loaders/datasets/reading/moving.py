@@ -10,7 +10,7 @@ from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.foreground import foreground_points
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks
 from loaders.errors import SchemaError
-from loaders.schema import Boxes, Field, Image, Images, Keypoints, Mask
+from loaders.schema import Field, Image, Images, Mask
 
 if TYPE_CHECKING:
     import torch
@@ -76,8 +76,10 @@ def check_movable(dataset: PackedDataset) -> None:
             raise SchemaError(
                 f"pictures of field {name!r} are not stored as pixels of one size{hint}"
             )
-        if isinstance(field, Boxes | Keypoints | Images):
-            raise SchemaError(f"{field.kind} of field {name!r} are moved on the host{hint}")
+        if isinstance(field, Images):
+            raise SchemaError(
+                f"pictures of field {name!r}, of any number, are decoded and moved on the host{hint}"
+            )
     if dataset.augment and (arrays := spatial_axes(fields.values())):
         name = list(fields)[next(iter(arrays))]
         raise SchemaError(f"augment moves the array {name!r}, which is done on the host{hint}")

@@ -136,13 +136,16 @@ def make_readers(
     leader: str | None,
     half: bool = False,
     max_picture_mb: int = MAX_PICTURE_MB,
+    shape_ops: tuple[Any, ...] | None = None,
 ) -> tuple[Reader, ...]:
     """Return the reader of each field (None: the sample's position) under a list of augmentations.
 
     At a ``scale`` other than 1, ``dct`` images are smaller. With ``half``, fields that a device can
     finish are read as their host half, and ``ops`` are drawn for it, not done. Boxes follow the
-    picture ``leader``, which is one of the ``stored`` fields, served or not.
+    picture ``leader``, which is one of the ``stored`` fields, served or not, under ``shape_ops`` where a
+    device carries out the ops of pictures.
     """
+    shape_ops = ops if shape_ops is None else shape_ops
     views = _views(ops)
     by_name = {
         name: _picture_reader(store, name, field, views, scale, max_picture_mb)
@@ -169,9 +172,11 @@ def make_readers(
             readers.append(_fixed_reader(store, name, field, field.record_nbytes))
         else:
             follows = None
-            if isinstance(field, Boxes | Keypoints) and ops:
+            if isinstance(field, Boxes | Keypoints) and shape_ops:
                 picture = _followed(name, fields, stored, leader)
-                follows = _picture_reader(store, *picture, views, scale, max_picture_mb)
+                follows = _picture_reader(
+                    store, *picture, _views(shape_ops), scale, max_picture_mb
+                )
             codec, form = codec_for(field), batching.get(name, LIST)
             readers.append(ObjectReader(store, name, field, codec, form, follows, is_guess))
     return tuple(readers)
@@ -215,7 +220,7 @@ def _followed(
     boxes: str, fields: Mapping[str, Field | None], stored: Mapping[str, Field], leader: str | None
 ) -> tuple[str, Image | Mask]:
     """Return the picture whose crops boxes follow, also if samples have others only."""
-    if not any(isinstance(field, Image | Mask) for field in fields.values()):
+    if not any(isinstance(stored.get(name), Image | Mask) for name in fields):
         what = f"boxes {boxes!r} follow the crops of an image or a mask, and samples have none"
         raise SchemaError(f"{what}: add one to fields, or leave out augment")
     field = stored.get(leader or "")

@@ -172,6 +172,7 @@ def plan_reading(
     is_half: bool = False,
     leader: str | None,
     max_picture_mb: int,
+    shape_ops: tuple[Any, ...] | None = None,
     **counted: Any,
 ) -> ReadPlan:
     """Return the plan of a dataset's settings; as for ``make_readers``.
@@ -186,6 +187,7 @@ def plan_reading(
         is_half: Leave to a device what it can finish.
         leader: The picture that boxes follow.
         max_picture_mb: Of each picture.
+        shape_ops: What boxes and keypoints follow, where a device carries it out for pictures; None: ``ops``.
         **counted: ``is_replacing``, ``part_ends`` and ``bad`` of the plan.
     """
     check_foreground(ops, view.schema.fields)
@@ -196,6 +198,7 @@ def plan_reading(
         "stored": view.schema.fields,
         "leader": leader,
         "max_picture_mb": max_picture_mb,
+        "shape_ops": shape_ops,
     }
     readers = make_readers(view.store, fields, ops, joined, scale, half=is_half, **stored)
     if transform is None:
