@@ -55,15 +55,16 @@ def digest(value: Any) -> Any:
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Return a hash of each file below a folder; of a manifest, without the version that wrote it."""
+    """Return a hash of each file below a folder; of a manifest, without what wrote it."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             data = path.read_bytes()
             if path.name == "manifest.json":
                 manifest = json.loads(data)
-                manifest.get("provenance", {}).pop("packer", None)
-                manifest.pop("packer", None)
+                for name in ("packer", "plan_xxh3_128"):
+                    manifest.get("provenance", {}).pop(name, None)
+                manifest.pop("checksum", None)  # of all of it
                 data = json.dumps(manifest, sort_keys=True).encode()
             found[str(path.relative_to(folder))] = hashlib.blake2b(data, digest_size=8).hexdigest()
     return found

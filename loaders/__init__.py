@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from loaders.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from loaders import augment
     from loaders.codecs import register_codec
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from loaders.loader import DataLoader
     from loaders.profiling import profile
     from loaders.sampling import Balanced, BlockShuffled, Weighted, audit
-
-__version__ = "0.1.0"
 
 _WHERE = {
     "Balanced": "loaders.sampling",

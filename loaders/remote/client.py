@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import loaders
+from loaders import version
 from loaders.errors import CacheError, LoadersError, RemoteError
 from loaders.locks import ForkLock
 from loaders.remote.url import OBSTORE_SCHEMES
@@ -195,7 +195,7 @@ def _start(inside: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    packages = str(Path(loaders.__file__).parents[1])
+    packages = str(Path(version.__file__).parents[1])
     path = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
     passed = {name: value for name, value in os.environ.items() if _is_passed(name)}
     return passed | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -47,8 +47,8 @@ def interrupted(num_lines: int) -> Iterator[None]:
     """Press Ctrl-C when so many lines are in the journal, and expect it to come out."""
     append, calls = Journal.append, iter(range(1, 10_000))
 
-    def dying(self: Journal, line: Any) -> None:
-        append(self, line)
+    def dying(self: Journal, *lines: Any) -> None:
+        append(self, *lines)
         if next(calls) == num_lines:
             raise KeyboardInterrupt
 

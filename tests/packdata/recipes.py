@@ -16,7 +16,7 @@ from loaders import manifest
 from loaders.columns import var_column
 from loaders.errors import LoadersError, SourceError
 from loaders.schema import Bytes, Label, Schema, Text
-from packdata import disk, target
+from packdata import disk, publish
 from packdata.engine import Summary, pack_recipes
 from packdata.journal import Journal
 from packdata.recipe import Block, Recipe, Records, Target
@@ -190,9 +190,9 @@ STEPS: dict[str, tuple[Any, str]] = {
     "rename": (os, "replace"),
     "sync": (os, "fsync"),
     "unlink": (os, "unlink"),
-    "list the rejects": (target.Packing, "_publish_rejects"),
-    "publish a manifest": (target, "publish_manifest"),
-    "clean up": (target.Packing, "_clean_up"),
+    "list the rejects": (publish.Packing, "_publish_rejects"),
+    "publish a manifest": (publish, "publish_file"),
+    "clean up": (publish.Packing, "_clean_up"),
 }
 
 

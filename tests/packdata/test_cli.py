@@ -458,6 +458,7 @@ def test_as_a_process_it_ends_with_the_same_codes(photos: Path, tmp_path: Path) 
     command = [sys.executable, "-m", "packdata", "images", str(photos), str(tmp_path / "out")]
 
     done = subprocess.run([*command, "--json"], capture_output=True, timeout=60, check=False)
+    command += ["--size", "8"]
     again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == 0

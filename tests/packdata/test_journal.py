@@ -16,7 +16,8 @@ from loaders.errors import PackError
 from loaders.manifest import Place, ShardInfo
 from packdata.edit import copy_dataset
 from packdata.images.plan import pack_images
-from packdata.journal import Header, Journal, Reject, State, TargetLock, flatten_plan
+from packdata.journal import Header, Journal, Reject, State, flatten_plan
+from packdata.lock import TargetLock
 from packdata.repair import repair
 from tests.packdata.command_sources import make_sources
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHARD = ShardInfo("shard-00000.lmdb", 3, 100, "ff", {"x": Place(8, row_nbytes=4)}, (50, 9))
-HEADER = Header({"format": '"lmdb"'}, True, {"": 0}, {"": ("abc", ["shard-00000.lmdb"])})
+HEADER = Header({"format": '"lmdb"'}, "packing", {"": 0}, {"": ("abc", ["shard-00000.lmdb"])})
 
 
 def write(path: Path) -> None:
@@ -261,7 +262,7 @@ def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
     path = tmp_path / ".packing" / "lock"
     path.parent.mkdir()
     code = (
-        "import os, signal, sys; from pathlib import Path; from packdata.journal import TargetLock;"
+        "import os, signal, sys; from pathlib import Path; from packdata.lock import TargetLock;"
         "lock = TargetLock(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], timeout=60, check=False)

@@ -19,7 +19,7 @@ import pytest
 from loaders.manifest import MANIFEST_NAME, read_manifest
 from loaders.schema import Label
 from packdata.cli import main
-from packdata.journal import LOCK_NAME
+from packdata.lock import LOCK_NAME
 from packdata.target import PACKING_NAME
 from tests.packdata.packing import pack, pack_samples
 from tests.packdata.reading import PackedReader

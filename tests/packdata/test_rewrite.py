@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 
 from loaders.errors import PackError, SchemaError
-from loaders.manifest import read_manifest
+from loaders.manifest import publish_bytes, read_manifest
 from loaders.schema import Boxes, Bytes, Image
-from packdata import rewrite
+from packdata import publish
 from packdata.combine import extend, merge
 from packdata.edit import CopyOptions, copy_dataset
-from packdata.journal import TargetLock
-from packdata.leftovers import RECORD_NAME, leftovers
+from packdata.journal import JOURNAL_NAME, Header, Journal
+from packdata.lock import TargetLock
 from packdata.partition import split
+from packdata.publish import Packing
 from packdata.repair import repair
-from packdata.rewrite import Staging
-from packdata.target import PACKING_NAME
+from packdata.target import PACKING_NAME, leftovers
 from packdata.verify import verify
 from packdata.writer import Writer
 from tests.packdata.breaking import tmpfs
@@ -38,14 +38,15 @@ ROOM = "Make room there. Then run the same command again"
 SMALL = ["label", "key", "score", "width"]
 _KILLED = """
 import os, signal, sys
-from packdata import cli, rewrite
+from packdata import cli, publish
 
 step, nth, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-holder, name = {"rename": (os, "rename"), "publish": (rewrite, "publish_file")}[step]
+holder, name = {"rename": (os, "replace"), "publish": (publish, "publish_file")}[step]
 original, calls = getattr(holder, name), iter(range(1000))
 
 def dying(*args, **kwargs):
-    is_last = next(calls) == nth
+    is_counted = step == "publish" or str(args[1]).endswith(".lmdb")
+    is_last = is_counted and next(calls) == nth
     if is_last and when == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     original(*args, **kwargs)
@@ -152,21 +153,24 @@ def test_only_what_a_command_put_there_is_a_leftover(tmp_path: Path, source: Pat
     assert (dst / "shard-00000.lmdb").read_text() == "another file under its name"
 
 
-@pytest.mark.parametrize(
-    "record",
-    ["", "[]", "null", '{"new": {}}', '{"new": 1, "old": 2}', '{"new": {}, "old": ["../a"]}'],
-)
-def test_a_record_that_says_nothing_sensible_names_no_leftover(
-    tmp_path: Path, record: str
-) -> None:
+@pytest.mark.parametrize("name", ["../a", "a/b", "a"])
+def test_a_record_that_names_another_folder_names_no_leftover(tmp_path: Path, name: str) -> None:
+    dst = pack_samples(tmp_path / "dst", 4, fields=SMALL)
+    shards = {"": read_manifest(dst).shards}
     (tmp_path / "a").touch()
-    (tmp_path / PACKING_NAME).mkdir()
-    (tmp_path / PACKING_NAME / RECORD_NAME).write_text(record)
+    (dst / PACKING_NAME).mkdir()
+    header = Header({}, "command", {"": 0}, {"": ("", [name])})
+    journal = Journal.create(dst / PACKING_NAME / JOURNAL_NAME, header)
+    for info in shards[""]:
+        line = {"part": "", "target": "", "items": 0, "rejects": [], "shard": info.to_json()}
+        journal.append(line)
+    journal.close()
+    (dst / "a").touch()
 
-    assert leftovers(tmp_path / PACKING_NAME, tmp_path / PACKING_NAME) == frozenset()
+    assert leftovers(dst) == ([dst / "a"] if name == "a" else [])
 
 
-@pytest.mark.parametrize("step", ["rename", "publish_file"])
+@pytest.mark.parametrize("step", ["replace", "publish_file"])
 def test_an_error_while_publishing_leaves_the_target_as_it_was(
     tmp_path: Path, source: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +179,17 @@ def test_an_error_while_publishing_leaves_the_target_as_it_was(
 
     old = pack_samples(tmp_path / "old", 4, fields=SMALL)
     before = entries(old), keys(old)
-    monkeypatch.setattr(os if step == "rename" else rewrite, step, failing)
+    original = os.replace
+
+    def unless_moved(beside: Path, path: Path) -> None:
+        if path.suffix == ".lmdb":
+            failing()
+        original(beside, path)
+
+    if step == "replace":
+        monkeypatch.setattr(os, "replace", unless_moved)
+    else:
+        monkeypatch.setattr(publish, step, failing)
     for dst in (tmp_path / "new", old):
         with pytest.raises(PackError, match="cannot be written"):
             copy_dataset(source, dst, overwrite=True)
@@ -305,11 +319,11 @@ def test_the_target_is_looked_at_again_once_it_is_locked(
             shutil.copy(source / "manifest.json", path.parent.parent)  # another was faster
             super().__init__(path)
 
-    monkeypatch.setattr(rewrite, "TargetLock", LateLock)
+    monkeypatch.setattr(publish, "TargetLock", LateLock)
 
     with (
         pytest.raises(PackError, match="a packed dataset is there"),
-        Staging(tmp_path / "dst", "test"),
+        Packing(tmp_path / "dst", [""], {"command": "test"}, kind="command"),
     ):
         pass
 
@@ -335,23 +349,21 @@ def test_a_writer_that_was_killed_does_not_stand_in_the_way_of_a_copy(
     assert entries(dst) == ["manifest.json", "shard-00000.lmdb"]
 
 
-def test_a_writer_that_was_killed_while_publishing_is_finished_by_a_writer(
+def test_a_writer_that_was_killed_while_publishing_is_finished_by_whoever_comes(
     tmp_path: Path, source: Path
 ) -> None:
     code = (
-        "import os, signal, sys; from packdata import Writer, target; "
+        "import os, signal, sys; from packdata import Writer, publish; "
         "from loaders.schema import Bytes\n"
-        "target.Packing._publish = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "publish.Packing._publish = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
         "with Writer(sys.argv[1], {'a': Bytes()}) as w: w.add(a=b'x')"
     )
     dst = tmp_path / "dst"
     done = subprocess.run([sys.executable, "-c", code, str(dst)], timeout=60, check=False)
     assert done.returncode == -9
 
-    with pytest.raises(PackError, match=r"not finished\. Open a Writer there, it publishes"):
-        copy_dataset(source, dst)
     with pytest.raises(PackError, match="a packed dataset is there"):
-        Writer(dst, {"a": Bytes()})
+        copy_dataset(source, dst)
 
     assert read_manifest(dst).num_samples == 1
 
@@ -391,14 +403,14 @@ def test_a_split_that_was_killed_between_two_parts_is_done_again(
 def test_no_part_is_published_if_one_cannot_be_prepared(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare, calls = Staging.prepare, iter(range(9))
+    published, calls = publish_bytes, iter(range(9))
 
-    def failing(self: Staging, *args: Any) -> Any:
-        if next(calls) == 1:
+    def failing(path: Path, data: bytes) -> None:
+        if path.name == "manifest.json" and next(calls) == 1:
             raise OSError(28, "No space left on device")
-        return prepare(self, *args)
+        published(path, data)
 
-    monkeypatch.setattr(Staging, "prepare", failing)
+    monkeypatch.setattr(publish, "publish_bytes", failing)
     with pytest.raises(PackError, match="No space left"):
         split(source, tmp_path / "s", {"train": 0.5, "val": 0.5})
 

@@ -26,7 +26,7 @@ from loaders.formats import lmdb, open_checksums, open_columns
 from loaders.manifest import MANIFEST_NAME, Manifest, publish_manifest, read_manifest
 from loaders.schema import Array, Field, Image, Label, Schema, Text
 from packdata.cli import main
-from packdata.journal import LOCK_NAME, TargetLock
+from packdata.lock import LOCK_NAME, TargetLock
 from packdata.readback import ReadBack
 from packdata.repair import repair
 from packdata.stats import stats

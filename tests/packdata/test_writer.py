@@ -21,7 +21,7 @@ from loaders.errors import CodecError, PackError, SchemaError, SourceError
 from loaders.manifest import read_manifest
 from loaders.schema import Array, Boxes, Bytes, Image, Json, Label, Mask, MultiLabel, Text
 from packdata import Writer, pack
-from packdata.journal import LOCK_NAME, TargetLock
+from packdata.lock import LOCK_NAME, TargetLock
 from packdata.progress import Quiet
 from packdata.target import PACKING_NAME
 from tests.packdata.pngs import clear_png
@@ -658,7 +658,7 @@ def test_what_a_killed_writer_left_does_not_stand_in_the_way(tmp_path: Path) -> 
     code = (
         "import os, signal, sys; from packdata import Writer; from loaders.schema import Bytes\n"
         "w = Writer(sys.argv[1], {'a': Bytes()}, shard_bytes=1000)\n"
-        "for i in range(3000): w.add(a=bytes(500))\n"
+        "for i in range(60): w.add(a=bytes(500))\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from loaders import __version__
 from loaders.commandline import Commands
 from loaders.errors import LoadersError
 from loaders.text import printable
+from loaders.version import __version__
 from packdata.commands import GROUPS
 from packdata.commands.extend import spelled_anew
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,15 +14,10 @@ from packdata.compare import schema_differences
 from packdata.content import ViewContent
 from packdata.describe import counted
 from packdata.journal import JOURNAL_NAME, read_journal
-from packdata.links import stage_whole
 from packdata.plan import check_outside
-from packdata.provenance import origin_of
-from packdata.rewrite import (
-    Staging,
-    command_text,
-    finished_before,
-    write_dataset,
-)
+from packdata.provenance import extended, origin_of
+from packdata.publish import Packing
+from packdata.rewrite import WriteOptions, Written, plan_of, write_dataset
 from packdata.target import PACKING_NAME, find_datasets
 
 if TYPE_CHECKING:
@@ -61,7 +56,7 @@ def merge(
         link: Use hard links where the file system has them, as ``packdata.links.stage_whole`` does.
         overwrite: Replace a dataset at ``dst`` that ``merge`` has made.
         on_link: Called with each shard that was linked.
-        note: Called with what is no error and deserves a look: it was killed before, and is finished.
+        note: Called with what is no error and deserves a look: it was made before.
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
@@ -72,18 +67,11 @@ def merge(
     _check_merged_before(Path(dst))
     _check_alike(views)
     joined = join_views(views)
-    return write_dataset(
-        dst,
-        command_text("merge", views),
-        ViewContent(joined, joined.schema),
-        provenance={"command": "merge", "sources": list(map(origin_of, views))},
-        overwrite=overwrite,
-        files_of=joined.path,
-        whole=joined.whole_shards,
-        link=link,
-        on_link=on_link,
-        note=note,
-    )
+    provenance = {"command": "merge", "sources": list(map(origin_of, views))}
+    content = ViewContent(joined, joined.schema)
+    dataset = Written(content, provenance, joined.path, joined.whole_shards)
+    options = WriteOptions(overwrite=overwrite, link=link, on_link=on_link, note=note)
+    return write_dataset(dst, plan_of("merge", views), dataset, options)
 
 
 def extend(
@@ -110,23 +98,20 @@ def extend(
     check_outside(dst, sources)
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
-    command = command_text("append", added)  # as records of killed commands have it
-    finished = finished_before(dst, command, note)
-    if finished is not None:
-        return finished
-    with Staging(dst, command, extend=True) as staging:
+    with Packing(
+        Path(dst), [""], plan_of("extend", added), kind="command", extend=True
+    ) as packing:
+        if packing.is_published:
+            note(f"{dst}: {packing.why_finished}")
+            return packing.manifests()[""]
         grown = open_view(dst, "never")
         _check_alike([grown, *added])
         whole = [shard for view in added for shard in view.whole_shards or ()]
-        staged = stage_whole(staging.path, whole, link=link, on_link=on_link)
-        before = dict(read_manifest(dst).provenance)
-        made_from = list(map(origin_of, added))
-        provenance: dict[str, Any] = before | {
-            "appended": [*before.get("appended", ()), *made_from]
-        }
-        manifest = staging.prepare(staged, grown.schema, provenance, grown.path)
-        staging.publish()
-        return manifest
+        packing.take_whole("", whole, link=link, on_link=on_link)
+        packing.copy_files("", grown.schema, grown.path)
+        provenance = extended(read_manifest(dst).provenance, list(map(origin_of, added)))
+        packing.publish({"": (grown.schema, provenance)})
+        return packing.manifests()[""]
 
 
 def _check_merged_before(folder: Path) -> None:
@@ -139,7 +124,8 @@ def _check_merged_before(folder: Path) -> None:
         )
         raise PackError(what, folder, hint)
     begun = read_journal(folder / PACKING_NAME / JOURNAL_NAME)
-    if begun is not None and (begun[0].resumable or begun[1].done is not None):
+    is_dropped = begun is None or begun[0].kind == "command"  # what that has brought is taken back
+    if begun is not None and not is_dropped and (begun[0].kind == "packing" or begun[1].done):
         raise PackError("packing into it was not finished", folder, hint)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from loaders.errors import CodecError
 from loaders.manifest import FORMAT_VERSION, read_manifest
 from loaders.schema import Categories, Features, Field, Image, Label, MultiLabel, Tokens
 from packdata.rows import describe_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -100,3 +103,20 @@ def counted(n: int, what: str) -> str:
     """
     plural = f"{what}es" if what.endswith("s") else f"{what}s"
     return f"{n:,} {what if n == 1 else plural}"
+
+
+def describe_values(field: Field) -> str:
+    """Return in words what a field holds."""
+    if field.shape is None:
+        return {"text": "str", "json": "JSON values", "bytes": "bytes"}.get(field.kind, field.kind)
+    shape = ", ".join("any" if n is None else str(n) for n in field.shape)
+    return f"{field.dtype} of ({shape})" if field.shape else f"one {field.dtype}"
+
+
+@contextmanager
+def numbered(number: int) -> Iterator[None]:
+    """Say of which picture of a sample an error is; that of a file says which file it is."""
+    try:
+        yield
+    except CodecError as error:
+        raise CodecError(f"picture {number}: {error}") from error

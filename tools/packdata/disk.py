@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from loaders.manifest import ShardInfo
     from loaders.schema import Schema
 
-GO_ON = "run the same command again: it continues"
+ANEW = "run the same command again"
+GO_ON = f"{ANEW}: it continues"
 
 
 def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> ShardInfo:
@@ -57,8 +58,8 @@ def _is_full(folder: Path, nbytes: int) -> bool:
 
 
 @contextmanager
-def explained(path: Path, what: str) -> Iterator[None]:
-    """Turn what the system says into a PackError."""
+def explained(path: Path, what: str = "it cannot be written", again: str = ANEW) -> Iterator[None]:
+    """Turn what the system says into a PackError; ``again`` is what helps once there is room."""
     import lmdb
 
     try:
@@ -67,14 +68,14 @@ def explained(path: Path, what: str) -> Iterator[None]:
         raise
     except (OSError, lmdb.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise PackError(f"{what} ({reason})", path, remedy_of(error, path)) from error
+        raise PackError(f"{what} ({reason})", path, remedy_of(error, path, again)) from error
 
 
-def remedy_of(error: Exception, path: Path) -> str:
+def remedy_of(error: Exception, path: Path, again: str = ANEW) -> str:
     """Say what helps against what the system said of a path."""
     code = getattr(error, "errno", None)
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space" in str(error):
-        return f"Make room there. Then {GO_ON}"
+        return f"Make room there. Then {again}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "Choose a folder that may be written to"
     if code in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
@@ -87,10 +88,4 @@ def remedy_of(error: Exception, path: Path) -> str:
     broken = next((each for each in (path, *path.parents) if each.is_symlink()), None)
     if code == errno.EEXIST and broken is not None and not broken.exists():
         return f"{broken} is a link to nothing: remove it, or make what it points to"
-    return GO_ON.capitalize()
-
-
-def cannot_write(error: Exception, path: Path) -> PackError:
-    """Return what is raised where a command that begins anew when it is run again cannot write."""
-    what = f"it cannot be written ({getattr(error, 'strerror', None) or error})"
-    return PackError(what, path, remedy_of(error, path).removesuffix(": it continues"))
+    return again.capitalize()

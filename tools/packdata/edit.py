@@ -24,7 +24,7 @@ from packdata.joined_columns import KINDS, JoinedColumns, read_columns, read_upd
 from packdata.plan import check_outside
 from packdata.provenance import origin_of
 from packdata.recode import RecodeOptions
-from packdata.rewrite import command_text, format_of, write_dataset
+from packdata.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset
 from packdata.rows import column_fields
 from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.tokens.split import check_no_stream, check_whole_stream
@@ -161,18 +161,10 @@ def copy_dataset(
     provenance = {"command": "copy", "source": origin_of(view), "options": options.to_json()}
     format = format or format_of(view)
     asked = options.to_json() | {"tables": options.digests()}
-    return write_dataset(
-        dst,
-        command_text("copy", [view], **asked, format=format, shard_bytes=shard_bytes),
-        plan.content(workers),
-        format=format,
-        shard_bytes=shard_bytes,
-        provenance=provenance,
-        overwrite=overwrite,
-        files_of=view.path,
-        tick=tick,
-        note=note,
-    )
+    written = WriteOptions(format, shard_bytes, overwrite, tick=tick, note=note)
+    command = plan_of("copy", [view], **asked, format=format, shard_bytes=shard_bytes)
+    dataset = Written(plan.content(workers), provenance, view.path)
+    return write_dataset(dst, command, dataset, written)
 
 
 class _Plan:

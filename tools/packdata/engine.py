@@ -26,6 +26,7 @@ from packdata.describe import counted
 from packdata.journal import Reject
 from packdata.pool import OrderedPool
 from packdata.progress import Progress, Quiet
+from packdata.publish import PACKER, Packing, Reached
 from packdata.recipe import Block
 from packdata.settings import OVERWRITE, OnError
 from packdata.shards import (
@@ -38,7 +39,7 @@ from packdata.shards import (
     check_shard_options,
     records_nbytes,
 )
-from packdata.target import PACKER, REJECTED_NAME, Packing
+from packdata.target import REJECTED_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -207,14 +208,7 @@ def pack_recipes(
     check_on_error(on_error)
     progress = Quiet() if progress is None else progress
     run = _Run(
-        parts,
-        Path(dst),
-        format=format,
-        shard_bytes=shard_bytes,
-        num_workers=num_workers,
-        on_error=on_error,
-        progress=progress,
-        is_unchanged=is_unchanged,
+        parts, Path(dst), format, shard_bytes, num_workers, on_error, progress, is_unchanged
     )
     return run(overwrite)
 
@@ -232,25 +226,20 @@ def check_workers(workers: int | None) -> int:
     return workers or usable_cores()
 
 
+@dataclass(slots=True)
 class _Run:
     """One call of ``pack_recipes``."""
 
-    def __init__(
-        self,
-        parts: Sequence[tuple[str, Recipe]],
-        dst: Path,
-        *,
-        format: Format,
-        shard_bytes: int,
-        num_workers: int,
-        on_error: OnError,
-        progress: Progress,
-        is_unchanged: Callable[[], bool],
-    ) -> None:
-        self.parts, self.dst, self.format, self.shard_bytes = parts, dst, format, shard_bytes
-        self.num_workers, self.on_error, self.progress = num_workers, on_error, progress
-        self.is_unchanged = is_unchanged
-        self.num_encoded = self.num_rejected = 0
+    parts: Sequence[tuple[str, Recipe]]
+    dst: Path
+    format: Format
+    shard_bytes: int
+    num_workers: int
+    on_error: OnError
+    progress: Progress
+    is_unchanged: Callable[[], bool]
+    num_encoded: int = 0
+    num_rejected: int = 0
 
     def __call__(self, overwrite: bool) -> Summary:
         began = time.monotonic()
@@ -260,7 +249,9 @@ class _Run:
         notes: list[str] = []
         with Packing(self.dst, folders, self._plan(), overwrite=overwrite) as packing:
             if packing.is_published:
-                notes.append("all was packed earlier, and is published now")
+                self._check_rejects(packing.rejected())
+                is_now = "nothing was read or written" if packing.was_there else "is published now"
+                notes.append(f"all was packed earlier, and {is_now}")
             else:
                 self._pack(packing, notes)
             firsts = [f for part, recipe in self.parts for f in _counted_folders(part, recipe)]
@@ -282,7 +273,7 @@ class _Run:
         }
 
     def _pack(self, packing: Packing, notes: list[str]) -> None:
-        self._check_earlier_rejects(packing)
+        self._check_rejects(packing.rejected())
         packers = [_PartPacker(self, packing, part, recipe) for part, recipe in self.parts]
         if sum(len(p.recipe) for p in packers) == 0:
             raise PackError("there is nothing to pack", self.dst, "The source lists no item")
@@ -311,11 +302,11 @@ class _Run:
             raise PackError("the source changed while it was packed", self.dst, hint)
         packing.publish({f: c for packer in packers for f, c in packer.contents()})
 
-    def _check_earlier_rejects(self, packing: Packing) -> None:
-        earlier = [r for rejects in packing.state.rejects.values() for r in rejects]
+    def _check_rejects(self, earlier: Sequence[tuple[str, str]]) -> None:
+        """Raise PackError if an earlier run has left out what this one is to stop at."""
         if earlier and self.on_error == "fail":
             some = counted(len(earlier), "item")
-            what = f"the run to continue left {some} out, such as {earlier[0].item}"
+            what = f"an earlier run left {some} out, such as {earlier[0][0]}"
             raise PackError(
                 what, self.dst, f"Continue with --on-error skip, or start anew with {OVERWRITE}"
             )
@@ -388,7 +379,8 @@ class _PartPacker:
     def end(self) -> None:
         """Return once the part is on disk; PackError if there is nothing of it."""
         if not self.is_ended:
-            self.packing.end_part(self.part, len(self.recipe), self._rejects, self._counts)
+            num = len(self.recipe)
+            self.packing.end_part(Reached(num, 0, self.part, self._rejects, self._counts))
         empty = [f for f in self.folders if not self.packing.state.shards.get(f)]
         if empty:
             # Nothing can go on from here: the same source would end here again, another is another plan.
@@ -500,20 +492,11 @@ class _PartPacker:
         return PackError(what, self.run.dst, f"Start anew with {OVERWRITE}")
 
     def _cut(self, i: int, items: int, rows: int = 0) -> None:
-        schema, rejects = self.recipe.targets[i].schema, self._rejects
+        counts = self._counts_before if rows else self._counts
+        reached = Reached(items, rows, self.part, self._rejects, counts)
         self._rejects = []
-        columns = self._builders[i].take()
-        self.packing.write(
-            self.part,
-            self.folders[i],
-            columns,
-            schema,
-            self.run.format,
-            items,
-            rejects,
-            rows,
-            self._counts_before if rows else self._counts,
-        )
+        columns, schema = self._builders[i].take(), self.recipe.targets[i].schema
+        self.packing.write(self.folders[i], columns, schema, self.run.format, reached)
 
     def _cut_rest(self) -> None:
         for i, builder in enumerate(self._builders):
@@ -529,7 +512,7 @@ def summarize(
     notes: Sequence[str] = (),
 ) -> Summary:
     """Return the summary of a published packing; samples are counted in the ``firsts``."""
-    manifests = {folder: packing.manifest(folder) for folder in packing.folders}
+    manifests = packing.manifests()
     datasets = tuple(
         DatasetSummary(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
         for folder, m in manifests.items()
@@ -539,7 +522,7 @@ def summarize(
         samples=sum(manifests[folder].num_samples for folder in firsts),
         shards=sum(d.shards for d in datasets),
         bytes=sum(d.bytes for d in datasets),
-        rejected=tuple((r.item, r.error) for r in packing.state.all_rejects),
+        rejected=tuple(packing.rejected()),
         seconds=seconds,
         samples_per_s=num_samples / max(seconds, 1e-9),
         datasets=datasets,

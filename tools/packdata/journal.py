@@ -17,34 +17,34 @@ A line that is torn, because the machine or the process died while it was writte
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import xxhash
 
 from loaders.errors import PackError
 from loaders.manifest import Place, ShardInfo, publish_bytes
-from loaders.regular import read_regular, regular
+from loaders.regular import read_regular
+from packdata.lock import CLOEXEC
 from packdata.settings import OVERWRITE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-JOURNAL_VERSION = 2
+JOURNAL_VERSION = 3
+_OLD_VERSION = 2  # had ``resumable``, in place of ``kind``
 JOURNAL_NAME = "journal.jsonl"
-LOCK_NAME = "lock"
-_CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # each where there is such
-_LOCK_AT = (
-    1 << 30
-)  # Windows locks bytes, which then cannot be read: none of those that the file has
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message tells only that they differ
 _HASH = "xxh3:"
+
+# ``packing``: an error leaves it, the same packing continues, and others do not touch it.
+# ``command``: an error leaves nothing; killed, the same command continues, and any other undoes it.
+# ``writer``: an error leaves nothing; killed, any other drops it, for nothing can continue it.
+Kind = Literal["packing", "command", "writer"]
 
 
 class Reject(NamedTuple):
@@ -61,14 +61,14 @@ class Header:
 
     Attributes:
         plan: All that decides the output, flat: name to JSON text or its hash.
-        resumable: False if the packing cannot go on in another process (``Writer``).
+        kind: What is left of it where it ends early (``Kind``).
         first: Number of the first shard, per target: above those of files that are there.
         replaces: Fingerprint and files of the dataset that is there already, per target; the files
             are deleted once the new one is published.
     """
 
     plan: Mapping[str, str]
-    resumable: bool = True
+    kind: Kind = "packing"
     first: Mapping[str, int] = field(default_factory=dict)
     replaces: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class Header:
         return {
             "journal": JOURNAL_VERSION,
             "plan": dict(self.plan),
-            "resumable": self.resumable,
+            "kind": self.kind,
             "first": dict(self.first),
             "replaces": dict(self.replaces),
         }
@@ -185,7 +185,7 @@ class Journal:
 
     def __init__(self, path: Path, header: Header, state: State, size: int) -> None:
         self.path, self.header, self.state = path, header, state
-        self._fd = os.open(path, os.O_WRONLY | _CLOEXEC)
+        self._fd = os.open(path, os.O_WRONLY | CLOEXEC)
         os.ftruncate(self._fd, size)
         os.lseek(self._fd, size, os.SEEK_SET)
 
@@ -208,13 +208,14 @@ class Journal:
         found = _read(path, exists)
         return None if found is None else cls(path, *found)
 
-    def append(self, line: Mapping[str, Any]) -> None:
-        """Write a line durably and take it into the state."""
-        data = memoryview(_dump(line))
+    def append(self, *lines: Mapping[str, Any]) -> None:
+        """Write lines durably and take them into the state."""
+        data = memoryview(b"".join(map(_dump, lines)))
         while data:
             data = data[os.write(self._fd, data) :]
         os.fsync(self._fd)
-        self.state.apply(line)
+        for line in lines:
+            self.state.apply(line)
 
     def close(self) -> None:
         """Close the file, which stays; may be called twice."""
@@ -268,114 +269,16 @@ def _parse_header(raw: bytes, path: Path) -> Header | None:
     line = _parse(raw)
     if line is None:
         return None
-    if line.get("journal") != JOURNAL_VERSION:
+    if line.get("journal") not in (_OLD_VERSION, JOURNAL_VERSION):
         what = f"the unfinished packing there is of journal version {line.get('journal')}"
         raise PackError(what, path.parent.parent, f"Finish it with that release, or {OVERWRITE}")
     replaces = {folder: (print_, files) for folder, (print_, files) in line["replaces"].items()}
-    return Header(line["plan"], line["resumable"], line["first"], replaces)
+    kind: Kind = line.get("kind") or ("packing" if line["resumable"] else "writer")
+    return Header(line["plan"], kind, line["first"], replaces)
 
 
 def _applies(line: Mapping[str, Any], exists: Callable[[str, ShardInfo], bool]) -> bool:
     try:
         return "shard" not in line or exists(line["target"], shard_from_json(line["shard"]))
     except (KeyError, TypeError, ValueError):
-        return False
-
-
-class TargetLock:
-    """The right to pack into one folder; the kernel takes it back when the process ends.
-
-    Raises:
-        PackError: Another process has it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = -1
-        while self._fd < 0:
-            path.parent.mkdir(exist_ok=True)  # its last owner may have removed it just now
-            is_new = not path.exists()
-            try:
-                self._acquire(os.open(path, os.O_RDWR | os.O_CREAT | _CLOEXEC, 0o644))
-            except FileNotFoundError:
-                continue
-            except (
-                OSError
-            ):  # no locks on this file system: no other process can hold one on the new file
-                if is_new:
-                    path.unlink(missing_ok=True)
-                raise
-
-    def _acquire(self, fd: int) -> None:
-        try:
-            _lock(fd)
-            if _is_same_file(fd, self.path):  # else its last owner finished, and removed it
-                with suppress(
-                    OSError
-                ):  # a full disk: the number is for people, the lock holds without it
-                    os.ftruncate(fd, 0)
-                    os.write(fd, b"%d\n" % os.getpid())
-                self._fd = fd
-        except BlockingIOError:
-            what = f"{_owner(fd)} is packing into it"
-            raise PackError(what, self.path.parent.parent, "Wait for it, or stop it") from None
-        finally:
-            if self._fd < 0:
-                os.close(fd)
-
-    def release(self) -> None:
-        """Give the lock back; may be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-def lock_owner(path: Path) -> str | None:
-    """Return which process holds the lock at a path, in words; None if it is free."""
-    try:
-        fd = regular(str(path), 0)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        _lock(fd, is_shared=True)
-    except BlockingIOError:
-        return _owner(fd)
-    finally:
-        os.close(fd)
-    return None
-
-
-def _lock(fd: int, *, is_shared: bool = False) -> None:
-    """Lock a file until it is closed; BlockingIOError if another process has it."""
-    try:
-        import fcntl
-    except ImportError:
-        _lock_on_windows(fd)
-    else:
-        fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-
-
-def _lock_on_windows(fd: int) -> None:
-    import msvcrt
-
-    windows: Any = msvcrt
-    os.lseek(fd, _LOCK_AT, os.SEEK_SET)
-    try:
-        windows.locking(fd, windows.LK_NBLCK, 1)
-    except PermissionError as error:
-        raise BlockingIOError(errno.EWOULDBLOCK, "another process has the lock") from error
-    finally:
-        os.lseek(fd, 0, os.SEEK_SET)
-
-
-def _owner(fd: int) -> str:
-    os.lseek(fd, 0, os.SEEK_SET)
-    pid = os.read(fd, 32).decode(errors="replace").strip()
-    return f"process {pid}" if pid.isdigit() else "another process"
-
-
-def _is_same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
         return False

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from loaders.errors import ShardError
 from loaders.formats import hash_file
-from packdata.disk import cannot_write
-from packdata.verify import size_fault
+from packdata.disk import explained
+from packdata.shards import shard_format, shard_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,13 +23,19 @@ if TYPE_CHECKING:
 
 
 def stage_whole(
-    folder: Path, shards: Sequence[FileShard], *, link: bool = True, on_link: OnLink = str
+    folder: Path,
+    shards: Sequence[FileShard],
+    first: int = 0,
+    *,
+    link: bool = True,
+    on_link: OnLink = str,
 ) -> list[ShardInfo]:
     """Bring shards to a folder, to be published; return them with their names there.
 
     Args:
         folder: Where to.
         shards: Which.
+        first: Number of the first one there.
         link: Use hard links where the file system has them: no byte is copied. Shards are never changed once
             published, so sharing them is safe; but what damages one damages the other, and what is linked is not
             read. Copies are verified.
@@ -37,7 +43,9 @@ def stage_whole(
     """
     staged: list[ShardInfo] = []
     for shard in shards:
-        new = replace(shard.info, file=f"staged-{len(staged):05d}{shard.path.suffix}")
+        name = shard_name(first + len(staged), shard_format(shard.path.name))
+        new = replace(shard.info, file=name)
+        (folder / name).unlink(missing_ok=True)  # of a run that was killed
         if _link_or_copy(shard.path, folder / new.file, shard.info, link=link):
             on_link(shard.path)
         shard.check_version()  # last: what replaces the file from here on is not what was linked
@@ -69,16 +77,42 @@ def copy_shard(source: Path, target: Path, info: ShardInfo) -> None:
         PackError: The target cannot be written.
     """
     try:
-        shutil.copyfile(source, target)
-        with open(target, "rb+") as file:
-            os.fsync(file.fileno())
-        digest = hash_file(target)
-    except BaseException as error:
+        with explained(target):
+            shutil.copyfile(source, target)
+            with open(target, "rb+") as file:
+                os.fsync(file.fileno())
+            digest = hash_file(target)
+    except BaseException:
         target.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        raise cannot_write(error, target) from error
+        raise
     if digest != info.xxh3_128:
         target.unlink()
         what = f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}"
         raise ShardError(what, source, hint="Run 'packdata verify' on it")
+
+
+def size_fault(path: Path, info: ShardInfo) -> str | None:
+    """Return why a shard cannot be the recorded one without reading it, or None."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or error})"
+    if not path.is_file():  # opening a pipe would wait for ever
+        return "it is not a file"
+    if size == info.size_bytes:
+        return None
+    how = "was cut" if size < info.size_bytes else "has grown"
+    return f"it has {size} bytes, the manifest says {info.size_bytes}: it {how}"
+
+
+def file_fault(path: Path, expected: str) -> str | None:
+    """Return why a file beside the manifest is not the recorded one, or None."""
+    try:
+        digest = hash_file(path) if path.is_file() else None
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or error})"
+    if digest is None:
+        return "it is missing"
+    return None if digest == expected else f"its xxh3-128 is {digest}, the schema says {expected}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,19 +12,11 @@ from loaders.division import divide
 from loaders.errors import PackError, SchemaError
 from loaders.manifest import MANIFEST_NAME
 from packdata.content import ViewContent
-from packdata.leftovers import RECORD_NAME, published_by
 from packdata.plan import check_outside
 from packdata.provenance import origin_of
-from packdata.rewrite import (
-    Staging,
-    check_target,
-    command_text,
-    finished_before,
-    format_of,
-    stage,
-)
-from packdata.shards import DEFAULT_SHARD_BYTES, check_shard_options
-from packdata.target import PACKING_NAME, REJECTED_NAME, find_datasets
+from packdata.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
+from packdata.shards import DEFAULT_SHARD_BYTES
+from packdata.target import REJECTED_NAME
 from packdata.tokens.split import DocumentContent, has_tokens, num_documents
 
 if TYPE_CHECKING:
@@ -60,7 +51,7 @@ def split(
 ) -> dict[str, Manifest]:
     """Write each part of a dataset as a dataset, ``dst/<part>``: all parts, or none; records stay as they are.
 
-    If it is killed while it publishes, some parts may be there; run again, it makes the others.
+    If it is killed while it publishes, some parts may be there; run again, it publishes the others.
     Of tokens it is documents that are divided, and laid into rows anew.
 
     Args:
@@ -91,35 +82,22 @@ def split(
     view = open_view(src)
     by_document = has_tokens(view.schema)
     check_fractions(list(parts.values()))
-    contents = _documents if by_document else _samples
     if by_document and (by != "shuffle" or stratify is not None):
         raise ValueError("documents have neither keys nor labels: divide them by shuffle")
-    made_of = contents(view, list(parts.values()), by=by, stratify=stratify, seed=seed)
-    chosen = dict(zip(parts, made_of, strict=True))
+    divided = _documents if by_document else _samples
+    contents = divided(view, list(parts.values()), by=by, stratify=stratify, seed=seed)
+    chosen = dict(zip(parts, contents, strict=True))
     _check_parts(chosen, Path(dst), view.path)
     format = format or format_of(view)
-    check_shard_options(format, shard_bytes)
     options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
-    written: dict[str, Any] = {"format": format, "shard_bytes": shard_bytes}
-    command = command_text("split", [view], **options, **written)
+    plan = plan_of("split", [view], **options, format=format, shard_bytes=shard_bytes)
     made_from = {"command": "split", "source": origin_of(view)}
-    provenances = {name: made_from | {"options": options | {"part": name}} for name in parts}
-    made = _parts_made_before(Path(dst), provenances, command)
-    missing = [name for name in parts if name not in made]
-    for name in missing:
-        check_target(Path(dst) / name, overwrite=overwrite)
-    with ExitStack() as stack:  # all are staged before one is published, published before one goes
-        ready: list[Staging] = []
-        for name in missing:
-            staging = stack.enter_context(Staging(Path(dst) / name, command, overwrite=overwrite))
-            staged = stage(staging, chosen[name], **written, tick=tick)
-            made[name] = staging.prepare(staged, view.schema, provenances[name], view.path)
-            ready.append(staging)
-        for staging in ready:
-            staging.publish()
-    for name in parts:  # last: the command that is run again knows them by what was left there
-        finished_before(Path(dst) / name, command, note)
-    return {name: made[name] for name in parts}
+    datasets = {
+        name: Written(content, made_from | {"options": options | {"part": name}}, view.path)
+        for name, content in chosen.items()
+    }
+    written = WriteOptions(format, shard_bytes, overwrite, tick=tick, note=note)
+    return write_datasets(dst, plan, datasets, written)
 
 
 def _samples(
@@ -151,26 +129,6 @@ def _check_parts(chosen: Mapping[str, Content], dst: Path, source: Path) -> None
         if not len(content):
             raise PackError(f"part {name!r} would be empty", source, "Give it a larger share")
         check_outside(dst / name, [source])
-
-
-def _parts_made_before(
-    dst: Path, provenances: Mapping[str, Mapping[str, Any]], command: str
-) -> dict[str, Manifest]:
-    """Return the parts that the same command had published before it was killed."""
-    on_record = {name: published_by(dst / name, dst / name / PACKING_NAME) for name in provenances}
-    if command not in on_record.values():
-        return {}
-    made: dict[str, Manifest] = {}
-    for name, by in on_record.items():
-        manifest = find_datasets(dst / name, [""]).get("")
-        # Where no record is left, it had even cleaned up; where one is of what did not come, it had not begun.
-        has_record = (dst / name / PACKING_NAME / RECORD_NAME).exists()
-        is_made = (
-            by == command if has_record else manifest and manifest.provenance == provenances[name]
-        )
-        if manifest is not None and is_made:
-            made[name] = manifest
-    return made
 
 
 def check_fractions(fractions: Sequence[float]) -> None:

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from loaders.data.view import View
     from loaders.manifest import Manifest
 
+PLAN = "plan_xxh3_128"  # of all that decided the output: by it, the same command finds itself done
 _MAX_ORIGINS = 8  # nested in a manifest: of a dataset copied daily JSON could not read all
 _MAX_CHARS, _MAX_VALUE_CHARS, _MAX_NAMES = 300, 60, 3
 _KEPT_FILE_NAMES = 16  # of the files that were packed as tokens the manifest has no more
 # Shown elsewhere: at the head of the line, or with the fields (what tokens are).
 _ELSEWHERE = frozenset({"command", "recipe", "source", "sources", "kind", "packer", "targets"}) | {
-    *("options", "appended", "tokenizer", "vocab_size", "eod", "row_tokens")
+    *("options", "appended", PLAN, "tokenizer", "vocab_size", "eod", "row_tokens")
 }
 # Options that are recorded with their defaults, too.
 USUAL: dict[str, dict[str, Any]] = {
@@ -37,6 +38,12 @@ def origin(path: Path, manifest: Manifest) -> dict[str, Any]:
     """Describe a source for the provenance of what is made from it: no path above its own name."""
     described = {"name": path.absolute().name, "fingerprint": manifest.fingerprint}
     return described | {"provenance": _bounded(manifest.provenance, _MAX_ORIGINS - 1)}
+
+
+def extended(provenance: Mapping[str, Any], more: Sequence[Any]) -> dict[str, Any]:
+    """Return the provenance of a dataset to which others are added: what made it does not make it again."""
+    before = {name: value for name, value in provenance.items() if name != PLAN}
+    return before | {"appended": [*before.get("appended", ()), *more]}
 
 
 def origin_of(view: View) -> dict[str, Any]:
@@ -56,7 +63,8 @@ def _bounded(provenance: Mapping[str, Any], depth: int) -> dict[str, Any]:
 
     many = {n: list(map(cut, _listed(provenance, n))) for n in ("sources", "appended")}
     one = {"source": cut(provenance.get("source"))}
-    return {**provenance, **{name: made for name, made in (one | many).items() if made}}
+    kept = {name: value for name, value in provenance.items() if name != PLAN}
+    return {**kept, **{name: made for name, made in (one | many).items() if made}}
 
 
 def _first_origin(described: Mapping[str, Any]) -> dict[str, Any]:

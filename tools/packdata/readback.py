@@ -23,15 +23,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import loaders
-import packdata
 from loaders.errors import PackError
 from loaders.formats import open_columns, read_back
 from packdata.journal import shard_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
     from loaders.manifest import ShardInfo
 
@@ -56,12 +53,7 @@ class ReadBack:
     def __enter__(self) -> ReadBack:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def check(
@@ -115,8 +107,8 @@ class ReadBack:
         return ": ".join([f"reading it ended the process ({how})", *last])
 
     def _start(self) -> None:
-        packages = (packdata.__file__, loaders.__file__)
-        roots = [str(Path(file).parents[1]) for file in packages]
+        packages = (sys.modules[name].__file__ for name in ("packdata", "loaders"))
+        roots = [str(Path(file).parents[1]) for file in packages if file is not None]
         path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
         self._child = subprocess.Popen(

@@ -18,11 +18,10 @@ from loaders.manifest import (
     read_manifest,
 )
 from loaders.regular import read_regular
-from packdata.disk import cannot_write
-from packdata.journal import LOCK_NAME, TargetLock
-from packdata.links import copy_shard
+from packdata.disk import explained
+from packdata.links import copy_shard, file_fault, size_fault
+from packdata.lock import LOCK_NAME, TargetLock
 from packdata.target import PACKING_NAME, check_unclaimed
-from packdata.verify import file_fault, size_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +71,7 @@ def repair(
     wanted, copy, restored = _manifests(folder, other, may_restore=manifest)
     work = folder / PACKING_NAME
     done = Repair([MANIFEST_NAME] if restored else [])
-    try:
+    with explained(folder):
         work.mkdir(exist_ok=True)
         lock = TargetLock(work / LOCK_NAME)
         try:
@@ -89,8 +88,6 @@ def repair(
             lock.release()
             with suppress(OSError):  # another command has left something there
                 work.rmdir()
-    except OSError as error:
-        raise cannot_write(error, folder) from error
     if restored and done.failed:
         done.restored.remove(MANIFEST_NAME)
         done.failed[MANIFEST_NAME] = "it is restored once all shards are"

@@ -239,9 +239,14 @@ def block_ends(block: Block) -> npt.NDArray[np.int64]:
     return np.cumsum(sizes, out=sizes)
 
 
-def shard_name(stem: str, number: int, format: Format) -> str:
+def shard_name(number: int, format: Format) -> str:
     """Return the file name of a shard."""
-    return f"{stem}-{number:05d}.{format}"
+    return f"shard-{number:05d}.{format}"
+
+
+def shard_format(name: str) -> Format:
+    """Return the format of a shard by the name of its file."""
+    return "lmdb" if name.endswith(".lmdb") else "parquet"
 
 
 def records_nbytes(records: Mapping[str, bytes]) -> int:

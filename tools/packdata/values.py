@@ -22,6 +22,7 @@ from loaders.codecs.several import join_files
 from loaders.columns import Column, FixedColumn, column_of
 from loaders.errors import CodecError, SourceError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Label, Mask, MultiLabel
+from packdata.describe import describe_values, numbered
 from packdata.geometry import to_keypoints
 from packdata.regular import read_regular
 
@@ -246,15 +247,6 @@ def _records(pictures: Sequence[Prepared]) -> Iterator[bytes]:
             yield (picture if isinstance(picture, Encoded) else picture.make()).record
 
 
-@contextmanager
-def numbered(number: int) -> Iterator[None]:
-    """Say of which picture of a sample an error is; that of a file says which file it is."""
-    try:
-        yield
-    except CodecError as error:
-        raise CodecError(f"picture {number}: {error}") from error
-
-
 def _check_picture(array: np.ndarray[Any, Any], field: Image | Mask) -> Size:
     """Check what an array is, before it is encoded; return its size."""
     channels = field.channels if isinstance(field, Image) else None
@@ -328,15 +320,7 @@ def _wanted(field: Field) -> str:
     if isinstance(field, Image | Mask):
         channels = f" x {field.channels}" if isinstance(field, Image) else ""
         return f"{field.dtype} of H x W{channels}"
-    return describe(field)
-
-
-def describe(field: Field) -> str:
-    """Return in words what a field holds."""
-    if field.shape is None:
-        return {"text": "str", "json": "JSON values", "bytes": "bytes"}.get(field.kind, field.kind)
-    shape = ", ".join("any" if n is None else str(n) for n in field.shape)
-    return f"{field.dtype} of ({shape})" if field.shape else f"one {field.dtype}"
+    return describe_values(field)
 
 
 def _shown(value: Any) -> str:

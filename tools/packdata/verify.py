@@ -26,6 +26,7 @@ from loaders.limits import usable_cores
 from loaders.manifest import MANIFEST_NAME, Manifest, ShardInfo, manifest_bytes, read_manifest
 from loaders.regular import read_regular
 from loaders.schema import Label, MultiLabel, Text, Tokens
+from packdata.links import file_fault, size_fault
 from packdata.pool import OrderedPool
 from packdata.readback import ReadBack
 
@@ -205,22 +206,6 @@ def _check_shard(
     return found
 
 
-def size_fault(path: Path, info: ShardInfo) -> str | None:
-    """Return why a shard cannot be the recorded one without reading it, or None."""
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        return "it is missing"
-    except OSError as error:
-        return f"it cannot be read ({error.strerror or error})"
-    if not path.is_file():  # opening a pipe would wait for ever
-        return "it is not a file"
-    if size == info.size_bytes:
-        return None
-    how = "was cut" if size < info.size_bytes else "has grown"
-    return f"it has {size} bytes, the manifest says {info.size_bytes}: it {how}"
-
-
 def _check_rows(
     path: Path,
     info: ShardInfo,
@@ -376,17 +361,6 @@ def _side_file_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
         what = file_fault(folder / name, expected)
         if what is not None:
             yield Fault(name, what)
-
-
-def file_fault(path: Path, expected: str) -> str | None:
-    """Return why a file beside the manifest is not the recorded one, or None."""
-    try:
-        digest = hash_file(path) if path.is_file() else None
-    except OSError as error:
-        return f"it cannot be read ({error.strerror or error})"
-    if digest is None:
-        return "it is missing"
-    return None if digest == expected else f"its xxh3-128 is {digest}, the schema says {expected}"
 
 
 def _notes(folder: Path, manifest: Manifest) -> Iterator[str]:

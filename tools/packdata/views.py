@@ -27,7 +27,7 @@ from packdata.plan import check_outside
 from packdata.progress import Progress, Quiet
 from packdata.provenance import origin
 from packdata.recode import RecodeOptions
-from packdata.rewrite import command_text, format_of, write_dataset
+from packdata.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset
 from packdata.shards import DEFAULT_SHARD_BYTES, check_shard_options
 from packdata.tokens.split import check_no_stream, check_whole_stream
 from packdata.values import Encoded, Preparer
@@ -110,22 +110,15 @@ def write(
     options = {name: value for name, value in options.items() if value is not None}
     options |= {"add": sorted(add)} if add else {}
     asked = options | {"format": format, "shard_bytes": shard_bytes, "link": whole is not None}
-    command = command_text("write", [source], **asked, **_identity(content))
+    plan = plan_of("write", [source], **asked, **_identity(content))
+    provenance = {"command": "write", **_made_of(source), "options": options}
+    dataset = Written(content, provenance, next(iter(source.folders), None), whole)
     progress = Quiet() if progress is None else progress
     progress.start(len(source), 0)
+    tick = partial(progress.advance, 0)
     try:
-        manifest = write_dataset(
-            dst,
-            command,
-            content,
-            format=format,
-            shard_bytes=shard_bytes,
-            provenance={"command": "write", **_made_of(source), "options": options},
-            overwrite=overwrite,
-            files_of=next(iter(source.folders), None),
-            tick=partial(progress.advance, 0),
-            whole=whole,
-        )
+        written = WriteOptions(format, shard_bytes, overwrite, tick=tick)
+        manifest = write_dataset(dst, plan, dataset, written)
     finally:
         progress.close()
     return _summary(dst, manifest, time.monotonic() - began)

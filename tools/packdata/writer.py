@@ -29,6 +29,7 @@ from packdata.journal import Reject
 from packdata.pool import OrderedPool
 from packdata.progress import Progress, Quiet
 from packdata.provenance import as_json
+from packdata.publish import PACKER, Packing, Reached
 from packdata.recipe import Block
 from packdata.shards import (
     DEFAULT_SHARD_BYTES,
@@ -39,7 +40,6 @@ from packdata.shards import (
     check_records,
     check_shard_options,
 )
-from packdata.target import PACKER, Packing
 from packdata.values import Encoded, Prepared, Preparer, Work, check_sizes
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Writer:
         self.summary: Summary | None = None
         num_workers = check_workers(workers)
         self._packing = Packing(
-            Path(dst), [""], {"writer": True}, overwrite=overwrite, resumable=False
+            Path(dst), [""], {"writer": True}, overwrite=overwrite, kind="writer"
         )
         self._open = ExitStack()  # what is released at the end, last first
         self._open.callback(self._packing.close)
@@ -385,7 +385,8 @@ class Writer:
     def _cut(self, builder: ShardBuilder, items: int) -> None:
         rejects, self._rejects = self._rejects, []
         columns = builder.take()
-        self._packing.write("", "", columns, self._schema, self._format, items, rejects)
+        reached = Reached(items, rejects=rejects)
+        self._packing.write("", columns, self._schema, self._format, reached)
 
     def close(self) -> Summary:
         """Encode what is left and publish the dataset; may be called twice.
@@ -413,7 +414,7 @@ class Writer:
         if self._builder is not None and self._builder.num_samples:
             self._cut(self._builder, self._num_samples)
         rejects, self._rejects = self._rejects, []
-        self._packing.end_part("", self._num_samples, rejects)
+        self._packing.end_part(Reached(self._num_samples, rejects=rejects))
         if not self._packing.state.shards:
             raise PackError(*self._why_none())
         provenance = {**self._provenance, "packer": PACKER}

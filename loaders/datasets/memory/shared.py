@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from loaders import __version__
 from loaders.data.shards import MemoryShard
 from loaders.datasets.memory.arena import Arena, SealedColumns, open_sealed
 from loaders.datasets.memory.keeper import Keeper, Name, Peer, receive
@@ -32,6 +31,7 @@ from loaders.errors import LoadersError
 from loaders.limits import usable_cores
 from loaders.schema import Field, field_from_json
 from loaders.signals import finalize
+from loaders.version import __version__
 
 if TYPE_CHECKING:
     import socket

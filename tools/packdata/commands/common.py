@@ -46,24 +46,51 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def add_sources(parser: argparse.ArgumentParser, src: str, dst: str) -> None:
-    """Add the datasets whose shards become part of one, that one, and ``--no-link``."""
+def new_joining_parser(
+    commands: Commands, name: str, summary: str, example: str, *, src: str, dst: str
+) -> Parser:
+    """Add a command that makes the shards of SRC... a part of DST, which the caller gives ``join``."""
+    parser = new_parser(commands, name, summary, example, _LINKS)
     parser.add_argument("src", type=parse_path, nargs="+", metavar="SRC", help=src)
     parser.add_argument("dst", type=parse_path, metavar="DST", help=dst)
     parser.add_argument(
         "--no-link", action="store_true", help="copy and verify shards, also where links work"
     )
+    add_json(parser)
+    parser.set_defaults(run=_join, options=())
+    return parser
 
 
-@contextmanager
-def target_is_last(args: argparse.Namespace) -> Iterator[None]:
-    """Recall the order of SRC... DST where a dataset is missing at what was given as a source."""
+def _join(args: argparse.Namespace) -> int:
+    linked: list[Path] = []
+    notes: list[str] = []
+    options = {name: getattr(args, name) for name in args.options}
     try:
-        yield
+        manifest: Manifest = args.join(
+            args.dst,
+            args.src,
+            link=not args.no_link,
+            on_link=linked.append,
+            note=notes.append,
+            **options,
+        )
     except ManifestError as error:
         if not os.path.lexists(args.src[0]):
             error.add_note(f"the target comes last, and is {args.dst} here")
         raise
+    if args.json:
+        show_json(made(args.dst, manifest) | {"num_linked": len(linked)})
+    else:
+        show_made(args, args.dst, manifest)
+        if linked:
+            what = (
+                "1 shard is a hard link and was"
+                if len(linked) == 1
+                else f"{len(linked):,} shards are hard links and were"
+            )
+            show(f"{what} not verified: packdata verify {shlex.quote(str(args.dst))}")
+    show_notes(notes)
+    return 0
 
 
 def add_writing(parser: argparse.ArgumentParser) -> None:
@@ -210,29 +237,11 @@ def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest) -> Non
     show(f"{printable(str(folder))}: {samples}, {shards}, {describe_size(manifest.size_bytes)}")
 
 
-LINKS = (
+_LINKS = (
     "Shards are hard links by default, where the file system has them: nothing is copied, and\n"
     "nothing verified. A link is no independent copy to repair from: damage to a shard is damage\n"
     "to both. --no-link copies the shards, and verifies what it copies."
 )
-
-
-def show_combined(
-    args: argparse.Namespace, folder: Path, manifest: Manifest, num_linked: int
-) -> None:
-    """Say what was put together of shards, of which some are links."""
-    if args.json:
-        show_json(made(folder, manifest) | {"num_linked": num_linked})
-        return
-    show_made(args, folder, manifest)
-    if num_linked:
-        one = num_linked == 1
-        what = (
-            "1 shard is a hard link and was"
-            if one
-            else f"{num_linked:,} shards are hard links and were"
-        )
-        show(f"{what} not verified: packdata verify {shlex.quote(str(folder))}")
 
 
 def made(folder: Path, manifest: Manifest) -> dict[str, Any]:

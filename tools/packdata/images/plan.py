@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.checks import as_list
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Label
-from packdata.describe import codec_text, counted
+from packdata.describe import codec_text, counted, describe_values
 from packdata.files.plan import FilesPlan
 from packdata.files.splits import SourceOptions, listed_sources
 from packdata.images.fit import Resize
@@ -26,7 +26,6 @@ from packdata.images.recipe import (
 from packdata.images.shapes import ShapeOptions
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, check_options, take
-from packdata.values import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +46,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
 
     def field_text(self, field: Field) -> str:
         """Return a field in a few words, pictures with their codec."""
-        text = field.kind if field.shape is None else f"{field.kind}, {describe(field)}"
+        text = field.kind if field.shape is None else f"{field.kind}, {describe_values(field)}"
         text += f", codec {codec_text(field)}" if field.codec not in _PLAIN else ""
         if isinstance(field, Label) and field.classes is not None:
             names = ", ".join(field.classes[:_SHOWN_CLASSES])

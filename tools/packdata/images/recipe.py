@@ -25,6 +25,7 @@ from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.codecs.several import join_files
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
+from packdata.describe import numbered
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
 from packdata.images.alike import check_jpegtran, encode_alike, turn_without_loss
@@ -42,7 +43,6 @@ from packdata.images.scratch import Scratch
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
 from packdata.recipe import Tally, Target
 from packdata.sources.base import has_several
-from packdata.values import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
