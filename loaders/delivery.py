@@ -90,6 +90,7 @@ class Delivery:
             ahead,
         )
         self._stats, self._length, self._name, self._others = stats, length, name, others
+        self.on_close: Callable[[], object] = bool  # what else ends with it
         self._num_delivered = 0
         self._broken: Exception | None = (
             None  # by Ctrl-C, where it is unknown which batch was lost
@@ -207,6 +208,7 @@ class Delivery:
         tell_accelerate(self, is_over=True)
         if is_over:
             self._pass.end()
+        self.on_close()
 
     def _count(self) -> None:
         """Note that one more batch was handed over.
@@ -248,6 +250,7 @@ class Delivery:
         """End the workers now, or let go of those that persist; otherwise it happens when this iterator is dropped."""
         self._close_source()
         tell_accelerate(self, is_over=True)
+        self.on_close()
 
     def _close_source(self) -> None:
         if isinstance(self._source, Prefetcher):

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from loaders.backends.subprocess import Child, ChildPool, KeptChildren
     from loaders.choices import AugmentOn, Backend, Halves
     from loaders.device.accelerator import Accelerator
+    from loaders.remote.ahead import Ahead
     from loaders.sampling.cursor import Pass
     from loaders.sampling.order import Order
     from loaders.sampling.plan import Plan
@@ -73,6 +74,7 @@ _T = TypeVar("_T", covariant=True, default=Any)  # a batch
 _NOT_PICKLED = frozenset(
     [
         "_accelerator",
+        "_ahead",
         "_batches",
         "_children",
         "_delivery",
@@ -318,6 +320,7 @@ class DataLoader(OrderedLoader[_T]):
         self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
         self._delivery: Callable[[], Any] = lambda: None
         self._children: KeptChildren | None = None
+        self._ahead: list[Ahead] = []  # tells fetchers of the pass
         self._successor = Successor(StepWatch())
 
     def _halves(self) -> Halves:
@@ -354,6 +357,9 @@ class DataLoader(OrderedLoader[_T]):
             name=type(self.dataset).__name__,
         )
         self._delivery = weakref.ref(delivery)
+        if self._ahead:
+            delivery.on_close = partial(_close_all, self._ahead)
+            weakref.finalize(delivery, _close_all, self._ahead)
         register(delivery)
         return delivery
 
@@ -461,7 +467,13 @@ class DataLoader(OrderedLoader[_T]):
             remedy = "give a smaller batch_size, or leave out drop_last"
             warnings.warn(f"drop_last=True leaves no batch ({what}): {remedy}", stacklevel=3)
         self._note_restart(steps.sampler)
-        return steps.sampler.begin(plan)
+        current = steps.sampler.begin(plan)
+        _close_all(self._ahead)
+        if _is_remote(self.dataset):
+            from loaders.fetching import tell_ahead  # nothing of it for what is here
+
+            self._ahead = tell_ahead(self.dataset, steps.sampler.order, current, self.num_workers)
+        return current
 
     def _plan(self, steps: EpochBatches) -> Plan:
         self._follow_length(steps.sampler)
@@ -514,3 +526,14 @@ class DataLoader(OrderedLoader[_T]):
         }
         listed = [f"{name}={value!r}" for name, value in settings.items() if value is not None]
         return f"{type(self).__name__}({', '.join([shown(self.dataset), *listed])})"
+
+
+def _is_remote(dataset: Any) -> bool:
+    """Tell whether a dataset, or the sources that a mixture has joined, lies at a URL."""
+    store = getattr(getattr(dataset, "joined", dataset), "store", None)
+    return getattr(store, "is_remote", False)
+
+
+def _close_all(ahead: list[Ahead]) -> None:
+    while ahead:
+        ahead.pop().close()

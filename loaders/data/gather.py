@@ -57,6 +57,7 @@ class Gather:
         self._biases = np.full(len(starts), _UNKNOWN, np.int64)
         self._kinds = set[type[Column]]()
         self._odd: dict[int, Indices] = {}  # by shard: samples whose rows have another size
+        self.is_cached = False  # its files are to be let go of as soon as can be
         self._of_starts: Gather | None = None  # of columns whose rows may lie anywhere
         self._window = Window(0, 0, None, None)
         self._lock = ForkLock()
@@ -73,7 +74,10 @@ class Gather:
             self._check_sizes(indices)
         addresses, window = self._addresses(indices, shards), self._window
         addresses -= window.low
-        return Found(window, addresses)
+        if not self.is_cached:
+            return Found(window, addresses, self._columns)
+        kept = [self._columns[n] for n in np.unique(shards).tolist()]
+        return Found(window, addresses, kept)
 
     def _check_sizes(self, indices: Indices) -> None:
         for number, odd in tuple(self._odd.items()):
@@ -95,18 +99,13 @@ class Gather:
     def _starts_of(self, indices: Indices, shards: Indices) -> Indices:
         """Return where rows begin in their buffers: numbers of 8 bytes, gathered from all shards in one call, too."""
         if self._of_starts is None:
+            columns = self._columns  # not self: what is dropped goes at once, and its maps with it
             self._of_starts = Gather(
-                8, self._starts, self._starts_column, self._refuse, self._take
+                8, self._starts, lambda n: _starts_column(columns[n]), self._refuse, self._take
             )
         out = np.empty((len(indices), 8), np.uint8)
         self._of_starts(indices, shards, out)
         return out.view(np.int64).reshape(-1)
-
-    def _starts_column(self, number: int) -> FixedColumn:
-        column = self._columns[number]
-        assert isinstance(column, VarColumn)
-        starts = np.ascontiguousarray(column.starts, np.int64)
-        return FixedColumn(starts.view(np.uint8).reshape(-1, 8))
 
     def _open(self, shards: list[int]) -> None:
         with self._lock.plain:
@@ -134,16 +133,24 @@ class Gather:
         self._window = window_over(low, high, self._nbytes, self._take)
 
 
+def _starts_column(column: Column) -> FixedColumn:
+    assert isinstance(column, VarColumn)
+    starts = np.ascontiguousarray(column.starts, np.int64)
+    return FixedColumn(starts.view(np.uint8).reshape(-1, 8))
+
+
 class Found(NamedTuple):
     """Rows that are only to be copied.
 
     Attributes:
         window: What they are seen through.
         offsets: Where they begin in it.
+        columns: Keeps what they lie in mapped.
     """
 
     window: Window
     offsets: Indices
+    columns: object
 
     def copy(self, out: UInt8Array, first: int = 0) -> None:
         """Copy as many rows as ``out`` has, from the ``first`` on."""

@@ -72,6 +72,9 @@ class Store:
     """
 
     reads_whole = True  # records; see ``PrefixRecords``
+    max_pinned_bytes: (
+        int | None
+    ) = -1  # of a cache, that are open at a time, as max_open; -1: not known yet
 
     def __init__(
         self,
@@ -94,13 +97,14 @@ class Store:
             check_memory(_ROW_BYTES * self._num_samples, largest.path, self._num_samples)
         self._find = ShardFinder(self.ends)
         self._given_origins = origins
+        self.is_remote = any(getattr(shard, "origin", None) for shard in self.shards)
         numbers: dict[int, int] = {}
         self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]
         self._lock = ForkLock()
         self._reset()
 
     def _reset(self) -> None:
-        self._num_open = 0
+        self._num_open = self._pinned_bytes = 0
         self._open: list[OpenShard | None] = [None] * len(self.shards)
         self._damaged: list[int] = []  # of the shards that are open
         self._verifiers: dict[str, Verifier] = {}
@@ -108,7 +112,8 @@ class Store:
         self._pages: dict[str, Pages] = {}
 
     def __reduce__(self) -> Any:
-        return Store, (self.shards, self.check, self.take, self.max_open, self._given_origins)
+        args = (self.shards, self.check, self.take, self.max_open, self._given_origins)
+        return Store, args, {"max_pinned_bytes": self.max_pinned_bytes}
 
     def __len__(self) -> int:
         return self._num_samples
@@ -128,14 +133,30 @@ class Store:
         with self._lock.plain:
             shard = self._open[number]
             if shard is None:
-                if self._num_open == self.max_open:
+                if self._num_open == self.max_open or self._is_full(self.shards[number]):
+                    pinned = self._pinned_bytes
                     self._reset()  # what still reads them keeps them
+                    self._pinned_bytes = pinned
                 shard = same or self.shards[number].open(self.check)
                 if shard.damage:
                     self._damaged.append(number)
                 self._num_open += 1
                 self._open[number] = shard  # last: who sees it takes the rest for granted
             return shard
+
+    def _is_full(self, shard: FileShard | MemoryShard) -> bool:
+        """Count a shard of a cache that is to be opened; True if others must be given up for it."""
+        origin = getattr(shard, "origin", None)
+        if origin is None or not hasattr(shard, "info"):
+            return False
+        if self.max_pinned_bytes == -1:
+            self.max_pinned_bytes = origin.pin_limit(_bytes_of(self.shards))
+        before, self._pinned_bytes = self._pinned_bytes, self._pinned_bytes + shard.info.size_bytes
+        limit = self.max_pinned_bytes
+        if limit is None or not before or self._pinned_bytes <= limit:
+            return False
+        self._pinned_bytes = shard.info.size_bytes
+        return True
 
     def shards_of(self, indices: Indices) -> Indices:
         """Return the shard number of each sample."""
@@ -236,6 +257,8 @@ class Store:
 
     def is_settled(self, field: str, rows: Rows) -> bool:
         """True if some records stay in memory and are verified: reading them does not wait."""
+        if self.is_remote and any(self._open[n] is None for n in set(rows.shards.tolist())):
+            return False  # to look would fetch it
         return self._is_verified(field, rows) and self._pages_of(field).stay_here(rows)
 
     def _is_verified(self, field: str, rows: Rows) -> bool:
@@ -253,6 +276,7 @@ class Store:
                 lambda number, row: store.refuse_size(field, number, row, nbytes),
                 self.take,
             )
+            gather.is_cached = self.is_remote
             gather = self._gathers.setdefault(field, gather)
         return gather
 
@@ -300,3 +324,8 @@ class Store:
             )
             verifier = self._verifiers.setdefault(field, verifier)
         return verifier
+
+
+def _bytes_of(shards: Sequence[FileShard | MemoryShard]) -> int:
+    """Return the bytes of the files among some shards."""
+    return sum(getattr(getattr(shard, "info", None), "size_bytes", 0) for shard in shards)

@@ -81,8 +81,10 @@ class Client:
                 connection.send(message)
                 answer = self._answer(connection, on_wait, nbytes)
             except TimeoutError as error:
+                _hang_up([connection] if connection else [])
                 raise self._silent() from error
             except _NOBODY:
+                _hang_up([connection] if connection else [])
                 continue  # it died: the next one is asked
             except LoadersError:
                 if connection is not None:

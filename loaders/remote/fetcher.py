@@ -49,6 +49,9 @@ logger = logging.getLogger("loaders.remote.fetcher")
 MAX_CONNECTIONS = 8
 IDLE_S = 3.0
 _ROOM_S = 15.0  # for so long readers may take to give room
+_LEFT_S = (
+    10.0  # for so long what a reader that has gone needs is kept: it may begin its next epoch
+)
 _FAILED_S = 8.0  # for so long what failed is not tried again
 _MANIFEST_S = 5.0  # ranks that start together share one manifest
 _SECRETS_S = 10.0  # for so long another process may take to bring them
@@ -103,12 +106,15 @@ class Fetcher:
         ] = {}  # and the size that each asked for
         self._sources: dict[str, Source] = {}
         self._needs: dict[asyncio.StreamWriter, tuple[Source, Needs]] = {}
+        self._left = set[
+            asyncio.StreamWriter
+        ]()  # of those that told what they need, and have gone
         self._downloads: dict[str, Download] = {}
         self._failed: dict[str, tuple[float, Exception]] = {}
         self._pace = Pace()
         self._limit, self._num_flying = MAX_CONNECTIONS, 0
         self._tasks = set[asyncio.Task[Any]]()
-        self._last_seen = time.monotonic()
+        self._last_seen, self._no_room_at = time.monotonic(), -1e9
         self._default_size = default_size(inside, self._stored.used_bytes)
         self._stop = asyncio.Event()
 
@@ -151,9 +157,15 @@ class Fetcher:
             logger.debug("a client has gone: %s", type(error).__name__)
         finally:
             del self._clients[writer]
-            self._needs.pop(writer, None)
+            self._left.add(writer)
+            asyncio.get_running_loop().call_later(_LEFT_S, self._forget, writer)
             self._last_seen = time.monotonic()
             writer.close()
+
+    def _forget(self, writer: asyncio.StreamWriter) -> None:
+        """Forget what a reader that has gone was to read: its next epoch may have come to the same meanwhile."""
+        self._left.discard(writer)
+        self._needs.pop(writer, None)
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -229,6 +241,9 @@ class Fetcher:
                 await self._shard(source, File(message["file"], message["size"], message["hash"]))
                 return {}
             case "needs":
+                for left in [each for each in self._left if each in self._needs]:
+                    if self._needs[left][0] is source:
+                        self._forget(left)
                 self._needs[writer] = source, Needs.from_json(message["needs"])
                 self._pump()
                 return {}
@@ -327,9 +342,14 @@ class Fetcher:
             await asyncio.wait({download.done}, timeout=0.1)
             if download.is_begun:
                 began = time.monotonic()
-            elif time.monotonic() - began > _ROOM_S and not download.done.done():
+            elif time.monotonic() - began > self._room_patience_s() and not download.done.done():
+                self._no_room_at = time.monotonic()
                 download.fail(self._no_room(download.file))
         await asyncio.shield(download.done)
+
+    def _room_patience_s(self) -> float:
+        """Return how long readers may take to give room: less where they did not right before."""
+        return 1.0 if time.monotonic() - self._no_room_at < _FAILED_S else _ROOM_S
 
     def _no_room(self, file: File) -> CacheError:
         pinned = self._stored.pinned_bytes()
@@ -367,7 +387,6 @@ class Fetcher:
         self._downloads.pop(file.hash, None)
         if error is None:
             self._stored.add(file.hash, download.target, file.size)
-            self._stored.serve(file.hash)
             self._limit = min(MAX_CONNECTIONS, self._limit + 1)
             logger.info("%s: %d bytes", download.url, file.size)
         else:

@@ -7,6 +7,7 @@ ahead of where the loader is, so that those of several loaders of a machine, who
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -122,14 +123,18 @@ def downloads(reads: list[int], sizes: list[int], budget: int) -> int:
         following[at] = seen.get(reads[at], never)
         seen[reads[at]] = at
     held, used, total = dict[int, int](), 0, 0  # by file: when it is read next
+    last = list[
+        tuple[int, int]
+    ]()  # the same, what is read last first; with entries that are outdated
     for at, file in enumerate(reads):
         if file not in held:
             total += sizes[file]
             used += sizes[file]
-            held[file] = at
-            while used > budget and len(held) > 1:
-                last = max((f for f in held if f != file), key=held.__getitem__)
-                used -= sizes[last]
-                del held[last]
+            while used > budget and last:
+                when, other = heappop(last)
+                if held.get(other) == -when:
+                    used -= sizes[other]
+                    del held[other]
         held[file] = following[at]
+        heappush(last, (-following[at], file))
     return total

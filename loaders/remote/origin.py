@@ -169,6 +169,11 @@ class Origin:
         """Return how many bytes the cache may hold."""
         return int(self.client.ask({"op": "alive"})["budget"])
 
+    def pin_limit(self, size_bytes: int) -> int | None:
+        """Return how many bytes a reader may have mapped at a time who does not know its order; None: all of them."""
+        budget = self.budget()
+        return None if size_bytes <= budget else budget // 4  # batches on their way hold some, too
+
     def counts(self) -> dict[str, Any]:
         """Return what the fetcher has counted for this dataset's URL since it started."""
         counts: dict[str, Any] = self.client.ask({"op": "stats"})["stats"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-SERVED_S = 5.0  # for so long after a client was told of a file, it is evicted last
+SERVED_S = 0.3  # for so long after a client was told of a file, it is evicted last
 
 
 class StoredFile(NamedTuple):

@@ -95,6 +95,7 @@ def test_a_pickle_has_no_secret_and_is_served_by_the_fetcher_that_knows_it(
         assert int(copy[5].label) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
 def test_every_backend_serves_the_same(
     packed: Path, server: str, cache: Path, backend: str
@@ -131,6 +132,7 @@ def test_a_shard_that_is_missing_names_url_shard_and_row(
     assert caught.value.row == 1
 
 
+@pytest.mark.slow
 def test_nothing_of_a_store_is_imported_by_who_trains(
     packed: Path, server: str, cache: Path
 ) -> None:
@@ -147,6 +149,7 @@ assert not {{"obstore", "boto3", "fsspec"}} & set(sys.modules), "imported"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_the_fetcher_ends_after_its_last_client(server: str, cache: Path) -> None:
     """And has no pipe of the trainer's: what waits for the end of that would wait for the fetcher, too."""
     script = f"""

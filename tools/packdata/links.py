@@ -46,7 +46,8 @@ def stage_whole(
         name = shard_name(first + len(staged), shard_format(shard.path.name))
         new = replace(shard.info, file=name)
         (folder / name).unlink(missing_ok=True)  # of a run that was killed
-        if _link_or_copy(shard.path, folder / new.file, shard.info, link=link):
+        may_link = link and shard.origin is None  # what a cache holds is the cache's
+        if _link_or_copy(shard.fetch(), folder / new.file, shard.info, link=may_link):
             on_link(shard.path)
         shard.check_version()  # last: what replaces the file from here on is not what was linked
         staged.append(new)

@@ -1,0 +1,162 @@
+"""What a loader will read of datasets at URLs: told to the fetcher, and refused where a cache cannot serve it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaders.data.shards import FileShard
+from loaders.datasets.mixture import Mixture
+from loaders.datasets.packed import PackedDataset
+from loaders.errors import CacheError
+from loaders.remote.ahead import Ahead, of_pass
+from loaders.remote.needs import File, Needs
+from loaders.sampling.ahead import node_plan
+from loaders.sampling.batch import evaluate
+from loaders.text import describe_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from loaders.remote.origin import Origin
+    from loaders.sampling.cursor import Pass
+    from loaders.sampling.order import Order
+    from loaders.sampling.plan import Plan
+
+    Int64s = npt.NDArray[np.int64]
+
+logger = logging.getLogger(__name__)
+_STRETCHES = 128  # of an epoch
+_MAX_SAMPLES = 1 << 24  # that are looked ahead
+_LINK_BYTES_PER_S = 1.25e8  # 1 Gbit/s, for a message where no rate is known
+
+
+class Reading:
+    """What a loader reads in one pass, and at its next one, of the datasets at one URL.
+
+    Args:
+        dataset: Whose shards.
+        origin: The URL.
+        order: The order of the samples.
+        current: The pass.
+    """
+
+    def __init__(
+        self, dataset: PackedDataset, origin: Origin, order: Order, current: Pass
+    ) -> None:
+        self._dataset, self.origin, self._order = dataset, origin, order
+        self._plan, self._epoch = current.plan, current.epoch
+        shards = dataset.store.shards
+        files = {
+            number: File(shard.info.file, shard.info.size_bytes, shard.info.xxh3_128)
+            for number, shard in enumerate(shards)
+            if isinstance(shard, FileShard) and shard.origin is origin
+        }
+        self.files = list(files.values())
+        self._file_of = np.full(len(shards), -1, np.int64)
+        self._file_of[list(files)] = np.arange(len(files))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in {file.hash: file for file in self.files}.values())
+
+    def needs(self, plan: Plan | None = None) -> Needs:
+        """Return what this rank reads, or all of a plan; with the epoch that follows."""
+        plan = plan or self._plan
+        return Needs.of(self.files, self._stretches(plan))
+
+    def _stretches(self, plan: Plan) -> Iterator[tuple[int, Int64s]]:
+        start = 0
+        for epoch, part in ((self._epoch, plan), (self._epoch + 1, replace(plan, start=0))):
+            step = max(1, part.num_remaining_steps // _STRETCHES)
+            for steps in evaluate(self._order, part, epoch):
+                for first in range(0, len(steps.indices), step):
+                    indices = steps.indices[first : first + step].ravel()
+                    files = self._file_of[self._dataset.shards_of(indices)]
+                    yield start, files[files >= 0]
+                    start += len(indices)
+                if start > _MAX_SAMPLES:
+                    return
+
+    def check(self, order_name: str, num_workers: int) -> None:
+        """Let readers give room where not all of it fits, and refuse what cannot work.
+
+        Args:
+            order_name: What messages call the order.
+            num_workers: That read at a time.
+
+        Raises:
+            CacheError: The cache is smaller than what is read at a time.
+        """
+        budget, size = self.origin.budget(), self.size_bytes
+        store = self._dataset.store
+        if size <= budget:
+            store.max_pinned_bytes = None
+            return
+        ranks = _ranks_of_node(self._plan)
+        node = self.needs(node_plan(self._plan, ranks))
+        least, read = node.least_bytes(), self._epoch_bytes(node)
+        if least > budget:
+            what = f"{order_name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"
+            cost = f"An epoch would download {describe_size(size * _STRETCHES)} or more"
+            remedy = f"shuffle='lanes', or cache= of at least {describe_size(least)}"
+            rest = "or cache={'mode': 'records'}, which fetches each record by itself and keeps nothing"
+            hint = f"{cost}: {read / _LINK_BYTES_PER_S:,.0f} s and more at 1 Gbit/s. Give {remedy}, {rest}"
+            raise CacheError(what, self.origin.inside.parent, hint)
+        # Each thread that waits for a shard may hold what it has opened, of before, too.
+        store.max_pinned_bytes = budget // ((num_workers + 3) * ranks)
+        downloaded = node.epoch_bytes(budget) / 2  # of two epochs
+        if downloaded > 1.2 * read:
+            logger.warning(
+                "%s: %s downloads about %s in each epoch, to read %s: shuffle='lanes' reads each part once",
+                self.origin.url,
+                order_name,
+                describe_size(downloaded),
+                describe_size(read),
+            )
+
+    def _epoch_bytes(self, needs: Needs) -> int:
+        return sum(self.files[n].size for n in np.unique(needs.which).tolist())
+
+
+def readings(dataset: Any, order: Order, current: Pass) -> list[Reading]:
+    """Return what a loader reads at each URL; nothing of datasets whose order is not known, or that are here."""
+    if isinstance(dataset, Mixture):
+        dataset = dataset.joined
+    if not isinstance(dataset, PackedDataset):
+        return []
+    shards = dataset.store.shards
+    found = {
+        id(shard.origin): shard.origin
+        for shard in shards
+        if isinstance(shard, FileShard) and shard.origin is not None
+    }
+    return [Reading(dataset, origin, order, current) for origin in found.values()]
+
+
+def tell_ahead(dataset: Any, order: Order, current: Pass, num_workers: int) -> list[Ahead]:
+    """Tell fetchers what a pass will read; what is returned ends with it.
+
+    Raises:
+        CacheError: The cache of a dataset is too small for this order.
+    """
+    told = []
+    for reading in readings(dataset, order, current):
+        reading.check(type(order).__name__, num_workers)
+        position = of_pass(current, current.plan.batch_size)
+        told.append(Ahead(reading.origin, reading.needs, position))
+    return told
+
+
+def _ranks_of_node(plan: Plan) -> int:
+    """Return how many ranks of this node read, as launchers say it."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(told) if told.isdecimal() else 1
+    return ranks if ranks and not plan.world_size % ranks else 1

@@ -1,0 +1,278 @@
+"""What a cache downloads, keeps and evicts; what it refuses before the first batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import packdata
+from loaders import DataLoader, RAMDataset, ShardDataset, concat
+from loaders.errors import CacheError
+from loaders.remote.needs import File, Needs, downloads
+from loaders.schema import Array
+from tests.remote import servers
+from tests.remote.conftest import fetcher_of, is_alive, storage, wait_until
+from tests.remote.test_remote import S3, assert_same, batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NUM_SHARDS, PER_SHARD, ROW = 48, 20, 5_000
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with ``bucket/many``: 48 shards of 400 kB."""
+    root = tmp_path_factory.mktemp("many")
+    rows = np.random.default_rng(1).integers(0, 255, (NUM_SHARDS * PER_SHARD, ROW * 4), np.uint8)
+    fields = {"values": Array(dtype="uint8", dims=(ROW * 4,))}
+    packdata.pack(
+        ({"values": row} for row in rows), root / "bucket/many", fields, shard_bytes=399_000
+    )
+    assert len(list((root / "bucket/many").glob("*.lmdb"))) == NUM_SHARDS
+    return root
+
+
+@pytest.fixture(scope="module")
+def _many_proxy(many: Path) -> Iterator[servers.Proxy]:
+    with servers.bucket(many) as endpoint, servers.proxy(endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def many_proxy(_many_proxy: servers.Proxy) -> servers.Proxy:
+    _many_proxy.set()
+    return _many_proxy
+
+
+def data_bytes(root: Path, name: str = "many") -> int:
+    return sum(path.stat().st_size for path in (root / "bucket" / name).glob("*.lmdb"))
+
+
+def downloaded(proxy: servers.Proxy) -> int:
+    return sum(each["bytes"] for each in proxy.requests(".lmdb"))
+
+
+def held(cache: Path) -> int:
+    return sum(path.stat().st_size for path in (cache / "v1").rglob("*.lmdb"))
+
+
+@pytest.mark.slow
+def test_half_a_cache_keeps_half_from_epoch_to_epoch(
+    many: Path, many_proxy: servers.Proxy, cache: Path
+) -> None:
+    """By the known order: what was used last is needed last, and goes first. Never above the budget."""
+    budget = data_bytes(many) // 2
+    limits = {"path": cache, "size": budget}
+    remote = ShardDataset("s3://bucket/many", cache=limits, storage=storage(many_proxy.endpoint))
+    loader = DataLoader(remote, batch_size=2, num_workers=1)
+
+    counts = []
+    for _ in range(2):
+        before = downloaded(many_proxy)
+        for _ in loader:
+            pass
+        counts.append((downloaded(many_proxy) - before) / data_bytes(many))
+        assert held(cache) <= budget
+
+    assert counts[0] == pytest.approx(1, abs=0.03)
+    assert counts[1] < 0.6
+
+
+@pytest.mark.slow
+def test_lanes_in_a_cache_that_holds_them_request_nothing_in_the_second_epoch(
+    many: Path, many_proxy: servers.Proxy, cache: Path
+) -> None:
+    remote = ShardDataset("s3://bucket/many", cache=cache, storage=storage(many_proxy.endpoint))
+    loader = DataLoader(remote, batch_size=16, shuffle="lanes", num_workers=2)
+    for _ in loader:
+        pass
+    assert downloaded(many_proxy) == data_bytes(many)
+    many_proxy.set()
+
+    for _ in loader:
+        pass
+
+    assert not many_proxy.requests()
+
+
+@pytest.mark.slow
+def test_four_ranks_download_once(many: Path, many_proxy: servers.Proxy, cache: Path) -> None:
+    script = """
+import json, sys
+from loaders import DataLoader, ShardDataset
+url, cache, storage, rank = json.loads(sys.argv[1])
+dataset = ShardDataset(url, cache=cache, storage=storage)
+loader = DataLoader(dataset, 16, shuffle="lanes", num_workers=1, rank=rank, world_size=4)
+print(sum(len(batch.values) for batch in loader))
+"""
+    options = ["s3://bucket/many", str(cache), storage(many_proxy.endpoint)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, json.dumps([*options, rank])], stdout=subprocess.PIPE
+        )
+        for rank in range(4)
+    ]
+
+    counts = [int(rank.communicate(timeout=120)[0]) for rank in ranks]
+
+    assert sum(counts) == NUM_SHARDS * PER_SHARD
+    assert downloaded(many_proxy) == data_bytes(many)
+    assert len(many_proxy.requests("manifest.json")) <= 4
+
+
+def test_what_cannot_work_is_refused_before_the_first_batch(
+    many: Path, many_proxy: servers.Proxy, cache: Path
+) -> None:
+    limits = {"path": cache, "size": 4 * 400_000}
+    remote = ShardDataset("s3://bucket/many", cache=limits, storage=storage(many_proxy.endpoint))
+
+    with pytest.raises(CacheError) as caught:
+        next(iter(DataLoader(remote, batch_size=64, shuffle=True, num_workers=1)))
+
+    assert Path(caught.value.path) == cache
+    assert "lanes" in caught.value.hint
+    assert not many_proxy.requests(".lmdb")
+
+
+def test_a_shard_that_is_larger_than_the_cache_is_an_error(
+    many: Path, many_proxy: servers.Proxy, cache: Path
+) -> None:
+    limits = {"path": cache, "size": 100_000}
+    remote = ShardDataset("s3://bucket/many", cache=limits, storage=storage(many_proxy.endpoint))
+
+    with pytest.raises(RuntimeError) as caught:
+        remote[0]
+
+    assert isinstance(caught.value.__cause__, CacheError)
+
+
+@pytest.mark.slow
+def test_an_unknown_order_is_served_within_the_budget(
+    many: Path, many_proxy: servers.Proxy, cache: Path
+) -> None:
+    budget = 8_000_000
+    limits = {"path": cache, "size": budget}
+    remote = ShardDataset("s3://bucket/many", cache=limits, storage=storage(many_proxy.endpoint))
+    local = ShardDataset(many / "bucket/many")
+
+    for i in np.random.default_rng(0).permutation(len(remote))[:120].tolist():
+        assert (remote[i].values == local[i].values).all()
+        assert held(cache) <= budget
+
+
+def test_memory_joins_and_packdata_read_urls(
+    packed: Path, server: str, cache: Path, tmp_path: Path
+) -> None:
+    local = ShardDataset(packed / "bucket" / "packed")
+    remote = ShardDataset(S3, cache=cache, storage=storage(server))
+
+    assert_same(batches(RAMDataset(remote, progress=False)), batches(local))
+    joined = concat([remote, local])
+    assert int(joined[len(local)].label) == int(joined[0].label) == 0
+    packdata.write(remote, tmp_path / "copy")
+    assert_same(batches(ShardDataset(tmp_path / "copy")), batches(local))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["fetcher", "trainer", "both"])
+def test_kill_9_needs_no_cleaning_by_hand(
+    packed: Path, proxy: servers.Proxy, cache: Path, who: str
+) -> None:
+    proxy.set(latency_s=0.15)
+    script = """
+import json, sys
+from loaders import DataLoader, ShardDataset
+url, cache, storage = json.loads(sys.argv[1])
+dataset = ShardDataset(url, cache=cache, storage=storage)
+for step, batch in enumerate(DataLoader(dataset, 16, shuffle=True, num_workers=2)):
+    print(step, int(batch.values.long().sum()), flush=True)
+"""
+    given = json.dumps([S3, str(cache), storage(proxy.endpoint)])
+    command = [sys.executable, "-c", script, given]
+    trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    wait_until(lambda: fetcher_of(cache) and proxy.requests(".lmdb"), 60)
+
+    first = fetcher_of(cache)
+    if who != "trainer":
+        os.kill(first, signal.SIGKILL)
+    if who != "fetcher":
+        trainer.kill()
+    output = trainer.communicate(timeout=120)[0]
+    if who != "fetcher":
+        output = subprocess.run(command, stdout=subprocess.PIPE, timeout=120, text=True).stdout
+
+    local = ShardDataset(packed / "bucket" / "packed")
+    sums = [int(b.values.long().sum()) for b in DataLoader(local, 16, shuffle=True)]
+    assert [int(line.split()[1]) for line in output.splitlines()] == sums
+    wait_until(lambda: not fetcher_of(cache), 20)
+    assert not list((cache / "v1" / "parts").iterdir())
+    assert not is_alive(first)
+
+
+def test_a_fetcher_that_is_stopped_is_an_error_and_no_hang(
+    server: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loaders.remote.client.Connection", _impatient())
+    remote = ShardDataset(S3, cache=cache, storage=storage(server))
+    pid = fetcher_of(cache)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            remote[0]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+    assert str(pid) in str(caught.value)
+
+
+def _impatient() -> Any:
+    from loaders.remote.wire import Connection
+
+    return lambda inside: Connection(inside, timeout_s=2.0)
+
+
+def test_only_shards_of_this_boot_are_trusted(server: str, cache: Path) -> None:
+    """After a power cut a published file may have other bytes: it is hashed before it is used."""
+    remote = ShardDataset(S3, cache=cache, storage=storage(server))
+    expected = [int(remote[i].label) for i in (0, 100)]
+    files = sorted((cache / "v1" / "shards").glob("??/*"))
+    del remote
+    pid = fetcher_of(cache)
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not is_alive(pid))
+    (cache / "v1" / "boot").write_text("another")
+    files[0].chmod(0o600)
+    files[0].write_bytes(bytes(files[0].stat().st_size))
+
+    remote = ShardDataset(S3, cache=cache, storage=storage(server))
+
+    assert [int(remote[i].label) for i in (0, 100)] == expected
+
+
+def test_belady_downloads_least() -> None:
+    reads = [0, 1, 2, 3] * 3
+
+    assert downloads(reads, [1] * 4, 4) == 4
+    assert downloads(reads, [1] * 4, 2) == 9  # by last use it would be 12
+    assert downloads(reads, [1] * 4, 0) == 12
+
+
+def test_needs_tell_what_comes_next_and_how_much_at_a_time() -> None:
+    files = [File(f"{n}", 10 + n, f"{n:032x}") for n in range(3)]
+    needs = Needs.of(files, [(0, np.array([0, 1])), (8, np.array([1])), (16, np.array([2, 0]))])
+    needs = Needs.from_json(json.loads(json.dumps(needs.to_json())))
+
+    assert [(d, f.file) for d, f in needs.upcoming()] == [(0, "0"), (0, "1"), (16, "2")]
+    assert needs.least_bytes() == 10 + 11 + 12
+    needs.position = 9
+    assert [(d, f.file) for d, f in needs.upcoming()] == [(0, "1"), (7, "0"), (7, "2")]
