@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from loaders.backends.maker import BatchOf, Maker
+from loaders.backends.maker import Maker
 from loaders.checks import as_path, shown, whole_number
 from loaders.errors import LoadersError
 
@@ -313,7 +313,7 @@ class _TimedMaker(Maker):
     def job(self, batches: Sequence[Any]) -> Job:
         assert self.profile is not None
         job = Maker.job(self, batches)
-        return _TimedBatch(job, self.profile) if isinstance(job, BatchOf) else job
+        return _TimedBatch(job, self.profile) if len(batches) == 1 else job
 
     def make_group(self, group: Sequence[Any]) -> list[Any] | None:
         assert self.profile is not None
@@ -333,13 +333,13 @@ class _TimedMaker(Maker):
 class _TimedBatch:
     """One batch, whose parts are noted as they end."""
 
-    def __init__(self, job: BatchOf, profile: profile) -> None:
+    def __init__(self, job: Any, profile: profile) -> None:
         self._job, self._profile = job, profile
         self.num_parts, self.describe = job.num_parts, job.describe
 
     @property
     def needs_prefetch(self) -> bool:
-        return self._job.needs_prefetch
+        return bool(self._job.needs_prefetch)
 
     def prefetch(self) -> None:
         began = self._profile.clock()
@@ -353,7 +353,7 @@ class _TimedBatch:
 
     def finish(self) -> list[Any]:
         began = self._profile.clock()
-        made = self._job.finish()
+        made: list[Any] = self._job.finish()
         self._profile.add(_COLLATE, began)
         return made
 

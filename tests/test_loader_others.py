@@ -417,14 +417,13 @@ class Fails:
 def test_small_batches_of_a_group_fail_alone() -> None:
     group = Group(Fails(asyncio.CancelledError()), [0, 1, 2])  # type: ignore[arg-type]
 
-    group.run(0)
-    first, second, third = group.finish()
+    first, second, third = group.make()
 
     assert (first, third) == (0, 2)
     assert isinstance(second, Raised)
     assert isinstance(second.error, asyncio.CancelledError)
     with pytest.raises(KeyboardInterrupt):  # it is the trainer's, and at once
-        Group(Fails(KeyboardInterrupt()), [0, 1, 2]).run(0)  # type: ignore[arg-type]
+        Group(Fails(KeyboardInterrupt()), [0, 1, 2]).make()  # type: ignore[arg-type]
 
 
 class Ends(Dataset[int]):

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.buffers import Slots
+from loaders.buffers import FreshMemory, Slots
 from loaders.datasets.base import reads_batches
-from loaders.datasets.reading.job import CallJob
+from loaders.datasets.reading.job import BatchJob
+from loaders.datasets.reading.readplan import plan_call
+from loaders.datasets.reading.request import Request
 from loaders.datasets.reading.samples import collate
 from loaders.errors import LoadersError
-from loaders.workers import needs_prefetch
+from loaders.sampling.context import reading
+from loaders.sampling.foreign import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loaders.datasets.base import BatchDataset
+    from loaders.datasets.reading.readplan import ReadPlan
+    from loaders.datasets.reading.request import Memory
     from loaders.datasets.reading.samples import SplitBatches
     from loaders.workers import Job
 
@@ -75,6 +81,7 @@ class Maker:
     group_size: int = field(init=False)
     chunk_size: int = field(init=False)
     _batched: BatchDataset | None = field(init=False)  # the dataset, if it reads whole batches
+    _call: ReadPlan = field(init=False)  # how its samples are read, if it does not
 
     def for_child(self) -> Maker:
         """Return it without what belongs to this process."""
@@ -94,8 +101,17 @@ class Maker:
             batches: The indices of each, or what ``plan`` returned for it.
         """
         if len(batches) > 1:
-            return Group(self, batches)
-        return BatchOf(self, self._read(batches[0]))
+            group = Group(self, batches)
+            return call_job(group.make, group.describe)
+        return BatchJob(self._request(batches[0]), self.slots, self._collated)
+
+    def _request(self, indices: Any) -> Request:
+        if self._batched is None:
+            return Request(self._call, [indices])
+        return self._batched.request(indices, max(1, self.num_workers))
+
+    def _collated(self, samples: Any) -> list[Any]:
+        return [self.pinned(self.collate(samples))]
 
     def plan(self, batches: Sequence[Any]) -> Sequence[Any]:
         """Return what ``job`` takes for each of several batches: as it is where something is wrong with one of them."""
@@ -105,13 +121,6 @@ class Maker:
             return self._batched.requests(batches, max(1, self.num_workers)) or batches
         except (IndexError, LoadersError, OSError):  # of one of them: it is raised in its turn
             return batches
-
-    def _read(self, indices: Any) -> Job:
-        if not self.has_batches:
-            return CallJob(self.dataset, indices, is_single=True)
-        if self._batched is not None:
-            return self._batched.job(indices, self.slots, max(1, self.num_workers))
-        return CallJob(self.dataset, indices)
 
     def make(self, indices: Any) -> Any:
         """Make one batch on this thread."""
@@ -135,7 +144,9 @@ class Maker:
         return torch.utils.data._utils.pin_memory.pin_memory(batch) if self.pin else batch
 
     def __post_init__(self) -> None:
-        self._batched = self.dataset if reads_batches(self.dataset) else None
+        is_batched = self.has_batches and reads_batches(self.dataset)
+        self._batched = self.dataset if is_batched else None
+        self._call = _plan_of_samples(self.dataset, is_single=not self.has_batches)
         self.group_size = self._group_size()
         self.chunk_size = self.group_size if self.is_together else self._num_planned()
 
@@ -173,48 +184,14 @@ class Raised:
     error: BaseException
 
 
-class BatchOf:
-    """One batch: read, collated, pinned."""
-
-    def __init__(self, maker: Maker, read: Job) -> None:
-        self._maker, self._read = maker, read
-        self.num_parts = read.num_parts
-        self.run = read.run
-        self._is_read = False
-
-    @property
-    def needs_prefetch(self) -> bool:
-        """Whether reading has something to ask storage for."""
-        return needs_prefetch(self._read)
-
-    def prefetch(self) -> None:
-        """Let reading ask."""
-        if needs_prefetch(self._read):
-            self._read.prefetch()
-
-    def finish(self) -> list[Any]:
-        """Return the batch, in a list as those of a group."""
-        samples = self._read.finish()
-        self._is_read = True
-        return [self._maker.pinned(self._maker.collate(samples))]
-
-    def describe(self, part: int) -> str:
-        """Say what is being done, and with which samples."""
-        what = self._read.describe(part)
-        return f"collating what came from {what}" if self._is_read else what
-
-
 class Group:
     """Small batches that one thread makes from first to last, and that are handed over together."""
-
-    num_parts = 1
 
     def __init__(self, maker: Maker, batches: Sequence[Any]) -> None:
         self._maker, self._batches = maker, batches
         self._at = 0
-        self._made: Made = []
 
-    def run(self, part: int) -> None:
+    def make(self) -> Made:
         """Make them all; one that fails does not take the others with it."""
         try:
             made = self._maker.make_group(self._batches)
@@ -222,10 +199,7 @@ class Group:
             raise
         except BaseException:  # of one of them, or of more: one by one says which
             made = None
-        if made is not None:
-            self._made = made
-            return
-        self._made = [self._one(batch) for batch in self._batches]
+        return [self._one(batch) for batch in self._batches] if made is None else made
 
     def _one(self, batch: Any) -> Any:
         self._at += 1
@@ -236,33 +210,53 @@ class Group:
         except BaseException as error:
             return Raised(error)
 
-    def finish(self) -> Made:
-        """Return them in order, and keep none: the traceback of an error among them holds this group."""
-        made, self._made = self._made, []
-        return made
-
-    def describe(self, part: int) -> str:
+    def describe(self) -> str:
         """Say what is being made."""
         at = max(self._at, 1)
         what = self._maker.job([self._batches[at - 1]]).describe(0)
         return f"making batch {at} of {len(self._batches)} small ones: {what}"
 
 
-class Failed:
-    """A batch that cannot even be begun: its error waits for its turn."""
+def call_job(make: Callable[[], Made], describe: Callable[[], str]) -> BatchJob:
+    """Return the job of batches that one call makes."""
+    plan = plan_call(lambda request, memory: make(), lambda request: describe())
+    return BatchJob(Request(plan, ()), FreshMemory())
 
-    num_parts = 1
 
-    def __init__(self, error: Exception) -> None:
-        self._errors = [error]
+def raising(error: Exception) -> BatchJob:
+    """Return the job of a batch that cannot even be begun: its error waits for its turn."""
+    errors = [error]
 
-    def run(self, part: int) -> None:
-        """Raise it, and keep it no more: its traceback holds this job."""
-        raise self._errors.pop()
+    def fail() -> Made:
+        raise errors.pop()  # kept no more: its traceback holds the job
 
-    def finish(self) -> None:
-        """Never called."""
+    return call_job(fail, lambda: "raising an error")
 
-    def describe(self, part: int) -> str:
-        """Say what it is."""
-        return "raising an error"
+
+def _plan_of_samples(dataset: Any, *, is_single: bool) -> ReadPlan:
+    """Return how the samples of any map-style dataset are read: one by one, or by its ``__getitems__``."""
+    name = type(dataset).__name__
+    if is_single:
+        return plan_call(partial(_fetch_one, dataset), partial(_one_of, name))
+    return plan_call(partial(_fetch, dataset), partial(_several_of, name))
+
+
+def _fetch(dataset: Any, request: Request, memory: Memory) -> Any:
+    (indices,) = request.indices
+    with reading(indices):
+        numbers, fetch = listed(indices), getattr(dataset, "__getitems__", None)
+        return fetch(numbers) if fetch else [dataset[i] for i in numbers]
+
+
+def _fetch_one(dataset: Any, request: Request, memory: Memory) -> Any:
+    (index,) = request.indices
+    with reading(index):
+        return dataset[index]
+
+
+def _several_of(name: str, request: Request) -> str:
+    return f"fetching {len(request.indices[0])} samples of {name}"
+
+
+def _one_of(name: str, request: Request) -> str:
+    return f"fetching sample {request.indices[0]} of {name}"

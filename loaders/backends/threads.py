@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders import opencv
-from loaders.backends.maker import Failed
+from loaders.backends.maker import raising
 from loaders.device.modes import without_autocast
 from loaders.workers import Workers
 
@@ -122,7 +122,7 @@ class ThreadPool:
         try:
             job = chunk.job(turn, self._maker)
         except Exception as error:  # an index out of range, say
-            job = Failed(error)
+            job = raising(error)
         self._workers.put(job)
 
     def take(self, timeout_s: float | None = None) -> Made:

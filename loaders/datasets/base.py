@@ -14,8 +14,9 @@ from torch.utils.data import get_worker_info
 
 from loaders.buffers import FreshMemory
 from loaders.checks import shown, whole_number
+from loaders.datasets.reading.job import BatchJob
 from loaders.device.modes import without_autocast
-from loaders.sampling.batch import IndexBatch
+from loaders.sampling.batch import IndexBatch, joined
 from loaders.sampling.context import current_context, with_draws
 from loaders.sampling.ranks import is_distributed
 
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.datasets.reading.request import Memory
+    from loaders.datasets.reading.readplan import ReadPlan
+    from loaders.datasets.reading.request import Memory, Request
     from loaders.datasets.reading.samples import SplitBatches
     from loaders.sampling.order import Order
-    from loaders.workers import Job
 
 
 _MAX_INDEX = (1 << 63) - 1
@@ -64,6 +65,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     """A map-style dataset that reads a batch at once, as a job that threads can share.
 
     Attributes:
+        plan: How batches are read.
         num_replaced: Samples that ``on_error="replace"`` replaced so far.
         device: Where the samples lie already; None is the host's memory.
         finishes_late: True where batches stay in the host's half until they are handed over, also on
@@ -75,6 +77,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         num_epochs_told: How often someone said so.
     """
 
+    plan: ReadPlan
     num_replaced: int = 0
     device: torch.device | None = None
     finishes_late: bool = False
@@ -103,13 +106,31 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
     def fingerprint(self) -> str:
         """Identifies the samples and their order; a resumed run must have the same."""
 
-    @abstractmethod
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
-        """Return the work of reading a batch into memory that ``num_workers`` threads may share."""
+    # -- batches -----------------------------------------------------------------------------------
 
-    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> Sequence[Any] | None:
-        """Return what ``job`` takes for each of several batches, if something that they share is found once so."""
-        return None
+    @abstractmethod
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
+        """Return what is to be read of a batch, by so many threads; a request stays as it is."""
+
+    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> list[Request] | None:
+        """Return a request for each of several batches, whose samples are found at once; None: not of one epoch."""
+        if (together := joined(batches)) is None:
+            return None
+        return self.request(together, num_workers).split([len(batch) for batch in batches])
+
+    def job(self, indices: Any, memory: Memory, num_workers: int = 1) -> BatchJob:
+        """Return the work of reading a batch into memory that ``num_workers`` threads may share."""
+        return BatchJob(self.request(indices, num_workers), memory)
+
+    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
+        """Return several small batches, gathered at once; None if not all fields are only copied.
+
+        They share memory, which returns to its pool when the last of them is dropped.
+        """
+        if not (self.sample_nbytes and self.plan.sample_nbytes):
+            return None
+        request = self.request(np.concatenate([index_array(batch) for batch in batches]))
+        return request.plan.read_together(request, [len(batch) for batch in batches], memory)
 
     # -- samples -----------------------------------------------------------------------------------
 
@@ -220,17 +241,10 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         """
         return None
 
-    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
-        """Return several small batches, read at once; None where one by one is as good.
-
-        They may share memory, which then returns to its pool when the last of them is dropped.
-        """
-        return None
-
     @property
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
-        return None
+        return self.plan.sample_nbytes
 
 
 def reads_batches(dataset: Any) -> TypeGuard[BatchDataset]:
@@ -268,7 +282,7 @@ class SamplesOf(BatchDataset, Generic[Whole]):
     """
 
     def __init__(self, dataset: Whole) -> None:
-        self.dataset, self.device = dataset, dataset.device
+        self.dataset, self.device, self.plan = dataset, dataset.device, dataset.plan
         self.max_workers = dataset.max_workers
 
     def __len__(self) -> int:
@@ -298,9 +312,9 @@ class SamplesOf(BatchDataset, Generic[Whole]):
         """The dataset's."""
         return self.dataset.by_shard()
 
-    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> Sequence[Any] | None:
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
         """The dataset's."""
-        return self.dataset.requests(batches, num_workers)
+        return self.dataset.request(indices, num_workers)
 
     @property
     def num_replaced(self) -> int:  # type: ignore[override]  # counted where samples are read

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
+from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.samples import (
     Padded,
     Ragged,
@@ -18,15 +19,13 @@ from loaders.datasets.reading.samples import (
     item,
 )
 from loaders.errors import BatchError
-from loaders.workers import needs_prefetch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-    from loaders.datasets.reading.request import Memory
-    from loaders.workers import Job
+    from loaders.datasets.reading.request import Memory, Request, SourcePart
 
     Int64s = npt.NDArray[np.int64]
 
@@ -39,50 +38,74 @@ _COPIED_AS = {
 }
 
 
-class InterleavedJob:
-    """Reads one batch as several.
+@dataclass(frozen=True, slots=True)
+class SourcesReader:
+    """Reads the parts of a batch that are of several datasets, each as its own plan says; its rows are in their order.
+
+    Attributes:
+        min_rows: How many rows are worth a thread.
+    """
+
+    min_rows: int
+    names: ClassVar[tuple[str, ...]] = ()
+    prefetched_field: ClassVar[None] = None
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        """Return a list of jobs, which is filled when the request is known."""
+        return [[], memory]
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        """Have each source read its share of a range of rows."""
+        with request.lock:
+            if not values[0]:
+                values[0] += [(part, _job(part, values[1])) for part in request.parts]
+        for job, begin, end in _within(values[0], first, last):
+            job.read(begin, end)
+
+    def finish(self, values: list[Any]) -> list[Any]:
+        """Return the samples: a batch, or a list of them where a dataset has a transform."""
+        parts, read = [part for part, _ in values[0]], [job.finish() for _, job in values[0]]
+        return [_Interleaving(parts, values[1]).samples(read)]
+
+    def describe(self, jobs: Any, request: Request, first: int, last: int) -> str:
+        """Say what the first source of a range of rows does."""
+        for job, begin, end in _within(jobs or (), first, last):
+            return job.describe_rows(begin, end)
+        return f"reading {last - first} samples of a mixture"
+
+
+def _job(part: SourcePart, memory: Memory) -> BatchJob:
+    job = BatchJob(part.request, memory)
+    job.needs_prefetch = False  # that was done for all sources
+    return job
+
+
+def _within(
+    jobs: Sequence[tuple[SourcePart, BatchJob]], first: int, last: int
+) -> Iterator[tuple[BatchJob, int, int]]:
+    """Yield the jobs that a range of rows belongs to, and their shares of it."""
+    start = 0
+    for part, job in jobs:
+        end = start + len(part.rows)
+        if (start < last and first < end) or first == last:
+            yield job, max(first, start) - start, min(last, end) - start
+        start = end
+
+
+class _Interleaving:
+    """Puts together what several sources have read of a batch.
 
     Args:
-        parts: For each dataset the rows of the batch that are its, and the job that reads them.
-        begins: What to add to the ``sample_id`` of each.
+        parts: What is of each.
         memory: Where the batch goes.
     """
 
-    def __init__(
-        self, parts: Sequence[tuple[Int64s, Job]], begins: Int64s, memory: Memory
-    ) -> None:
-        self._rows = [rows for rows, _ in parts]
-        self._jobs = [job for _, job in parts]
-        self._begins, self._memory = begins, memory
-        self._ends = np.cumsum([job.num_parts for job in self._jobs]).tolist()
-        self.num_parts: int = self._ends[-1]
-        self.needs_prefetch = any(map(needs_prefetch, self._jobs))
+    def __init__(self, parts: Sequence[SourcePart], memory: Memory) -> None:
+        self._rows = [part.rows for part in parts]
+        self._begins, self._memory = [part.first for part in parts], memory
 
-    def prefetch(self) -> None:
-        """Have storage read the samples of all."""
-        for job in self._jobs:
-            if needs_prefetch(job):
-                with suppress(Exception):  # its parts raise it: the others ask nevertheless
-                    job.prefetch()
-
-    def run(self, part: int) -> None:
-        """Do a part of the job of one dataset."""
-        job, own = self._find(part)
-        job.run(own)
-
-    def describe(self, part: int) -> str:
-        """Say which samples a part reads."""
-        job, own = self._find(part)
-        return job.describe(own)
-
-    def _find(self, part: int) -> tuple[Job, int]:
-        number = int(np.searchsorted(self._ends, part, "right"))
-        job = self._jobs[number]
-        return job, part - (self._ends[number] - job.num_parts)
-
-    def finish(self) -> Any:
+    def samples(self, read: list[Any]) -> Any:
         """Return the batch; as a list of samples where a dataset has a transform."""
-        read = [job.finish() for job in self._jobs]
         if not all(isinstance(samples, SampleBatch) for samples in read):
             return self._samples(read)
         batches = [samples.batch for samples in read]
@@ -98,7 +121,7 @@ class InterleavedJob:
     def _samples(self, read: list[Any]) -> TransformedSamples:
         whole = self._in_order(
             [
-                [_numbered(sample, int(begin)) for sample in samples]
+                [_numbered(sample, begin) for sample in samples]
                 for samples, begin in zip(read, self._begins, strict=True)
             ]
         )
@@ -115,7 +138,7 @@ class InterleavedJob:
     def _column(self, name: str, parts: list[Any]) -> Any:
         """Put the values of one field together, in the form that they have."""
         if name == "sample_id":
-            parts = [part + int(b) for part, b in zip(parts, self._begins, strict=True)]
+            parts = [part + begin for part, begin in zip(parts, self._begins, strict=True)]
         if len(parts) == 1:  # then they are in order, and may have any form
             return parts[0]
         if all(isinstance(part, torch.Tensor) for part in parts):

@@ -11,9 +11,11 @@ import xxhash
 
 from loaders.checks import Settled, as_list, one_of, real_number, shown
 from loaders.datasets.base import BatchDataset, check_stored, from_start, index_array
-from loaders.datasets.interleave import InterleavedJob
+from loaders.datasets.interleave import SourcesReader
 from loaders.datasets.joining import concat
 from loaders.datasets.packed import PackedDataset
+from loaders.datasets.reading.readplan import ReadPlan
+from loaders.datasets.reading.request import Request, SourcePart
 from loaders.datasets.views import as_ours
 from loaders.errors import SchemaError
 from loaders.rng import key64
@@ -27,10 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.datasets.base import Halves
-    from loaders.datasets.reading.request import Memory
-    from loaders.datasets.reading.samples import SplitBatches
     from loaders.sampling.phases import Schedule
-    from loaders.workers import Job
 
     Int64s = npt.NDArray[np.int64]
 
@@ -117,7 +116,7 @@ class Mixture(Settled, BatchDataset):
         _check_alike(self.sources)
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
-        self.joined = self._join()
+        self._settle_plan()
         self.device = self.sources[0].device
 
     @property
@@ -125,10 +124,15 @@ class Mixture(Settled, BatchDataset):
         """Whether some source has ops of ``augment``."""
         return any(getattr(source, "augment", ()) for source in self.sources)
 
-    def _join(self) -> PackedDataset | None:
-        """Return the sources as one dataset, if they can be; a bad sample is replaced by one of its source."""
+    def _settle_plan(self) -> None:
+        """Read the sources as one dataset, if they can be; a bad sample is replaced by one of its source."""
         joined = _concat_if_alike(self.sources)
-        return None if joined is None else joined.in_parts(self._ends)
+        self.joined = None if joined is None else joined.in_parts(self._ends)
+        if self.joined is not None:
+            self.plan = self.joined.plan
+            return
+        reader = SourcesReader(min(source.plan.min_rows for source in self.sources))
+        self.plan = ReadPlan(None, (reader,), describe=reader.describe)
 
     def order(self, seed: int, batch_size: int) -> MixtureOrder:
         """Return the order in which a loader serves the samples."""
@@ -153,21 +157,22 @@ class Mixture(Settled, BatchDataset):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
-        """Return the work of reading a batch."""
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
+        """Return what is to be read of a batch."""
         if self.joined is not None:
-            return self.joined.job(indices, memory, num_workers)
+            return self.joined.request(indices, num_workers)
         batch = self._batch_of(indices)
         numbers, parts = self.sources_of(batch.indices), []
         present = np.unique(numbers) if len(numbers) else np.zeros(1, np.int64)
         for number in present.tolist():
-            where = np.flatnonzero(numbers == number)
-            own = self._of_source(number, batch, where)
-            parts.append((where, self.sources[number].job(own, memory, num_workers)))
-        return InterleavedJob(parts, self._begins[present], memory)
+            rows = np.flatnonzero(numbers == number)
+            own = self._of_source(number, batch, rows)
+            request = self.sources[number].request(own, num_workers)
+            parts.append(SourcePart(request, rows, int(self._begins[number])))
+        return Request(self.plan, batch.indices, num_workers=num_workers, parts=parts)
 
-    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> Sequence[Any] | None:
-        """Return what ``job`` takes for each of several batches, if the sources are read as one."""
+    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> list[Request] | None:
+        """Return a request for each of several batches, if the sources are read as one."""
         return None if self.joined is None else self.joined.requests(batches, num_workers)
 
     def _batch_of(self, indices: Sequence[int]) -> IndexBatch:
@@ -218,7 +223,7 @@ class Mixture(Settled, BatchDataset):
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
         if self.joined is not None:
-            return self.joined.sample_nbytes
+            return self.plan.sample_nbytes
         sizes = [source.sample_nbytes for source in self.sources]
         known = [size for size in sizes if size is not None]
         return max(known) if len(known) == len(sizes) else None
@@ -234,16 +239,12 @@ class Mixture(Settled, BatchDataset):
         """Return the two halves of batches, if the sources are read as one."""
         return None if self.joined is None else self.joined.halves(device)
 
-    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
-        """Return several small batches, read at once, if the sources can do that together."""
-        return None if self.joined is None else self.joined.read_group(batches, memory)
-
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"joined": None}  # it is the sources once more
+        return self.__dict__ | {"joined": None, "plan": None}  # they are the sources once more
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.joined = self._join()
+        self._settle_plan()
         if self.joined is not None and self.num_epochs_told:
             self.joined.set_epoch(self.epoch)
 

@@ -11,9 +11,6 @@ from loaders.schema import Image
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaders.datasets.reading.request import Memory
-    from loaders.workers import Job
-
 
 class OnDevice(SamplesOf[PackedDataset]):
     """The samples of a packed dataset, their order and their crops; who decodes them is another.
@@ -51,10 +48,6 @@ class OnDevice(SamplesOf[PackedDataset]):
     def classes(self) -> tuple[str, ...] | None:
         """The dataset's."""
         return self.dataset.classes
-
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
-        """Return the work of reading a batch, decoded on the host."""
-        return self.dataset.job(indices, memory, num_workers)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dataset!r})"

@@ -22,12 +22,11 @@ from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.datasets import frame
 from loaders.datasets.base import BatchDataset, from_start, index_array, is_one, whole_numbers
-from loaders.datasets.halves import HostHalf, read_group
+from loaders.datasets.halves import HostHalf
 from loaders.datasets.reading.coefficients import check_scale, make_finisher
-from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.readers import first_picture
 from loaders.datasets.reading.readplan import ReadPlan, plan_reading
-from loaders.datasets.reading.request import Memory, Request
+from loaders.datasets.reading.request import Request
 from loaders.datasets.replaced import BadSamples
 from loaders.datasets.settings import (
     as_batching,
@@ -39,7 +38,7 @@ from loaders.datasets.settings import (
 )
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import LoadersError, SampleError, SchemaError
-from loaders.sampling.batch import IndexBatch, joined
+from loaders.sampling.batch import IndexBatch
 from loaders.schema import (
     VIRTUAL_FIELDS,
     Array,
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
     from loaders.data.store import Store
     from loaders.data.view import View
     from loaders.datasets.base import Halves
-    from loaders.datasets.reading.samples import SplitBatches
 
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
@@ -246,23 +244,6 @@ class PackedDataset(BatchDataset):
         """Yield the samples one by one; a ``DataLoader`` is faster."""
         return (self[i] for i in range(len(self)))
 
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> BatchJob:
-        """Return the work of reading a batch."""
-        return BatchJob(self.plan, self.request(indices, num_workers), memory)
-
-    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> list[Request] | None:
-        """Return a request for each of several batches of one epoch, whose samples are found at once."""
-        if (together := joined(batches)) is None:
-            return None
-        whole = self.request(together, num_workers)
-        # Else the first of them would wait for the samples of all.
-        is_shared = all(self.store.is_settled(name, whole.rows) for name in self.stored_fields)
-        return whole.split([len(batch) for batch in batches], is_shared=is_shared)
-
-    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
-        """Return several batches, gathered at once, if all fields are only copied; they share memory."""
-        return read_group(self, self.plan, batches, memory)
-
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Turn indices into a request, with the seed, epoch and draws that our samplers attach; leave one as it is."""
         if isinstance(indices, Request):
@@ -277,7 +258,7 @@ class PackedDataset(BatchDataset):
             seed, epoch, draws = self._drawing_of(indices, self.seed)
         array = from_start(array, len(self), "sample")
         rows = self.rows_of(array)
-        return Request(array, rows, epoch, draws, seed, num_workers, view=self.view)
+        return Request(self.plan, array, rows, epoch, draws, seed, num_workers)
 
     def numbers_of(self, indices: Indices) -> Indices:
         """Return the samples' numbers in the store."""
@@ -305,11 +286,6 @@ class PackedDataset(BatchDataset):
     def may_draw(self) -> bool:
         """Whether a sample may differ from one reading to the next."""
         return self.is_random or self.transform is not None
-
-    @property
-    def sample_nbytes(self) -> int | None:
-        """Bytes of a sample whose fields are all copied as they are, else None."""
-        return self.plan.sample_nbytes
 
     @property
     def num_replaced(self) -> int:  # type: ignore[override]  # counted where samples are read

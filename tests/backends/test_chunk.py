@@ -65,7 +65,7 @@ def batches(
 
 
 def request_of(job: Any) -> Any:
-    return job._read.request
+    return job.request
 
 
 def made(job: Any) -> Any:

@@ -86,10 +86,7 @@ def test_a_batch_is_made_of_all_its_parts() -> None:
 def test_each_bad_batch_of_a_group_has_its_own_error_and_its_neighbours_none(bad: int) -> None:
     batches = [[0, 1], [2, 3], [4, 5]]
     batches[bad] = [6, 99]
-    group = Group(maker(), batches)
-
-    group.run(0)
-    made = list(group.finish())
+    made = list(Group(maker(), batches).make())
 
     assert [isinstance(batch, Raised) for batch in made] == [i == bad for i in range(3)]
     assert isinstance(made[bad].error, IndexError)
@@ -109,23 +106,21 @@ class OneByOne(RAMDataset):
 def test_a_group_that_cannot_be_read_at_once_is_read_batch_by_batch() -> None:
     group = Group(maker(OneByOne.from_arrays(x=torch.arange(40))), [[0, 1], [2, 3]])
 
-    group.run(0)
-
-    assert [batch.x.tolist() for batch in group.finish()] == [[0, 1], [2, 3]]
+    assert [batch.x.tolist() for batch in group.make()] == [[0, 1], [2, 3]]
 
 
 def test_a_group_says_which_of_its_batches_is_being_made() -> None:
     seen: list[str] = []
 
     def watched(samples: Any) -> Any:
-        seen.append(group.describe(0))
+        seen.append(group.describe())
         return samples
 
     work = Maker(OneByOne.from_arrays(x=torch.arange(40)), watched, 2, True, 1)
     group = Group(work, [[0, 1], [2, 3]])
-    before = group.describe(0)
+    before = group.describe()
 
-    group.run(0)
+    group.make()
 
     assert before.startswith("making batch 1 of 2 small ones: reading and decoding 2 samples")
     assert [text.split(":")[0] for text in seen] == [

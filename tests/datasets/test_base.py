@@ -16,17 +16,14 @@ from loaders.datasets.reading.moving import moving_halves
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from loaders.datasets.reading.request import Memory
-    from loaders.workers import Job
+    from loaders.datasets.reading.request import Request
 
 
 class AsTheyAre(SamplesOf[PackedDataset]):
     """The least that a dataset over another one says."""
 
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
-        return self.dataset.job(indices, memory, num_workers)
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
+        return self.dataset.request(indices, num_workers)
 
 
 def dataset(num_samples: int = 10, **options: Any) -> RAMDataset:
@@ -34,9 +31,9 @@ def dataset(num_samples: int = 10, **options: Any) -> RAMDataset:
     return RAMDataset.from_arrays(image=pixels, label=np.arange(num_samples), **options)
 
 
-@pytest.mark.parametrize("missing", ["__len__", "fingerprint", "job"])
+@pytest.mark.parametrize("missing", ["__len__", "fingerprint", "request"])
 def test_what_a_loader_needs_cannot_be_left_out(missing: str) -> None:
-    parts = {name: getattr(AsTheyAre, name) for name in ("__len__", "fingerprint", "job")}
+    parts = {name: getattr(AsTheyAre, name) for name in ("__len__", "fingerprint", "request")}
     del parts[missing]
     unfinished: Any = type("Unfinished", (BatchDataset,), parts)
 
@@ -44,7 +41,7 @@ def test_what_a_loader_needs_cannot_be_left_out(missing: str) -> None:
         unfinished()
 
 
-def test_the_rest_follows_from_the_job() -> None:
+def test_the_rest_follows_from_the_request() -> None:
     whole = dataset()
     same = AsTheyAre(whole)
 

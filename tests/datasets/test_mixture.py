@@ -11,7 +11,7 @@ import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, audit, augment, collate
 from loaders.buffers import FreshMemory
-from loaders.datasets.interleave import InterleavedJob
+from loaders.data.store import Store
 from loaders.errors import BatchError, LoadersError, SchemaError, ShardError, StateError
 from loaders.sampling import EpochSampler
 from loaders.schema import Array, Image, Label
@@ -385,29 +385,24 @@ def test_class_numbers_with_other_meanings_are_refused(tmp_path: Path) -> None:
         Mixture(sources, [1, 1])
 
 
-class PrefetchJob:
-    """Asks, or fails to."""
+def test_a_source_that_cannot_prefetch_keeps_no_other_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Store] = []
 
-    num_parts, needs_prefetch = 1, True
+    def prefetch(store: Store, field: str, rows: Any) -> None:
+        asked.append(store)
+        raise ShardError("it was cut", "a.lmdb")
 
-    def __init__(self, asked: list[str], name: str) -> None:
-        self.asked, self.name = asked, name
+    sources = [RAMDataset.from_arrays(x=np.zeros((4, size))) for size in (1, 2)]
+    mixture = Mixture(sources)
+    assert mixture.joined is None
+    monkeypatch.setattr(Store, "prefetch", prefetch)
+    monkeypatch.setattr(Store, "needs_prefetch", lambda *_: True)
 
-    def prefetch(self) -> None:
-        self.asked.append(self.name)
-        if self.name == "bad":
-            raise ShardError("it was cut", "a.lmdb")
+    mixture.job([0, 4, 1], FreshMemory()).prefetch()
 
-
-def test_a_source_that_cannot_ask_keeps_no_other_from_it() -> None:
-    asked = list[str]()
-    parts: Any = [
-        (np.array([i]), PrefetchJob(asked, name)) for i, name in enumerate(["bad", "good"])
-    ]
-
-    InterleavedJob(parts, np.zeros(2, np.int64), FreshMemory()).prefetch()
-
-    assert asked == ["bad", "good"]
+    assert asked == [source.store for source in sources]
 
 
 def test_samples_that_were_transformed_are_counted_in_the_mixture() -> None:

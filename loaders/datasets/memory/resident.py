@@ -19,7 +19,6 @@ from loaders.datasets.halves import HostHalf
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.fixed import served
-from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.moving import MovesBySize, draw_picture_moves, move_picture
 from loaders.datasets.reading.readplan import ReadPlan
 from loaders.datasets.reading.samples import batch_type
@@ -30,10 +29,10 @@ from loaders.errors import LoadersError, SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Image, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from loaders.datasets.base import Halves
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Request
 
 _PART_BYTES = 64 << 20  # of one copy to the device
 _WORDS = (torch.int64, torch.int32, torch.int16)
@@ -163,12 +162,12 @@ class ResidentDataset(PackedDataset):
     def _plan_of_rows(self, unfinished: Callable[[Any, Request], Any]) -> ReadPlan:
         return ReadPlan(self.view, (), unfinished=unfinished)
 
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> BatchJob:
-        """Return the work of reading a batch."""
-        if self._resident is None:
-            return super().job(indices, memory, num_workers)
-        plan = self._plan_of_rows(partial(_whole, self, self._resident))
-        return BatchJob(plan, self.request(indices), memory)
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
+        """Return what is to be read of a batch, by rows where it lies on a device."""
+        request = super().request(indices, num_workers)
+        if self._resident is not None:
+            request.plan = self._plan_of_rows(partial(_whole, self, self._resident))
+        return request
 
     @property
     def sample_nbytes(self) -> int | None:

@@ -60,7 +60,8 @@ def foreground_points(
 def _draw_points(
     ops: Sequence[Any], number: int, request: Request, first: int, last: int
 ) -> list[Floats | None]:
-    assert request.view is not None
+    view = request.plan.view
+    assert view is not None
     indices, rows = request.indices[first:last], request.part(first, last)
     draws = np.zeros_like(indices) if request.draws is None else request.draws[first:last]
     found: list[Floats | None] = []
@@ -71,9 +72,7 @@ def _draw_points(
             continue
         key = key64(_DOMAIN, request.seed, request.epoch, number, position)
         drawn = uniform(key, indices, draws, num=2)
-        found.append(
-            _points(request.view, name, rows, np.where(drawn[:, 0] < op.p, drawn[:, 1], -1))
-        )
+        found.append(_points(view, name, rows, np.where(drawn[:, 0] < op.p, drawn[:, 1], -1)))
     return found
 
 

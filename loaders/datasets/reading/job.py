@@ -1,4 +1,4 @@
-"""One batch as a job: parts that any thread can run, and the batch at the end."""
+"""A batch as a job: parts that any thread can run, and the batch at the end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from loaders.datasets.reading.samples import (
 )
 from loaders.errors import CacheError, LoadersError, RemoteError
 from loaders.rng import hash64, key64
-from loaders.sampling.context import reading
-from loaders.sampling.foreign import listed
 from loaders.workers import begin_step
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loaders.data.view import View
-    from loaders.datasets.reading.readplan import ReadPlan
     from loaders.datasets.reading.request import Memory, Reader, Request
     from loaders.datasets.reading.transforming import Transforming
 
@@ -40,18 +39,21 @@ class BatchJob:
     """Reads the samples of a request into memory.
 
     Args:
-        plan: How they are read.
-        request: Which samples.
+        request: Which samples, and how they are read.
         memory: Where the batch goes.
+        collate: What is made of the samples at the end; None leaves them.
 
     Attributes:
         needs_prefetch: Whether some of them were not prefetched yet.
     """
 
-    def __init__(self, plan: ReadPlan, request: Request, memory: Memory) -> None:
-        self.plan, self.request = plan, request
+    def __init__(
+        self, request: Request, memory: Memory, collate: Callable[[Any], Any] | None = None
+    ) -> None:
+        plan = self.plan = request.plan
+        self.request, self._memory, self._collate = request, memory, collate
+        self._is_read = False
         n = len(request)
-        self._memory = memory
         self._values: list[list[Any]] | None = None
         self._lock = threading.Lock()
         self._part_rows = plan.part_rows(n, request.num_workers)
@@ -60,7 +62,9 @@ class BatchJob:
         self._transformed: list[Any] = [None] * n if plan.transforming is not None else []
         self._equal = [name for name, form in plan.forms.items() if form.kind == "equal"]
         self._made: set[str] = set()  # of these, what the transform did not leave as it was
-        self._at: dict[int, int] = {}  # by part: the sample that is being transformed
+        self._at: dict[
+            int, int
+        ] = {}  # by its first row: the sample of a part that is being transformed
         self._num_replaced: dict[int, int] = {}  # by position: how often its sample was
         self.needs_prefetch = plan.needs_prefetch(request)
 
@@ -79,17 +83,25 @@ class BatchJob:
             self.plan.prefetch(self.request)
 
     def run(self, part: int) -> None:
-        """Read one range of samples; bad ones are replaced if the dataset says so."""
+        """Read one range of samples."""
+        self.read(*self._rows(part))
+
+    def _rows(self, part: int) -> tuple[int, int]:
         first = part * self._part_rows
-        last = min(first + self._part_rows, len(self.request))
+        return first, min(first + self._part_rows, len(self.request))
+
+    def read(self, first: int, last: int) -> None:
+        """Read some samples, on any thread; bad ones are replaced if the dataset says so."""
         try:
             self.prefetch()
             self._read(first, last)
         except LoadersError:  # of one of them, or of more: one by one says which
+            if self.plan.view is None:
+                raise
             for position in range(first, last):
                 self._read_one(position)
         if self.plan.transforming is not None:
-            self._transform(self.plan.transforming, part, first, last)
+            self._transform(self.plan.transforming, first, last)
 
     def _begin(self) -> list[list[Any]]:
         """Take memory when the work begins: by then an earlier batch may have given its own back."""
@@ -140,10 +152,10 @@ class BatchJob:
         self.request = replace(request, indices=indices, rows=rows, whole=None)
         self._num_replaced[position] = attempt + 1
 
-    def _transform(self, transform: Transforming, part: int, first: int, last: int) -> None:
+    def _transform(self, transform: Transforming, first: int, last: int) -> None:
         batch = self._batch()  # other threads may still be reading its other rows
         for i, seed in enumerate(transform.seeds(self.request, first, last), first):
-            self._at[part] = i
+            self._at[first] = i
             begin_step()
             sample = sample_of(batch, i)
             try:
@@ -155,7 +167,7 @@ class BatchJob:
             for name in self._equal:
                 if getattr(made, name, None) is not getattr(sample, name):
                     self._made.add(name)
-        self._at.pop(part, None)  # a part of no samples has none
+        self._at.pop(first, None)  # a part of no samples has none
         begin_step()
 
     def _batch(self) -> Any:
@@ -163,7 +175,7 @@ class BatchJob:
         fields = zip(self.plan.readers, self._begin(), self._are_last, strict=True)
         for reader, values, is_last in fields:
             parts += self._read_last(reader) if is_last else reader.finish(values)
-        return batch_type(self.plan.names)._make(parts)
+        return parts[0] if self.plan.returns_samples else batch_type(self.plan.names)._make(parts)
 
     def _read_last(self, reader: Reader) -> list[Any]:
         """Read all rows of a field: by now it is known which samples were replaced."""
@@ -171,8 +183,16 @@ class BatchJob:
         read, start = self.request.shared(("rows", reader.names), partial(_rows_of, reader), 0, n)
         return read if len(read[0]) == n else [rows[start : start + n].clone() for rows in read]
 
-    def finish(self) -> SampleBatch | list[Any]:
-        """Return the batch; transformed samples as a list, for a collate function to join."""
+    def finish(self) -> Any:
+        """Return the batch."""
+        samples = self._samples()
+        if self._collate is None:
+            return samples
+        self._is_read = True
+        return self._collate(samples)
+
+    def _samples(self) -> Any:
+        """Return what was read; transformed samples as a list, for a collate function to join."""
         if self.plan.transforming is not None:
             as_stored = {name: LIST for name in self._equal if name not in self._made}
             return TransformedSamples(self._transformed, {**self.plan.forms, **as_stored})
@@ -186,25 +206,33 @@ class BatchJob:
             for position in range(len(self.request)):
                 self._read_one(position)
             batch = self._batch()
+        if self.plan.returns_samples:
+            return batch
         if self.plan.unfinished is not None:
             batch = self.plan.unfinished(batch, self.request)
         return SampleBatch(batch, len(self.request))
 
     def describe(self, part: int) -> str:
         """Say what a part is doing, and with which samples."""
-        position = self._at.get(part)
+        what = self.describe_rows(*self._rows(part))
+        return f"collating what came from {what}" if self._is_read else what
+
+    def describe_rows(self, first: int, last: int) -> str:
+        """Say what is done with the samples of a part."""
+        if self.plan.describe is not None:
+            return self.plan.describe(self._values and self._values[0], self.request, first, last)
+        position = self._at.get(first)
         if position is not None:
             return f"transforming {self._place(position)}"
-        first = part * self._part_rows
-        last = min(first + self._part_rows, len(self.request)) - 1
-        if last < first:
+        if last <= first:
             return "reading no samples"
-        return f"reading and decoding {last - first + 1} samples from {self._place(first)} on"
+        return f"reading and decoding {last - first} samples from {self._place(first)} on"
 
     def _place(self, position: int) -> str:
-        index = int(self.request.indices[position])
-        path, row = self.plan.view.place(index)
-        key = _key_in_time(self.plan.view, index)
+        view, index = self.plan.view, int(self.request.indices[position])
+        assert view is not None
+        path, row = view.place(index)
+        key = _key_in_time(view, index)
         return f"{path}, row {row}" + ("" if key is None else f", key {key!r}")
 
 
@@ -222,39 +250,3 @@ def _key_in_time(view: View, index: int) -> str | None:
     thread.start()
     thread.join(_KEY_TIMEOUT_S)
     return found[0] if found else None
-
-
-class CallJob:
-    """Samples of any map-style dataset, on one thread: ``dataset[i]`` for each index of a batch, or for a single one.
-
-    Args:
-        dataset: Whose samples.
-        indices: Of which.
-        is_single: It is one index, where there are no batches (``batch_size=None``).
-    """
-
-    num_parts = 1
-
-    def __init__(self, dataset: Any, indices: Any, *, is_single: bool = False) -> None:
-        self._dataset, self._indices, self._is_single = dataset, indices, is_single
-        self._fetched: Any = None
-
-    def run(self, part: int) -> None:
-        """Fetch the samples."""
-        with reading(self._indices):
-            self._fetched = self._fetch()
-
-    def _fetch(self) -> Any:
-        if self._is_single:
-            return self._dataset[self._indices]
-        indices, fetch = listed(self._indices), getattr(self._dataset, "__getitems__", None)
-        return fetch(indices) if fetch else [self._dataset[i] for i in indices]
-
-    def finish(self) -> Any:
-        """Return the samples, for a collate function to join, or the single one."""
-        return self._fetched
-
-    def describe(self, part: int) -> str:
-        """Say what is fetched."""
-        what = f"sample {self._indices}" if self._is_single else f"{len(self._indices)} samples"
-        return f"fetching {what} of {type(self._dataset).__name__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.buffers import SMALL_BYTES
-from loaders.datasets.reading.fixed import FixedReader
 from loaders.datasets.reading.foreground import check_foreground
-from loaders.datasets.reading.readers import SampleIdReader, as_forms, forms_of, make_readers
+from loaders.datasets.reading.readers import as_forms, forms_of, make_readers
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.datasets.reading.transforming import Transforming
 from loaders.datasets.replaced import BadSamples
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from loaders.schema import Field
 
     Indices = npt.NDArray[np.int64]
-_COPIES = FixedReader | SampleIdReader  # readers of what is copied as it is
+ALL_ROWS = 1 << 30  # ``min_rows`` of what one thread reads
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,19 @@ class ReadPlan:
     """How the samples of a view become batches. It never changes; what it counts is beside it.
 
     Attributes:
-        view: The samples.
-        readers: Of each field.
+        view: The samples, where they are of packed columns: one that cannot be read is named, or replaced.
+        readers: Of each field; or one that returns samples.
         forms: By the names of a sample, how arrays of varying length are joined that a transform made.
         transforming: The user's function of samples.
         is_replacing: Whether another sample stands for one that cannot be read; else it is an error.
         part_ends: The sample behind the last one of each part, where samples are replaced by those of their own.
         bad: The samples that were replaced.
         unfinished: Makes of a batch, and the request it came of, what a device finishes; None leaves the batch.
+        fields: Names of the fields that are read of the view.
+        describe: Says what is read, of a job's values (None: not begun) and a range of its rows; None: the view does.
     """
 
-    view: View
+    view: View | None
     readers: tuple[Reader, ...]
     forms: Mapping[str, Form] = field(default_factory=dict)
     transforming: Transforming | None = None
@@ -56,6 +58,8 @@ class ReadPlan:
     part_ends: Indices | None = None
     bad: BadSamples = field(default_factory=BadSamples)
     unfinished: Callable[[Any, Request], Any] | None = None
+    fields: tuple[str, ...] = ()
+    describe: Callable[[Any, Request, int, int], str] | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -63,12 +67,16 @@ class ReadPlan:
         return tuple(name for reader in self.readers for name in reader.names)
 
     @cached_property
+    def returns_samples(self) -> bool:
+        """Whether the reader returns samples, and not the values of fields."""
+        return bool(self.readers) and not self.names
+
+    @cached_property
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
-        copied = [reader for reader in self.readers if isinstance(reader, _COPIES)]
-        if len(copied) < len(self.readers) or self.transforming is not None:
-            return None
-        return sum(reader.nbytes for reader in copied)
+        copied = [_copied_nbytes(reader) for reader in self.readers]
+        known = [nbytes for nbytes in copied if nbytes is not None]
+        return None if len(known) < len(copied) or self.transforming is not None else sum(known)
 
     # -- sharing the work --------------------------------------------------------------------------
 
@@ -82,20 +90,18 @@ class ReadPlan:
         is_large = half >= num_workers // 2
         # Copying takes each worker equally long. Decoding does not: of two parts a worker, the last ones end close
         # together, and the next batch is already begun.
-        return max(self._min_rows, half if self._is_decoding and is_large else share)
+        return max(self.min_rows, half if self.sample_nbytes is None and is_large else share)
 
     @cached_property
-    def _min_rows(self) -> int:
-        return min((reader.min_rows for reader in self.readers), default=1)
-
-    @cached_property
-    def _is_decoding(self) -> bool:
-        return self.sample_nbytes is None
+    def min_rows(self) -> int:
+        """How many samples are worth a thread."""
+        return min((reader.min_rows for reader in self.readers), default=ALL_ROWS)
 
     @cached_property
     def most_read_last(self) -> list[int]:
         """By reader: up to how many rows are read at once when a batch is done, and not in the parts of its threads."""
-        return [SMALL_BYTES // r.nbytes if isinstance(r, _COPIES) else 0 for r in self.readers]
+        copied = map(_copied_nbytes, self.readers)
+        return [SMALL_BYTES // nbytes if nbytes else 0 for nbytes in copied]
 
     def read_together(
         self, request: Request, sizes: list[int], memory: Memory
@@ -119,39 +125,64 @@ class ReadPlan:
 
     def needs_prefetch(self, request: Request) -> bool:
         """Return True if some of the samples were not prefetched yet."""
+        if self.view is None:
+            return any(part.request.plan.needs_prefetch(part.request) for part in request.parts)
         store, rows = self.view.store, request.rows
         return any(store.needs_prefetch(name, rows) for name in self._prefetched)
 
     def prefetch(self, request: Request) -> None:
         """Have storage read the samples, without waiting for them."""
-        for name in self._prefetched:
-            self.view.store.prefetch(name, request.rows)
+        for part in request.parts:
+            with suppress(
+                Exception
+            ):  # reading it raises it: the others are prefetched nevertheless
+                part.request.plan.prefetch(part.request)
+        if self.view is not None:
+            for name in self._prefetched:
+                self.view.store.prefetch(name, request.rows)
+
+    def is_settled(self, request: Request) -> bool:
+        """Return True if the samples stay in memory and are verified: reading them does not wait."""
+        if self.view is None:
+            return False
+        store, rows = self.view.store, request.rows
+        return all(store.is_settled(name, rows) for name in self.fields)
+
+    @property
+    def _samples(self) -> View:
+        assert self.view is not None
+        return self.view
 
     def rows_of(self, indices: Indices) -> Rows:
         """Find samples in the store."""
-        return self.view.rows(indices)
+        return self._samples.rows(indices)
 
     # -- errors ------------------------------------------------------------------------------------
 
     def sample_error(self, index: int, what: str | LoadersError) -> SampleError:
         """Return the error of a sample that cannot be served, with its place and key."""
-        path, row = self.view.place(index)
+        path, row = self._samples.place(index)
         told = what.beside(path, row) if isinstance(what, ShardError) else str(what)
-        error = SampleError(told, index, path, row, self.view.key(index))
+        error = SampleError(told, index, path, row, self._samples.key(index))
         error.__cause__ = what if isinstance(what, LoadersError) else None
         return error
 
     def count_replaced(self, error: SampleError) -> None:
         """Count a sample that was replaced; too many are an error."""
-        self.bad.note(error, len(self.view))
+        self.bad.note(error, len(self._samples))
 
     def part_with(self, index: int) -> tuple[int, int]:
         """Return the first sample, and the number of samples, that may stand for another one."""
         if self.part_ends is None:
-            return 0, len(self.view)
+            return 0, len(self._samples)
         part = int(np.searchsorted(self.part_ends, index, "right"))
         first = int(self.part_ends[part - 1]) if part else 0
         return first, int(self.part_ends[part]) - first
+
+
+def _copied_nbytes(reader: Reader) -> int | None:
+    """Return the bytes of each row that a reader copies as it is; None if it decodes."""
+    return getattr(reader, "nbytes", None)
 
 
 def read_all(reader: Reader, request: Request, memory: Memory) -> list[Any]:
@@ -201,7 +232,49 @@ def plan_reading(
         "shape_ops": shape_ops,
     }
     readers = make_readers(view.store, fields, ops, joined, scale, half=is_half, **stored)
+    counted["fields"] = tuple(name for name, field in fields.items() if field is not None)
     if transform is None:
         return ReadPlan(view, readers, **counted)
     made = forms_of(readers, fields, forms)
     return ReadPlan(view, readers, made, Transforming(transform), **counted)
+
+
+class SamplesReader:
+    """Samples that one call makes on one thread: of third-party datasets, say.
+
+    Args:
+        make: Makes the samples of a request.
+        what: Says what it makes.
+    """
+
+    names: tuple[str, ...] = ()
+    min_rows = ALL_ROWS
+    prefetched_field = None
+
+    def __init__(
+        self, make: Callable[[Request, Memory], Any], what: Callable[[Request], str]
+    ) -> None:
+        self._make, self._what = make, what
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        """Keep the memory."""
+        return [None, memory]
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        """Make the samples."""
+        values[0] = self._make(request, values[1])
+
+    def finish(self, values: list[Any]) -> list[Any]:
+        """Return the samples, and keep none: the traceback of an error among them may hold the job."""
+        made, values[0] = values[0], None
+        return [made]
+
+    def describe(self, values: Any, request: Request, first: int, last: int) -> str:
+        """Say what is made."""
+        return self._what(request)
+
+
+def plan_call(make: Callable[[Request, Memory], Any], what: Callable[[Request], str]) -> ReadPlan:
+    """Return the plan of samples that one call makes on one thread; as for ``SamplesReader``."""
+    reader = SamplesReader(make, what)
+    return ReadPlan(None, (reader,), describe=reader.describe)

@@ -5,23 +5,25 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from loaders import augment
+from loaders.data.finder import Rows
 from loaders.datasets.reading.foreground import foreground_points
 from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
-    from loaders.data.finder import Rows
-    from loaders.data.view import View
+    from loaders.datasets.reading.readplan import ReadPlan
 
     UInt8Array = npt.NDArray[np.uint8]
 T = TypeVar("T")
+_NO_ROWS = Rows(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class Memory(Protocol):
@@ -38,12 +40,27 @@ class Records(Protocol):
         """Return the record of each sample as a view."""
 
 
+class SourcePart(NamedTuple):
+    """What of a batch is of one source of a mixture.
+
+    Attributes:
+        request: Its samples.
+        rows: Their places in the batch.
+        first: What is added to their ``sample_id``.
+    """
+
+    request: Request
+    rows: npt.NDArray[np.int64]
+    first: int
+
+
 @dataclass(slots=True)
 class Request:
     """The samples of one batch.
 
     Attributes:
-        indices: int64 sample numbers as the user counts them.
+        plan: How they are read.
+        indices: int64 sample numbers as the user counts them; of a third-party dataset what the sampler gave.
         rows: The same in the store, where a view has other numbers.
         epoch: The epoch, for augmentation.
         draws: Of each sample a number that tells repeats of an index within the epoch apart, or None for none; not a
@@ -54,20 +71,21 @@ class Request:
         lock: While something is made; what is made may need something else.
         whole: The samples of several batches, of which these are some; None: nothing is shared with others.
         start: Where in the whole they begin.
-        view: Whose samples they are.
+        parts: The samples by their source, where a mixture reads its sources one by one.
     """
 
-    indices: npt.NDArray[np.int64]
-    rows: Rows
-    epoch: int
-    draws: npt.NDArray[np.int64] | None
-    seed: int
+    plan: ReadPlan
+    indices: Any
+    rows: Rows = _NO_ROWS
+    epoch: int = 0
+    draws: npt.NDArray[np.int64] | None = None
+    seed: int = 0
     num_workers: int = 1
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False, repr=False)
     whole: Request | None = field(default=None, compare=False, repr=False)
     start: int = 0
-    view: View | None = field(default=None, compare=False, repr=False)
+    parts: Sequence[SourcePart] = ()
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -76,24 +94,24 @@ class Request:
         """Return a range of the samples, as the store knows them."""
         return self.rows if last - first == len(self.indices) else self.rows[first:last]
 
-    def split(self, sizes: Sequence[int], *, is_shared: bool) -> list[Request]:
-        """Return a request for each of several batches.
+    def split(self, sizes: Sequence[int]) -> list[Request]:
+        """Return a request for each of several batches, of so many samples.
 
-        Args:
-            sizes: Samples of each.
-            is_shared: Whether what is made once for all parts is made once for all of these, too.
+        What is made once for all parts is made once for all of these, too, where none is waited for: else the first
+        batch would wait for the samples of all.
         """
+        whole = self if self.plan.is_settled(self) else None
         return [
             Request(
+                self.plan,
                 self.indices[end - size : end],
                 self.rows[end - size : end],
                 self.epoch,
                 None if self.draws is None else self.draws[end - size : end],
                 self.seed,
                 self.num_workers,
-                whole=self if is_shared else None,
+                whole=whole,
                 start=end - size,
-                view=self.view,
             )
             for size, end in zip(sizes, accumulate(sizes), strict=True)
         ]

@@ -112,11 +112,11 @@ def _of_pictures(request: Request, first: int, last: int, counts: list[int]) -> 
     """Return a request with a row for each picture, which draws as its sample does."""
     samples = np.repeat(np.arange(first, last), counts)
     return Request(
+        request.plan,
         request.indices[samples],
         request.rows[samples],
         request.epoch,
         None if request.draws is None else request.draws[samples],
         request.seed,
         request.num_workers,
-        view=request.view,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from loaders.datasets.reading.samples import SampleBatch, batch_type, sample_typ
 from loaders.datasets.tokens.binpack import Fit, fit_decreasing
 
 if TYPE_CHECKING:
-    from loaders.datasets.reading.request import Memory
+    from loaders.datasets.reading.request import Memory, Request
     from loaders.datasets.tokens.stream import TokenStream
 
 Indices = npt.NDArray[np.int64]
@@ -55,111 +56,100 @@ class DocumentPlan:
         self.num_windows, self.num_tokens = len(parts), int(self.lengths.sum())
 
 
-class DocumentJob:
-    """The windows of one batch, with what attention needs to keep documents apart.
+@dataclass(frozen=True, slots=True)
+class DocumentReader:
+    """Windows of documents, with what attention needs to keep these apart.
 
-    Args:
+    Attributes:
         stream: Where the tokens are.
         plan: Which of them lie together.
-        windows: Numbers of the windows.
         length: Tokens of a window.
         dtype: int64 or int32, of tokens and targets.
-        memory: Where the batch goes.
         labels: Where targets are that are not the tokens themselves.
     """
 
-    num_parts = 1
+    stream: TokenStream
+    plan: DocumentPlan
+    length: int
+    dtype: np.dtype[Any]
+    labels: TokenStream | None = None
 
-    def __init__(
-        self,
-        stream: TokenStream,
-        plan: DocumentPlan,
-        windows: Indices,
-        length: int,
-        dtype: str,
-        memory: Memory,
-        labels: TokenStream | None = None,
-    ) -> None:
-        self._stream, self._plan, self._windows = stream, plan, windows
-        self._labels = stream if labels is None else labels
-        self._length, self._dtype, self._memory = length, np.dtype(dtype), memory
-        self._values: tuple[Any, ...] = ()
-
-    def run(self, part: int) -> None:
-        """Read and lay out all windows."""
-        plan, n = self._plan, len(self._windows)
-        counts = plan.bounds[self._windows + 1] - plan.bounds[self._windows]
+    def make(self, request: Request, memory: Memory) -> DocumentBatch:
+        """Read and lay out all windows of a batch."""
+        plan, windows, n = self.plan, request.indices, len(request)
+        counts = plan.bounds[windows + 1] - plan.bounds[windows]
         firsts = np.cumsum(counts) - counts
-        parts = np.repeat(plan.bounds[self._windows] - firsts, counts) + np.arange(
-            int(counts.sum())
-        )
+        parts = np.repeat(plan.bounds[windows] - firsts, counts) + np.arange(int(counts.sum()))
         lengths, row = plan.lengths[parts], np.repeat(np.arange(n), counts)
         fills = np.bincount(row, lengths, n).astype(np.int64)
         tokens, targets = self._read(parts, lengths)
         at = np.cumsum(lengths) - lengths
         inside = np.arange(len(tokens)) - np.repeat(at, lengths)
         documents = np.repeat(np.arange(len(parts)) - np.repeat(firsts, counts), lengths)
-        used = np.arange(self._length) < fills[:, None]
-        self._values = (
-            self._laid("tokens", tokens, used, self._dtype, 0),
-            self._laid("targets", targets, used, self._dtype, IGNORED),
-            self._laid("position_ids", inside, used, np.dtype(np.int64), 0),
-            self._laid("document_ids", documents, used, np.dtype(np.int32), PADDING),
+        used = np.arange(self.length) < fills[:, None]
+        values = (
+            _laid(memory, "tokens", tokens, used, self.dtype, 0),
+            _laid(memory, "targets", targets, used, self.dtype, IGNORED),
+            _laid(memory, "position_ids", inside, used, np.dtype(np.int64), 0),
+            _laid(memory, "document_ids", documents, used, np.dtype(np.int32), PADDING),
             *self._bounds(at, row, fills),
         )
+        return DocumentBatch(batch_type(BATCH_FIELDS)._make(values), n)
 
     def _read(self, parts: Indices, lengths: Indices) -> tuple[Any, Indices]:
         """Return the tokens of some parts end to end, and what follows each in its document."""
-        tokens = self._gather(self._stream, parts, lengths)
-        labels = self._labels
-        follow = tokens if labels is self._stream else self._gather(labels, parts, lengths)
+        tokens = self._gather(self.stream, parts, lengths)
+        labels = self.stream if self.labels is None else self.labels
+        follow = tokens if labels is self.stream else self._gather(labels, parts, lengths)
         targets = np.full(len(tokens), IGNORED, np.int64)
         targets[:-1] = follow[1:]
         lasts = np.cumsum(lengths) - 1
         targets[lasts] = IGNORED
-        goes_on = np.flatnonzero(self._plan.goes_on[parts])
+        goes_on = np.flatnonzero(self.plan.goes_on[parts])
         if len(goes_on):
             after = np.empty((len(goes_on), labels.dtype.itemsize), np.uint8)
-            labels.gather((self._plan.starts[parts] + lengths)[goes_on], 1, after)
+            labels.gather((self.plan.starts[parts] + lengths)[goes_on], 1, after)
             targets[lasts[goes_on]] = after.view(labels.dtype)[:, 0]
         return tokens, targets
 
     def _gather(self, stream: TokenStream, parts: Indices, lengths: Indices) -> npt.NDArray[Any]:
         raw = np.empty(int(lengths.sum()) * stream.dtype.itemsize, np.uint8)
-        stream.gather_ranges(self._plan.starts[parts], lengths, raw)
+        stream.gather_ranges(self.plan.starts[parts], lengths, raw)
         return raw.view(stream.dtype)
-
-    def _laid(
-        self, name: str, values: Any, used: npt.NDArray[np.bool_], dtype: np.dtype[Any], rest: int
-    ) -> torch.Tensor:
-        """Return values laid into windows, ``(N, length)``, the rest of each filled up."""
-        lease = self._memory.take(name, used.size * dtype.itemsize)
-        tensor = torch.from_numpy(lease).view(getattr(torch, dtype.name)).view(used.shape)
-        array = tensor.numpy()
-        if used.all():
-            array.reshape(-1)[:] = values
-        else:
-            array[...] = rest
-            array[used] = values
-        return tensor
 
     def _bounds(self, at: Indices, row: Indices, fills: Indices) -> tuple[torch.Tensor, int]:
         """Return where sequences begin in the flattened batch (padding is one), and the longest's length."""
         before = np.cumsum(fills) - fills
-        begins = at - before[row] + row * self._length
-        short = np.flatnonzero(fills < self._length)
-        end = np.array([len(fills) * self._length])
-        bounds = np.sort(np.concatenate([begins, short * self._length + fills[short], end]))
+        begins = at - before[row] + row * self.length
+        short = np.flatnonzero(fills < self.length)
+        end = np.array([len(fills) * self.length])
+        bounds = np.sort(np.concatenate([begins, short * self.length + fills[short], end]))
         longest = int(np.diff(bounds).max(initial=0))
         return torch.from_numpy(bounds.astype(np.int32)), longest
 
-    def finish(self) -> SampleBatch:
-        """Return the batch."""
-        return DocumentBatch(batch_type(BATCH_FIELDS)._make(self._values), len(self._windows))
-
-    def describe(self, part: int) -> str:
+    def describe(self, request: Request) -> str:
         """Say what is read."""
-        return f"reading {len(self._windows)} windows of documents"
+        return f"reading {len(request)} windows of documents"
+
+
+def _laid(
+    memory: Memory,
+    name: str,
+    values: Any,
+    used: npt.NDArray[np.bool_],
+    dtype: np.dtype[Any],
+    rest: int,
+) -> torch.Tensor:
+    """Return values laid into windows, ``(N, length)``, the rest of each filled up."""
+    lease = memory.take(name, used.size * dtype.itemsize)
+    tensor = torch.from_numpy(lease).view(getattr(torch, dtype.name)).view(used.shape)
+    array = tensor.numpy()
+    if used.all():
+        array.reshape(-1)[:] = values
+    else:
+        array[...] = rest
+        array[used] = values
+    return tensor
 
 
 class DocumentBatch(SampleBatch):

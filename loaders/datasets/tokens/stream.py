@@ -7,7 +7,7 @@ end is put together from both sides.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,9 @@ class TokenStream:
         self._all_open = False
         self._windows: dict[int, Window] = {}
         self._lock = ForkLock()
+
+    def __reduce__(self) -> Any:
+        return TokenStream, (self._dataset, self._column)  # where tokens lie is found anew
 
     def _find_runs(self, counts: Indices) -> None:
         begins = np.ones(len(counts), bool)

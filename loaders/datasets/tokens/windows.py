@@ -13,13 +13,16 @@ import xxhash
 from loaders.checks import as_list, shares, shown, whole_number
 from loaders.codecs.tokenizer import decoder_of
 from loaders.data.shards import MemoryShard
-from loaders.datasets.base import BatchDataset, SamplesOf, from_start, index_array
+from loaders.datasets.base import BatchDataset, from_start, index_array
+from loaders.datasets.halves import HostHalf
 from loaders.datasets.packed import PackedDataset
+from loaders.datasets.reading.readplan import ReadPlan, plan_call
+from loaders.datasets.reading.request import Request
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.binpack import Fit
-from loaders.datasets.tokens.documents import DocumentJob, DocumentPlan
+from loaders.datasets.tokens.documents import DocumentPlan, DocumentReader
 from loaders.datasets.tokens.stream import LABELS, TokenStream
-from loaders.datasets.tokens.window_job import Widen, WindowJob, read_group
+from loaders.datasets.tokens.window_job import Widen, WindowReader
 from loaders.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -27,10 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.datasets.base import Halves
-    from loaders.datasets.reading.request import Memory
-    from loaders.datasets.reading.samples import SplitBatches
     from loaders.schema import Schema
-    from loaders.workers import Job
 
 Indices = npt.NDArray[np.int64]
 By = Literal["stream", "document"]
@@ -133,11 +133,11 @@ class TokenWindows(BatchDataset):
 
     def _make_plan(self) -> None:
         """Lay out the windows of the span."""
-        self._plan: DocumentPlan | None = None
         if self.by == "document":
             self._plan_documents()
         else:
             self._plan_stream()
+            self.plan = self._windows_plan(is_half=False)
         if not len(self):
             what = f"{self.num_tokens:,} tokens make no window of {self.length:,} and one more"
             raise ValueError(f"{what}: give a smaller length, or tail='pad'")
@@ -185,9 +185,17 @@ class TokenWindows(BatchDataset):
         begins = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
         first, last = np.searchsorted(begins, self.span).tolist()
         start = int(begins[first]) if first < last else 0
-        self._plan = DocumentPlan(ends[first:last], start, self.length, self.fit)
-        self._num_windows, self.num_left_out = self._plan.num_windows, 0
-        self._num_padded = self._num_windows * self.length - self._plan.num_tokens
+        documents = DocumentPlan(ends[first:last], start, self.length, self.fit)
+        self._num_windows, self.num_left_out = documents.num_windows, 0
+        self._num_padded = self._num_windows * self.length - documents.num_tokens
+        dtype = np.dtype(self.dtype)
+        reader = DocumentReader(self.stream, documents, self.length, dtype, self.labels)
+        self.plan = plan_call(reader.make, reader.describe)
+
+    def _windows_plan(self, *, is_half: bool) -> ReadPlan:
+        where = self.stream, self.labels, self.span, self.length, self.stride
+        reader = WindowReader(*where, self.num_whole, self.dtype, is_half)
+        return ReadPlan(None, (reader,), describe=reader.describe)
 
     def __len__(self) -> int:
         return self._num_windows
@@ -248,11 +256,6 @@ class TokenWindows(BatchDataset):
         """Share of the positions of all windows that hold no token."""
         return self._num_padded / max(1, len(self) * self.length)
 
-    @property
-    def sample_nbytes(self) -> int | None:
-        """Bytes of a window as it is stored; None where documents are laid out one by one."""
-        return None if self.by == "document" else (self.length + 1) * self.stream.dtype.itemsize
-
     # -- two halves --------------------------------------------------------------------------------
 
     def halves(self, device: torch.device) -> Halves | None:
@@ -264,7 +267,7 @@ class TokenWindows(BatchDataset):
         plain = self.by == "stream" and self.tail == "drop" and self.labels is None
         if not plain or self.dtype == "stored":
             return None
-        return WindowHalf(self), Widen(self.dtype)
+        return HostHalf(self, self._windows_plan(is_half=True)), Widen(self.dtype)
 
     @property
     def fingerprint(self) -> str:
@@ -301,16 +304,11 @@ class TokenWindows(BatchDataset):
         return part
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings; where tokens and windows lie is found anew."""
-        return {
-            name: v
-            for name, v in self.__dict__.items()
-            if name not in ("stream", "labels", "_plan")
-        }
+        """Return the settings and streams; where windows lie is found anew."""
+        return {name: value for name, value in self.__dict__.items() if name != "plan"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._open_streams()
         self._make_plan()
 
     def by_shard(self) -> tuple[Indices, None]:
@@ -328,22 +326,12 @@ class TokenWindows(BatchDataset):
 
     # -- samples -----------------------------------------------------------------------------------
 
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
-        """Return the work of reading a batch."""
-        numbers = self.numbers(indices)
-        if self._plan is not None:
-            dtype = self.dtype
-            length, labels = self.length, self.labels
-            return DocumentJob(self.stream, self._plan, numbers, length, dtype, memory, labels)
-        return WindowJob(self, numbers, memory, num_workers)
-
-    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
-        """Return several batches whose windows are gathered at once; they share their memory."""
-        return None if self._plan is not None else read_group(self, batches, memory)
-
-    def numbers(self, indices: Any) -> Indices:
-        """Return the windows that indices mean, counted from the first."""
-        return from_start(index_array(indices), len(self), "window")
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
+        """Return what is to be read of a batch."""
+        if isinstance(indices, Request):
+            return indices
+        numbers = from_start(index_array(indices), len(self), "window")
+        return Request(self.plan, numbers, num_workers=num_workers)
 
     def __repr__(self) -> str:
         what = f"{len(self):,} windows of {self.length:,}, {self.num_tokens:,} tokens"
@@ -352,16 +340,3 @@ class TokenWindows(BatchDataset):
         if self._num_padded:
             what += f", {self.padding_share:.2%} padding"
         return f"TokenWindows({what})"
-
-
-class WindowHalf(SamplesOf[TokenWindows]):
-    """The host's half of windows: each with the token that follows, as they are stored."""
-
-    def job(self, indices: Sequence[int], memory: Memory, num_workers: int = 1) -> Job:
-        """Return the work of reading a batch."""
-        numbers = self.dataset.numbers(indices)
-        return WindowJob(self.dataset, numbers, memory, num_workers, is_half=True)
-
-    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches:
-        """Return several batches whose windows are gathered at once; they share their memory."""
-        return read_group(self.dataset, batches, memory, is_half=True)
