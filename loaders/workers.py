@@ -32,7 +32,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loaders.signals import finalize, handlers_later
 
@@ -48,15 +48,22 @@ class Late(TimeoutError):
 
 
 class Job(Protocol):
-    """A piece of work that splits into independent parts.
-
-    Attributes:
-        num_parts: How many calls of ``run`` it takes, at least one.
-    """
+    """A piece of work that splits into independent parts."""
 
     @property
     def num_parts(self) -> int:
-        """How many parts there are."""
+        """How many calls of ``run`` it takes, at least one."""
+
+    @property
+    def needs_prefetch(self) -> bool:
+        """Whether its parts will need something that storage was not asked for yet."""
+
+    def prefetch(self) -> None:
+        """Ask storage, without waiting for it.
+
+        A thread of the pool's own does so, that bytes come while earlier jobs are done: their workers may be waiting
+        for storage themselves. What fails there is raised by the part that needs it.
+        """
 
     def run(self, part: int) -> None:
         """Do one part; may run at the same time as the others."""
@@ -66,26 +73,6 @@ class Job(Protocol):
 
     def describe(self, part: int) -> str:
         """Say in a few words what a part does, for stall reports."""
-
-
-class PrefetchJob(Job, Protocol):
-    """A job that can have storage read what its parts will need, before they are run.
-
-    A thread of the pool's own lets it ask, so that bytes come while earlier jobs are done: their workers
-    may be waiting for storage themselves. What fails there is raised by the part that needs it.
-    """
-
-    @property
-    def needs_prefetch(self) -> bool:
-        """Whether there is something that storage was not asked for yet."""
-
-    def prefetch(self) -> None:
-        """Ask storage, without waiting for it."""
-
-
-def needs_prefetch(job: Job) -> TypeGuard[PrefetchJob]:
-    """Return True if a job has something to prefetch."""
-    return getattr(job, "needs_prefetch", False)
 
 
 class _Ticket:
@@ -235,7 +222,7 @@ def _prefetch(prefetches: _Prefetches, closed: _Closed, running: _Running) -> No
     me = threading.get_ident()
     while closed() is not None:
         ticket = prefetches.get()()
-        if isinstance(ticket, _Ticket) and needs_prefetch(ticket.job):  # no worker was faster
+        if isinstance(ticket, _Ticket) and ticket.job.needs_prefetch:  # no worker was faster
             running[me] = (ticket, None, time.monotonic())
             with suppress(BaseException):
                 ticket.job.prefetch()
@@ -343,7 +330,7 @@ class Workers:
         self._check_open()
         ticket = _Ticket(job)
         self._tickets.append(ticket)
-        if needs_prefetch(job):
+        if job.needs_prefetch:
             self._put_prefetch(ticket)
         for part in range(ticket.remaining):
             self._tasks.put((ticket, part))

@@ -15,6 +15,9 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampl
 
 from loaders import DataLoader, Mixture, RAMDataset, audit, augment
 from loaders.backends.maker import Group, Raised
+from loaders.buffers import FreshMemory
+from loaders.datasets.reading.readplan import ReadPlan
+from loaders.datasets.reading.request import Request
 from loaders.errors import BatchError, StateError
 from loaders.sampling import Balanced
 from loaders.sampling.audit import audit_plans
@@ -415,15 +418,15 @@ class Fails:
 
 
 def test_small_batches_of_a_group_fail_alone() -> None:
-    group = Group(Fails(asyncio.CancelledError()), [0, 1, 2])  # type: ignore[arg-type]
-
-    first, second, third = group.make()
+    request = Request(ReadPlan(None, ()), [0, 1, 2])
+    work: Any = Fails(asyncio.CancelledError())
+    first, second, third = Group(work).make(request, FreshMemory())
 
     assert (first, third) == (0, 2)
     assert isinstance(second, Raised)
     assert isinstance(second.error, asyncio.CancelledError)
     with pytest.raises(KeyboardInterrupt):  # it is the trainer's, and at once
-        Group(Fails(KeyboardInterrupt()), [0, 1, 2]).make()  # type: ignore[arg-type]
+        Group(Fails(KeyboardInterrupt())).make(request, FreshMemory())  # type: ignore[arg-type]
 
 
 class Ends(Dataset[int]):

@@ -38,6 +38,8 @@ TIMEOUT_S = 20.0
 class Call:
     """A job of ``num_parts`` calls of a function; its result is what they returned, in order."""
 
+    needs_prefetch = False
+
     def __init__(
         self,
         function: Callable[[int], Any] = lambda part: part,
@@ -53,6 +55,9 @@ class Call:
 
     def finish(self) -> Any:
         return self._finish(self.results)
+
+    def prefetch(self) -> None:
+        raise AssertionError("there is nothing to prefetch")
 
     def describe(self, part: int) -> str:
         return f"{self.name}, part {part}"
@@ -830,7 +835,7 @@ def run_python(code: str, **options: Any) -> tuple[subprocess.CompletedProcess[s
 
 JOB = """
 class Job:
-    num_parts = 4
+    num_parts, needs_prefetch = 4, False
     def __init__(self, function):
         self.function = function
     def run(self, part):
@@ -1136,7 +1141,7 @@ def test_closing_drops_what_has_not_asked() -> None:
 class _Holds:
     """A job whose second part waits for what the first one holds, while that one lets the pool go."""
 
-    num_parts = 2
+    num_parts, needs_prefetch = 2, False
 
     def __init__(self, pools: list[Workers]) -> None:
         self._pools, self._lock = pools, threading.Lock()
@@ -1151,6 +1156,9 @@ class _Holds:
             self._is_held.set()
             time.sleep(0.2)  # the other part is at the lock
             self._pools.clear()  # as a collection of garbage would, which may begin anywhere
+
+    def prefetch(self) -> None:
+        pass
 
     def finish(self) -> None:
         pass

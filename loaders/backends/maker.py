@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.buffers import FreshMemory, Slots
+from loaders.buffers import Slots
 from loaders.datasets.base import reads_batches
 from loaders.datasets.reading.job import BatchJob
-from loaders.datasets.reading.readplan import plan_call
+from loaders.datasets.reading.readplan import ReadPlan, SamplesReader
 from loaders.datasets.reading.request import Request
 from loaders.datasets.reading.samples import collate
 from loaders.errors import LoadersError
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loaders.datasets.base import BatchDataset
-    from loaders.datasets.reading.readplan import ReadPlan
     from loaders.datasets.reading.request import Memory
     from loaders.datasets.reading.samples import SplitBatches
     from loaders.workers import Job
@@ -101,8 +99,7 @@ class Maker:
             batches: The indices of each, or what ``plan`` returned for it.
         """
         if len(batches) > 1:
-            group = Group(self, batches)
-            return call_job(group.make, group.describe)
+            return BatchJob(Request(ReadPlan(None, (Group(self),)), batches), self.slots)
         return BatchJob(self._request(batches[0]), self.slots, self._collated)
 
     def _request(self, indices: Any) -> Request:
@@ -124,10 +121,7 @@ class Maker:
 
     def make(self, indices: Any) -> Any:
         """Make one batch on this thread."""
-        job = self.job([indices])
-        for part in range(job.num_parts):
-            job.run(part)
-        return job.finish()[0]
+        return BatchJob(self._request(indices), self.slots, self._collated).make()[0]
 
     def make_group(self, group: Sequence[Any]) -> Made | None:
         """Make several batches on this thread at once; None if the dataset reads them one by one."""
@@ -146,7 +140,7 @@ class Maker:
     def __post_init__(self) -> None:
         is_batched = self.has_batches and reads_batches(self.dataset)
         self._batched = self.dataset if is_batched else None
-        self._call = _plan_of_samples(self.dataset, is_single=not self.has_batches)
+        self._call = ReadPlan(None, (CallReader(self.dataset, not self.has_batches),))
         self.group_size = self._group_size()
         self.chunk_size = self.group_size if self.is_together else self._num_planned()
 
@@ -184,22 +178,21 @@ class Raised:
     error: BaseException
 
 
-class Group:
-    """Small batches that one thread makes from first to last, and that are handed over together."""
+class Group(SamplesReader):
+    """Makes small batches that are handed over together: a request has those instead of samples."""
 
-    def __init__(self, maker: Maker, batches: Sequence[Any]) -> None:
-        self._maker, self._batches = maker, batches
-        self._at = 0
+    def __init__(self, maker: Maker) -> None:
+        self._maker, self._at = maker, 0
 
-    def make(self) -> Made:
+    def make(self, request: Request, memory: Memory) -> Made:
         """Make them all; one that fails does not take the others with it."""
         try:
-            made = self._maker.make_group(self._batches)
+            made = self._maker.make_group(request.indices)
         except KeyboardInterrupt:
             raise
         except BaseException:  # of one of them, or of more: one by one says which
             made = None
-        return [self._one(batch) for batch in self._batches] if made is None else made
+        return [self._one(batch) for batch in request.indices] if made is None else made
 
     def _one(self, batch: Any) -> Any:
         self._at += 1
@@ -210,53 +203,48 @@ class Group:
         except BaseException as error:
             return Raised(error)
 
-    def describe(self) -> str:
+    def describe(self, values: Any, request: Request, first: int, last: int) -> str:
         """Say what is being made."""
         at = max(self._at, 1)
-        what = self._maker.job([self._batches[at - 1]]).describe(0)
-        return f"making batch {at} of {len(self._batches)} small ones: {what}"
+        what = self._maker.job([request.indices[at - 1]]).describe(0)
+        return f"making batch {at} of {len(request)} small ones: {what}"
 
 
-def call_job(make: Callable[[], Made], describe: Callable[[], str]) -> BatchJob:
-    """Return the job of batches that one call makes."""
-    plan = plan_call(lambda request, memory: make(), lambda request: describe())
-    return BatchJob(Request(plan, ()), FreshMemory())
+@dataclass(frozen=True)
+class CallReader(SamplesReader):
+    """Samples of any map-style dataset: ``dataset[i]`` for each index of a batch, or for a single one.
+
+    Attributes:
+        dataset: Whose samples; a request has one item, what the sampler gave.
+        is_single: It is one index, where there are no batches (``batch_size=None``).
+    """
+
+    dataset: Any
+    is_single: bool
+
+    def make(self, request: Request, memory: Memory) -> Any:
+        """Return the samples, for a collate function to join, or the single one."""
+        (indices,) = request.indices
+        with reading(indices):
+            if self.is_single:
+                return self.dataset[indices]
+            numbers, fetch = listed(indices), getattr(self.dataset, "__getitems__", None)
+            return fetch(numbers) if fetch else [self.dataset[i] for i in numbers]
+
+    def describe(self, values: Any, request: Request, first: int, last: int) -> str:
+        """Say what is fetched."""
+        (indices,) = request.indices
+        what = f"sample {indices}" if self.is_single else f"{len(indices)} samples"
+        return f"fetching {what} of {type(self.dataset).__name__}"
 
 
-def raising(error: Exception) -> BatchJob:
-    """Return the job of a batch that cannot even be begun: its error waits for its turn."""
-    errors = [error]
+class Raising(SamplesReader):
+    """In place of a batch that cannot even be begun: a request has its error, which waits for its turn."""
 
-    def fail() -> Made:
-        raise errors.pop()  # kept no more: its traceback holds the job
+    def make(self, request: Request, memory: Memory) -> Any:
+        """Raise it, and keep it no more: its traceback holds the job."""
+        raise request.indices.pop()
 
-    return call_job(fail, lambda: "raising an error")
-
-
-def _plan_of_samples(dataset: Any, *, is_single: bool) -> ReadPlan:
-    """Return how the samples of any map-style dataset are read: one by one, or by its ``__getitems__``."""
-    name = type(dataset).__name__
-    if is_single:
-        return plan_call(partial(_fetch_one, dataset), partial(_one_of, name))
-    return plan_call(partial(_fetch, dataset), partial(_several_of, name))
-
-
-def _fetch(dataset: Any, request: Request, memory: Memory) -> Any:
-    (indices,) = request.indices
-    with reading(indices):
-        numbers, fetch = listed(indices), getattr(dataset, "__getitems__", None)
-        return fetch(numbers) if fetch else [dataset[i] for i in numbers]
-
-
-def _fetch_one(dataset: Any, request: Request, memory: Memory) -> Any:
-    (index,) = request.indices
-    with reading(index):
-        return dataset[index]
-
-
-def _several_of(name: str, request: Request) -> str:
-    return f"fetching {len(request.indices[0])} samples of {name}"
-
-
-def _one_of(name: str, request: Request) -> str:
-    return f"fetching sample {request.indices[0]} of {name}"
+    def describe(self, *what: Any) -> str:
+        """Say what it is."""
+        return "raising an error"

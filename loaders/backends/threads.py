@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders import opencv
-from loaders.backends.maker import raising
+from loaders.backends.maker import Raising
+from loaders.buffers import FreshMemory
+from loaders.datasets.reading.job import BatchJob
+from loaders.datasets.reading.readplan import ReadPlan
+from loaders.datasets.reading.request import Request
 from loaders.device.modes import without_autocast
 from loaders.workers import Workers
 
@@ -122,7 +126,7 @@ class ThreadPool:
         try:
             job = chunk.job(turn, self._maker)
         except Exception as error:  # an index out of range, say
-            job = raising(error)
+            job = BatchJob(Request(ReadPlan(None, (Raising(),)), [error]), FreshMemory())
         self._workers.put(job)
 
     def take(self, timeout_s: float | None = None) -> Made:

@@ -154,9 +154,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         job = self.job(indices, FreshMemory())
         self._warn_if_frozen(indices)
         with without_autocast():
-            for part in range(job.num_parts):
-                job.run(part)
-            return job.finish()
+            return job.make()
 
     def _drawing_of(
         self, indices: Sequence[Any], seed: int = 0

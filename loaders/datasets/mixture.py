@@ -132,7 +132,7 @@ class Mixture(Settled, BatchDataset):
             self.plan = self.joined.plan
             return
         reader = SourcesReader(min(source.plan.min_rows for source in self.sources))
-        self.plan = ReadPlan(None, (reader,), describe=reader.describe)
+        self.plan = ReadPlan(None, (reader,))
 
     def order(self, seed: int, batch_size: int) -> MixtureOrder:
         """Return the order in which a loader serves the samples."""

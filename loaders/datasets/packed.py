@@ -24,9 +24,11 @@ from loaders.datasets import frame
 from loaders.datasets.base import BatchDataset, from_start, index_array, is_one, whole_numbers
 from loaders.datasets.halves import HostHalf
 from loaders.datasets.reading.coefficients import check_scale, make_finisher
-from loaders.datasets.reading.readers import first_picture
-from loaders.datasets.reading.readplan import ReadPlan, plan_reading
+from loaders.datasets.reading.foreground import check_foreground
+from loaders.datasets.reading.readers import as_forms, first_picture, forms_of, make_readers
+from loaders.datasets.reading.readplan import ReadPlan
 from loaders.datasets.reading.request import Request
+from loaders.datasets.reading.transforming import Transforming
 from loaders.datasets.replaced import BadSamples
 from loaders.datasets.settings import (
     as_batching,
@@ -131,20 +133,30 @@ class PackedDataset(BatchDataset):
         is_half: bool = False,
         shape_ops: tuple[Any, ...] | None = None,
     ) -> ReadPlan:
-        return plan_reading(
-            self.view,
+        view, ops = self.view, self.augment if ops is None else ops
+        check_foreground(ops, view.schema.fields)
+        forms = as_forms(self.batching, fields, is_transformed=transform is not None)
+        readers = make_readers(
+            view.store,
             fields,
-            ops=self.augment if ops is None else ops,
-            transform=transform,
-            batching=self.batching,
-            scale=self.scale,
-            is_half=is_half,
+            ops,
+            {} if transform is not None else forms,  # it sees samples: what it makes is joined
+            self.scale,
+            half=is_half,
+            stored=view.schema.fields,
             leader=self.leader,
             max_picture_mb=self.max_picture_mb,
             shape_ops=shape_ops,
+        )
+        return ReadPlan(
+            view,
+            readers,
+            forms={} if transform is None else forms_of(readers, fields, forms),
+            transforming=None if transform is None else Transforming(transform),
             is_replacing=self.on_error == "replace",
             part_ends=self.part_ends,
             bad=bad or self.plan.bad,
+            fields=tuple(name for name, field in fields.items() if field is not None),
         )
 
     def plan_half(

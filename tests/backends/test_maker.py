@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset
-from loaders.backends.maker import Group, Maker, Raised
+from loaders.backends.maker import Maker, Raised
 from loaders.datasets.reading.samples import collate
 
 
@@ -23,6 +23,12 @@ def maker(dataset: Any = None, **changed: Any) -> Maker:
         "num_workers": 2,
     }
     return Maker(dataset or small(), **usual | changed)
+
+
+def made_of(work: Maker, batches: list[list[int]]) -> Any:
+    job = work.job(batches)
+    job.run(0)
+    return job.finish()
 
 
 def test_what_a_child_gets_has_nothing_of_this_process() -> None:
@@ -86,7 +92,7 @@ def test_a_batch_is_made_of_all_its_parts() -> None:
 def test_each_bad_batch_of_a_group_has_its_own_error_and_its_neighbours_none(bad: int) -> None:
     batches = [[0, 1], [2, 3], [4, 5]]
     batches[bad] = [6, 99]
-    made = list(Group(maker(), batches).make())
+    made = list(made_of(maker(), batches))
 
     assert [isinstance(batch, Raised) for batch in made] == [i == bad for i in range(3)]
     assert isinstance(made[bad].error, IndexError)
@@ -104,23 +110,23 @@ class OneByOne(RAMDataset):
 
 
 def test_a_group_that_cannot_be_read_at_once_is_read_batch_by_batch() -> None:
-    group = Group(maker(OneByOne.from_arrays(x=torch.arange(40))), [[0, 1], [2, 3]])
+    made = made_of(maker(OneByOne.from_arrays(x=torch.arange(40))), [[0, 1], [2, 3]])
 
-    assert [batch.x.tolist() for batch in group.make()] == [[0, 1], [2, 3]]
+    assert [batch.x.tolist() for batch in made] == [[0, 1], [2, 3]]
 
 
 def test_a_group_says_which_of_its_batches_is_being_made() -> None:
     seen: list[str] = []
 
     def watched(samples: Any) -> Any:
-        seen.append(group.describe())
+        seen.append(job.describe(0))
         return samples
 
     work = Maker(OneByOne.from_arrays(x=torch.arange(40)), watched, 2, True, 1)
-    group = Group(work, [[0, 1], [2, 3]])
-    before = group.describe()
+    job = work.job([[0, 1], [2, 3]])
+    before = job.describe(0)
 
-    group.make()
+    job.run(0)
 
     assert before.startswith("making batch 1 of 2 small ones: reading and decoding 2 samples")
     assert [text.split(":")[0] for text in seen] == [

@@ -86,6 +86,12 @@ class BatchJob:
         """Read one range of samples."""
         self.read(*self._rows(part))
 
+    def make(self) -> Any:
+        """Run all parts on this thread, and return the batch."""
+        for part in range(self.num_parts):
+            self.run(part)
+        return self.finish()
+
     def _rows(self, part: int) -> tuple[int, int]:
         first = part * self._part_rows
         return first, min(first + self._part_rows, len(self.request))
@@ -219,8 +225,10 @@ class BatchJob:
 
     def describe_rows(self, first: int, last: int) -> str:
         """Say what is done with the samples of a part."""
-        if self.plan.describe is not None:
-            return self.plan.describe(self._values and self._values[0], self.request, first, last)
+        if self.plan.view is None:
+            reader: Any = self.plan.readers[0]
+            values = self._values and self._values[0]
+            return str(reader.describe(values, self.request, first, last))
         position = self._at.get(first)
         if position is not None:
             return f"transforming {self._place(position)}"

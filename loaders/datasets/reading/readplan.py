@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from loaders.buffers import SMALL_BYTES
-from loaders.datasets.reading.foreground import check_foreground
-from loaders.datasets.reading.readers import as_forms, forms_of, make_readers
 from loaders.datasets.reading.samples import SplitBatches
-from loaders.datasets.reading.transforming import Transforming
 from loaders.datasets.replaced import BadSamples
 from loaders.errors import LoadersError, SampleError, ShardError
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from loaders.data.view import View
     from loaders.datasets.reading.request import Memory, Reader, Request
     from loaders.datasets.reading.samples import Form
-    from loaders.schema import Field
+    from loaders.datasets.reading.transforming import Transforming
 
     Indices = npt.NDArray[np.int64]
 ALL_ROWS = 1 << 30  # ``min_rows`` of what one thread reads
@@ -39,7 +37,7 @@ class ReadPlan:
 
     Attributes:
         view: The samples, where they are of packed columns: one that cannot be read is named, or replaced.
-        readers: Of each field; or one that returns samples.
+        readers: Of each field; or one that returns samples. Without a view the first says what it reads.
         forms: By the names of a sample, how arrays of varying length are joined that a transform made.
         transforming: The user's function of samples.
         is_replacing: Whether another sample stands for one that cannot be read; else it is an error.
@@ -47,7 +45,6 @@ class ReadPlan:
         bad: The samples that were replaced.
         unfinished: Makes of a batch, and the request it came of, what a device finishes; None leaves the batch.
         fields: Names of the fields that are read of the view.
-        describe: Says what is read, of a job's values (None: not begun) and a range of its rows; None: the view does.
     """
 
     view: View | None
@@ -59,7 +56,6 @@ class ReadPlan:
     bad: BadSamples = field(default_factory=BadSamples)
     unfinished: Callable[[Any, Request], Any] | None = None
     fields: tuple[str, ...] = ()
-    describe: Callable[[Any, Request, int, int], str] | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -192,69 +188,16 @@ def read_all(reader: Reader, request: Request, memory: Memory) -> list[Any]:
     return reader.finish(values)
 
 
-def plan_reading(
-    view: View,
-    fields: dict[str, Field | None],
-    *,
-    ops: tuple[Any, ...],
-    transform: Any,
-    batching: Mapping[str, Any],
-    scale: float,
-    is_half: bool = False,
-    leader: str | None,
-    max_picture_mb: int,
-    shape_ops: tuple[Any, ...] | None = None,
-    **counted: Any,
-) -> ReadPlan:
-    """Return the plan of a dataset's settings; as for ``make_readers``.
+class SamplesReader(ABC):
+    """Reads whole samples instead of the values of a field, by one call on one thread."""
 
-    Args:
-        view: The samples.
-        fields: What samples have; None is their position.
-        ops: Crops and flips.
-        transform: The user's functions.
-        batching: How arrays of varying length are joined.
-        scale: Of ``dct`` images.
-        is_half: Leave to a device what it can finish.
-        leader: The picture that boxes follow.
-        max_picture_mb: Of each picture.
-        shape_ops: What boxes and keypoints follow, where a device carries it out for pictures; None: ``ops``.
-        **counted: ``is_replacing``, ``part_ends`` and ``bad`` of the plan.
-    """
-    check_foreground(ops, view.schema.fields)
-    forms = as_forms(batching, fields, is_transformed=transform is not None)
-    # A transform sees samples: what it makes of them is joined.
-    joined = {} if transform is not None else forms
-    stored: Any = {
-        "stored": view.schema.fields,
-        "leader": leader,
-        "max_picture_mb": max_picture_mb,
-        "shape_ops": shape_ops,
-    }
-    readers = make_readers(view.store, fields, ops, joined, scale, half=is_half, **stored)
-    counted["fields"] = tuple(name for name, field in fields.items() if field is not None)
-    if transform is None:
-        return ReadPlan(view, readers, **counted)
-    made = forms_of(readers, fields, forms)
-    return ReadPlan(view, readers, made, Transforming(transform), **counted)
+    names: ClassVar[tuple[str, ...]] = ()
+    min_rows: ClassVar[int] = ALL_ROWS
+    prefetched_field: ClassVar[None] = None
 
-
-class SamplesReader:
-    """Samples that one call makes on one thread: of third-party datasets, say.
-
-    Args:
-        make: Makes the samples of a request.
-        what: Says what it makes.
-    """
-
-    names: tuple[str, ...] = ()
-    min_rows = ALL_ROWS
-    prefetched_field = None
-
-    def __init__(
-        self, make: Callable[[Request, Memory], Any], what: Callable[[Request], str]
-    ) -> None:
-        self._make, self._what = make, what
+    @abstractmethod
+    def make(self, request: Request, memory: Memory) -> Any:
+        """Return the samples."""
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Keep the memory."""
@@ -262,19 +205,13 @@ class SamplesReader:
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Make the samples."""
-        values[0] = self._make(request, values[1])
+        values[0] = self.make(request, values[1])
 
     def finish(self, values: list[Any]) -> list[Any]:
         """Return the samples, and keep none: the traceback of an error among them may hold the job."""
         made, values[0] = values[0], None
         return [made]
 
+    @abstractmethod
     def describe(self, values: Any, request: Request, first: int, last: int) -> str:
         """Say what is made."""
-        return self._what(request)
-
-
-def plan_call(make: Callable[[Request, Memory], Any], what: Callable[[Request], str]) -> ReadPlan:
-    """Return the plan of samples that one call makes on one thread; as for ``SamplesReader``."""
-    reader = SamplesReader(make, what)
-    return ReadPlan(None, (reader,), describe=reader.describe)

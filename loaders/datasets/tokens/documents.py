@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from loaders.datasets.reading.readplan import SamplesReader
 from loaders.datasets.reading.samples import SampleBatch, batch_type, sample_type
 from loaders.datasets.tokens.binpack import Fit, fit_decreasing
 
@@ -56,8 +57,8 @@ class DocumentPlan:
         self.num_windows, self.num_tokens = len(parts), int(self.lengths.sum())
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentReader:
+@dataclass(frozen=True)
+class DocumentReader(SamplesReader):
     """Windows of documents, with what attention needs to keep these apart.
 
     Attributes:
@@ -127,7 +128,7 @@ class DocumentReader:
         longest = int(np.diff(bounds).max(initial=0))
         return torch.from_numpy(bounds.astype(np.int32)), longest
 
-    def describe(self, request: Request) -> str:
+    def describe(self, values: Any, request: Request, first: int, last: int) -> str:
         """Say what is read."""
         return f"reading {len(request)} windows of documents"
 

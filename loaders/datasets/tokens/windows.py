@@ -16,7 +16,7 @@ from loaders.data.shards import MemoryShard
 from loaders.datasets.base import BatchDataset, from_start, index_array
 from loaders.datasets.halves import HostHalf
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.readplan import ReadPlan, plan_call
+from loaders.datasets.reading.readplan import ReadPlan
 from loaders.datasets.reading.request import Request
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.binpack import Fit
@@ -190,12 +190,12 @@ class TokenWindows(BatchDataset):
         self._num_padded = self._num_windows * self.length - documents.num_tokens
         dtype = np.dtype(self.dtype)
         reader = DocumentReader(self.stream, documents, self.length, dtype, self.labels)
-        self.plan = plan_call(reader.make, reader.describe)
+        self.plan = ReadPlan(None, (reader,))
 
     def _windows_plan(self, *, is_half: bool) -> ReadPlan:
         where = self.stream, self.labels, self.span, self.length, self.stride
         reader = WindowReader(*where, self.num_whole, self.dtype, is_half)
-        return ReadPlan(None, (reader,), describe=reader.describe)
+        return ReadPlan(None, (reader,))
 
     def __len__(self) -> int:
         return self._num_windows
