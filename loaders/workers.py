@@ -175,7 +175,7 @@ def begin_step() -> None:
 
 
 def _work(
-    tasks: SimpleQueue[_Task | _Closed | None],
+    tasks: SimpleQueue[_Task | _Closed],
     closed: _Closed,
     finished: SimpleQueue[_Closed | None],
     running: _Running,
@@ -183,7 +183,6 @@ def _work(
     failed: list[BaseException],
     prepare: Callable[[], None],
     on_done: Callable[[], None],
-    on_idle: Callable[[], None],
 ) -> None:
     prepare_once = _Once(prepare)
     try:
@@ -195,13 +194,9 @@ def _work(
         _here.running = running
         me = threading.get_ident()
         while closed() is not None:
-            if tasks.empty():
-                on_idle()
             task = tasks.get()
             if isinstance(task, weakref.ref):
                 break
-            if task is None:
-                continue
             ticket, part = task
             running[me] = (ticket, part, time.monotonic())
             last = ticket.run(part, prepare_once)
@@ -238,8 +233,6 @@ class Workers:
         prepare: Called once on each thread before its first part.
         on_done: Called after each job by the thread that did its last part; may take what is ready, if it
             sees to it that one thread at a time does. It must not raise.
-        on_idle: Called by a thread that finds nothing to do, before it waits for jobs; may put some in, if it sees to
-            it that one thread at a time does, and wait for them itself, if it ends with the pool. It must not raise.
         name: Prefix of the threads' names.
     """
 
@@ -249,7 +242,6 @@ class Workers:
         *,
         prepare: Callable[[], None] = lambda: None,
         on_done: Callable[[], None] = lambda: None,
-        on_idle: Callable[[], None] = lambda: None,
         name: str = "loaders",
     ) -> None:
         if num_workers < 1:
@@ -257,7 +249,7 @@ class Workers:
         self.num_workers, self._name = num_workers, name
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
-        self._tasks: SimpleQueue[_Task | _Closed | None] = SimpleQueue()
+        self._tasks: SimpleQueue[_Task | _Closed] = SimpleQueue()
         self._prefetches: _Prefetches = SimpleQueue()
         self._finished: SimpleQueue[_Closed | None] = SimpleQueue()
         self._running: _Running = {}
@@ -276,7 +268,6 @@ class Workers:
             self._failed,
             prepare,
             on_done,
-            on_idle,
         )
         self._threads = [
             threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
@@ -310,17 +301,6 @@ class Workers:
             return False
 
     @property
-    def num_idle(self) -> int:
-        """Threads that have nothing to do, and that nothing waits for."""
-        num_busy = sum(part is not None for _, part, _ in list(self._running.values()))
-        return max(0, self.num_workers - num_busy - self.num_queued)
-
-    @property
-    def num_queued(self) -> int:
-        """Parts that no thread has taken yet."""
-        return self._tasks.qsize()
-
-    @property
     def cpu_s(self) -> float:
         """Seconds of processor that the threads took for the parts they have done."""
         return sum(tuple(self._cpu_s.values()))
@@ -334,10 +314,6 @@ class Workers:
             self._put_prefetch(ticket)
         for part in range(ticket.remaining):
             self._tasks.put((ticket, part))
-
-    def wake_one(self) -> None:
-        """Let a thread that waits for jobs call ``on_idle`` again."""
-        self._tasks.put(None)
 
     def _put_prefetch(self, ticket: _Ticket) -> None:
         if len(self._threads) == self.num_workers:  # many datasets have nothing to
@@ -414,7 +390,7 @@ def _described(job: Job, part: int | None) -> str:
 
 def _close(
     opened: list[_Open],
-    queues: tuple[SimpleQueue[_Task | _Closed | None], _Prefetches],
+    queues: tuple[SimpleQueue[_Task | _Closed], _Prefetches],
     threads: list[threading.Thread],
     running: _Running,
 ) -> None:

@@ -82,7 +82,7 @@ class ThreadPool:
 
     Args:
         maker: Makes them.
-        **calls: ``on_done`` and ``on_idle``, as for ``Workers``.
+        **calls: ``on_done``, as for ``Workers``.
     """
 
     def __init__(self, maker: Maker, **calls: Callable[[], None]) -> None:
@@ -103,23 +103,9 @@ class ThreadPool:
         return self._workers.is_ready
 
     @property
-    def num_idle(self) -> int:
-        """Threads that have nothing to do."""
-        return self._workers.num_idle
-
-    @property
     def cpu_s(self) -> float:
         """Seconds of processor that the threads took."""
         return self._workers.cpu_s
-
-    @property
-    def num_queued(self) -> int:
-        """Parts of work that no thread has taken yet."""
-        return self._workers.num_queued
-
-    def wake_one(self) -> None:
-        """Let a thread that waits for work call ``on_idle`` again."""
-        self._workers.wake_one()
 
     def put(self, chunk: Chunk, turn: int) -> None:
         """Begin a turn of a chunk."""

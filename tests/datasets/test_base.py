@@ -145,7 +145,7 @@ def test_a_half_counts_what_it_replaced_as_its_dataset_does() -> None:
     error = samples.sample_error(3, "bad")
 
     half, _ = moving_halves(samples)
-    half.plan.count_replaced(error)  # type: ignore[attr-defined]
+    half.plan.count_replaced(error)
 
     assert half.num_replaced == samples.num_replaced == 1
     assert samples.select([0, 1]).num_replaced == samples.replace(augment=[]).num_replaced == 0

@@ -229,7 +229,10 @@ class SplitBatches:
 def _cut(tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
     """Return the rows of each batch, over the same memory, which they keep."""
     rows, ends = tensor.numpy(), [*accumulate(sizes)]
-    return [torch.from_numpy(rows[end - n : end]) for n, end in zip(sizes, ends, strict=True)]
+    parts: Iterable[Any] = (rows[end - n : end] for n, end in zip(sizes, ends, strict=True))
+    if len({*sizes}) == 1:  # takes two thirds of the time, for all but the last ones of an epoch
+        parts = rows.reshape(len(sizes), sizes[0], *rows.shape[1:])
+    return list(map(torch.from_numpy, parts))
 
 
 def _copied(tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
