@@ -123,7 +123,7 @@ def test_the_first_bad_value_in_the_order_of_the_file_is_named(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 50)
-    monkeypatch.setattr("packdata.tables.arrow.BATCH_ROWS", 2)
+    monkeypatch.setattr("packdata.tables.typed.BATCH_ROWS", 2)
     values = np.arange(300.0)
     values[[123, 250]] = np.nan
     table, path = pa.table({"a": pa.array(values, from_pandas=True)}), tmp_path / f"t{suffix}"
@@ -154,7 +154,7 @@ def test_text_among_numbers_is_named_and_can_be_either(tmp_path: Path) -> None:
         tmp_path,
         source,
         r"t.csv, line 4: column 'x' has text \('6 kg'\) among numbers \('5': .*line 2\)"
-        r".*--categorical x.*--drop x.*--numeric x",
+        r".*categorical=\['x'\].*drop=\['x'\].*numeric=\['x'\]",
     )
     assert_refused(tmp_path, source, r"line 4: column 'x': '6 kg' is no number", numeric=("x",))
     codes = packed(tmp_path, source, categorical=("x",)).column("categories")[:, 0]
@@ -203,7 +203,9 @@ def test_dates_need_a_decision_and_one_kind_of_zone(tmp_path: Path) -> None:
     mixed = write(tmp_path, "d,x\n2024-01-01 10:00:00Z,1\n2024-01-02 11:00:00,2\n", "m.csv")
     words = write(tmp_path, "d,x\n2024-01-01,1\nsoon,2\n", "w.csv")
 
-    assert_refused(tmp_path, source, r"line 2: column 'd' holds dates \('2024-01-01'\).*--dates")
+    assert_refused(
+        tmp_path, source, r"line 2: column 'd' holds dates \('2024-01-01'\).*dates='days'"
+    )
     assert_refused(tmp_path, mixed, "column 'd' has dates with a time zone", dates="days")
     assert_refused(
         tmp_path, words, r"line 3: column 'd' has text \('soon'\) among dates", dates="days"
@@ -296,7 +298,7 @@ def test_missing_numbers_are_an_error_unless_it_is_said_what_becomes_of_them(
     assert_refused(
         tmp_path,
         source,
-        r"line 3: column 'a' has no value.*a \(2\), b \(1\).*--missing nan or mean",
+        r"line 3: column 'a' has no value.*a \(2\), b \(1\).*missing='nan' or 'mean'",
     )
     reader = packed(tmp_path, source, on_error="skip")
 
@@ -307,13 +309,15 @@ def test_missing_numbers_are_an_error_unless_it_is_said_what_becomes_of_them(
 def test_a_column_without_any_value_is_named(tmp_path: Path) -> None:
     source = write(tmp_path, "a,b\n1,\n2,\n")
 
-    assert_refused(tmp_path, source, "column 'b' has no value in any row.*--drop b", missing="nan")
+    assert_refused(
+        tmp_path, source, r"column 'b' has no value in any row.*drop=\['b'\]", missing="nan"
+    )
     assert packed(tmp_path, source, drop=("b",)).column("features").tolist() == [[1], [2]]
 
 
 def test_names_that_stand_twice_are_named(tmp_path: Path) -> None:
     assert_refused(
-        tmp_path, write(tmp_path, "a,b,a\n1,2,3\n"), "it has 'a' more than once.*--drop a"
+        tmp_path, write(tmp_path, "a,b,a\n1,2,3\n"), r"it has 'a' more than once.*drop=\['a'\]"
     )
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     pq.write_table(table, tmp_path / "t.parquet")
@@ -351,9 +355,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are_near(tmp_path: 
 def test_files_with_other_columns_are_named_unless_those_are_left_out(tmp_path: Path) -> None:
     files = [write(tmp_path, "a,b\n1,2\n", "1.csv"), write(tmp_path, "c,a\n3,4\n", "2.csv")]
 
-    assert_refused(
-        tmp_path, files, "2.csv: it lacks b and it has c, which 1.csv lacks.*--features"
-    )
+    assert_refused(tmp_path, files, "2.csv: it lacks b and it has c, which 1.csv lacks.*features=")
     reader = packed(tmp_path, files, features=("a",))
     assert reader.column("features")[:, 0].tolist() == [1, 4]
 
@@ -368,7 +370,7 @@ def test_numbers_that_the_dtype_cannot_hold_are_named(tmp_path: Path) -> None:
     source = write(tmp_path, "a,big\n1,70000\n2,16777217\n")
 
     assert_refused(
-        tmp_path, source, "column 'big' has numbers of 70000 to .*--dtype float32", dtype="float16"
+        tmp_path, source, "column 'big' has numbers of 70000 to .*dtype='float32'", dtype="float16"
     )
     assert "float32 rounds whole numbers in big" in pack_tables(source, tmp_path / "out").notes[-1]
 
@@ -402,7 +404,9 @@ def test_a_column_of_too_many_texts_is_named(
     monkeypatch.setattr("packdata.tables.scan.MAX_CATEGORIES", 3)
     source = write(tmp_path, "id\n" + "".join(f"id-{i}\n" for i in range(5)))
 
-    assert_refused(tmp_path, source, "column 'id': it has more than 3 different texts.*--drop id")
+    assert_refused(
+        tmp_path, source, r"column 'id': it has more than 3 different texts.*drop=\['id'\]"
+    )
 
 
 # ------------------------------------------------------------------------------ files
@@ -507,7 +511,7 @@ def test_columns_of_lists_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1], "b": [[1, 2]]}), tmp_path / "t.parquet")
 
     assert_refused(
-        tmp_path, tmp_path / "t.parquet", r"t.parquet: column 'b': it holds list<.*--drop b"
+        tmp_path, tmp_path / "t.parquet", r"t.parquet: column 'b': it holds list<.*drop=\['b'\]"
     )
     assert packed(tmp_path, tmp_path / "t.parquet", drop=("b",)).column("features").tolist() == [
         [1]
@@ -584,3 +588,27 @@ def test_the_command_ends_with_what_happened(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["tables", source, str(tmp_path / "x"), "--target", "a", "--drop", "a"])
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "asked"),
+    [
+        ("a,b\n1,\n", {"missing": "nan"}, {"drop": ["b"]}),
+        ('a,"b, c"\n1,\n', {"missing": "nan"}, {"drop": ["b, c"]}),
+        ("a,b\n1,x\n2,1\n", {}, {"categorical": ["b"]}),
+        ("a,d\n1,2020-01-01\n", {}, {"dates": "days"}),
+        ("a,b\n1,70000\n", {"dtype": "float16"}, {"dtype": "float64"}),
+    ],
+)
+def test_errors_from_python_give_arguments_that_pass(
+    tmp_path: Path, text: str, options: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    source = write(tmp_path, text)
+
+    with pytest.raises(SourceError) as caught:
+        pack_tables(source, tmp_path / "out", **options)
+
+    (name, value), *_ = asked.items()
+    assert f"{name}=" in caught.value.hint
+    assert "--" not in str(caught.value)
+    pack_tables(source, tmp_path / "out", **options | {name: value})

@@ -145,3 +145,23 @@ def test_other_texts_are_not(tmp_path: Path, texts: list[str]) -> None:
 
 def test_texts_that_are_meant_are_not_named(tmp_path: Path) -> None:
     assert notes_of(tmp_path, "x\n5%\n6%\n", categorical=("x",)) == []
+
+
+@pytest.mark.parametrize("dates", ["days", "parts"])
+def test_a_date_to_predict_is_days_whatever_other_dates_become(tmp_path: Path, dates: str) -> None:
+    (tmp_path / "t.csv").write_text("at,x\n1970-01-02,1970-01-03\n1970-01-03,1970-01-04\n")
+
+    pack_tables(tmp_path / "t.csv", tmp_path / "out", target="at", dates=dates)
+
+    assert PackedReader(tmp_path / "out").column("at").tolist() == [1, 2]
+
+
+def test_missing_values_are_counted_of_the_rows_that_are_packed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,c,y\n1,a,1\n,,2\nNA,b,3\n,b,\n")
+
+    summary = pack_tables(
+        tmp_path / "t.csv", tmp_path / "out", target="y", missing="nan", on_error="skip"
+    )
+
+    assert "missing values: c (1), x (2)" in summary.notes
+    assert summary.counts["missing:x"] == 2

@@ -219,7 +219,7 @@ def test_a_column_without_values_in_the_rows_that_can_be_packed_is_named(tmp_pat
     source = write(tmp_path, "x,c\n1,\n,b\n3,\n")
 
     with pytest.raises(
-        SourceError, match=r"'c' has no value in any row that can be packed.*--drop"
+        SourceError, match=r"'c' has no value in any row that can be packed.*drop="
     ):
         pack_tables(source, tmp_path / "out", on_error="skip")
 

@@ -137,7 +137,8 @@ def test_numbers_of_csv_that_begin_with_zeros_are_names(
     summary = pack_tables(source, tmp_path / "out")
 
     assert words_of(PackedReader(tmp_path / "out")) == [cell or "?" for cell in cells]
-    (note,) = summary.notes
+    note, missing = summary.notes
+    assert missing == "missing values: c (1)"
     assert note.startswith("texts, because numbers begin with zeros: c ('01234')")
     numbers = packed(tmp_path / "out", source, numeric=("c",), missing="nan").column("features")
     assert numbers[-3:, 0].tolist()[::2] == [1234, 1234]
@@ -198,7 +199,7 @@ def test_a_column_of_nothing_but_na_has_no_value_unless_it_is_of_categories(
     source = write(tmp_path, ["NA", "NA"])
 
     with pytest.raises(
-        SourceError, match=r"'c' has no value in any row.*--categorical c takes 'NA'"
+        SourceError, match=r"'c' has no value in any row.*categorical=\['c'\] takes 'NA'"
     ):
         pack_tables(source, tmp_path / "out", missing="nan")
     assert words_of(packed(tmp_path, source, categorical=("c",))) == ["NA", "NA"]
@@ -245,3 +246,20 @@ def test_numbers_beside_hexadecimal_texts_are_numbers(tmp_path: Path) -> None:
 
     assert reader.column("features").tolist() == [[1, 1.5], [-2, 2]]
     assert words_of(reader) == ["0x1A", "0x2B"]
+
+
+@pytest.mark.parametrize("others", [["01234"], ["01234", "x 05", "1"], ["a"]])
+def test_zeros_of_one_column_are_not_taken_for_those_of_another(
+    tmp_path: Path, others: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts' own zeros are subtracted; a number with zeros behind the first rows is found all the same."""
+    monkeypatch.setattr("packdata.tables.delimited._LOOK_BYTES", 30)
+    rows = [f"{others[i % len(others)]},{i + 1},08:0{i % 9}:00" for i in range(40)]
+    plain, zeros = (tmp_path / name for name in ("plain.csv", "zeros.csv"))
+    plain.write_text("\n".join(["c,x,t", *rows]))
+    zeros.write_text("\n".join(["c,x,t", *rows, f"{others[0]},007,09:00:00"]))
+
+    kinds = [packed(tmp_path / p.stem, p, dates="parts").schema for p in (plain, zeros)]
+
+    assert "x" in kinds[0].fields["features"].to_json()["columns"]
+    assert "x" in kinds[1].fields["categories"].to_json()["columns"]

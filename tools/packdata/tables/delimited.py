@@ -185,6 +185,9 @@ class DelimitedFile:
         )
 
     def _check_closed(self, rest: bytes, line: int) -> None:
+        quotes = np.flatnonzero(np.frombuffer(rest, np.uint8) == _QUOTE)
+        if len(quotes) % 2 == 0 and _alternate(rest, quotes, ord(self.delimiter)):
+            return
         spans = _quoted(rest, ord(self.delimiter))
         if spans and spans[-1][1] == len(rest):
             opened = line + rest.count(b"\n", 0, spans[-1][0])
@@ -334,11 +337,16 @@ def _count_zeros(data: bytes, delimiter: int) -> int:
     """Return how many cells begin with a 0 and another digit, behind blanks or a sign or not; or more than that."""
     codes = np.frombuffer(data, np.uint8)
     found = [np.zeros(1 if _ZEROS.match(data) else 0, np.int64)]
+    spare = np.empty(_BLOCK, np.uint8), np.empty(_BLOCK, bool), np.empty(_BLOCK, bool)
     for start in range(0, len(codes) - 2, _BLOCK):  # small enough to stay in the cache
         before, at, after = (codes[start + i : len(codes) - 2 + i][:_BLOCK] for i in range(3))
-        is_zero = (after - _ZERO) < 10
-        is_zero &= at == _ZERO
-        is_zero &= (before < _STOP) | (before == delimiter)
+        digits, is_zero, is_so = (array[: len(at)] for array in spare)
+        np.less(np.subtract(after, _ZERO, out=digits), 10, out=is_zero)
+        is_zero &= np.equal(at, _ZERO, out=is_so)
+        is_opened = np.less(before, _STOP, out=is_so)
+        if delimiter >= _STOP:
+            is_opened |= before == delimiter
+        is_zero &= is_opened
         found.append(np.flatnonzero(is_zero) + start)
     places = np.concatenate(found)
     opening = np.zeros(256, bool)

@@ -15,10 +15,10 @@ from packdata.regular import check_regular
 from packdata.sources.base import FFCV_HINT, is_hidden, suffix_of
 from packdata.sources.litdata import is_litdata
 from packdata.sources.rowfiles import listed_files, row_kind
-from packdata.tables.arrow import ArrowTable, ParquetTable, RowsTable
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.jsonl import JsonLinesFile
 from packdata.tables.parts import PartitionedFile
+from packdata.tables.typed import arrow_table, parquet_table, rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,10 +30,10 @@ _DELIMITED = (".csv", ".tsv", ".txt")
 _KINDS: dict[str, Callable[[Path, Sequence[str]], TableFile]] = {
     ".jsonl": JsonLinesFile,
     ".ndjson": JsonLinesFile,
-    ".parquet": ParquetTable,
-    ".arrow": ArrowTable,
-    ".feather": ArrowTable,
-    ".ipc": ArrowTable,
+    ".parquet": parquet_table,
+    ".arrow": arrow_table,
+    ".feather": arrow_table,
+    ".ipc": arrow_table,
 }
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".ipc")
 FOLDER = "folder"  # where the suffixes of files are counted
@@ -163,7 +163,7 @@ def _open(path: Path, options: CsvOptions, missing: Sequence[str]) -> TableFile:
     check_regular(path, path)
     suffix = suffix_of(path.name)
     if _is_foreign(path) or is_litdata(path):
-        return RowsTable(path, missing)
+        return rows_table(path, missing)
     if suffix not in _DELIMITED and suffix not in _KINDS:
         what = f"files of kind {suffix or 'without suffix'} are not tables that can be packed"
         others = {".beton": FFCV_HINT, **dict.fromkeys(_COMPRESSED, "Decompress it")}

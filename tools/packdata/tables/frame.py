@@ -12,14 +12,13 @@ import xxhash
 
 from loaders.columns import FixedColumn
 from loaders.errors import SourceError
-from packdata.tables.arrow import BATCH_ROWS, TypedFile
-from packdata.tables.parts import Part
+from packdata.tables.spelling import speaking_python
+from packdata.tables.typed import BATCH_ROWS, Groups, TypedTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from loaders.schema import Field
-    from packdata.tables.parts import Kind, Rows
 
 
 def is_frame(source: Any) -> bool:
@@ -27,7 +26,7 @@ def is_frame(source: Any) -> bool:
     return hasattr(source, "__arrow_c_stream__") or hasattr(source, "iloc")
 
 
-class FrameTable(TypedFile):
+class FrameTable(TypedTable):
     """A table in memory; the index of a pandas DataFrame is no column of it.
 
     Args:
@@ -36,9 +35,15 @@ class FrameTable(TypedFile):
     """
 
     def __init__(self, frame: Any, missing: Sequence[str] = ()) -> None:
-        super().__init__(Path(type(frame).__name__), missing)
-        self._table = _as_table(frame, self.path)
-        self.columns = tuple(self._table.column_names)
+        path = Path(type(frame).__name__)
+        self._table = table = _as_table(frame, path)
+
+        def tables(start: int, names: list[str]) -> Iterator[pa.Table]:
+            yield table.slice(start, BATCH_ROWS).select(names)
+
+        firsts = range(0, len(table), BATCH_ROWS)
+        sizes = [(first, min(BATCH_ROWS, len(table) - first)) for first in firsts]
+        super().__init__(path, Groups(table.column_names, lambda: sizes, tables), missing)
 
     @cached_property
     def digest(self) -> str:
@@ -47,19 +52,6 @@ class FrameTable(TypedFile):
         for batch in self._table.to_batches(BATCH_ROWS):
             digest.update(batch.serialize())
         return digest.hexdigest()
-
-    def parts(self, number: int) -> Iterator[Part]:
-        """List stretches of rows."""
-        for first in range(0, len(self._table), BATCH_ROWS):
-            last = min(first + BATCH_ROWS, len(self._table))
-            yield Part(number, first, last, first)
-
-    def read(
-        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[Rows]:
-        """Return rows of a stretch."""
-        table = self._table.slice(part.start, part.stop - part.start)
-        yield self._rows(table if columns is None else table.select(columns), kinds, part.start)
 
 
 def _as_table(frame: Any, name: Path) -> pa.Table:
@@ -88,11 +80,12 @@ def frame_columns(
     """
     from packdata.tables.plan import plan_tables
 
-    recipe = plan_tables(frame, target=target, **options).recipe
-    blocks = [block for part in recipe.items(0) for block in recipe.encode(part)]
-    for block in blocks:
-        if block.rejects and options.get("on_error", "fail") == "fail":
-            raise block.rejects[0][1]
+    with speaking_python():
+        recipe = plan_tables(frame, target=target, **options).recipe
+        blocks = [block for part in recipe.items(0) for block in recipe.encode(part)]
+        for block in blocks:
+            if block.rejects and options.get("on_error", "fail") == "fail":
+                raise block.rejects[0][1]
     columns = {}
     for name in recipe.schema.fields:
         rows = [block.columns[name] for block in blocks]

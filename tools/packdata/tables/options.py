@@ -87,6 +87,12 @@ class TableOptions:
 
         return PARTS_OF_DATES if self.dates == "parts" else ("days",) if self.dates else ()
 
+    @property
+    def parts_of_dates_and_targets(self) -> tuple[str, ...]:
+        """The same, and what a date to predict becomes."""
+        days = ("days",) if self.dates and self.target else ()
+        return tuple(dict.fromkeys((*self.parts_of_dates, *days)))
+
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON types."""
         rest = ("dates", "missing", "missing_mask", "dtype", "standardize")

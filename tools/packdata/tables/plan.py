@@ -34,8 +34,9 @@ from packdata.tables.kept import KeptColumns, TableReader
 from packdata.tables.like import OPTIONS, TARGETS, missing_values_of, plan_like
 from packdata.tables.notes import header_notes
 from packdata.tables.options import TableOptions
-from packdata.tables.recipe import TablesRecipe
+from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import scan_tables
+from packdata.tables.spelling import in_python, speaking_python
 from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
@@ -92,9 +93,16 @@ class TablesPlan:
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the columns, and once they are packed of their values."""
-        counts = [] if packed is None else sorted(packed.counts.items())
-        unknown = [f"{name} ({count:,})" for name, count in counts if count]
-        notes = [f"stored as 0, unknown to the vocabulary: {in_words(unknown)}"] if unknown else []
+        counts = {} if packed is None else packed.counts
+        notes = []
+        for prefix, words in COUNTED.items():
+            found = [
+                f"{key.removeprefix(prefix)} ({count:,})"
+                for key, count in sorted(counts.items())
+                if count and key.startswith(prefix)
+            ]
+            if found:
+                notes.append(f"{words}: {in_words(found)}")
         return [*self.columns.notes, *self._source_notes(), *notes]
 
     def _source_notes(self) -> list[str]:
@@ -212,7 +220,7 @@ def _scanned(
     scan = partial(
         scan_tables,
         reader,
-        parts_of_dates=options.parts_of_dates,
+        parts_of_dates=options.parts_of_dates_and_targets,
         workers=workers,
         on_error=on_error,
         progress=Quiet() if progress is None else progress,
@@ -334,7 +342,9 @@ def pack_tables(
     settings = take(PackSettings, options)
     settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
     workers, on_error = settings.get("workers"), settings.get("on_error", "fail")
-    plan = plan_tables(
-        listed, format=format, beside=dst, workers=workers, on_error=on_error, **options
-    )
-    return pack_plan(plan, dst, **settings)
+    with speaking_python():
+        plan = plan_tables(
+            listed, format=format, beside=dst, workers=workers, on_error=on_error, **options
+        )
+        packed = pack_plan(plan, dst, **settings)
+    return replace(packed, notes=tuple(map(in_python, packed.notes)))

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from packdata.tables.parts import Part, TableFile
 
 Matrix = npt.NDArray[Any]
+_MISSING, _UNKNOWN = "missing:", "unknown:"
+COUNTED = {  # what is counted of each column, by what it is, in words
+    _MISSING: "missing values",
+    _UNKNOWN: "stored as 0, unknown to the vocabulary",
+}
 
 
 class TablesRecipe(Recipe):
@@ -55,7 +60,7 @@ class TablesRecipe(Recipe):
         provenance: JSON for the manifest.
 
     Attributes:
-        tally: Values of each column that its vocabulary lacks.
+        tally: Values of each column that are missing, and that its vocabulary lacks.
     """
 
     is_of_blocks = True
@@ -107,14 +112,14 @@ class TablesRecipe(Recipe):
         ]
         rejects: list[tuple[int, str]] = []
         for rows in self.reader.read(item, list(kinds), kinds):
-            arrays, unknown, wrong = self._arrays(file, rows)
+            arrays, counted, wrong = self._arrays(file, rows)
             if wrong:
                 kept = _others(rows, wrong)
                 arrays = {name: array[kept] for name, array in arrays.items()}
-                unknown = {name: flags[kept] for name, flags in unknown.items()}
+                counted = {what: flags[kept] for what, flags in counted.items()}
             pieces.append(arrays)
-            for name, flags in unknown.items():
-                self.tally.add(name, int(flags.sum()))
+            for what, flags in counted.items():
+                self.tally.add(what, int(flags.sum()))
             rejects += [*rows.bad, *_placed(rows, wrong)]
         columns = {name: _column([piece[name] for piece in pieces]) for name in self.schema.fields}
         return [Block(columns, tuple(self._rejects(file, rejects)))]
@@ -142,26 +147,31 @@ class TablesRecipe(Recipe):
     def _arrays(
         self, file: TableFile, rows: Rows
     ) -> tuple[dict[str, Matrix], dict[str, Flags], dict[int, str]]:
-        """Return the values of every field, which its vocabulary lacks, and which rows cannot be packed, and why."""
+        """Return the values of every field, the rows that are counted as something, and those that cannot be packed.
+
+        Rows that cannot be packed come with the reason.
+        """
         for name in self.columns.kinds:
             kind = rows.table[name].type
             if group_of(kind) == "other":
                 raise SourceError(f"column {name!r}: {why_other(kind)}", file.path)
         table, wrong = _Table(rows.table), _Wrong()
         arrays: dict[str, Matrix] = {}
-        unknown: dict[str, Flags] = {}
+        counted: dict[str, Flags] = {}
         if self.columns.features is not None:
-            arrays[FEATURES], missing = self._features(table, wrong)
+            arrays[FEATURES], missing = self._features(table, wrong, counted)
             if self.columns.missing_mask:
                 arrays[MISSING] = missing
         if self.columns.categories is not None:
-            arrays[CATEGORIES], unknown = self._categories(table)
+            arrays[CATEGORIES] = self._categories(table, counted)
         # Classes of rows that are left out are none: why those are is to be told first.
         for target in sorted(self.columns.targets, key=lambda target: target.how == "label"):
             arrays[target.field] = self._target(target, table, wrong)
-        return arrays, unknown, wrong.rows
+        return arrays, counted, wrong.rows
 
-    def _features(self, table: _Table, wrong: _Wrong) -> tuple[Matrix, Flags]:
+    def _features(
+        self, table: _Table, wrong: _Wrong, counted: dict[str, Flags]
+    ) -> tuple[Matrix, Flags]:
         features = self.columns.features
         assert features is not None
         out = np.empty((len(table), len(features.columns)), features.dtype)
@@ -171,6 +181,8 @@ class TablesRecipe(Recipe):
             table.note_bad(f"column {column!r}", column, how, wrong)
             infinite = f"column {column!r} is infinite"
             table.note_infinite(infinite, column, how, np.isinf(values), wrong)
+            if missing.any():
+                counted[_MISSING + column] = missing
             if self.columns.missing_mask:
                 mask[:, i] = missing
             if features.missing == "error":
@@ -189,17 +201,18 @@ class TablesRecipe(Recipe):
             table.note_infinite(what, column, how, too_large, wrong)
         return out, mask
 
-    def _categories(self, table: _Table) -> tuple[Matrix, dict[str, Flags]]:
+    def _categories(self, table: _Table, counted: dict[str, Flags]) -> Matrix:
         categories = self.columns.categories
         assert categories is not None
         out = np.empty((len(table), len(categories.columns)), categories.dtype)
-        unknown: dict[str, Flags] = {}
         for i, column in enumerate(categories.columns):
             found = codes(table.array(column), self._vocabularies[column])
             out[:, i] = found
             if not found.all():
-                unknown[column] = has_value(table.array(column)) & (found == 0)
-        return out, unknown
+                known = has_value(table.array(column))
+                counted[_MISSING + column] = ~known
+                counted[_UNKNOWN + column] = known & (found == 0)
+        return out
 
     def _target(self, target: TargetColumn, table: _Table, wrong: _Wrong) -> Matrix:
         column, what = target.column, f"target {target.column!r}"

@@ -348,7 +348,7 @@ class _Look:
         """Remember the first row that is so, if any."""
         if flags.any():
             row = int(flags.argmax())
-            value = self._array.take(pa.array([row]))
+            value = self._array.slice(row, 1)
             self.scan.first[what] = Place(
                 self._file, self._name, row, self._rows.line, self._rows.cell, value
             )
@@ -400,8 +400,10 @@ class _Look:
         num_known = int(known.sum())
         if num_known:
             scan.groups[group] += num_known
-        for what, flags in ((group, known), ("missing", missing), ("bad", bad)):
-            self._note(what, flags)
+        self._note(group, known)
+        if num_known < len(values):
+            self._note("missing", missing)
+            self._note("bad", bad)
         kept = values if num_known == len(values) else values[known]
         if group == "number":
             scan.moments["number"] = moments = Moments.of(kept)
@@ -417,7 +419,7 @@ class _Look:
         if group == "date":
             self._note("zoned", zoned & known)
             self._note("local", known & ~zoned)
-        if bad.any():
+        if "bad" in scan.first:
             return self._array
         mask = missing if num_known < len(values) else None
         if group == "number":

@@ -220,18 +220,19 @@ def numbers(array: pa.Array, group: Group) -> Numbers:
     if is_text(getattr(array.type, "value_type", array.type)):
         return _numbers_of_texts(words_of(array), group)
     array = plain(array)
-    zoned = np.full(len(array), pa.types.is_timestamp(array.type) and array.type.tz is not None)
-    missing = _flags(array.is_null()) if array.null_count else np.zeros(len(array), bool)
+    no = np.zeros(len(array), bool)
+    missing = _flags(array.is_null()) if array.null_count else no
     own = group_of(array.type)
     if own is None or own not in (group, "flag" if group == "number" else group):
-        bad = np.zeros(len(array), bool) if own is None else ~missing
-        return Numbers(np.full(len(array), np.nan), missing, bad, zoned)
+        return Numbers(np.full(len(array), np.nan), missing, no if own is None else ~missing, no)
     values = _floats(array, group)
     none = np.isnan(values)
     if group == "date":
         bad = none & ~missing
-        return Numbers(values, missing, bad, zoned & ~bad)
-    return Numbers(values, missing | none, np.zeros(len(array), bool), zoned)
+        return Numbers(
+            values, missing, bad, no if getattr(array.type, "tz", None) is None else ~bad
+        )
+    return Numbers(values, missing | none, no, no)
 
 
 def _numbers_of_texts(coded: pa.DictionaryArray, group: Group) -> Numbers:
