@@ -104,10 +104,7 @@ def test_killed_before_any_change_the_same_command_finishes_and_does_it_once(
     there, words = COMMANDS[name]
     wanted: Made | None = None
     for nth in range(1000):
-        place = tmp_path / f"at{nth}"
-        shutil.copytree(world, place)
-        if there:
-            shutil.copytree(place / there, place / "dst")
+        place = place_for(world, tmp_path / f"at{nth}", words, there)
         argv = [str(place / word) if word in PLACES else word for word in words]
         if wanted is None:
             assert main(argv) == 0
@@ -129,8 +126,7 @@ def test_killed_between_its_parts_and_again_at_any_change_a_split_finishes(
     wanted: Made | None = None
     first = 0  # the change before which it is killed: some of its parts are there by then, not all
     for nth in range(1000):
-        place = tmp_path / f"at{nth}"
-        shutil.copytree(world, place)
+        place = place_for(world, tmp_path / f"at{nth}", words)
         argv = [str(place / word) if word in PLACES else word for word in words]
         if wanted is None:
             assert main(argv) == 0
@@ -148,6 +144,16 @@ def test_killed_between_its_parts_and_again_at_any_change_a_split_finishes(
                 assert is_tidy(place / "dst"), nth
             assert made_in(place / "dst") == wanted, nth
     assert nth > first + 10
+
+
+def place_for(world: Path, place: Path, words: list[str], there: str = "") -> Path:
+    """Make a folder with what a command is given, and what is there at its target."""
+    place.mkdir()
+    for word in {*PLACES[:-1]}.intersection(words):
+        shutil.copytree(world / word, place / word)
+    if there:
+        shutil.copytree(world / there, place / "dst")
+    return place
 
 
 def datasets(dst: Path) -> list[Path]:

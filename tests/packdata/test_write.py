@@ -256,7 +256,7 @@ def test_a_stream_of_tokens_is_written_whole(tmp_path: Path) -> None:
 _KILLED = """
 import os, signal, sys
 import packdata
-from loaders import ShardDataset
+from loaders.data.view import open_view
 from packdata import publish
 
 write, left = publish.write_staged, [int(sys.argv[3])]
@@ -269,9 +269,9 @@ def counted(*args):
     return write(*args)
 
 publish.write_staged = counted
-dataset = ShardDataset(sys.argv[1])
-view = dataset.select(range(len(dataset) - 1, -1, -1))
-packdata.write(view, sys.argv[2], shard_bytes=6000, add={"x": list(range(len(dataset)))})
+view = open_view(sys.argv[1])
+view = view.select(range(len(view) - 1, -1, -1))
+packdata.write(view, sys.argv[2], shard_bytes=6000, add={"x": list(range(len(view)))})
 """
 
 

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 _OWN_FILES = frozenset({MANIFEST_NAME, "rejected.jsonl"})
 _MAX_DUPLICATES = 1000
+_BYTES_PER_WORKER = (
+    32 << 20
+)  # of fewer, starting what it reads back with takes longer than all else
 Tick = Callable[[int], object]
 
 
@@ -142,7 +145,7 @@ def verify(
         path: The dataset's folder.
         quick: Only sizes and hashes of the files: one read, and no row or key is named.
         decode: Also decode every record, which takes as long as an epoch without augmentation.
-        workers: Shards checked at once; all cores by default.
+        workers: Shards checked at once; by default as many as are worth it, up to all cores.
         timeout_s: Longest time for a library to read one shard; by default its size decides.
         tick: Called with the bytes of each shard when it is done, possibly on another thread.
     """
@@ -152,7 +155,9 @@ def verify(
     except ManifestError as error:
         return Report(folder, (Fault(MANIFEST_NAME, _without_path(error)),))
     with ExitStack() as stack:
-        workers = min(workers or usable_cores(), max(1, len(manifest.shards)))
+        if workers is None:
+            workers = min(usable_cores(), 1 + manifest.size_bytes // _BYTES_PER_WORKER)
+        workers = min(workers, max(1, len(manifest.shards)))
         libraries: queue.SimpleQueue[ReadBack] = queue.SimpleQueue()
         for _ in range(workers):
             libraries.put(stack.enter_context(ReadBack(timeout_s)))

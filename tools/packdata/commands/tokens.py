@@ -37,7 +37,9 @@ def add_parser(commands: Commands) -> None:
     src = "files, folders or patterns"
     parser = new_packing_parser(commands, "tokens", summary, _ABOUT, _EXAMPLES, src=src)
     _add_text_options(parser.add_argument_group("text"))
-    _add_token_options(parser.add_argument_group("tokens"))
+    tokens = parser.add_argument_group("tokens")
+    _add_tokenizer_options(tokens)
+    _add_layout_options(tokens)
     add_packing_options(parser, item="text", format="parquet")
     parser.set_defaults(run=run)
 
@@ -77,7 +79,7 @@ def _add_text_options(group: Any) -> None:
     )
 
 
-def _add_token_options(group: Any) -> None:
+def _add_tokenizer_options(group: Any) -> None:
     add = group.add_argument
     add(
         "--tokenizer",
@@ -117,6 +119,10 @@ def _add_token_options(group: Any) -> None:
         metavar="N",
         help="of ids: all are below it (default: the tokenizer's, else what their type holds)",
     )
+
+
+def _add_layout_options(group: Any) -> None:
+    add = group.add_argument
     add(
         "--bin-dtype",
         choices=("uint8", "uint16", "uint32", "int32", "int64"),

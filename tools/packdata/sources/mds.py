@@ -21,14 +21,14 @@ import zstandard
 
 from loaders.errors import SourceError
 from packdata.regular import check_regular, read_regular
+from packdata.sources.mapped import MappedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 INDEX, SUFFIX = "index.json", ".mds"
 COMPRESSED = (".mds.zstd", ".mds.gz", ".mds.br")
-_BATCH_ROWS = 32
 _VALUE_DTYPES = {
     8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4", 64: "<u8", 65: "<i8", 66: "<f8",
 }  # fmt: skip
@@ -91,7 +91,7 @@ def _shard(folder: Path, shard: Mapping[str, Any]) -> Path:
     raise SourceError("it is listed in index.json and is not there", folder / given[0]["basename"])
 
 
-class MdsRows:
+class MdsRows(MappedRows):
     """One shard; all rows are one group.
 
     Raises:
@@ -144,19 +144,6 @@ class MdsRows:
         data = bytes(self._data[self._offsets[row] : self._offsets[row + 1]])
         columns = [(name, decode, size) for name, _, decode, size in self._columns]
         return decode_sample(data, columns, f"{self.path}, row {row}")
-
-    def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return the bytes of the shard: columns lie side by side."""
-        return len(self._data)
-
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return some columns."""
-        return self._rows(0, self.groups[0]).select([*columns])
-
-    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows."""
-        for first in range(0, self.groups[0], _BATCH_ROWS):
-            yield from self._rows(first, min(first + _BATCH_ROWS, self.groups[0])).to_batches()
 
     def _rows(self, first: int, last: int) -> pa.Table:
         rows = [self._sample(row) for row in range(first, last)]

@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from loaders.errors import SourceError
 from packdata.regular import check_regular
+from packdata.sources.mapped import MappedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
-_BATCH_ROWS = 32
 _HEAD = struct.Struct("<QI")
 _FOOT_BYTES = 4
 Value = list[Any]  # of one feature: bytes, floats or whole numbers
@@ -45,7 +45,7 @@ def masked_crc32c(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-class TfrecordRows:
+class TfrecordRows(MappedRows):
     """One file, all of whose records are read once for their columns; all rows are one group.
 
     A feature of one value in every record is a column of values, else one of lists. Bytes are text
@@ -101,19 +101,6 @@ class TfrecordRows:
         except (ValueError, IndexError, struct.error) as error:
             where = f"{self.path}, row {row}"
             raise SourceError(f"it is no tf.train.Example ({error})", where) from error
-
-    def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return the bytes of the file: columns lie side by side."""
-        return len(self._data)
-
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return some columns."""
-        return self._rows(0, self.groups[0]).select([*columns])
-
-    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows."""
-        for first in range(0, self.groups[0], _BATCH_ROWS):
-            yield from self._rows(first, min(first + _BATCH_ROWS, self.groups[0])).to_batches()
 
     def _rows(self, first: int, last: int) -> pa.Table:
         rows = []
