@@ -291,6 +291,8 @@ class DataLoader(OrderedLoader[_T]):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, which counts from the next iteration on; ValueError if it cannot."""
         is_made = "_children" in self.__dict__
+        if is_made and name == "epoch":
+            raise ValueError(f"epoch is no setting: loader.set_epoch({value!r}) selects it")
         if is_made and name == "shuffle":  # an argument that is no attribute
             self._refuse(name, value)
         if is_made and name in _CHECKS:

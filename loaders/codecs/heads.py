@@ -244,7 +244,7 @@ def check_pixels(height: int, width: int, max_pixels: int = MAX_PIXELS) -> None:
     """Raise CodecError for a picture of no pixels, or of too many."""
     if not 0 < height * width <= max_pixels:
         what = f"the picture has {height} x {width} pixels; 1 to {max_pixels} are accepted"
-        hint = "" if height * width < 1 else ", which max_picture_mb (--max-picture-mb) sets"
+        hint = "" if height * width < 1 else ", which max_picture_mb sets"
         raise CodecError(f"{what}{hint}")
 
 

@@ -146,8 +146,8 @@ def test_differences_of_plans_are_named() -> None:
 
     found = Header(old).differences(new)
 
-    assert found[0] == "options.quality was 90, is now 80"
-    assert found[1] == "options.fit was null, is now not there"
+    assert found[0] == "quality was 90, is now 80"
+    assert found[1] == "fit was null, is now not there"
     assert found[2] == "files differs"
     assert found[3] == "more was not there, is now {}"
     assert len(found) == 4
@@ -166,8 +166,8 @@ def test_what_differs_alike_in_several_splits_is_named_once_and_long_values_are_
     found = Header(plan("jpeg")).differences(plan("png"))
 
     assert found == [
-        'recipe.train.options.codec was "jpeg", is now "png"',
-        "recipe.train.schemas differs",
+        'codec was "jpeg", is now "png"',
+        "schemas differs",
     ]
 
 

@@ -557,7 +557,7 @@ def interrupted(dst: Path, **options: Any) -> None:
 def test_another_plan_is_refused_and_named_until_overwrite(tmp_path: Path) -> None:
     interrupted(tmp_path / "a")
 
-    with pytest.raises(PackError, match=r"recipe.options.seed was 0, is now 9.*--overwrite"):
+    with pytest.raises(PackError, match=r"seed was 0, is now 9.*--overwrite"):
         pack(tmp_path / "a", seed=9)
     with pytest.raises(PackError, match="shard_bytes was 20000, is now 10000"):
         pack(tmp_path / "a", shard_bytes=10_000)

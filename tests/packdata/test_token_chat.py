@@ -304,3 +304,36 @@ def test_the_command_packs_conversations(
     assert status == 0
     assert "what the assistant says in 'turns'" in capsys.readouterr().out
     assert texts(tmp_path / "p")[0].endswith("No.<|im_end|>\n")  # which ends so already
+
+
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }}!{% endgeneration %}|"
+    "{% else %}{{ m.content }}|{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_template_that_marks_what_is_generated_decides_itself(tmp_path: Path, kind: str) -> None:
+    template = write(tmp_path / "chat.jinja", MARKED)
+    source = write_chats(tmp_path / f"a.{kind}", CHAT, CHAT[:2])
+    plan = plan_tokens(source, TokenOptions(chat_template=template))
+
+    folder = pack(source, tmp_path / "p", chat_template=template)
+
+    assert texts(folder) == ["Be brief.|Größe?|A:Drei Äpfel.!|And?|A:No.!|", "Be brief.|Größe?|"]
+    assert said(folder) == ["Drei Äpfel.!No.!", ""]
+    assert any("{% generation %}" in note for note in plan.notes())
+
+
+def test_marks_may_leave_out_a_part_of_a_turn_or_all_of_it(tmp_path: Path) -> None:
+    """What prefixes could not tell: a thought is not learned."""
+    text = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}<think>"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+        "{{ messages | length }}"
+    )
+    template = write(tmp_path / "chat.jinja", text)
+
+    folder = pack(write_chats(tmp_path / "a.jsonl", CHAT), tmp_path / "p", chat_template=template)
+
+    assert said(folder) == ["Drei Äpfel.No."]

@@ -15,9 +15,10 @@ from loaders.text import printable
 from loaders.version import __version__
 from packdata.commands import GROUPS
 from packdata.commands.extend import spelled_anew
+from packdata.wording import in_shell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import ModuleType
     from typing import Literal, TextIO
 
@@ -78,11 +79,11 @@ def _quiet_pillow() -> Iterator[None]:
         yield
 
 
-def _message(error: LoadersError | OSError) -> str:
+def _message(error: LoadersError | OSError, options: Iterable[str]) -> str:
     """Return an error as a line; those of the system without their number, as other commands print them."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return printable(f"{error.filename}: {error.strerror}")
-    return printable(str(error), keep="\n")
+    return printable(in_shell(str(error), options), keep="\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,6 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"packdata: {what}", file=sys.stderr)
         return _INTERRUPTED
     except (LoadersError, OSError) as error:
-        for line in (_message(error), *map(printable, getattr(error, "__notes__", ()))):
+        for line in (
+            _message(error, vars(args)),
+            *map(printable, getattr(error, "__notes__", ())),
+        ):
             print(f"packdata: {line}", file=sys.stderr)
         return _BAD_DATA

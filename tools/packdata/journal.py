@@ -89,8 +89,9 @@ class Header:
             was, now = (one.get(name, "not there") for one in (self.plan, plan))
             if was != now:
                 is_short = max(len(was), len(now)) <= _MAX_SHOWN_CHARS and _HASH not in was
-                text = f"{name} was {was}, is now {now}" if is_short else f"{name} differs"
-                found.setdefault((name.rpartition(".")[2], was, now), text)
+                short = name.rpartition(".")[2]  # the option; before it stands whose
+                text = f"{short} was {was}, is now {now}" if is_short else f"{short} differs"
+                found.setdefault((short, was, now), text)
         return list(found.values())
 
 

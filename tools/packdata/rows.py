@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from loaders.schema import Array, Categories, Features
 from packdata.moments import Moments
+from packdata.wording import names_in_option
 
 if TYPE_CHECKING:
     from loaders.data.view import View
@@ -134,9 +135,10 @@ def describe_rows(kind: Features | Categories) -> str:
         >>> describe_rows(Features(columns=("depth", "x")))
         '2 columns of float32 (depth, x)'
     """
-    few = ", ".join(kind.columns[:6]) + (", ..." if len(kind.columns) > 6 else "")
+    shown = [names_in_option([name]) for name in kind.columns[:6]]
+    few = ", ".join(shown) + (", ..." if len(kind.columns) > 6 else "")
     if isinstance(kind, Categories):
-        sizes = zip(kind.columns[:6], kind.vocabularies, strict=False)
+        sizes = zip(shown, kind.vocabularies, strict=False)
         few = ", ".join(f"{name}: {len(names)}" for name, names in sizes)
         few += ", ..." if len(kind.columns) > 6 else ""
     extra = ", standardized" if isinstance(kind, Features) and kind.standardized else ""

@@ -410,3 +410,9 @@ def _stacked(what: str, values: list[Any]) -> Any:
             "sample._replace(...), of which batching=... joins arrays of varying length, and {'image': 'list'} "
             "leaves pictures apart; or give collate_fn"
         ) from error
+
+
+# What batches are pickled by makes named tuples, and nothing else: torch.load(weights_only=True) may call it.
+torch.serialization.add_safe_globals(
+    [_rebuild, _rebuild_joined, batch_type, sample_type, Form, Padded, Ragged]
+)

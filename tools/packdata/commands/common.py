@@ -18,6 +18,7 @@ from loaders.remote.url import is_url
 from loaders.text import describe_size, printable, printable_json
 from packdata.describe import counted
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
+from packdata.wording import in_shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -200,7 +201,7 @@ def usage_errors(args: argparse.Namespace, *, schema: bool) -> Iterator[None]:
     except ValueError as error:
         if isinstance(error, LoadersError) and not (schema and isinstance(error, SchemaError)):
             raise  # bad data: SourceError, ManifestError, ...
-        args.parser.error(str(error))
+        args.parser.error(in_shell(str(error), vars(args)))
 
 
 def show(text: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
-import io
 import keyword
 import math
 import re
@@ -21,6 +19,7 @@ from packdata.moments import Moments
 from packdata.rows import standardized
 from packdata.tables.notes import notes_on
 from packdata.tables.values import in_words
+from packdata.wording import names_in_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -184,18 +183,6 @@ class _Problems:
 
 _UNASKED = "not to be asked for"
 _VALUED = ("--dates", "--missing", "--dtype", "--on-error")
-
-
-def names_in_option(names: Sequence[str]) -> str:
-    """Return names as an option takes them, those with a comma in quotes.
-
-    Example:
-        >>> names_in_option(["age", "income, EUR"])
-        'age,"income, EUR"'
-    """
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(names)
-    return text.getvalue()
 
 
 def plan_columns(

@@ -23,7 +23,6 @@ from packdata.sources.base import files_identity
 from packdata.tables.columns import (
     ColumnPlan,
     check_names,
-    names_in_option,
     plan_columns,
     rejects_rows,
 )
@@ -38,6 +37,7 @@ from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import scan_tables
 from packdata.tables.spelling import in_python, speaking_python
 from packdata.tables.values import in_words
+from packdata.wording import names_in_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

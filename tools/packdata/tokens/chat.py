@@ -3,7 +3,7 @@
 Source:
     The environment in which templates run is that of Hugging Face transformers,
     ``utils/chat_template_utils.py``: sandboxed, with ``raise_exception``, ``strftime_now``, ``tojson``
-    without escapes, loop controls, and a tag ``generation``, which is passed through.
+    without escapes, loop controls, and a tag ``generation``, which marks what is a target.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 TOOLS = "tools"
 _NOW = "strftime_now"
+_OPEN, _CLOSE = (
+    "\ue000{9b1d6f32-generation}\ue001",
+    "\ue000{9b1d6f32-endgeneration}\ue001",
+)  # no text has these
 
 
 class ChatTemplate:
@@ -48,6 +52,7 @@ class ChatTemplate:
     Attributes:
         digest: Identifies what it makes of messages.
         day: What it gets if it asks for the time; None if it does not.
+        has_marks: It says itself, by ``{% generation %}``, what is a target.
 
     Raises:
         LoadersError: ``jinja2`` is not installed.
@@ -63,12 +68,15 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise SourceError(f"it is not a chat template ({error})", where) from error
         names = environment.parse(text).find_all(jinja2.nodes.Name)
+        data = environment.parse(text).find_all(jinja2.nodes.TemplateData)
+        self.has_marks = any(_OPEN in each.data for each in data)
         self.day = day if _NOW in {name.name for name in names} else None
         self.tokens = {name: value for name, value in tokens.items() if name in asked}
         if lost := sorted(n for n in asked - set(tokens) if n in ("bos_token", "eos_token")):
             hint = f"Put the tokenizer's {CONFIG} beside it, or give that as the template"
             raise SourceError(f"it writes {' and '.join(lost)}, which are not known", where, hint)
-        told = json.dumps([text, self.tokens, str(self.day)], sort_keys=True)
+        marks = ["generation"] if self.has_marks else []
+        told = json.dumps([text, self.tokens, str(self.day), *marks], sort_keys=True)
         self.digest = xxhash.xxh3_128_hexdigest(told.encode(errors="surrogatepass"))
 
     def render(self, messages: Sequence[Message], tools: Any, *, opens_turn: bool = False) -> str:
@@ -94,13 +102,15 @@ class ChatTemplate:
             raise ValueError(f"the chat template cannot write it ({what})") from error
 
     def turns(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text of a conversation, and where in it the assistant speaks.
+        """Return the text of a conversation, and where in it the assistant speaks, or the template's marks are.
 
         Raises:
             ValueError: The template refuses the messages, or writes an earlier turn differently
                 once there are later ones, so that where it lies cannot be told.
         """
         text = self.render(messages, tools)
+        if self.has_marks:
+            return _without_marks(text)
         found = []
         for number, message in enumerate(messages):
             if message.get("role") == "assistant":
@@ -136,6 +146,20 @@ class ChatTemplate:
         return text.removesuffix(str(self.tokens.get("eos_token") or ""))
 
 
+def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return a text without its marks, and what lies between them; ValueError if they do not pair."""
+    whole, found = "", []
+    first, *parts = text.split(_OPEN)
+    for part in parts:
+        inside, close, behind = part.partition(_CLOSE)
+        if not close or _CLOSE in behind:
+            raise ValueError("the chat template's {% generation %} marks lie in one another")
+        start = len(first) + len(whole)
+        found.append((start, start + len(inside)))
+        whole += inside + behind
+    return first + whole, found
+
+
 def _contents(message: Message) -> Iterator[str]:
     """Yield what a message says; without a thought, which templates leave out of earlier turns."""
     content = message.get("content")
@@ -155,14 +179,15 @@ def _environment(day: date) -> Any:
     jinja2 = import_jinja2()
 
     class Generation(jinja2.ext.Extension):  # type: ignore[misc, name-defined]
-        """Passes through what is between ``generation`` and ``endgeneration``."""
+        """Marks what is between ``generation`` and ``endgeneration``."""
 
         tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body).set_lineno(line)
+            marks = [jinja2.nodes.Output([jinja2.nodes.TemplateData(m)]) for m in (_OPEN, _CLOSE)]
+            return jinja2.nodes.Scope([marks[0], *body, marks[1]]).set_lineno(line)
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -287,7 +312,12 @@ class Chat:
 
     def notes(self) -> list[str]:
         """Say what is a target, and which day the template writes."""
-        notes = [f"targets are what the assistant says in {self.column!r}"]
+        says = (
+            "the template marks by {% generation %}"
+            if self.template.has_marks
+            else "the assistant says"
+        )
+        notes = [f"targets are what {says} in {self.column!r}"]
         if self.template.day is not None:
             notes.append(f"the template writes the date: {self.template.day} (see --chat-date)")
         return notes

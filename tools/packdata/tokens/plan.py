@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,10 @@ class TokensPlan:
         if empty:
             notes.append(f"empty: {', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}")
         notes += self._separator_notes()
+        if (largest := self.recipe.largest) is not None:
+            dtype = self.recipe.vocabulary.dtype
+            note = f"the largest id is {largest}, so ids are {dtype}"
+            notes.append(f"{note}; --vocab-size says how many a model is to know, and checks them")
         if isinstance(self.recipe.source, TextSource):
             notes += self.recipe.source.options.content.notes()
         notes += joined_splits([file.path for file in self.listing.files])
@@ -283,8 +288,25 @@ def _lists_recipe(listing: Listing, options: TokenOptions, source: TextSource) -
         size = tokenizer.vocab_size
     begin = None if tokenizer is None else tokenizer.begin
     bos = begin if options.bos == "auto" else _given(options.bos)
-    vocabulary = Vocabulary.of(size, 4, _given(options.eod), bos)
-    return _recipe(listing, options, source, vocabulary, tokenizer, None)
+    eod = _given(options.eod)
+    largest = None if size is not None else _largest_id(source, eod, bos)
+    vocabulary = Vocabulary.of(size, _width(largest, 4), eod, bos)
+    return _recipe(listing, options, source, vocabulary, tokenizer, None, largest)
+
+
+def _largest_id(source: TokenSource, *others: int | None) -> int:
+    """Return the largest id there is; what cannot be read is an error in its turn."""
+    largest = max((other for other in others if other is not None), default=0)
+    for piece in source.pieces():
+        with suppress(SourceError):
+            ids = piece.read().data
+            largest = max(largest, int(ids.max(initial=0)))
+    return largest
+
+
+def _width(largest: int | None, usual: int) -> int:
+    """Return the bytes of ids up to the largest one: no fewer than two, so that parts of one corpus agree."""
+    return usual if largest is None or largest >= 1 << 16 else min(usual, 2)
 
 
 def _ids_recipe(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
@@ -300,8 +322,10 @@ def _ids_recipe(listing: Listing, options: TokenOptions, *, may_cut: bool) -> To
     rows = max(1, PIECE_TOKENS // options.row_tokens)
     cut = rows * options.row_tokens if may_cut else None
     source = IdsSource(listing.files, options.bin_dtype, eod, cut)
-    vocabulary = Vocabulary.of(size, source.itemsize, eod)
-    return _recipe(listing, options, source, vocabulary, tokenizer, cut)
+    is_wide = size is None and source.itemsize > 2
+    largest = _largest_id(source, eod) if is_wide else None
+    vocabulary = Vocabulary.of(size, _width(largest, source.itemsize), eod)
+    return _recipe(listing, options, source, vocabulary, tokenizer, cut, largest)
 
 
 def _recipe(
@@ -311,6 +335,7 @@ def _recipe(
     vocabulary: Vocabulary,
     tokenizer: Tokenizer | None,
     cut: int | None,
+    largest: int | None = None,
 ) -> TokensRecipe:
     told: dict[str, Any] = {
         "documents": options.documents,
@@ -335,6 +360,7 @@ def _recipe(
     return TokensRecipe(
         source,
         vocabulary,
+        largest=largest,
         row_tokens=options.row_tokens,
         tokenizer=tokenizer,
         val_share=options.val_share,

@@ -64,6 +64,7 @@ class TokensRecipe(Recipe):
         seed: Another seed, another division.
         identity: What the source and options are.
         provenance: The same for people.
+        largest: Of the ids, where no vocabulary was given and all were looked at.
     """
 
     is_of_blocks = True
@@ -79,7 +80,9 @@ class TokensRecipe(Recipe):
         seed: int,
         identity: Mapping[str, Any],
         provenance: Mapping[str, Any],
+        largest: int | None = None,
     ) -> None:
+        self.largest = largest
         self.source, self.vocabulary, self.row_tokens = source, vocabulary, row_tokens
         self.tokenizer, self.val_share, self.seed = tokenizer, val_share, seed
         self.identity, self.provenance = identity, provenance

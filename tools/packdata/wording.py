@@ -1,0 +1,101 @@
+"""Names of options in messages, as their reader gave them: ``vocab_size=...`` in Python, else ``--vocab-size``."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from loaders.errors import LoadersError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+F = TypeVar("F", bound="Callable[..., Any]")
+_PYTHON = {"size": "sizes", "shard_size": "shard_bytes"}  # by option, where the two differ
+_FLAGS = frozenset({"overwrite", "gray", "keep_depth", "lossless_rotate", "missing_mask"})
+_VALUES = "cover|contain|stretch|shorter|skip|fail|png|jpeg|raw|line|days|parts|mean|nan"
+# Commands stay as they are: what is to be typed is typed in a shell.
+_OPTION = re.compile(
+    r"'packdata [^']*'|packdata [a-z]+(?: --[a-z-]+)+"
+    rf"|(?<![\w'\"/=.-])--([a-z]+(?:-[a-z]+)*)(?: ([A-Z][A-Z.|]+)\b| ({_VALUES})\b)?"
+)
+
+
+def in_python(text: str) -> str:
+    """Return a message that names options as arguments.
+
+    Example:
+        >>> in_python("Give --vocab-size, --fit cover, or --overwrite: 'packdata info --json' shows it")
+        "Give vocab_size=..., fit='cover', or overwrite=True: 'packdata info --json' shows it"
+    """
+
+    def renamed(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0]
+        name = match[1].replace("-", "_")
+        value = match[2] or (match[3] and repr(match[3])) or ("True" if name in _FLAGS else "...")
+        return f"{_PYTHON.get(name, name)}={value}"
+
+    return _OPTION.sub(renamed, text)
+
+
+def in_shell(text: str, options: Iterable[str]) -> str:
+    """Return a message that names arguments as options.
+
+    Args:
+        text: The message.
+        options: Names of the command's options, as arguments.
+
+    Example:
+        >>> in_shell("row_tokens must be 2 or more; sizes was [1], is now [2]", ["row_tokens", "size"])
+        '--row-tokens must be 2 or more; --size was [1], is now [2]'
+    """
+    spelled = {_PYTHON.get(name, name): f"--{name.replace('_', '-')}" for name in options}
+    plain = "|".join(map(re.escape, spelled)) or "(?!)"
+    # A name of one word is a word of English, too, but where a plan is compared with another.
+    names = "|".join(re.escape(name) for name in spelled if "_" in name) or "(?!)"
+    found = re.compile(
+        rf"(?<![\w'\"/.-])(?:(?P<one>{plain})(?= was [^;]*, is now | differs)|(?P<two>{names})(?![\w'\"/.-]))"
+    )
+    return found.sub(lambda match: spelled[match["one"] or match["two"]], text)
+
+
+def names_in_option(names: Sequence[str]) -> str:
+    """Return names as an option takes them, those with a comma in quotes.
+
+    Example:
+        >>> names_in_option(["age", "income, EUR"])
+        'age,"income, EUR"'
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
+
+
+def speaks_python(function: F) -> F:
+    """Return a function whose errors name options as its arguments."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except (LoadersError, ValueError, TypeError) as error:
+            _reword(error)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _reword(error: Exception) -> None:
+    """Change the words of an error: its text, or what it says beside a place."""
+    words = {name: getattr(error, name, None) for name in ("what", "hint")}
+    texts = [text for text in words.values() if isinstance(text, str)] or list(error.args[:1])
+    error.args = tuple(
+        in_python(arg) if isinstance(arg, str) and arg in texts else arg for arg in error.args
+    )
+    for name, text in words.items():
+        if isinstance(text, str):
+            setattr(error, name, in_python(text))
