@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.random  # noqa: F401  # torch seeds it in each worker process: imported here, once, and not there
 import torch
-from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
 from loaders.backends.auto import AutoPool, StepWatch, Successor, can_watch
@@ -26,33 +25,15 @@ from loaders.backends.process import TorchBatches
 from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
 from loaders.cached import cached_property
-from loaders.checks import one_of, real_number, shown, whole_number
-from loaders.choices import (
-    called,
-    check_alone,
-    check_foreign_order,
-    check_kinds,
-    check_marks,
-    checked_batch_size,
-    checked_dataset,
-    checked_timeout,
-    choose_backend,
-    choose_halves,
-    choose_order,
-    choose_pad,
-    choose_seed,
-    choose_workers,
-    has_own_order,
-)
-from loaders.datasets.base import BatchDataset, reads_batches
+from loaders.checks import shown
+from loaders.datasets.base import reads_batches
 from loaders.datasets.reading.samples import collate, collate_dict
-from loaders.datasets.views import as_ours
 from loaders.delivery import Delivery, LoaderStats
-from loaders.device.accelerator import accelerator_for, as_device, pins, shared_device
+from loaders.device.accelerator import accelerator_for, pins, shared_device
 from loaders.device.modes import without_autocast
 from loaders.device.pinned import pinned_buffer
-from loaders.frameworks import without_ignite
 from loaders.live import register
+from loaders.options import LoaderOptions, check_alone, check_marks, choose_halves
 from loaders.ordered import OrderedLoader
 from loaders.profiling import profile_from_environment
 from loaders.resume import ThirdParty
@@ -63,8 +44,8 @@ if TYPE_CHECKING:
 
     from loaders.backends.ordered import Pool
     from loaders.backends.subprocess import Child, ChildPool, KeptChildren
-    from loaders.choices import AugmentOn, Backend, Halves
     from loaders.device.accelerator import Accelerator
+    from loaders.options import AugmentOn, Backend, Halves
     from loaders.remote.ahead import Ahead
     from loaders.sampling.cursor import Pass
     from loaders.sampling.order import Order
@@ -85,7 +66,7 @@ _NOT_PICKLED = frozenset(
         "_successor",
     ]
 )
-# Of the settings, what cannot change later; what is refused without worker processes of torch; how others are checked.
+# Of the options: what cannot change later, what is refused without worker processes of torch, and what counts later.
 _SETTLED = frozenset(
     ["seed", "rank", "world_size", "pad", "backend", "device", "augment_on", "as_dict"]
 )
@@ -99,16 +80,16 @@ _TORCHS = frozenset(
         "_DataLoader__multiprocessing_context",
     ]
 )
-_CHECKS: dict[str, Callable[[Any, Any], Any]] = {
-    "collate_fn": lambda _, value: called("collate_fn", value),
-    "num_workers": lambda loader, value: choose_workers(value, loader.dataset),
-    "prefetch_factor": lambda _, value: (
-        value if value is None else whole_number("prefetch_factor", value, at_least=1)
-    ),
-    "device_prefetch": lambda _, value: whole_number("device_prefetch", value, at_least=0),
-    "timeout": lambda _, value: checked_timeout(value),
-    "stall_warning_s": lambda _, value: real_number("stall_warning_s", value, at_least=0),
-}
+_CHANGEABLE = frozenset(
+    [
+        "collate_fn",
+        "num_workers",
+        "prefetch_factor",
+        "device_prefetch",
+        "timeout",
+        "stall_warning_s",
+    ]
+)
 
 
 class DataLoader(OrderedLoader[_T]):
@@ -168,7 +149,6 @@ class DataLoader(OrderedLoader[_T]):
     ``stall_warning_s`` count from the next iteration on; any other setting is refused.
     """
 
-    _is_torchs_order = False
     _is_warned_of_no_batch = False
     _num_restarts = 0
     _has_drawn = False  # the seed of workers that persist
@@ -205,65 +185,22 @@ class DataLoader(OrderedLoader[_T]):
         as_dict: bool = False,
         stall_warning_s: float = 60.0,
     ) -> None:
-        dataset = checked_dataset(as_ours(dataset))
-        check_kinds(collate_fn, worker_init_fn, generator)
-        batch_sampler = without_ignite(batch_sampler)
-        batch_size = None if batch_size is None else checked_batch_size(batch_size)
-        if prefetch_factor is not None:
-            prefetch_factor = whole_number("prefetch_factor", prefetch_factor, at_least=1)
-        checked_timeout(timeout)
-        real_number("stall_warning_s", stall_warning_s, at_least=0)
-        process_only = {
-            "worker_init_fn": worker_init_fn,
-            "multiprocessing_context": multiprocessing_context,
-        }
-        self.backend = choose_backend(backend, dataset, process_only)
-        self._may_change = backend == "auto" and getattr(dataset, "device", None) is None
-        self.device = None if device is None else as_device(device)
-        self.device_prefetch = whole_number("device_prefetch", device_prefetch, at_least=0)
-        self.augment_on = one_of("augment_on", augment_on, ("auto", "host", "device"))
-        self.pad = choose_pad(pad, batch_size, sampler, batch_sampler, in_order=in_order)
+        given = {name: value for name, value in locals().items() if name != "self"}
+        self._settle(LoaderOptions(**given))
+
+    def _settle(self, options: LoaderOptions) -> None:
+        """Be what the options say; each is an attribute of its name, as frameworks make loaders anew of these."""
+        self._options = options
+        self.backend, self.device = options.chosen_backend, options.device
+        self.device_prefetch, self.augment_on = options.device_prefetch, options.augment_on
         self.seed, self.rank, self.world_size = (
-            choose_seed(seed, sampler, batch_sampler),
-            rank,
-            world_size,
+            options.chosen_seed,
+            options.rank,
+            options.world_size,
         )
-        self.as_dict, self.stall_warning_s = as_dict, stall_warning_s
-        self._given_prefetch = prefetch_factor
-        # Threads are lenient: num_workers=0 is for debugging, and shall not need other arguments removed.
-        is_strict = self.backend == "process" and num_workers != "auto"
-        num_workers = choose_workers(num_workers, dataset)
-        if has_own_order(dataset, shuffle, sampler, batch_sampler, generator):
-            choose = partial(choose_order, dataset, batch_size or 1, shuffle, sampler, self.seed)
-            self._order_now = (
-                None if isinstance(dataset, BatchDataset) or sampler is not None else choose
-            )
-            sampler, shuffle = self._divided(choose(), drop_last), None
-        else:
-            check_foreign_order(dataset, shuffle, (rank, world_size), sampler, batch_sampler)
-            is_given = sampler is not None or batch_sampler is not None
-            self._is_torchs_order = not (is_given or isinstance(dataset, IterableDataset))
-        is_batched = batch_size is not None or batch_sampler is not None
-        super().__init__(
-            dataset,
-            batch_size=batch_size,
-            shuffle=shuffle,  # type: ignore[arg-type]  # a name went with the order
-            sampler=sampler,  # type: ignore[arg-type]  # an Order was replaced above
-            batch_sampler=batch_sampler,
-            num_workers=num_workers,
-            collate_fn=collate_fn or (collate if is_batched else None),
-            # Of processes torch page-locks batches; else each copy would wait for the one before.
-            pin_memory=pin_memory or (self.backend == "process" and pins(self.device)),
-            drop_last=drop_last,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch_factor if num_workers or is_strict else None,
-            persistent_workers=persistent_workers and (num_workers > 0 or is_strict),
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
+        self.pad, self.as_dict = options.chosen_pad, options.as_dict
+        self.stall_warning_s = options.stall_warning_s
+        super().__init__(**options.for_torch(options.own_sampler()))
         self._number_steps()
         self._is_accelerate_prepared = self._steps is not None  # divided by rank already
         check_marks(self.pad, is_ours=self._steps is not None)
@@ -295,11 +232,10 @@ class DataLoader(OrderedLoader[_T]):
             raise ValueError(f"epoch is no setting: loader.set_epoch({value!r}) selects it")
         if is_made and name == "shuffle":  # an argument that is no attribute
             self._refuse(name, value)
-        if is_made and name in _CHECKS:
-            value = _CHECKS[name](self, value)
+        if is_made and name in _CHANGEABLE:
+            options = self.__dict__["_options"] = replace(self._options, **{name: value})
+            value = options.chosen_workers if name == "num_workers" else getattr(options, name)
         super().__setattr__(name, value)
-        if is_made and name == "prefetch_factor":
-            self._given_prefetch = value
         if is_made and name in ("collate_fn", "num_workers"):
             self._settle_collate()
             self._make_parts()
@@ -402,7 +338,7 @@ class DataLoader(OrderedLoader[_T]):
         # there are workers, no more often than is handed over at once.
         is_together = maker.is_together and (self.num_workers > 0 or self._steps is not None)
         is_planned = is_together or self._steps is not None
-        in_flight = self._given_prefetch or num_in_flight(
+        in_flight = self._options.prefetch_factor or num_in_flight(
             self.num_workers, is_together=is_together
         )
         return OrderedBatches(
@@ -420,7 +356,7 @@ class DataLoader(OrderedLoader[_T]):
             return InlinePool(maker)
         if self.backend == "subprocess":
             return self._child_pool(maker)
-        if self._may_change and can_watch():
+        if self._options.may_change_backend and can_watch():
             return AutoPool(maker, self._successor, partial(self._go_over, maker))
         return ThreadPool(maker)
 
@@ -459,7 +395,7 @@ class DataLoader(OrderedLoader[_T]):
     def _begin(self) -> Pass | None:
         steps = self._steps
         if steps is None:
-            if self._is_torchs_order:
+            if self._options.has_torchs_order:
                 check_alone()
             return None
         plan = steps.sampler.go_on(partial(self._plan, steps))

@@ -25,8 +25,8 @@ from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, co
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from loaders.options import LoaderOptions
     from loaders.resume import ThirdParty
-    from loaders.sampling.order import Order
     from loaders.sampling.plan import Pad
 
 _T = TypeVar("_T", covariant=True, default=Any)  # a batch
@@ -46,13 +46,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
     _served: Any
     _singles: EpochBatches | None = None  # steps of an order of loaders, where batch_size is None
     _set_to: int | None = None  # the epoch that someone chose
-    _order_now: Callable[[], Order] | None = None  # of a third-party dataset, which may grow
-
-    def _divided(self, order: Order, drop_last: bool) -> EpochSampler:
-        """Return this rank's part of an order."""
-        return EpochSampler(
-            order, rank=self.rank, world_size=self.world_size, drop_last=drop_last, pad=self.pad
-        )
+    _options: LoaderOptions
 
     def _number_steps(self) -> None:
         """Cut a loaders sampler into steps, which know their place in the epoch: they can be resumed."""
@@ -87,8 +81,8 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
     def _follow_length(self, sampler: EpochSampler) -> None:
         """Let the order be as long as a third-party dataset is now; an epoch that is under way stays what it is."""
         dataset: Any = self.dataset
-        if self._order_now and len(dataset) != len(sampler.dataset):
-            sampler.resize(self._order_now())
+        if self._options.may_grow and len(dataset) != len(sampler.dataset):
+            sampler.resize(self._options.order())
 
     @cached_property
     def _index_form(self) -> Callable[[Any], Any] | None:
@@ -232,7 +226,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
         steps, place = self._steps, state.get("sampler", {})
         seed, here = state.get("seed"), self.seed
         if steps is not None:
-            order = self._order_now() if self._order_now else steps.sampler.order
+            order = self._options.order() if self._options.may_grow else steps.sampler.order
             continued(order, place, weights)
         if seed not in (None, here) and any(part.is_random for part in ours_in(self.dataset)):
             raise StateError(

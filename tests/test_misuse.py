@@ -321,9 +321,13 @@ LOADING: list[Case] = [
     (
         lambda g: DataLoader(g.ram, shuffle="yes"),
         ValueError,
-        "shuffle must be .*'block', got 'yes'",
+        "shuffle must be .*'block' or 'lanes', got 'yes'",
     ),
-    (lambda g: DataLoader(g.ram, shuffle=3), ValueError, "shuffle must be True, False or 'block'"),
+    (
+        lambda g: DataLoader(g.ram, shuffle=3),
+        ValueError,
+        "shuffle must be True, False, 'block' or",
+    ),
     (lambda g: DataLoader(g.ram, sampler="x"), TypeError, "sampler must be an order such as Bal"),
     (lambda g: DataLoader(g.ram, sampler=Balanced), TypeError, r"order must be an order, such as"),
     (lambda g: DataLoader(g.ram, batch_sampler=3), TypeError, "batch_sampler must be an order"),

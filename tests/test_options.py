@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import FrozenInstanceError, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
-from loaders import Mixture, RAMDataset, ShardDataset, augment
-from loaders.choices import choose_halves, choose_order, choose_workers, has_own_order
+from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment
 from loaders.datasets.halves import HostHalf
 from loaders.limits import usable_cores
+from loaders.options import LoaderOptions, choose_halves
 from loaders.sampling import BlockShuffled
 from loaders.sampling.order import Sequential, Shuffled
 from loaders.schema import Image
@@ -34,6 +36,13 @@ def coefficients(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pixels(**options: Any) -> RAMDataset:
     return RAMDataset.from_arrays(image=np.zeros((5, 3, 16, 16), np.uint8), **options)
+
+
+def options(dataset: Any, **given: Any) -> LoaderOptions:
+    """Return what a loader of these arguments has."""
+    defaults = inspect.signature(DataLoader).parameters.items()
+    rest = {name: each.default for name, each in defaults if name != "dataset"}
+    return LoaderOptions(dataset=dataset, **rest | {"seed": 7} | given)
 
 
 @pytest.mark.parametrize("ops", [[], CROP])
@@ -78,37 +87,52 @@ def test_pixels_are_cropped_on_a_device_only_when_told_so(device: torch.device) 
 def test_an_order_is_ours_unless_something_says_another(
     given: dict[str, Any], is_ours: bool
 ) -> None:
-    arguments = {"shuffle": None, "sampler": None, "batch_sampler": None, "generator": None}
-
-    assert has_own_order(pixels(), **(arguments | given)) == is_ours
+    assert options(pixels(), **given).has_own_order == is_ours
 
 
 def test_the_order_is_what_shuffle_says_and_a_given_one_stays() -> None:
-    dataset, given = pixels(), Sequential(3)
+    given = Sequential(3)
 
-    assert choose_order(dataset, 2, None, None, 7) == Sequential(5)
-    assert choose_order(dataset, 2, True, None, 7) == Shuffled(5, 7)
-    assert choose_order(dataset, 2, "block", None, 7) == BlockShuffled(5, 7)
-    assert choose_order(dataset, 2, None, given, 7) is given
+    assert options(pixels()).order() == Sequential(5)
+    assert options(pixels(), shuffle=True).order() == Shuffled(5, 7)
+    assert options(pixels(), shuffle="block").order() == BlockShuffled(5, 7)
+    assert options(pixels(), sampler=given).order() is given
 
 
 def test_workers_are_as_many_as_the_samples_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = pixels(), RAMDataset.from_arrays(image=np.zeros((2, 3, 99, 99), np.uint8))
     tiny = RAMDataset.from_arrays(label=np.zeros(2))
 
-    assert choose_workers(3, small) == 3
-    assert choose_workers("auto", tiny) == 1  # copied in no time
-    assert choose_workers("auto", small) == min(2, usable_cores())
-    assert choose_workers("auto", large) == usable_cores()
-    assert choose_workers("auto", [1, 2, 3]) == 0  # torch's own default
-    assert choose_workers("auto", RAMDataset(small, device="cpu")) == 0  # gathered by the device
+    def workers(dataset: Any, num_workers: Any = "auto") -> int:
+        return options(dataset, num_workers=num_workers).chosen_workers
+
+    assert workers(small, 3) == 3
+    assert workers(tiny) == 1  # copied in no time
+    assert workers(small) == min(2, usable_cores())
+    assert workers(large) == usable_cores()
+    assert workers([1, 2, 3]) == 0  # torch's own default
+    assert workers(RAMDataset(small, device="cpu")) == 0  # gathered by the device
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(usable_cores()))
-    assert choose_workers("auto", large) == 1  # a rank's share of the cores
+    assert workers(large) == 1  # a rank's share of the cores
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     large.max_workers = small.max_workers = 1
-    assert choose_workers("auto", small) == 1
-    assert choose_workers("auto", large) == 1  # says that more would only compete
-    assert choose_workers(3, large) == 3
+    assert workers(small) == 1
+    assert workers(large) == 1  # says that more would only compete
+    assert workers(large, 3) == 3
+
+
+def test_options_are_frozen_and_each_change_is_checked_like_the_first() -> None:
+    first = options(pixels(), batch_size=2)
+
+    changed = replace(first, num_workers=3, device_prefetch=0)
+
+    assert (first.chosen_workers, changed.chosen_workers) == (min(2, usable_cores()), 3)
+    with pytest.raises(FrozenInstanceError):
+        first.batch_size = 3  # type: ignore[misc]
+    wrong: Any
+    for wrong in ({"num_workers": -1}, {"device_prefetch": -1}, {"timeout": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            replace(first, **wrong)
 
 
 @pytest.mark.parametrize("given", ["host", "device"])
