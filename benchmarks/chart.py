@@ -31,6 +31,7 @@ TITLES = {
 }  # fmt: skip
 # Of Okabe and Ito's colours, which people with any kind of colour vision tell apart.
 AXIS = {0.0001: "1/10k", 0.01: "1/100", 1.0: "1"}
+LINEAR = 0.15  # a panel whose slowest loader has at least this share begins at 0
 BLUE, RED, GRAY = "#0072B2", "#D55E00", "#8a8a8a"
 HEADS = {
     "jpeg": "JPEG as it comes,\ncrop 224", "jpeg256": "JPEG 256 px,\ncrop 224", "raw224": "raw\n224 px",
@@ -60,6 +61,11 @@ class Workload:
     def middle(self, peer: str) -> float:
         """Return the median rate of a peer."""
         return statistics.median(self.rates[peer])
+
+    def is_tie(self, peer: str) -> bool:
+        """Return whether the runs of a peer overlap with ours: then neither leads."""
+        theirs, ours = self.rates[peer], self.rates[OURS]
+        return min(theirs) <= max(ours) and min(ours) <= max(theirs)
 
 
 def read(results: Path) -> list[Workload]:
@@ -91,7 +97,7 @@ def times(ratio: float) -> str:
 
 
 def ratios(workloads: list[Workload]) -> str:
-    """Return the table for the README: how often as fast as each peer `loaders` is; losses in bold."""
+    """Return the table for the README: how often as fast as each peer `loaders` is; losses in bold, ties with ≈."""
     peers = [
         peer for peer in NAMES if peer != OURS and any(peer in work.rates for work in workloads)
     ]
@@ -111,6 +117,8 @@ def ratio_cell(work: Workload, peer: str) -> str:
     if peer not in work.rates:
         return "failed" if peer in work.failed else ""
     ratio = work.middle(OURS) / work.middle(peer)
+    if work.is_tie(peer):
+        return f"≈ {times(ratio)}"
     return f"**{times(ratio)}**" if ratio < 1 else times(ratio)
 
 
@@ -130,7 +138,7 @@ def order_of(workloads: list[Workload]) -> list[str]:
 
 
 def draw(workloads: list[Workload], path: Path) -> None:
-    """Draw a row per loader and a column per workload: samples/s as a share of ours, on a logarithmic scale."""
+    """Draw a row per loader and a column per workload: samples/s as a share of ours, on a scale of the column."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -139,18 +147,17 @@ def draw(workloads: list[Workload], path: Path) -> None:
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     figure.get_layout_engine().set(wspace=0.03, w_pad=0.02)
-    all_axes = figure.subplots(1, len(workloads), squeeze=False, sharex=True, sharey=True)[0]
-    spans = [span for work in workloads for span in spans_of(work).values()]
+    all_axes = figure.subplots(1, len(workloads), squeeze=False, sharey=True)[0]
     for axes, work in zip(all_axes, workloads, strict=True):
         panel(axes, work, peers)
-        axes.set_xlim(min(0.2, min(spans)[0] * 0.7), max(30.0, max(high for _, high in spans) * 8))
     style_names(all_axes[0], peers)
     where = workloads[0].conditions
-    title = "Samples per second as a share of loaders' (log scale, further right is faster)"
+    title = "Samples per second as a share of loaders' (further right is faster)"
     figure.suptitle(title, fontsize=12.5, fontweight="bold", x=0.01, ha="left")
     figure.supxlabel(
-        f"median of {where['repeats']} turns, bar: lowest to highest; orange: faster than loaders;"
-        f" {where['cores']} cores ({where['cpu']}), {where['workers']} workers, page cache warm",
+        f"median of {where['repeats']} turns, bar: lowest to highest; hollow, ≈: the ranges overlap, a tie;"
+        " orange: faster; scales begin at 0, or are logarithmic\n"
+        f"{where['cores']} cores ({where['cpu']}), {where['workers']} workers, page cache warm",
         fontsize=8.5, color="#444444",
     )  # fmt: skip
     figure.savefig(path, dpi=150)
@@ -167,16 +174,14 @@ def panel(axes: Any, work: Workload, peers: list[str]) -> None:
     """Draw one workload."""
     for y, peer in enumerate(peers):
         if peer in work.rates:
-            dot(axes, y, work.middle(peer) / work.middle(OURS), spans_of(work)[peer], peer == OURS)
+            share = work.middle(peer) / work.middle(OURS)
+            dot(axes, y, share, spans_of(work)[peer], peer == OURS, work.is_tie(peer))
         elif peer in work.failed:
             axes.annotate("failed", (1, y), (-6, 0), textcoords="offset points", va="center",
                           ha="right", fontsize=8.5, color=GRAY, style="italic")  # fmt: skip
     axes.axvline(1, color=BLUE, linewidth=1, alpha=0.6, zorder=0)
-    axes.set_xscale("log")
     axes.set_ylim(len(peers) - 0.4, -0.6)
-    axes.set_xticks([10.0**power for power in range(-4, 2)])
-    axes.minorticks_off()
-    axes.xaxis.set_major_formatter(lambda value, _: AXIS.get(round(value, 4), ""))
+    scale(axes, work)
     axes.tick_params(axis="x", labelsize=8, color="#bbbbbb")
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
@@ -188,14 +193,41 @@ def panel(axes: Any, work: Workload, peers: list[str]) -> None:
                   textcoords="offset points", fontsize=8.5, color=BLUE, fontweight="bold")  # fmt: skip
 
 
-def dot(axes: Any, y: int, share: float, span: tuple[float, float], is_ours: bool) -> None:
-    """Draw one loader: a line from ours, its range, its median and the figure."""
+def scale(axes: Any, work: Workload) -> None:
+    """Begin at 0 where all loaders are of one order of magnitude, and count orders else; leave room for figures."""
+    spans = spans_of(work).values()
+    low, high = min(low for low, _ in spans), max(high for _, high in spans)
+    if low >= LINEAR:
+        axes.set_xlim(0, 1.3 * max(1, high))
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "1/2", "", "1"])
+        return
+    axes.set_xscale("log")
+    axes.set_xlim(low * 0.7, max(1, high) * (max(1, high) / low) ** 0.45)
+    axes.set_xticks([tick for tick in (10.0**power for power in range(-4, 2)) if tick > low * 0.7])
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda value, _: AXIS.get(round(value, 4), ""))
+
+
+def dot(
+    axes: Any, y: int, share: float, span: tuple[float, float], is_ours: bool, is_tie: bool
+) -> None:
+    """Draw one loader: a line from ours, its range, its median and the figure; hollow where it is a tie."""
     colour = BLUE if is_ours else RED if share > 1 else GRAY
     axes.plot([1, share], [y, y], color=colour, linewidth=1.1, alpha=0.45, zorder=1)
     axes.plot(span, [y, y], color=colour, linewidth=3.4, alpha=0.5, zorder=2)
-    axes.plot(share, y, "D" if is_ours else "o", color=colour, markersize=6, zorder=3)
+    fill = "white" if is_tie and not is_ours else colour
+    axes.plot(
+        share,
+        y,
+        "D" if is_ours else "o",
+        color=colour,
+        markersize=6,
+        markerfacecolor=fill,
+        zorder=3,
+    )
     if not is_ours:
-        axes.annotate(share_of(share), (max(1, span[1]), y), (6, 0), textcoords="offset points",
+        figure = f"{share_of(share)} ≈" if is_tie else share_of(share)
+        axes.annotate(figure, (max(1, span[1]), y), (6, 0), textcoords="offset points",
                       va="center", fontsize=8.5, color=RED if share > 1 else "black",
                       fontweight="bold" if share > 1 else "normal")  # fmt: skip
 
@@ -237,7 +269,7 @@ def publish(out: Path) -> str:
     parts = [(results / f"compare-{work.name}.md").read_text() for work in workloads]
     title = "## Beside other loaders: `python benchmarks/compare.py WORKLOAD --photos FOLDER`"
     picture = "![Samples per second of each loader, as a share of ours](results/compare.png)"
-    note = "Above 1 `loaders` is faster; **bold**: it loses. Medians, each workload in one run."
+    note = "Above 1 `loaders` is faster; **bold**: it loses; ≈: the ranges of the runs overlap, a tie. Medians, each workload in one run."
     (results / "compare.md").write_text(
         "\n".join([title, "", picture, "", note, "", table, *parts])
     )
