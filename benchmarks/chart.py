@@ -269,7 +269,10 @@ def publish(out: Path) -> str:
     parts = [(results / f"compare-{work.name}.md").read_text() for work in workloads]
     title = "## Beside other loaders: `python benchmarks/compare.py WORKLOAD --photos FOLDER`"
     picture = "![Samples per second of each loader, as a share of ours](results/compare.png)"
-    note = "Above 1 `loaders` is faster; **bold**: it loses; ≈: the ranges of the runs overlap, a tie. Medians, each workload in one run."
+    note = (
+        "Above 1 `loaders` is faster; **bold**: it loses; ≈: the ranges of the runs overlap, a tie."
+        " Medians, each workload in one run."
+    )
     (results / "compare.md").write_text(
         "\n".join([title, "", picture, "", note, "", table, *parts])
     )
