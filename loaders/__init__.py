@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from loaders.device.decode import DctFinish, Yuv420Finish
     from loaders.device.denormalize import Denormalize
     from loaders.device.jpeg import JpegFinish
+    from loaders.device.mix import CutMix, MixUp
     from loaders.device.normalize import Normalize
     from loaders.errors import LoadersError
     from loaders.live import dump, dump_on
@@ -41,6 +42,8 @@ _WHERE = {
     "Balanced": "loaders.sampling",
     "BlockShuffled": "loaders.sampling",
     "BatchAugment": "loaders.device.augment",
+    "CutMix": "loaders.device.mix",
+    "MixUp": "loaders.device.mix",
     "DataLoader": "loaders.loader",
     "DctFinish": "loaders.device.decode",
     "Denormalize": "loaders.device.denormalize",
@@ -69,6 +72,7 @@ __all__ = [
     "Balanced",
     "BatchAugment",
     "BlockShuffled",
+    "CutMix",
     "DataLoader",
     "DctFinish",
     "Denormalize",
@@ -76,6 +80,7 @@ __all__ = [
     "JpegFinish",
     "JpegOnDevice",
     "LoadersError",
+    "MixUp",
     "Mixture",
     "Normalize",
     "RAMDataset",

@@ -1,6 +1,6 @@
-"""Crops and flips as parameters: drawn per sample, reduced to one box, resampled once.
+"""Augmentation as parameters: drawn per sample; crops and flips reduced to one box, resampled once.
 
-Every op here is axis-aligned geometry, so a list of ops comes down to one crop box in source
+Crops, resizes and flips are axis-aligned geometry, so a list of them comes down to one crop box in source
 pixels, one output size and one pair of flips per sample. ``plan`` computes them for a whole batch
 from ``(seed, epoch, index, draw, view)``; ``apply`` carries one out, straight into the batch:
 
@@ -13,13 +13,40 @@ from ``(seed, epoch, index, draw, view)``; ``apply`` carries one out, straight i
     >>> apply(image, box, size, flip, out=batch[0]).shape
     (4, 4, 3)
 
+Ops of pixels (``loaders.augment.colour``) act on what comes out: they are edits, which the plan has, too.
+
 Crops and flips take any number of axes: of volumes, whose ``sizes`` are ``(N, 3)``, ``cut``
 carries them out.
 """
 
 from typing import Any
 
-from loaders.augment.geometry import Geometry, Op, Window, fill_mask_of, output_size, plan
+from loaders.augment import presets
+from loaders.augment.auto import RandAugment, TrivialAugmentWide
+from loaders.augment.colour import (
+    ColorJitter,
+    GaussianBlur,
+    PixelOp,
+    RandomAdjustSharpness,
+    RandomApply,
+    RandomAutocontrast,
+    RandomEqualize,
+    RandomErasing,
+    RandomGrayscale,
+    RandomInvert,
+    RandomPosterize,
+    RandomSolarize,
+)
+from loaders.augment.edits import Edits, edit
+from loaders.augment.geometry import (
+    Geometry,
+    Op,
+    Window,
+    fill_mask_of,
+    fill_of,
+    output_size,
+    plan,
+)
 from loaders.augment.nd import check_ops, cut, output_lengths
 from loaders.augment.ops import (
     CenterCrop,
@@ -29,9 +56,6 @@ from loaders.augment.ops import (
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
-    Views,
-    as_augment,
-    has_draws,
 )
 from loaders.augment.pixels import (
     apply,
@@ -42,25 +66,45 @@ from loaders.augment.pixels import (
     steps_of,
     take_steps,
 )
+from loaders.augment.resampling import Resampling
+from loaders.augment.views import Views, as_augment, has_draws
 from loaders.checks import did_you_mean
 
 __all__ = [
     "CenterCrop",
+    "ColorJitter",
+    "Edits",
+    "GaussianBlur",
     "Geometry",
     "Op",
+    "PixelOp",
+    "RandAugment",
+    "RandomAdjustSharpness",
+    "RandomApply",
+    "RandomAutocontrast",
     "RandomCrop",
+    "RandomEqualize",
+    "RandomErasing",
     "RandomFlip",
+    "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomPosterize",
     "RandomResizedCrop",
+    "RandomSolarize",
     "RandomVerticalFlip",
+    "Resampling",
     "Resize",
+    "TrivialAugmentWide",
     "Views",
     "Window",
     "apply",
     "as_augment",
     "check_ops",
     "cut",
+    "edit",
     "fill_mask_of",
+    "fill_of",
     "has_draws",
     "move_boxes",
     "move_keypoints",
@@ -68,16 +112,18 @@ __all__ = [
     "output_lengths",
     "output_size",
     "plan",
+    "presets",
     "reductions",
     "steps_of",
     "take_steps",
 ]
 
 
+_NO_OPS = ("Edits", "Geometry", "Op", "PixelOp", "Resampling", "Window")
+
+
 def __getattr__(name: str) -> Any:
-    ops = [
-        each for each in __all__ if each[0].isupper() and each not in ("Geometry", "Op", "Window")
-    ]
+    ops = [each for each in __all__ if each[0].isupper() and each not in _NO_OPS]
     hint = did_you_mean(name, ops) or (
         f": the ops are {', '.join(ops)}; functions of your own go to transform=, "
         "or run on batches, on the device"

@@ -3,11 +3,11 @@
 The ops act in turn on a *frame*: the image as the next op would see it. No pixel moves meanwhile;
 a ``Window`` keeps, per axis, where the frame lies in the source as float64 origin and extent, the
 size it has been given, and whether it is mirrored. Only at the end are the edges rounded to whole
-source pixels, once. Hence:
+source pixels, once; where pictures are filtered (``loaders.augment.resampling``) they are not. Hence:
 
 - Ops that undo each other or change nothing cost nothing: ``Resize(256)`` of a 256-pixel image,
   then ``CenterCrop(224)``, is a plain copy of 224 x 224 pixels.
-- A crop after a ``Resize`` is at most half a source pixel off at each edge.
+- A crop after a ``Resize`` is at most half a source pixel off at each edge, and not at all where it is filtered.
 - What lies outside the *image* is zero (of a mask, ``fill_mask``); nothing else is. A crop with
   padding that follows another crop therefore shows the image's own pixels around it, where
   torchvision has zeros.
@@ -15,11 +15,13 @@ source pixels, once. Hence:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from loaders.augment.edits import Edits
+from loaders.augment.resampling import FAST, Resampling, margin_of, resampling_of
 from loaders.errors import BatchError
 from loaders.rng import key64, uniforms
 
@@ -45,11 +47,42 @@ class Geometry:
             ``(N, 2 K)``, the corner and then the extent.
         sizes: ``(N, 2)`` int64: height and width of the result; ``(N, K)``.
         flips: ``(N, 2)`` bool, after the crop: vertical (upside down), horizontal; ``(N, K)``.
+        resampling: How the box comes to its size.
+        regions: Where pictures are filtered ``(N, 4)`` float64: the boxes before they are rounded; else None.
+        edits: What happens to the pixels then; None: nothing.
     """
 
     boxes: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     flips: npt.NDArray[np.bool_]
+    resampling: Resampling = FAST
+    regions: Floats | None = None
+    edits: Edits | None = None
+
+    @property
+    def places(self) -> npt.NDArray[Any]:
+        """The boxes that are carried out: ``regions``, or the rounded ones."""
+        return self.boxes if self.regions is None else self.regions
+
+    def covers(self, lengths: Ints) -> Ints:
+        """Return the boxes of all pixels that are read, ``(N, 4)``; ``lengths`` is ``(N, 2)``, of the images."""
+        boxes = self._read_boxes(lengths)
+        if self.resampling.padding_mode == "constant":
+            return boxes
+        is_outside = (boxes[:, :2] < 0) | (boxes[:, :2] + boxes[:, 2:] > lengths)
+        whole = np.concatenate([np.zeros_like(lengths), lengths], axis=1)
+        return np.where(is_outside.any(axis=1, keepdims=True), whole, boxes)
+
+    def _read_boxes(self, lengths: Ints) -> Ints:
+        if self.regions is None:
+            return self.boxes
+        start, extent = self.regions[:, :2], self.regions[:, 2:]
+        margin = margin_of(self.resampling.interpolation, extent / self.sizes)
+        first, last = np.floor(start - margin), np.ceil(start + extent + margin)
+        # What reaches outside only for the filter does not: beyond an edge it reads nothing.
+        first = np.where(start >= 0, np.maximum(first, 0), first)
+        last = np.where(start + extent <= lengths, np.minimum(last, lengths), last)
+        return np.concatenate([first, last - first], axis=1).astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -108,8 +141,8 @@ class Window:
         """Mirror the frames of some rows along one axis."""
         self.flip[:, axis] ^= rows
 
-    def geometry(self) -> Geometry:
-        """Round the edges to whole source pixels, at least one of them.
+    def geometry(self, resampling: Resampling = FAST) -> Geometry:
+        """Round the edges to whole source pixels, at least one of them, unless pictures are filtered.
 
         A half goes up, whatever is beside it: that keeps equal extents equal when they shift by
         whole pixels, and boxes inside the image inside.
@@ -120,12 +153,15 @@ class Window:
         first = np.where(first < last, first, centre)
         extent = np.maximum(last - first, 1)
         boxes = np.concatenate([first, extent], axis=1).astype(np.int64)
-        return Geometry(boxes, np.array(self.size), self.flip)
+        regions = None
+        if resampling.is_filtered and self.size.shape[1] == 2:
+            regions = np.concatenate([self.origin, self.extent], axis=1)
+        return Geometry(boxes, np.array(self.size), self.flip, resampling, regions)
 
 
 @runtime_checkable
 class Op(Protocol):
-    """One step of an augmentation: axis-aligned geometry, vectorized over samples.
+    """One step of an augmentation, vectorized over samples: axis-aligned geometry, or (``PixelOp``) edits of pixels.
 
     Attributes:
         num_draws: How many uniform numbers the op takes per sample; one that takes one for each
@@ -159,7 +195,8 @@ def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
             raise TypeError(
                 f"{what}[{position}] must be an op such as CenterCrop(224), got {op!r}{hint}"
             )
-    fill_mask_of(ops)
+    for check in (fill_mask_of, fill_of, resampling_of):
+        check(ops)
     return tuple(ops)
 
 
@@ -174,10 +211,20 @@ def fill_mask_of(ops: Sequence[Op]) -> int:
         >>> fill_mask_of([RandomCrop(32, padding=4, fill_mask=255), CenterCrop(28)])
         255
     """
-    fills = {fill for op in ops if (fill := int(getattr(op, "fill_mask", 0)))}
+    return int(_one_of(ops, "fill_mask"))
+
+
+def fill_of(ops: Sequence[Op]) -> Any:
+    """Return what lies outside of pictures: 0, or what some of the ops say; ValueError as ``fill_mask_of``."""
+    return _one_of(ops, "fill")
+
+
+def _one_of(ops: Sequence[Op], name: str) -> Any:
+    moving = [op for op in ops if not hasattr(op, "edit")]  # what edits pixels fills them itself
+    fills = {fill for op in moving if (fill := getattr(op, name, 0))}
     if len(fills) > 1:
-        several = " and ".join(map(str, sorted(fills)))
-        raise ValueError(f"fill_mask must be the same in all ops that set it, got {several}")
+        several = " and ".join(map(str, sorted(fills, key=np.sum)))
+        raise ValueError(f"{name} must be the same in all ops that set it, got {several}")
     return fills.pop() if fills else 0
 
 
@@ -247,7 +294,13 @@ def plan(
     for position, (op, numbers) in enumerate(zip(ops, drawn, strict=True)):
         window.points = _source_points(None if points is None else points[position], lengths)
         op.move(window, numbers)
-    return window.geometry()
+    geometry = window.geometry(resampling_of(ops))
+    edited = [
+        op.edit(numbers, geometry.sizes)
+        for op, numbers in zip(ops, drawn, strict=True)
+        if hasattr(op, "edit")
+    ]
+    return replace(geometry, edits=Edits.joined(edited)) if edited else geometry
 
 
 def _source_points(points: Floats | None, lengths: Ints) -> Floats | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaders.augment.colour import PixelOp
 from loaders.augment.geometry import as_ops, plan
 from loaders.augment.ops import (
     CenterCrop,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-_FLIPS = (RandomFlip, RandomHorizontalFlip, RandomVerticalFlip)
+_FLIPS = RandomFlip | RandomHorizontalFlip | RandomVerticalFlip
 
 
 def check_ops(ops: Sequence[Op], num_axes: int) -> None:
@@ -43,16 +44,16 @@ def check_ops(ops: Sequence[Op], num_axes: int) -> None:
         BatchError: One of them resamples, or is for another number of axes.
 
     Example:
-        >>> check_ops([Resize(8)], 3)
+        >>> check_ops([Resize(8)], 3)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        loaders.errors.BatchError: Resize(size=8) resamples; arrays are only cropped and flipped
+        loaders.errors.BatchError: Resize(size=8...) resamples; arrays are only cropped and flipped
     """
     for op in as_ops(ops):
         if isinstance(op, RandomResizedCrop | Resize):
             raise BatchError(f"{op} resamples; arrays are only cropped and flipped")
         if isinstance(op, RandomCrop | CenterCrop):
             crop_lengths(op, num_axes)
-        elif isinstance(op, _FLIPS):
+        elif isinstance(op, _FLIPS):  # ops of pixels are for pictures beside them
             large = np.full((1, num_axes), 1)
             plan([op], large, seed=0, epoch=0, indices=np.zeros(1, np.int64))
 
@@ -79,7 +80,7 @@ def output_lengths(ops: Sequence[Op], lengths: Sequence[int | None]) -> tuple[in
     for op in reversed(ops):
         if isinstance(op, RandomCrop | CenterCrop):
             return crop_lengths(op, len(lengths))
-        if not isinstance(op, _FLIPS):
+        if not isinstance(op, _FLIPS | PixelOp):
             break
     return None
 

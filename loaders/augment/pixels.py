@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
+from loaders.augment.resampling import (
+    FAST,
+    Resampling,
+    inner_span,
+    is_between_pixels,
+    margin_of,
+    resample,
+    source_positions,
+)
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -42,14 +51,15 @@ _MAX_NEAREST_SIDE = 32767  # INTER_NEAREST_EXACT of OpenCV 4 overflows its 16.16
 
 def apply(
     image: Array,
-    box: Sequence[int],
+    box: Sequence[Any],
     size: Sequence[int],
     flip: Sequence[bool],
-    fill: int = 0,
+    fill: Any = 0,
     *,
     out: Array | None = None,
     nearest: bool = False,
     source_size: Sequence[int] | None = None,
+    resampling: Resampling = FAST,
 ) -> Array:
     """Crop, resize and flip one image in one resampling.
 
@@ -61,16 +71,18 @@ def apply(
     Args:
         image: ``(H, W, C)`` or ``(H, W)``, pixels contiguous; uint8, uint16, int16, float32 or
             float64, and any integer, bool or float where nothing is interpolated.
-        box: y, x, height, width in source pixels: a row of ``Geometry.boxes`` as plain ints.
+        box: y, x, height, width in source pixels: a row of ``Geometry.boxes`` as plain ints; where pictures are
+            filtered, of ``Geometry.regions``, as floats.
         size: Height and width of the result: a row of ``Geometry.sizes``.
         flip: Vertical, horizontal: a row of ``Geometry.flips``.
-        fill: What the box has outside the image.
+        fill: What the box has outside the image: one number, or one for each channel.
         out: Contiguous array of the result's shape and dtype to write to, such as a row of a
             batch; a new one by default. It must not overlap the image.
         nearest: Take the pixel nearest to each centre instead: for masks, whose values must stay
             what they are.
         source_size: The image's real height and width, where the decoder reduced it by 2, 4 or 8.
             The box is then rounded to whole pixels of the reduced image.
+        resampling: How, as ``Geometry`` says; the default is the fast way, bilinear.
 
     Returns:
         ``out``.
@@ -84,6 +96,7 @@ def apply(
         [[3, 2], [6, 5]]
     """
     shape = image.shape
+    nearest = nearest or resampling.interpolation == "nearest"
     if source_size is not None:
         box = _reduced_box(box, source_size, shape)
     out_shape = (*size, *shape[2:])
@@ -91,6 +104,10 @@ def apply(
         out = np.empty(out_shape, image.dtype)
     elif out.shape != out_shape or out.dtype != image.dtype:
         raise BatchError(f"out must be {image.dtype} {out_shape}, got {out.dtype} {out.shape}")
+    if resampling is not FAST:
+        image, box = _padded(image, box, size, fill, resampling)
+    if resampling.is_filtered:
+        return _apply_filtered(image, box, flip, fill, out, nearest, resampling.interpolation)
     source, target, around = image, out, np.array(fill, image.dtype) if fill else _ZERO
     if image.dtype not in _INTERPOLABLE:
         moves_only = nearest or tuple(box[2:]) == tuple(size)
@@ -99,7 +116,7 @@ def apply(
     try:
         source = _crop(source, box, target, around)
         if source.shape != out_shape:
-            _resize(source, target, nearest)
+            _resize(source, target, nearest, resampling.interpolation)
             source = target
         vertical, horizontal = flip
         if vertical or horizontal:
@@ -113,11 +130,76 @@ def apply(
     return out
 
 
+def _apply_filtered(
+    image: Array,
+    box: Sequence[float],
+    flip: Sequence[bool],
+    fill: Any,
+    out: Array,
+    nearest: bool,
+    interpolation: str,
+) -> Array:
+    """Do what ``apply`` does where pictures are filtered, whose masks are picked at the same boxes."""
+    if nearest:
+        return _pick(image, box, flip, fill, out)
+    if image.dtype not in _INTERPOLABLE:
+        _stand_in(image, out, moves_only=False)
+    return resample(image, box, flip, out, interpolation=interpolation, fill=fill)
+
+
+def _pick(
+    image: Array, box: Sequence[float], flip: Sequence[bool], fill: Any, out: Array
+) -> Array:
+    """Take the pixel nearest to each centre of a box that need not be of whole pixels."""
+    target = out[:: -1 if flip[0] else 1, :: -1 if flip[1] else 1]
+    picked = []
+    for axis in (0, 1):
+        start, extent, count = box[axis], box[axis + 2], out.shape[axis]
+        first, last = inner_span(start, extent, count, image.shape[axis])
+        at = np.floor(start + (np.arange(first, last) + 0.5) * (extent / count)).astype(np.int64)
+        picked.append((slice(first, last), at.clip(0, image.shape[axis] - 1)))
+    (rows, ys), (columns, xs) = picked
+    if (len(ys), len(xs)) != out.shape[:2]:
+        target[...] = fill
+    target[rows, columns] = image.take(ys, 0).take(xs, 1)
+    return out
+
+
+def _padded(
+    image: Array, box: Sequence[Any], size: Sequence[int], fill: Any, resampling: Resampling
+) -> tuple[Array, Sequence[Any]]:
+    """Return an image on which all of a box lies, and the box there: outside it goes on as ``padding_mode`` says.
+
+    What is constant is left to who resamples, unless the filter mixes it with the image.
+    """
+    mode, box = resampling.padding_mode, list(box)
+    for axis in (0, 1):
+        (start, extent), length = box[axis::2], image.shape[axis]
+        is_inside = start >= 0 and start + extent <= length
+        is_mixed = resampling.is_filtered and is_between_pixels(start, extent, size[axis], length)
+        if is_inside or (mode == "constant" and not is_mixed):
+            continue
+        margin = 0
+        if resampling.is_filtered:
+            margin = int(margin_of(resampling.interpolation, extent / size[axis]))
+        at = np.arange(math.floor(start) - margin, math.ceil(start + extent) + margin)
+        box[axis] -= int(at[0])
+        if mode != "constant":
+            image = image.take(source_positions(at, length, mode), axis)
+            continue
+        image = image.take(at.clip(0, length - 1), axis)
+        image[(slice(None),) * axis + ((at < 0) | (at >= length),)] = fill
+    return image, box
+
+
 # What ``apply`` does to an image of bytes, as plain numbers: top, bottom, left and right of the box; width and height
 # of the result; how cv2 resizes (-1: it does not), and how it flips (2: it does not).
 Step = tuple[int, ...] | list[int]
 _NO_METHOD, _NO_FLIP = -1, 2
-_METHODS = np.array([_NO_METHOD, cv2.INTER_LINEAR, cv2.INTER_AREA])
+_METHODS = {  # where it is not resized; where it is; where it shrinks by more than 2
+    "bilinear": np.array([_NO_METHOD, cv2.INTER_LINEAR, cv2.INTER_AREA]),
+    "bicubic": np.array([_NO_METHOD, cv2.INTER_CUBIC, cv2.INTER_CUBIC]),
+}
 _FLIPS = np.array([_NO_FLIP, 1, 0, -1])  # none, horizontal, vertical, both
 
 
@@ -132,7 +214,8 @@ def steps_of(
         reductions: ``(N,)``: by how much it does: 1, 2, 4 or 8.
 
     Returns:
-        ``(N, 8)``, each row a ``Step``; and ``(N,)``, whether its box is inside of the image: others need ``apply``.
+        ``(N, 8)``, each row a ``Step``; and ``(N,)``, whether that is all: boxes that reach outside, filters and
+        ``"nearest"`` need ``apply``.
     """
     boxes, shapes = _reduced_boxes(geometry.boxes, sizes, reductions)
     starts, extents = boxes[:, :2], boxes[:, 2:]
@@ -141,10 +224,17 @@ def steps_of(
     is_half = _is_half(*extents.T, *geometry.sizes.T)
     steps = np.empty((len(boxes), 8), np.int64)
     steps[:, 0:4:2], steps[:, 1:4:2], steps[:, 4:6] = starts, ends, geometry.sizes[:, ::-1]
-    steps[:, 6] = _METHODS[is_resized * (1 + is_half)]
+    methods = _METHODS.get(geometry.resampling.interpolation, _METHODS["bilinear"])
+    steps[:, 6] = methods[is_resized * (1 + is_half)]
     steps[:, 7] = _FLIPS[geometry.flips @ (2, 1)]
     is_inside: npt.NDArray[np.bool_] = (starts >= 0) & (ends <= shapes)
-    return steps, is_inside[:, 0] & is_inside[:, 1]
+    is_ready = is_inside[:, 0] & is_inside[:, 1]
+    return steps, is_ready & _is_stepped(geometry.resampling)
+
+
+def _is_stepped(resampling: Resampling) -> bool:
+    """Tell whether pictures that are resampled so may be taken by steps."""
+    return not resampling.is_filtered and resampling.interpolation in _METHODS
 
 
 def _reduced_boxes(
@@ -226,7 +316,7 @@ def _copy_padded(image: Array, y: int, x: int, canvas: Array, around: Array) -> 
     canvas[top : top + part.shape[0], left : left + part.shape[1]] = part
 
 
-def _resize(source: Array, target: Array, nearest: bool) -> None:
+def _resize(source: Array, target: Array, nearest: bool, interpolation: str = "bilinear") -> None:
     """Resample all of source into all of target."""
     height, width = target.shape[:2]
     from_height, from_width = source.shape[:2]
@@ -236,6 +326,8 @@ def _resize(source: Array, target: Array, nearest: bool) -> None:
             _resize_nearest(source, target)
             return
         method = cv2.INTER_NEAREST_EXACT
+    elif interpolation == "bicubic":
+        method = cv2.INTER_CUBIC
     elif _is_half(from_height, from_width, height, width):
         method = cv2.INTER_AREA
     else:

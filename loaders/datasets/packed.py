@@ -36,6 +36,7 @@ from loaders.datasets.settings import (
     as_transform,
     check_augment,
     check_batching,
+    check_pixel_ops,
     tell_of_unmoved,
 )
 from loaders.division import check_strata, divide, divide_by_key
@@ -119,6 +120,7 @@ class PackedDataset(BatchDataset):
         self.schema.check_names(self.fields)
         check_scale(self._shown_fields, self.scale)
         whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
+        check_pixel_ops(self.augment, self._shown_fields)
         tell_of_unmoved(self.augment, self._shown_fields)
         self.plan = self._planned(self._shown_fields, bad=BadSamples(), transform=self.transform)
         self._check_names()

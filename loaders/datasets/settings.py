@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from loaders.augment import PixelOp, Views
 from loaders.checks import as_list, did_you_mean, shown
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.errors import SchemaError
-from loaders.schema import VIRTUAL_FIELDS, Array, Image, Images, Json, Mask, Text
+from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Image, Images, Json, Keypoints, Mask, Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,6 +83,29 @@ def check_augment(augment: Any, fields: Mapping[str, Field]) -> None:
         "uint16 (N, C, H, W), gray ones (N, 1, H, W); of other arrays the schema says which axes "
         "are spatial: Array(dtype=..., dims=..., spatial=2)"
     )
+
+
+def check_pixel_ops(ops: Sequence[Any], fields: Mapping[str, Field | None]) -> None:
+    """Raise SchemaError where ops of pixels cannot act, or would leave behind what belongs to moved pixels."""
+    lists: list[Sequence[Any]] = [view for op in ops if isinstance(op, Views) for _, view in op]
+    pixel_ops = [op for each in lists or [ops] for op in each if isinstance(op, PixelOp)]
+    moving = [op for op in pixel_ops if op.edits_places]
+    if not pixel_ops:
+        return
+    for name, field in fields.items():
+        if isinstance(field, Image | Images) and (
+            field.dtype != "uint8" or field.channels not in (1, 3)
+        ):
+            what = f"{name!r} is {field.dtype} of {field.channels}"
+            raise SchemaError(f"{pixel_ops[0]} takes uint8 of 1 or 3 channels, {what}")
+        is_placed = isinstance(field, Mask | Boxes | Keypoints)
+        if moving and (is_placed or (isinstance(field, Array) and field.spatial)):
+            raise SchemaError(
+                f"{moving[0]} moves pixels, and cannot move {name!r} with them, as in torchvision: "
+                "leave the op out, or the field with fields=[...]"
+            )
+    if not any(isinstance(field, Image | Images) for field in fields.values()):
+        raise SchemaError(f"{pixel_ops[0]} is for pictures, and samples have none")
 
 
 def tell_of_unmoved(augment: Any, fields: Mapping[str, Field | None]) -> None:

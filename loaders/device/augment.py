@@ -6,29 +6,41 @@ of a few source rows (or columns), all samples at once.
 
 The rules are those of ``loaders.augment.apply``: bilinear between pixel centres, or averages over
 areas where both sides of a sample's box shrink by more than 2; the box's edge pixels continue
-beyond its edges; what lies outside the image is zero, outside a mask ``fill_mask``. OpenCV weighs
-with 11 bits where this uses float32, so interpolated pixels may differ by one step of uint8; copied
-ones never do. Of a mask, where a centre lies exactly between two pixels, OpenCV takes either (by its
-rounding), this the later.
+beyond its edges; what lies outside the image is zero, outside a mask ``fill_mask``; or one of Pillow's
+filters. OpenCV and Pillow weigh with few bits where this uses float32 and rounds once, so interpolated
+pixels may differ by one step of uint8; copied ones never do.
+Of a mask, where a centre lies exactly between two pixels, OpenCV takes either (by its rounding), this the
+later.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from loaders.augment import fill_mask_of, plan
+from loaders.augment import fill_mask_of, fill_of, plan
 from loaders.augment.geometry import as_ops
+from loaders.augment.resampling import (
+    FAST,
+    SUPPORT,
+    Resampling,
+    is_between_pixels,
+    margin_of,
+    source_positions,
+)
 from loaders.checks import shown, whole_number
+from loaders.device.edits import Group, edit_images, group_edits
+from loaders.device.nested import map_tensors
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaders.augment import Op
+    from loaders.augment import Geometry, Op
     from loaders.device.normalize import Normalize
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -44,6 +56,11 @@ class Moves(NamedTuple):
         num_taps: Per axis, how many source rows the widest average needs.
         is_copy: Nothing is resampled: all boxes have the result's size.
         fill_mask: What lies outside of masks.
+        fill: What lies outside of images: one number, or one for each channel.
+        resampling: How, as ``augment.Geometry`` says.
+        edits: What happens to the pixels of images then.
+        regions: Where images are filtered ``(N, 2, 2)`` float64: corner and lengths of the exact boxes. ``table`` then
+            has the boxes of all that is read.
     """
 
     table: torch.Tensor
@@ -51,6 +68,10 @@ class Moves(NamedTuple):
     num_taps: tuple[int, ...]
     is_copy: bool
     fill_mask: int = 0
+    fill: Any = 0
+    resampling: Resampling = FAST
+    regions: torch.Tensor | None = None
+    edits: tuple[Group, ...] = ()
 
 
 def draw_moves(
@@ -80,18 +101,34 @@ def draw_moves(
         "points": points,
     }
     drawn = plan(ops, sizes, indices=numbers, **settings)
-    lengths = drawn.boxes[:, len(size) :]
+    regions = drawn.regions
+    corners, lengths = np.split(drawn.boxes if regions is None else drawn.covers(sizes), 2, axis=1)
     target = drawn.sizes[0] if len(numbers) else np.asarray(size, np.int64)
-    table = np.stack([drawn.boxes[:, : len(size)], lengths, drawn.flips.astype(np.int64)], axis=1)
-    is_area = (lengths > 2 * drawn.sizes).all(axis=1, keepdims=True)
-    taps = np.where(is_area, -(-lengths // drawn.sizes) + 1, 2)
+    table = np.stack([corners, lengths, drawn.flips.astype(np.int64)], axis=1)
+    taps = _num_taps(drawn).max(axis=0, initial=2)
     return Moves(
         torch.from_numpy(table),
         tuple(target.tolist()),
-        tuple(taps.max(axis=0, initial=2).tolist()),
-        bool((lengths == drawn.sizes).all()),
+        tuple(taps.tolist()),
+        regions is None and bool((lengths == drawn.sizes).all()),
         fill_mask_of(ops),
+        fill_of(ops),
+        drawn.resampling,
+        None if regions is None else torch.from_numpy(regions.reshape(-1, 2, 2)),
+        group_edits(drawn.edits),
     )
+
+
+def _num_taps(drawn: Geometry) -> Any:
+    """Return how many source rows and columns a result takes of each sample."""
+    interpolation = drawn.resampling.interpolation
+    if drawn.regions is not None:
+        return 2 * margin_of(interpolation, drawn.regions[:, 2:] / drawn.sizes).astype(np.int64)
+    lengths = drawn.boxes[:, drawn.sizes.shape[1] :]
+    if interpolation == "bicubic":
+        return np.full_like(lengths, 4)
+    is_area = (lengths > 2 * drawn.sizes).all(axis=1, keepdims=True)
+    return np.where(is_area, -(-lengths // drawn.sizes) + 1, 2)
 
 
 class BatchAugment(nn.Module):
@@ -165,7 +202,7 @@ class BatchAugment(nn.Module):
         if moves is None:
             moves = self.draw(images, indices, epoch, draws)
         _check(images, masks, moves)
-        moves = moves._replace(table=_moved(moves.table, images.device))
+        moves = map_tensors(moves, partial(_moved, device=images.device))
         pixels = move_images(images, moves)
         if self.normalize is not None:
             pixels = self.normalize(pixels)
@@ -214,7 +251,7 @@ def _holds(dtype: torch.dtype, number: int) -> bool:
     return limits.min <= number <= limits.max
 
 
-def _moved(table: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _moved(table: torch.Tensor, *, device: torch.device) -> torch.Tensor:
     """Bring the parameters to the device without waiting for what it is doing."""
     if device.type == "cuda" and not table.is_cuda:
         table = table.pin_memory()
@@ -227,20 +264,103 @@ def move_masks(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
 
 
 def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
-    """Return images ``(N, C, *spatial)`` moved; ``moves`` is on their device."""
-    if moves.is_copy:
-        return _nearest(images, moves, True)
+    """Return images ``(N, C, *spatial)`` moved and edited; ``moves`` is on their device."""
+    return edit_images(_moved_images(images, moves), moves.edits)
+
+
+def _moved_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
+    if moves.is_copy or moves.resampling.interpolation == "nearest":
+        return _nearest(images, moves, True, moves.fill)
     lines = images.movedim(1, -1).contiguous()  # once: each tap gathers whole rows
     if images.dtype in _SIGNED:  # gathering knows no unsigned 16 bits
         lines = lines.view(_SIGNED[images.dtype])
     top = _PIXELS[images.dtype]
-    is_area = (moves.table[:, 1] > 2 * _row(moves.size, moves.table)).all(dim=1)
+    shares = []
     for axis in range(2):
-        corner, length, flip = moves.table[:, :, axis].unbind(1)
-        taps, weights = _taps(length, flip, is_area, moves.size[axis], moves.num_taps[axis])
-        positions, inside = _inside(corner.view(-1, 1, 1) + taps, images.shape[2 + axis])
-        lines = _weighted(lines, axis + 1, positions, weights * inside, top)
+        positions, weights = _lines(moves, axis, images.shape[2 + axis])
+        lines = _weighted(lines, axis + 1, positions, weights, top)
+        shares.append(weights.sum(-1))
+    if moves.fill:
+        outside = 1 - shares[0].unsqueeze(2) * shares[1].unsqueeze(1)
+        lines += outside.unsqueeze(-1) * _row(np.atleast_1d(moves.fill).tolist(), lines)
     return lines.round_().clamp_(0, top).to(images.dtype).movedim(-1, 1)
+
+
+def _lines(moves: Moves, axis: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where the pixels of an axis come from, and their weights: ``(N, size, taps)`` each."""
+    size, num, mode = moves.size[axis], moves.num_taps[axis], moves.resampling.padding_mode
+    corner, extent, flip = moves.table[:, :, axis].unbind(1)
+    if moves.regions is not None:
+        region = moves.regions[:, :, axis].to(_real(moves.table))
+        return _filtered(region, flip, size, num, length, moves.resampling)
+    if moves.resampling.interpolation == "bicubic":
+        taps, weights = _cubic_taps(extent, flip, size)
+    else:
+        is_area = (moves.table[:, 1] > 2 * _row(moves.size, moves.table)).all(dim=1)
+        taps, weights = _taps(extent, flip, is_area, size, num)
+    positions, inside = _inside(corner.view(-1, 1, 1) + taps, length, mode)
+    return positions, weights * inside
+
+
+def _real(like: torch.Tensor) -> torch.dtype:
+    return torch.float32 if like.device.type == "mps" else torch.float64
+
+
+def _filtered(
+    region: torch.Tensor, flip: torch.Tensor, size: int, num: int, length: int, how: Resampling
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return positions and weights of one of Pillow's filters, at a box ``(N, 2)`` of an axis: start and extent."""
+    start, extent = region[:, :1], region[:, 1:]
+    scale, at = extent / size, _positions(flip, size)
+    centre, wide = start + (at + 0.5) * scale, scale.clamp(min=1)
+    first = (centre - SUPPORT[how.interpolation] * wide).floor().long()
+    taps = first.unsqueeze(-1) + torch.arange(num, device=region.device)
+    # Calculated as Pillow does: whether a pixel lies on the edge of an area hangs on the last bit.
+    x = (taps - centre.unsqueeze(-1) + 0.5) * (1 / wide).unsqueeze(-1)
+    weights = _weights(x, how.interpolation)
+    weights = weights / weights.sum(-1, keepdim=True)
+    is_mixed = is_between_pixels(start, extent, size, length)
+    if (
+        how.padding_mode != "constant"
+    ):  # where a box reaches outside; else the image ends where it does
+        is_mixed = (start < 0) | (start + extent > length)
+    inside = (taps >= 0) & (taps < length)
+    inner = weights * inside
+    whole = inner / inner.sum(-1, keepdim=True).clamp_(min=1e-9)
+    whole = whole * _on_image(at, start, extent, size, length).unsqueeze(-1)
+    mixed = inner if how.padding_mode == "constant" else weights
+    positions, _ = _inside(taps, length, how.padding_mode)
+    return positions, torch.where(is_mixed.unsqueeze(-1), mixed, whole).to(torch.float32)
+
+
+def _on_image(
+    at: torch.Tensor, start: torch.Tensor, extent: torch.Tensor, size: int, length: int
+) -> torch.Tensor:
+    """Tell which pixels of a result lie on the image, which ends between two of them."""
+    first, last = -start * size / extent, (length - start) * size / extent
+    return (at >= first.round()) & (at < last.round())
+
+
+def _weights(x: torch.Tensor, interpolation: str, a: float = -0.5) -> torch.Tensor:
+    if interpolation == "area":
+        return ((x > -0.5) & (x <= 0.5)).to(x.dtype)
+    x = x.abs()
+    if interpolation == "bilinear":
+        return (1 - x).clamp_(min=0)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+
+
+def _cubic_taps(
+    length: torch.Tensor, flip: torch.Tensor, size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what ``_taps`` does for OpenCV's cubic interpolation, which is not filtered."""
+    extent = length.view(-1, 1)
+    centre = (_positions(flip, size) + 0.5) * (extent.to(torch.float32) / size) - 0.5
+    taps = centre.floor().long().unsqueeze(-1) + torch.arange(-1, 3, device=length.device)
+    weights = _weights(taps - centre.unsqueeze(-1), "bicubic", -0.75)
+    return torch.minimum(taps.clamp(min=0), extent.unsqueeze(-1) - 1), weights
 
 
 def _row(values: Sequence[int], like: torch.Tensor) -> torch.Tensor:
@@ -274,8 +394,13 @@ def _positions(flip: torch.Tensor, size: int) -> torch.Tensor:
     return torch.where(flip.view(-1, 1) > 0, size - 1 - at, at)
 
 
-def _inside(positions: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _inside(
+    positions: torch.Tensor, length: int, mode: str = "constant"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return positions that can be read, and which of them are those that were meant."""
+    if mode != "constant" and length:
+        found = source_positions(positions, length, mode)
+        return found, torch.ones_like(found, dtype=torch.bool)
     inside = (positions >= 0) & (positions < length)
     return positions.clamp(0, max(length - 1, 0)), inside
 
@@ -313,23 +438,39 @@ def _take(lines: torch.Tensor, axis: int, positions: torch.Tensor) -> torch.Tens
 
 
 def _nearest(
-    values: torch.Tensor, moves: Moves, has_channels: bool, fill: int = 0
+    values: torch.Tensor, moves: Moves, has_channels: bool, fill: Any = 0
 ) -> torch.Tensor:
     """Take the pixel nearest to each centre, or ``fill`` outside; exact, for any dtype."""
     kind = values.dtype
-    around = torch.full((), fill, dtype=kind, device="cpu").view(_SIGNED.get(kind, kind)).item()
+    around = torch.from_numpy(np.atleast_1d(fill)).to(kind).view(_SIGNED.get(kind, kind))
     lines = values.movedim(1, -1) if has_channels else values.unsqueeze(-1)
     lines = lines.view(_SIGNED.get(kind, kind))
-    for axis, size in enumerate(moves.size):
-        corner, length, flip = (
-            column.unsqueeze(1) for column in moves.table[:, :, axis].unbind(1)
-        )
-        at = _positions(flip, size)
-        nearest = (2 * at + 1) * length // (2 * size)
-        positions, inside = _inside(corner + nearest, values.shape[axis + 1 + has_channels])
+    for axis in range(len(moves.size)):
+        length = values.shape[axis + 1 + has_channels]
+        positions, inside = _nearest_positions(moves, axis, length)
         lines = _take(lines, axis + 1, positions)
         shape = [len(values), *(1,) * (lines.dim() - 1)]
-        shape[axis + 1] = size
-        lines = lines.masked_fill(~inside.view(shape), around)
+        shape[axis + 1] = moves.size[axis]
+        lines = (
+            lines.masked_fill(~inside.view(shape), around.item())
+            if len(around) == 1
+            else torch.where(inside.view(shape), lines, around.to(lines.device))
+        )
     lines = lines.view(kind)
     return lines.movedim(-1, 1) if has_channels else lines.squeeze(-1)
+
+
+def _nearest_positions(moves: Moves, axis: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    size, mode = moves.size[axis], moves.resampling.padding_mode
+    corner, extent, flip = (column.unsqueeze(1) for column in moves.table[:, :, axis].unbind(1))
+    at = _positions(flip, size)
+    if moves.regions is None:
+        return _inside(corner + (2 * at + 1) * extent // (2 * size), length, mode)
+    start, extent = moves.regions[:, :, axis].to(_real(moves.table)).unsqueeze(2).unbind(1)
+    found = (start + (at + 0.5) * (extent / size)).floor().long()
+    positions, inside = _inside(found, length, mode)
+    if mode == "constant":
+        inside &= is_between_pixels(start, extent, size, length) | _on_image(
+            at, start, extent, size, length
+        )
+    return positions, inside

@@ -66,7 +66,11 @@ def cut_around(moves: Moves, size: Sequence[int], unit: int) -> tuple[Cut, Moves
     table = moves.table.clone()
     table[:, 0] -= first * unit
     rows, columns = needed.tolist()
-    return Cut(first, (rows, columns)), moves._replace(table=table)
+    regions = moves.regions
+    if regions is not None:
+        regions = regions.clone()
+        regions[:, 0] -= first * unit
+    return Cut(first, (rows, columns)), moves._replace(table=table, regions=regions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ _LARGE_BATCH = 1 << 30  # bytes
 _told: set[str] = set()
 _FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
-Move = tuple[list[int], list[int], list[bool]]  # box, size and flips
+Move = tuple[list[Any], list[int], list[bool]]  # box, size and flips
 
 
 @dataclass(slots=True)
@@ -56,6 +56,7 @@ class Wanted:
         heights: Of each, in pixels.
         widths: The same.
         most_pixels: Of the largest.
+        is_edited: Whether pixels are edited in any of the views.
     """
 
     records: list[UInt8Array]
@@ -69,9 +70,11 @@ class Wanted:
     heights: list[int] = dataclass_field(init=False)
     widths: list[int] = dataclass_field(init=False)
     most_pixels: int = dataclass_field(init=False)
+    is_edited: bool = dataclass_field(init=False)
 
     def __post_init__(self) -> None:
         self.heights, self.widths = self.heads.sizes.T.tolist()
+        self.is_edited = any(plan.edits is not None for plan in self.plans)
         self.most_pixels = int(self.heads.sizes.prod(axis=1).max(initial=0))
 
     def each(self, first: int, last: int) -> Iterator[tuple[Any, ...]]:
@@ -92,8 +95,8 @@ class Wanted:
     def moves(self, i: int) -> list[Move]:
         """Return what happens to a picture in each view."""
         return [
-            (boxes[i].tolist(), sizes[i].tolist(), flips[i].tolist())
-            for boxes, sizes, flips in self.plans
+            (plan.places[i].tolist(), plan.sizes[i].tolist(), plan.flips[i].tolist())
+            for plan in self.plans
         ]
 
     def part(self, i: int) -> PicturePart:
@@ -115,7 +118,7 @@ class PictureReader:
     sizes: tuple[
         tuple[int, int] | None, ...
     ]  # of every sample of a view, or None: a list of tensors
-    fills: tuple[int, ...]  # of each view: what lies outside of the pictures
+    fills: tuple[Any, ...]  # of each view: what lies outside of the pictures
     min_rows: int = 4
 
     @property
@@ -171,6 +174,8 @@ class PictureReader:
                 record, height, ends_early = cut, end, True
             image = decode(record, reduction, height, width, buffer, ends_early)
             augment.take_steps(image, steps, outs)
+            if wanted.is_edited:
+                self._edit(wanted, start + row - first, outs)
 
     def _read_any(
         self,
@@ -187,9 +192,19 @@ class PictureReader:
             done = augment.apply(
                 image, [box[0] - part.top, box[1] - part.left, *box[2:]], size, flip, self.fills[view],
                 out=out, nearest=isinstance(self.field, Mask), source_size=source_size,
+                resampling=wanted.plans[view].resampling,
             )  # fmt: skip
+            if wanted.is_edited:
+                self._edit(wanted, i, [done], view)
             if out is None:
                 values[view][row] = _channels_first(done)
+
+    def _edit(self, wanted: Wanted, i: int, outs: Sequence[Any], view: int = 0) -> None:
+        """Carry out the edits of a picture, in place, of its views from one on; masks have none."""
+        for plan, out in zip(wanted.plans[view:], outs, strict=False):
+            if plan.edits is not None and isinstance(self.field, Image):
+                kinds, values = plan.edits
+                augment.edit(out, kinds[i].tolist(), values[i].tolist())
 
     def _records(self, request: Request, first: int, last: int) -> Sequence[UInt8Array]:
         return request.records(self.store, self.name, first, last)
@@ -205,7 +220,7 @@ class PictureReader:
             request.geometry(ops, view, heads.sizes, first, last)
             for view, (_, ops) in enumerate(self.views)
         ]
-        covers, reductions = _needed(plans)
+        covers, reductions = _needed(plans, heads.sizes)
         blocks = blocks_of(heads.sizes, heads.jpegs, covers, request.num_workers)
         ends = ends_of(heads.sizes, covers).tolist()
         ready = self._steps(heads, plans, reductions)
@@ -292,15 +307,21 @@ class PictureReader:
         return [v if size is None else v[0] for v, size in zip(values, self.sizes, strict=True)]
 
 
-def _needed(plans: Sequence[augment.Geometry]) -> tuple[Ints, Ints]:
+def _needed(plans: Sequence[augment.Geometry], lengths: Ints) -> tuple[Ints, Ints]:
     """Return the box that covers those of all views of each picture, and by how much that may be reduced."""
-    reductions = [augment.reductions(plan.boxes, plan.sizes) for plan in plans]
-    covers = plans[0].boxes
-    if len(plans) > 1:
-        starts = np.minimum.reduce([plan.boxes[:, :2] for plan in plans])
-        ends = np.maximum.reduce([plan.boxes[:, :2] + plan.boxes[:, 2:] for plan in plans])
-        covers = np.concatenate([starts, ends - starts], axis=1)
-    return covers, np.minimum.reduce(reductions)
+    covers = [plan.covers(lengths) for plan in plans]
+    reductions = [_reductions(plan) for plan in plans]
+    if len(plans) == 1:
+        return covers[0], reductions[0]
+    starts = np.minimum.reduce([boxes[:, :2] for boxes in covers])
+    ends = np.maximum.reduce([boxes[:, :2] + boxes[:, 2:] for boxes in covers])
+    return np.concatenate([starts, ends - starts], axis=1), np.minimum.reduce(reductions)
+
+
+def _reductions(plan: augment.Geometry) -> Ints:
+    if plan.regions is not None:  # the filter wants all pixels
+        return np.ones(len(plan), np.int64)
+    return augment.reductions(plan.boxes, plan.sizes)
 
 
 def _tell_if_large(name: str, num: int, nbytes: int) -> None:

@@ -345,13 +345,17 @@ def _picture_reader(
     return PictureReader(source, name, field, named, codec, sizes, fills)
 
 
-def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> int:
+def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:
     """Return what lies outside of a field's pictures; SchemaError if they cannot hold it."""
-    if isinstance(field, Image):
-        return 0
-    fill, limits = augment.fill_mask_of(ops), np.iinfo(field.dtype)
-    if not limits.min <= fill <= limits.max:
-        raise SchemaError(f"fill_mask {fill} does not fit into {field.dtype}, as mask {name!r} is")
+    is_image, limits = isinstance(field, Image), np.iinfo(field.dtype)
+    fill = augment.fill_of(ops) if is_image else augment.fill_mask_of(ops)
+    what = "fill" if is_image else "fill_mask"
+    if not all(limits.min <= each <= limits.max for each in np.ravel(fill)):
+        raise SchemaError(f"{what} {fill} does not fit into {field.dtype}, as {name!r} is")
+    if isinstance(field, Image) and np.size(fill) not in (1, field.channels):
+        raise SchemaError(
+            f"fill {fill} is for {np.size(fill)} channels, {name!r} has {field.channels}"
+        )
     return fill
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import get_worker_info
 
 from loaders.rng import hash64, key64
@@ -25,8 +28,11 @@ class Transforming:
     """Applies a function to samples, or functions to their fields.
 
     A function with a parameter ``generator``, that has no default, is given a ``torch.Generator`` by that name. Its
-    numbers follow from seed, epoch, sample and draw, so they are the same on any thread, worker and rank. In a worker
-    process of torch the generators of Python, numpy and torch begin with each sample at numbers of the same kind.
+    numbers follow from seed, epoch, sample and draw, so they are the same on any thread, worker and rank. Functions
+    that draw from torch's own generator, as torchvision's transforms do, are given such numbers there, too, on the
+    thread that they run on; the trainer's generator is left alone. Transforms of albumentations, for fields of
+    images, have generators of their own: each thread has a copy, which begins with each sample at numbers of the
+    same kind. In a worker process of torch so do the generators of Python, numpy and torch.
 
     Args:
         given: A function of a sample, or ``{field: function}``.
@@ -36,6 +42,13 @@ class Transforming:
         self._functions = given if isinstance(given, Mapping) else {"": given}
         self._is_of_sample = not isinstance(given, Mapping)
         self._drawing = {name for name, f in self._functions.items() if takes_generator(f)}
+        self._copied = {name for name, f in self._functions.items() if _is_of_albumentations(f)}
+        self._copies = threading.local()
+
+    def __reduce__(self) -> Any:
+        """Leave out what threads have of their own."""
+        given = self._functions[""] if self._is_of_sample else self._functions
+        return Transforming, (given,)
 
     @property
     def draws(self) -> bool:
@@ -43,9 +56,7 @@ class Transforming:
         return bool(self._drawing)
 
     def seeds(self, request: Request, first: int, last: int) -> list[int]:
-        """Return the seed of each of some samples; 0 where nothing is drawn."""
-        if not (self._drawing or _seeds_process()):
-            return [0] * (last - first)
+        """Return the seed of each of some samples."""
         draws = np.zeros_like(request.indices) if request.draws is None else request.draws
         key = key64(_DOMAIN, request.seed, request.epoch)
         seeds: list[int] = hash64(key, request.indices[first:last], draws[first:last]).tolist()
@@ -55,6 +66,11 @@ class Transforming:
         """Return what the functions make of a sample."""
         if _seeds_process():
             _seed_process(seed)
+            return self._transformed(sample, seed)
+        with _SampleDraws(seed):
+            return self._transformed(sample, seed)
+
+    def _transformed(self, sample: Any, seed: int) -> Any:
         if self._is_of_sample:
             return self._apply("", sample, seed)
         made = {
@@ -65,9 +81,55 @@ class Transforming:
 
     def _apply(self, name: str, value: Any, seed: int) -> Any:
         function = self._functions[name]
+        if name in self._copied and isinstance(value, torch.Tensor):
+            return self._albumented(name, value, seed)
         if name not in self._drawing:
             return function(value)
         return function(value, generator=torch.Generator().manual_seed(seed))
+
+    def _albumented(self, name: str, image: torch.Tensor, seed: int) -> torch.Tensor:
+        """Apply this thread's copy of a transform of albumentations to an image ``(C, H, W)``, seeded by the sample."""
+        copies: dict[str, Any] = self._copies.__dict__.setdefault("by_name", {})
+        if name not in copies:
+            copies[name] = copy.deepcopy(self._functions[name])
+        copies[name].set_random_seed(seed & 0x7FFFFFFF)
+        made = copies[name](image=np.ascontiguousarray(image.permute(1, 2, 0).numpy()))["image"]
+        if isinstance(made, torch.Tensor):
+            return made
+        made = made[:, :, None] if made.ndim == 2 else made
+        return torch.from_numpy(np.ascontiguousarray(made.transpose(2, 0, 1)))
+
+
+def _is_of_albumentations(function: Any) -> bool:
+    names = (kind.__module__.partition(".")[0] for kind in type(function).__mro__)
+    return "albumentations" in names and hasattr(function, "set_random_seed")
+
+
+class _SampleDraws(TorchFunctionMode):
+    """Gives torch's random functions on this thread the generator of a sample, where they were given none."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWING and kwargs.get("generator") is None:
+            kwargs = {**kwargs, "generator": self._generator}
+        return func(*args, **kwargs)
+
+
+_DRAWING = frozenset(
+    [
+        *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli),
+        *(torch.multinomial, torch.poisson, torch.binomial),
+        *(torch._sample_dirichlet, torch._standard_gamma),
+        *(torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_),
+        *(torch.Tensor.bernoulli_, torch.Tensor.bernoulli, torch.Tensor.multinomial),
+        *(torch.Tensor.exponential_, torch.Tensor.geometric_, torch.Tensor.cauchy_),
+        torch.Tensor.log_normal_,
+    ]
+)
 
 
 def _seeds_process() -> bool:

@@ -1,0 +1,117 @@
+"""The recipes that papers and libraries train with, as lists of ops: change what you like.
+
+Each returns what ``augment=`` takes. Ops of pixels act on uint8, before ``Normalize``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loaders.augment.auto import RandAugment, TrivialAugmentWide
+from loaders.augment.colour import (
+    ColorJitter,
+    GaussianBlur,
+    RandomApply,
+    RandomErasing,
+    RandomGrayscale,
+    RandomSolarize,
+)
+from loaders.augment.ops import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from loaders.augment.views import Views
+from loaders.checks import whole_number
+
+if TYPE_CHECKING:
+    from loaders.augment.geometry import Op
+
+IMAGENET_PIXELS = (
+    124,
+    116,
+    104,
+)  # ImageNet's mean in pixels: erased to it, ``Normalize`` makes zeros
+
+
+def imagenet_train(size: int = 224) -> list[Op]:
+    """Return torchvision's recipe for ResNet-50 of 80.9 %: TrivialAugmentWide and erasing behind crop and flip.
+
+    Source: ``references/classification`` of torchvision. Its MixUp and CutMix are modules: ``loaders.MixUp``.
+    """
+    return [
+        RandomResizedCrop(size),
+        RandomHorizontalFlip(),
+        TrivialAugmentWide(),
+        RandomErasing(0.1, value=IMAGENET_PIXELS),
+    ]
+
+
+def imagenet_eval(size: int = 224, resize: int | None = None) -> list[Op]:
+    """Return the middle of pictures, filtered as Pillow does.
+
+    Args:
+        size: Of the crop.
+        resize: Of the shorter side before; the default is 8/7 of ``size``: 256 for 224.
+    """
+    return [Resize(round(size * 8 / 7) if resize is None else resize), CenterCrop(size)]
+
+
+def _blur(size: int, p: float) -> RandomApply:
+    """Return SimCLR's blur: a kernel of a tenth of the picture."""
+    return RandomApply([GaussianBlur(max(size // 20 * 2 + 1, 3))], p)
+
+
+def simclr(size: int = 224, strength: float = 1.0) -> list[Any]:
+    """Return two views of each sample, ``a`` and ``b``, of one recipe.
+
+    Source: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", 2020, appendix A.
+    """
+    colours = (0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength)
+    view: list[Op] = [
+        RandomResizedCrop(size),
+        RandomHorizontalFlip(),
+        RandomApply([ColorJitter(*colours)], 0.8),
+        RandomGrayscale(0.2),
+        _blur(size, 0.5),
+    ]
+    return [Views(a=view, b=view)]
+
+
+def dino(size: int = 224, crops: int = 8, small: int = 96) -> list[Any]:
+    """Return two large views, ``global_1`` and ``global_2``, and some small ones, ``local_1`` to ``local_8``.
+
+    Args:
+        size: Of large views.
+        crops: How many small views.
+        small: Their size.
+
+    Source: Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", 2021, and its code:
+        ``DataAugmentationDINO``. Its kernel of the blur is Pillow's, which has no size; here it is 23 pixels.
+    """
+    whole_number("crops", crops, at_least=0)
+    colours = [RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8), RandomGrayscale(0.2)]
+
+    def view(side: int, scale: tuple[float, float], *rest: Op) -> list[Op]:
+        crop = RandomResizedCrop(side, scale, interpolation="bicubic")
+        return [crop, RandomHorizontalFlip(), *colours, *rest]
+
+    def blur(p: float) -> RandomApply:
+        return RandomApply([GaussianBlur(23)], p)
+
+    views = {
+        "global_1": view(size, (0.4, 1.0), blur(1.0)),
+        "global_2": view(size, (0.4, 1.0), blur(0.1), RandomSolarize(128, 0.2)),
+    }
+    locals_ = {f"local_{i + 1}": view(small, (0.05, 0.4), blur(0.5)) for i in range(crops)}
+    return [Views(**views, **locals_)]
+
+
+def deit(size: int = 224) -> list[Op]:
+    """Return DeiT's recipe without repeated samples, MixUp and CutMix: RandAugment of strength 9, and erasing.
+
+    Source: Touvron et al., "Training data-efficient image transformers", 2021, table 9. timm's list of ops and its
+        noise of strengths differ a little from torchvision's RandAugment, which is used here.
+    """
+    return [
+        RandomResizedCrop(size, interpolation="bicubic"),
+        RandomHorizontalFlip(),
+        RandAugment(2, 9, fill=IMAGENET_PIXELS),
+        RandomErasing(0.25, (0.02, 1 / 3), value="random"),
+    ]

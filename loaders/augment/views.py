@@ -1,0 +1,78 @@
+"""Several views of each sample, and what a dataset takes for ``augment``."""
+
+from __future__ import annotations
+
+import keyword
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loaders.augment.geometry import as_ops
+from loaders.checks import as_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loaders.augment.geometry import Op
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Views:
+    """Several views of each sample from one decode, each with its own ops and draws.
+
+    Iterates as (name, ops) pairs; a pair's position is the ``view`` that ``plan`` draws under.
+
+    Args:
+        **lists: The ops of each view under its name: ``a`` makes the field ``image`` ``image_a``.
+
+    Raises:
+        TypeError: At construction, one of the lists is not a list of ops.
+        ValueError: At construction, there is no view, or its name cannot be a field's.
+
+    Example:
+        >>> from loaders.augment import CenterCrop, RandomResizedCrop
+        >>> views = Views(weak=[CenterCrop(8)], strong=[RandomResizedCrop(8)])
+        >>> views.names
+        ('weak', 'strong')
+    """
+
+    names: tuple[str, ...]
+    lists: tuple[tuple[Op, ...], ...]
+
+    def __init__(self, *unnamed: Any, **lists: Sequence[Op]) -> None:
+        if unnamed:
+            raise TypeError("Views takes lists of ops by name: Views(weak=[...], strong=[...])")
+        if not lists:
+            raise ValueError("Views needs at least one list of ops, got none")
+        for name in lists:
+            _check_name(name)
+        object.__setattr__(self, "names", tuple(lists))
+        checked = tuple(as_ops(ops, name) for name, ops in lists.items())
+        object.__setattr__(self, "lists", checked)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[tuple[str, tuple[Op, ...]]]:
+        return zip(self.names, self.lists, strict=True)
+
+
+def as_augment(ops: Any) -> tuple[Any, ...]:
+    """Return the ops that a dataset is given; TypeError if they are not in a list."""
+    if isinstance(ops, Views):
+        raise TypeError("augment must be a list of ops, got Views(...): write [Views(...)]")
+    listed = [] if ops is None else as_list("augment", ops, "ops, such as [CenterCrop(224)]")
+    as_ops([op for op in listed if not isinstance(op, Views)])
+    return tuple(listed)
+
+
+def _check_name(name: str) -> None:
+    """Refuse what a named tuple would: its methods, keywords, and names with a leading _."""
+    taken = keyword.iskeyword(name) or hasattr(tuple, name) or name.startswith("_")
+    if taken or not name.isidentifier():
+        raise ValueError(f"a view's name must be able to be a field's, got {name!r}")
+
+
+def has_draws(augment: Sequence[Op | Views]) -> bool:
+    """Tell whether any of the ops, or of those of views, depends on chance."""
+    lists = [op.lists if isinstance(op, Views) else ((op,),) for op in augment]
+    return any(op.num_draws for views in lists for ops in views for op in ops)
