@@ -53,6 +53,7 @@ from loaders.augment.ops import (
     RandomCrop,
     RandomFlip,
     RandomHorizontalFlip,
+    RandomResize,
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
@@ -68,6 +69,7 @@ from loaders.augment.pixels import (
 )
 from loaders.augment.resampling import Resampling
 from loaders.augment.views import Views, as_augment, has_draws
+from loaders.augment.warps import RandomAffine, RandomPerspective, RandomRotation, warp
 from loaders.checks import did_you_mean
 
 __all__ = [
@@ -80,6 +82,7 @@ __all__ = [
     "PixelOp",
     "RandAugment",
     "RandomAdjustSharpness",
+    "RandomAffine",
     "RandomApply",
     "RandomAutocontrast",
     "RandomCrop",
@@ -89,8 +92,11 @@ __all__ = [
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomPerspective",
     "RandomPosterize",
+    "RandomResize",
     "RandomResizedCrop",
+    "RandomRotation",
     "RandomSolarize",
     "RandomVerticalFlip",
     "Resampling",
@@ -116,6 +122,7 @@ __all__ = [
     "reductions",
     "steps_of",
     "take_steps",
+    "warp",
 ]
 
 

@@ -49,6 +49,8 @@ class Geometry:
         flips: ``(N, 2)`` bool, after the crop: vertical (upside down), horizontal; ``(N, K)``.
         resampling: How the box comes to its size.
         regions: Where pictures are filtered ``(N, 4)`` float64: the boxes before they are rounded; else None.
+        matrices: Where some are turned, sheared and the like ``(N, 3, 3)`` float64: from x, y of a result to those of
+            its source. Of the others all zeros; of these ``boxes`` enclose what is read. None: of none.
         edits: What happens to the pixels then; None: nothing.
     """
 
@@ -57,7 +59,15 @@ class Geometry:
     flips: npt.NDArray[np.bool_]
     resampling: Resampling = FAST
     regions: Floats | None = None
+    matrices: Floats | None = None
     edits: Edits | None = None
+
+    @property
+    def is_warped(self) -> npt.NDArray[np.bool_]:
+        """``(N,)``: which have a matrix."""
+        if self.matrices is None:
+            return np.zeros(len(self), np.bool_)
+        return np.asarray(self.matrices[:, 2, 2] != 0)
 
     @property
     def places(self) -> npt.NDArray[Any]:
@@ -67,6 +77,8 @@ class Geometry:
     def covers(self, lengths: Ints) -> Ints:
         """Return the boxes of all pixels that are read, ``(N, 4)``; ``lengths`` is ``(N, 2)``, of the images."""
         boxes = self._read_boxes(lengths)
+        if self.matrices is not None:
+            boxes = np.where(self.is_warped[:, None], self.boxes, boxes)
         if self.resampling.padding_mode == "constant":
             return boxes
         is_outside = (boxes[:, :2] < 0) | (boxes[:, :2] + boxes[:, 2:] > lengths)
@@ -105,9 +117,11 @@ class Window:
         size: Pixels of the frame, int64.
         flip: Whether the frame is mirrored.
         points: Source positions around which the next op crops, NaN for none; None: of no sample.
+        base: ``(N, 3, 3)``: from x, y of what the above calls the source to those of the real one, where that is
+            turned or the like; zeros where it is not; None: of no sample.
     """
 
-    __slots__ = ("extent", "flip", "indices", "origin", "points", "size")
+    __slots__ = ("base", "extent", "flip", "indices", "origin", "points", "size", "sizes")
 
     def __init__(self, sizes: Ints, indices: npt.NDArray[Any]) -> None:
         self.indices = indices
@@ -116,6 +130,8 @@ class Window:
         self.extent = sizes.astype(np.float64)
         self.flip = np.zeros(sizes.shape, np.bool_)
         self.points: Floats | None = None
+        self.base: Floats | None = None
+        self.sizes = self.size.copy()
 
     def frame_points(self) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Return the frame pixels where the points are, and which of them are in the frame."""
@@ -141,6 +157,62 @@ class Window:
         """Mirror the frames of some rows along one axis."""
         self.flip[:, axis] ^= rows
 
+    def warp(self, matrices: Floats, rows: npt.NDArray[np.bool_]) -> None:
+        """Map the frames of some rows by matrices: from x, y of the next frame to those of this one.
+
+        Raises:
+            BatchError: They are no pictures.
+        """
+        if self.size.shape[1] != 2:
+            raise BatchError(f"arrays of {self.size.shape[1]} axes are cropped and flipped only")
+        if self.base is None:
+            self.base = np.zeros((len(self.size), 3, 3))
+        total = self._matrices() @ matrices
+        self.base = np.where(rows[:, None, None], total / total[:, 2:, 2:], self.base)
+        rows = rows[:, None]
+        self.origin, self.extent = (
+            np.where(rows, values, kept)
+            for values, kept in ((0.0, self.origin), (self.size, self.extent))
+        )
+        self.flip = self.flip & ~rows
+
+    def _matrices(self) -> Floats:
+        """Return the map from x, y of the frame to those of the real source."""
+        step = self.extent / self.size
+        matrices = np.zeros((len(step), 3, 3))
+        matrices[:, 2, 2] = 1
+        for axis, column in ((0, 1), (1, 0)):  # x comes first there
+            sign = np.where(self.flip[:, axis], -1, 1)
+            edge = np.where(self.flip[:, axis], self.extent[:, axis], 0)
+            matrices[:, column, column] = step[:, axis] * sign
+            matrices[:, column, 2] = self.origin[:, axis] + edge
+        if self.base is None:
+            return matrices
+        is_warped = self.base[:, 2, 2] != 0
+        return np.where(is_warped[:, None, None], self.base @ matrices, matrices)
+
+    def _warped(self, geometry: Geometry) -> Geometry:
+        """Give those that are warped their matrix, and the box of all that it reads."""
+        if self.base is None:
+            return geometry
+        is_warped = self.base[:, 2, 2] != 0
+        matrices = self._matrices() * is_warped[:, None, None]
+        height, width = geometry.sizes.T.astype(np.float64)
+        zero = np.zeros_like(width)
+        corners = np.stack([zero, zero, width, zero, zero, height, width, height], axis=1)
+        found = moved_points(matrices, corners.reshape(-1, 4, 2))[..., ::-1]
+        low, high = np.floor(found.min(axis=1)) - 1, np.ceil(found.max(axis=1)) + 1
+        low, high = np.clip(low, 0, self.sizes - 1), np.clip(high, 1, self.sizes)
+        boxes = np.concatenate([low, np.maximum(high - low, 1)], axis=1).astype(np.int64)
+        rows = is_warped[:, None]
+        return replace(
+            geometry,
+            boxes=np.where(rows, boxes, geometry.boxes),
+            flips=geometry.flips & ~rows,
+            regions=None if geometry.regions is None else np.where(rows, boxes, geometry.regions),
+            matrices=matrices,
+        )
+
     def geometry(self, resampling: Resampling = FAST) -> Geometry:
         """Round the edges to whole source pixels, at least one of them, unless pictures are filtered.
 
@@ -156,7 +228,14 @@ class Window:
         regions = None
         if resampling.is_filtered and self.size.shape[1] == 2:
             regions = np.concatenate([self.origin, self.extent], axis=1)
-        return Geometry(boxes, np.array(self.size), self.flip, resampling, regions)
+        return self._warped(Geometry(boxes, np.array(self.size), self.flip, resampling, regions))
+
+
+def moved_points(matrices: Floats, points: Floats) -> Floats:
+    """Return points ``(N, n, 2)``, x and y, where matrices ``(N, 3, 3)`` bring them; a matrix of zeros: nowhere, 0."""
+    found = points @ matrices[:, :2, :2].swapaxes(1, 2) + matrices[:, None, :2, 2]
+    under = points @ matrices[:, 2, :2, None] + matrices[:, None, 2:, 2]
+    return np.divide(found, under, out=np.zeros_like(found), where=under != 0)
 
 
 @runtime_checkable

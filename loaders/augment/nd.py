@@ -17,6 +17,7 @@ from loaders.augment.ops import (
     RandomCrop,
     RandomFlip,
     RandomHorizontalFlip,
+    RandomResize,
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
@@ -49,7 +50,7 @@ def check_ops(ops: Sequence[Op], num_axes: int) -> None:
         loaders.errors.BatchError: Resize(size=8...) resamples; arrays are only cropped and flipped
     """
     for op in as_ops(ops):
-        if isinstance(op, RandomResizedCrop | Resize):
+        if isinstance(op, RandomResizedCrop | RandomResize | Resize):
             raise BatchError(f"{op} resamples; arrays are only cropped and flipped")
         if isinstance(op, RandomCrop | CenterCrop):
             crop_lengths(op, num_axes)

@@ -74,7 +74,7 @@ def crop_lengths(op: RandomCrop | CenterCrop, num_axes: int) -> tuple[int, ...]:
     return op.size[:1] * num_axes
 
 
-def _check_resampling(op: RandomResizedCrop | Resize) -> None:
+def _check_resampling(op: RandomResizedCrop | Resize | RandomResize) -> None:
     one_of("interpolation", op.interpolation, INTERPOLATIONS)
     if not isinstance(op.antialias, bool | None):
         raise TypeError(f"antialias must be True, False or None, got {shown(op.antialias)}")
@@ -402,6 +402,45 @@ class Resize(Op):
             return None
         height, width = self._fitted(np.array([size]), self.size)[0].tolist()
         return height, width
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResize(Op):
+    """Resize the shorter side to a length drawn at random, keeping the aspect ratio: scale jitter before a crop.
+
+    Args:
+        min_size: Smallest length of the shorter side.
+        max_size: One more than the largest.
+        interpolation: As in ``Resize``.
+        antialias: As in ``Resize``.
+
+    Raises:
+        ValueError: At construction, the lengths are not in order.
+
+    Source:
+        ``RandomResize`` of torchvision.
+    """
+
+    min_size: int
+    max_size: int
+    interpolation: Interpolation = "bilinear"
+    antialias: bool | None = None
+
+    num_draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        low = whole_number("min_size", self.min_size, at_least=1)
+        whole_number("max_size", self.max_size, at_least=low + 1)
+        _check_resampling(self)
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        _check_plane(self, window)
+        length = self.min_size + _pick(draws, np.array(self.max_size - self.min_size - 1))
+        window.resize(window.size * length // window.size.min(axis=1, keepdims=True))
+
+    def resized(self, size: tuple[int, int] | None) -> None:
+        """Tell the frame's size afterwards: it depends on the sample."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
+from loaders.augment.geometry import moved_points
 from loaders.augment.resampling import (
     FAST,
     Resampling,
@@ -229,7 +230,7 @@ def steps_of(
     steps[:, 7] = _FLIPS[geometry.flips @ (2, 1)]
     is_inside: npt.NDArray[np.bool_] = (starts >= 0) & (ends <= shapes)
     is_ready = is_inside[:, 0] & is_inside[:, 1]
-    return steps, is_ready & _is_stepped(geometry.resampling)
+    return steps, is_ready & ~geometry.is_warped & _is_stepped(geometry.resampling)
 
 
 def _is_stepped(resampling: Resampling) -> bool:
@@ -441,7 +442,11 @@ def _reduced_span(
 
 
 def move_boxes(
-    boxes: npt.NDArray[np.float32], box: Sequence[float], size: Sequence[int], flip: Sequence[bool]
+    boxes: npt.NDArray[np.float32],
+    box: Sequence[float],
+    size: Sequence[int],
+    flip: Sequence[bool],
+    matrix: npt.NDArray[np.float64] | None = None,
 ) -> npt.NDArray[np.float32]:
     """Move bounding boxes as ``apply`` moves the pixels below them.
 
@@ -450,6 +455,7 @@ def move_boxes(
         box: As in ``apply``.
         size: As in ``apply``.
         flip: As in ``apply``.
+        matrix: Instead of box and flip, as in ``warp``: boxes become those that enclose their corners.
 
     Returns:
         ``(n, 4)``, in pixels of the result and clipped to it. Number and order stay: what left the
@@ -465,8 +471,14 @@ def move_boxes(
     """
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise BatchError(f"boxes must be (n, 4), got {boxes.shape}")
-    y, x, height, width = box
     out_height, out_width = size
+    frame = np.array((out_width, out_height) * 2, np.float64)
+    if matrix is not None:
+        corners = boxes[:, [0, 1, 2, 1, 0, 3, 2, 3]].reshape(1, -1, 2).astype(np.float64)
+        found = moved_points(_inverse(matrix), corners).reshape(-1, 4, 2)
+        moved = np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
+        return np.asarray(np.clip(moved, 0, frame), np.float32)
+    y, x, height, width = box
     scale = np.array((out_width / width, out_height / height) * 2)
     moved = (boxes - np.array((x, y, x, y), np.float64)) * scale
     vertical, horizontal = flip
@@ -474,8 +486,11 @@ def move_boxes(
         moved[:, ::2] = out_width - moved[:, 2::-2]
     if vertical:
         moved[:, 1::2] = out_height - moved[:, 3::-2]
-    frame = np.array((out_width, out_height) * 2, np.float64)
     return np.asarray(np.clip(moved, 0, frame), np.float32)
+
+
+def _inverse(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.asarray(np.linalg.inv(matrix), np.float64)[None]
 
 
 def move_keypoints(
@@ -484,6 +499,7 @@ def move_keypoints(
     size: Sequence[int],
     flip: Sequence[bool],
     pairs: Sequence[Sequence[int]] = (),
+    matrix: npt.NDArray[np.float64] | None = None,
 ) -> npt.NDArray[np.float32]:
     """Move points as ``apply`` moves the pixels below them.
 
@@ -492,7 +508,8 @@ def move_keypoints(
         box: As in ``apply``.
         size: As in ``apply``.
         flip: As in ``apply``.
-        pairs: Points that change places in a horizontal flip.
+        pairs: Points that change places in a horizontal flip, and where a matrix mirrors.
+        matrix: Instead of box and flip, as in ``warp``.
 
     Returns:
         The same shape, in pixels of the result. With visibility, what left the frame and what was not
@@ -508,9 +525,16 @@ def move_keypoints(
     """
     if points.ndim != 3 or points.shape[2] not in (2, 3):
         raise BatchError(f"keypoints must be (n, num, 2) or (n, num, 3), got {points.shape}")
-    y, x, height, width = box
     frame = np.array((size[1], size[0]), np.float64)
     moved = points.astype(np.float64)
+    if matrix is not None:
+        moved[..., :2] = moved_points(_inverse(matrix), moved[..., :2].reshape(1, -1, 2)).reshape(
+            *points.shape[:2], 2
+        )
+        box, flip = (0, 0, *size), (False, False)
+        for first, second in pairs if np.linalg.det(matrix[:2, :2]) < 0 else ():
+            moved[:, [first, second]] = moved[:, [second, first]]
+    y, x, height, width = box
     moved[..., :2] = (moved[..., :2] - (x, y)) * (frame / (width, height))
     vertical, horizontal = flip
     if horizontal:

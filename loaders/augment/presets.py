@@ -16,13 +16,21 @@ from loaders.augment.colour import (
     RandomGrayscale,
     RandomSolarize,
 )
-from loaders.augment.ops import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from loaders.augment.ops import (
+    CenterCrop,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResize,
+    RandomResizedCrop,
+    Resize,
+)
 from loaders.augment.views import Views
 from loaders.checks import whole_number
 
 if TYPE_CHECKING:
     from loaders.augment.geometry import Op
 
+NAMES = ("imagenet_train", "imagenet_eval", "simclr", "dino", "deit", "segmentation", "detection")
 IMAGENET_PIXELS = (
     124,
     116,
@@ -114,4 +122,34 @@ def deit(size: int = 224) -> list[Op]:
         RandomHorizontalFlip(),
         RandAugment(2, 9, fill=IMAGENET_PIXELS),
         RandomErasing(0.25, (0.02, 1 / 3), value="random"),
+    ]
+
+
+def segmentation(size: int = 480, base: int = 520, fill_mask: int = 255) -> list[Op]:
+    """Return torchvision's recipe for segmentation: a scale from 0.5 to 2, a flip, and a crop, filled where it must be.
+
+    Args:
+        size: Of the crop.
+        base: Of the shorter side at scale 1.
+        fill_mask: What masks have outside pictures: the number that the loss ignores.
+
+    Source: ``references/segmentation`` of torchvision.
+    """
+    return [
+        RandomResize(base // 2, base * 2 + 1),
+        RandomHorizontalFlip(),
+        RandomCrop(size, pad_if_needed=True, fill=(124, 116, 104), fill_mask=fill_mask),
+    ]
+
+
+def detection(size: int = 640) -> list[Op]:
+    """Return a flip, changed colours and a letterbox: whole pictures in squares of one size, boxes with them.
+
+    Source: the first and last steps of ``ssdlite`` in ``references/detection`` of torchvision, which crops by boxes
+        between them (``RandomIoUCrop``); that is not here.
+    """
+    return [
+        RandomHorizontalFlip(),
+        RandomApply([ColorJitter((0.875, 1.125), (0.5, 1.5), (0.5, 1.5), (-0.05, 0.05))], 0.5),
+        Resize((size, size), pad=True, fill=IMAGENET_PIXELS),
     ]

@@ -49,12 +49,14 @@ class Resampling:
     Attributes:
         interpolation: One of ``INTERPOLATIONS``.
         is_filtered: Whether Pillow's filters are used, at sub-pixel boxes.
+        warp: How what is turned, sheared and the like is: ``"bilinear"``, or ``"nearest"`` if nothing else resizes.
         padding_mode: What lies outside of a picture: ``"constant"`` is ``fill``, the others are as in ``RandomCrop``.
     """
 
     interpolation: str = "bilinear"
     is_filtered: bool = False
     padding_mode: str = "constant"
+    warp: str = "bilinear"
 
 
 FAST = Resampling()
@@ -80,7 +82,7 @@ def resampling_of(ops: Sequence[Op]) -> Resampling:
         >>> resampling_of([RandomResizedCrop(224)]).is_filtered
         False
     """
-    mode = _padding_mode(ops)
+    mode, warp = _padding_mode(ops), _warp(ops)
     for op in reversed(ops):
         interpolation = getattr(op, "interpolation", None)
         if interpolation is None or not hasattr(op, "antialias"):
@@ -89,8 +91,14 @@ def resampling_of(ops: Sequence[Op]) -> Resampling:
         if antialias is None:
             antialias = not any(each.num_draws for each in ops)
         is_filtered = interpolation == "area" or (antialias and interpolation != "nearest")
-        return Resampling(interpolation, bool(is_filtered), mode)
-    return Resampling(padding_mode=mode)
+        return Resampling(interpolation, bool(is_filtered), mode, warp)
+    return Resampling(padding_mode=mode, warp=warp)
+
+
+def _warp(ops: Sequence[Op]) -> str:
+    moving = [op for op in ops if not hasattr(op, "edit")]
+    ways = {way for op in moving if (way := getattr(op, "interpolation", None)) is not None}
+    return "nearest" if ways == {"nearest"} else "bilinear"
 
 
 def _padding_mode(ops: Sequence[Op]) -> str:

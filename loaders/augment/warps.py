@@ -1,15 +1,33 @@
-"""Matrices of rotations, shears and the like: from pixels of a result to those of its source, for N samples at once."""
+"""Rotations, shears and the like, as matrices: from pixels of a result to those of its source, N samples at once."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import cv2
 import numpy as np
 
 from loaders.augment.edits import NUM_VALUES
+from loaders.augment.geometry import Op
+from loaders.augment.resampling import Fill, as_fill
+from loaders.checks import one_of, real_number, whole_number
+from loaders.errors import BatchError
 
 if TYPE_CHECKING:
-    from loaders.augment.geometry import Floats
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from loaders.augment.geometry import Floats, Window
+
+_INVERSE = cv2.WARP_INVERSE_MAP
+_BORDERS = {
+    "constant": cv2.BORDER_CONSTANT,
+    "edge": cv2.BORDER_REPLICATE,
+    "reflect": cv2.BORDER_REFLECT_101,
+    "symmetric": cv2.BORDER_REFLECT,
+}
 
 
 def affine_matrices(
@@ -56,3 +74,240 @@ def as_values(matrices: Floats, interpolation: str, fill: Any) -> Floats:
     values[:, 6] = interpolation == "bilinear"
     values[:, 7:10] = fill
     return values
+
+
+class _Warp(Op):
+    """An op that maps pixels by a matrix of its own for each sample."""
+
+    __slots__ = ()
+
+    def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Tell the frame's size afterwards."""
+        return size
+
+
+def _as_pair(name: str, value: Any) -> tuple[float, float]:
+    """Read (low, high), or one number: from minus to plus it."""
+    if isinstance(value, (tuple, list)):
+        low, high = (float(real_number(name, each)) for each in value)
+        if low > high:
+            raise ValueError(f"{name} must be a number or (low, high), in order, got {value!r}")
+        return low, high
+    number = float(real_number(name, value, at_least=0))
+    return -number, number
+
+
+def _check(op: RandomRotation | RandomAffine | RandomPerspective) -> None:
+    one_of("interpolation", op.interpolation, ("nearest", "bilinear"))
+    object.__setattr__(op, "fill", as_fill(op.fill))
+    whole_number("fill_mask", op.fill_mask)
+
+
+def _between(limits: tuple[float, float], draws: Floats) -> Floats:
+    return limits[0] + (limits[1] - limits[0]) * draws
+
+
+@dataclass(frozen=True, slots=True)
+class RandomAffine(_Warp):
+    """Rotate, shift, scale and shear at random; pictures, masks, boxes and keypoints together.
+
+    Boxes become what encloses them. Behind ``RandomResizedCrop`` and the like it is still one resampling, bilinear, and
+    the picture's own pixels come into the corners.
+
+    Args:
+        degrees: Of rotation, clockwise: (low, high), or one number for minus to plus it.
+        translate: Most that is shifted, as shares of width and height; None: nothing.
+        scale: (low, high); None: 1.
+        shear: Degrees along x: one number or (low, high); or (low, high) along x and along y.
+        interpolation: ``"nearest"`` or ``"bilinear"``; masks are always ``"nearest"``.
+        fill: What pixels have outside the picture.
+        center: (x, y) that stays where it is; None: the middle.
+        fill_mask: What masks have outside.
+
+    Source:
+        ``RandomAffine`` of torchvision.
+    """
+
+    degrees: float | tuple[float, float]
+    translate: tuple[float, float] | None = None
+    scale: tuple[float, float] | None = None
+    shear: float | tuple[float, ...] | None = None
+    interpolation: Literal["nearest", "bilinear"] = "nearest"
+    fill: Fill = 0
+    center: tuple[float, float] | None = None
+    fill_mask: int = field(default=0, kw_only=True)
+
+    num_draws: ClassVar[int] = 6
+
+    def __post_init__(self) -> None:
+        _check(self)
+        object.__setattr__(self, "degrees", _as_pair("degrees", self.degrees))
+        for share in self.translate or ():
+            real_number("translate", share, at_least=0, at_most=1)
+        if self.scale is not None and _as_pair("scale", self.scale)[0] <= 0:
+            raise ValueError(f"scale must be above 0, got {self.scale}")
+        shear: Any = self.shear
+        pairs = shear if isinstance(shear, (tuple, list)) and len(shear) == 4 else None
+        x = (0.0, 0.0) if shear is None else _as_pair("shear", pairs[:2] if pairs else shear)
+        y = _as_pair("shear", pairs[2:]) if pairs else (0.0, 0.0)
+        object.__setattr__(self, "shear", (*x, *y))
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        height, width = window.size.T.astype(np.float64)
+        shares: Any = self.translate or (0.0, 0.0)
+        shift = [
+            np.rint(_between((-1.0, 1.0), draws[:, 1 + i]) * share * side)
+            for i, (share, side) in enumerate(zip(shares, (width, height), strict=True))
+        ]
+        shear: Any = self.shear
+        degrees: Any = self.degrees
+        matrices = affine_matrices(
+            _between(degrees, draws[:, 0]),
+            shift,
+            _between(self.scale or (1.0, 1.0), draws[:, 3]),
+            (_between(shear[:2], draws[:, 4]), _between(shear[2:], draws[:, 5])),
+            self.center or (width / 2, height / 2),
+        )
+        window.warp(matrices, np.ones(len(draws), bool))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRotation(_Warp):
+    """Rotate at random; what leaves the frame is lost. The rest is as in ``RandomAffine``.
+
+    Args:
+        degrees: Counter-clockwise: (low, high), or one number for minus to plus it.
+        interpolation: ``"nearest"`` or ``"bilinear"``; masks are always ``"nearest"``.
+        center: (x, y) that stays where it is; None: the middle.
+        fill: What pixels have outside the picture.
+        fill_mask: What masks have outside.
+
+    Source:
+        ``RandomRotation`` of torchvision, with ``expand=False``.
+    """
+
+    degrees: float | tuple[float, float]
+    interpolation: Literal["nearest", "bilinear"] = "nearest"
+    center: tuple[float, float] | None = None
+    fill: Fill = 0
+    fill_mask: int = field(default=0, kw_only=True)
+
+    num_draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _check(self)
+        object.__setattr__(self, "degrees", _as_pair("degrees", self.degrees))
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        height, width = window.size.T.astype(np.float64)
+        degrees: Any = self.degrees
+        centre = self.center or (width / 2, height / 2)
+        matrices = affine_matrices(-_between(degrees, draws[:, 0]), centre=centre)
+        window.warp(matrices, np.ones(len(draws), bool))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomPerspective(_Warp):
+    """Look at the picture from aside, with probability ``p``. The rest is as in ``RandomAffine``.
+
+    Args:
+        distortion_scale: How far corners move at most, as a share of half the side.
+        p: Probability, from 0 to 1.
+        interpolation: ``"nearest"`` or ``"bilinear"``; masks are always ``"nearest"``.
+        fill: What pixels have outside the picture.
+        fill_mask: What masks have outside.
+
+    Source:
+        ``RandomPerspective`` of torchvision.
+    """
+
+    distortion_scale: float = 0.5
+    p: float = 0.5
+    interpolation: Literal["nearest", "bilinear"] = "bilinear"
+    fill: Fill = 0
+    fill_mask: int = field(default=0, kw_only=True)
+
+    num_draws: ClassVar[int] = 9
+
+    def __post_init__(self) -> None:
+        _check(self)
+        real_number("distortion_scale", self.distortion_scale, at_least=0, at_most=1)
+        real_number("p", self.p, at_least=0, at_most=1)
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        sides = window.size[:, ::-1].astype(np.float64)  # x, y
+        most = np.floor(self.distortion_scale * (sides // 2)) + 1
+        inward = np.floor(draws[:, :8].reshape(-1, 4, 2) * most[:, None])
+        right, below = np.array([[0, 1, 1, 0], [0, 0, 1, 1]])
+        is_far = np.stack([right, below], axis=1)
+        starts = is_far * (sides[:, None] - 1)
+        ends = np.where(is_far, sides[:, None] - most[:, None] + inward, inward)
+        window.warp(_homographies(ends, starts), draws[:, 8] < self.p)
+
+
+def _homographies(points: Floats, images: Floats) -> Floats:
+    """Return the matrices that bring four points to four others, each ``(N, 4, 2)``: ``(N, 3, 3)``."""
+    num, (x, y), (u, v) = len(points), np.moveaxis(points, 2, 0), np.moveaxis(images, 2, 0)
+    zero, one = np.zeros_like(x), np.ones_like(x)
+    rows = [
+        np.stack([x, y, one, zero, zero, zero, -u * x, -u * y], axis=2),
+        np.stack([zero, zero, zero, x, y, one, -v * x, -v * y], axis=2),
+    ]
+    matrix, target = np.concatenate(rows, axis=1), np.concatenate([u, v], axis=1)[..., None]
+    found = np.linalg.solve(matrix, target)[..., 0]
+    return np.concatenate([found, np.ones((num, 1))], axis=1).reshape(num, 3, 3)
+
+
+def warp(
+    image: npt.NDArray[Any],
+    matrix: Floats,
+    size: Sequence[int],
+    fill: Any = 0,
+    *,
+    out: npt.NDArray[Any] | None = None,
+    interpolation: str = "bilinear",
+    padding_mode: str = "constant",
+) -> npt.NDArray[Any]:
+    """Resample an image by a matrix.
+
+    Args:
+        image: ``(H, W)`` or ``(H, W, C)`` of up to 4 channels, of a dtype that ``apply`` interpolates.
+        matrix: ``(3, 3)``: from x, y of the result to those of the image, in pixels from the corner.
+        size: Height and width of the result.
+        fill: What lies outside: one number, or one for each channel.
+        out: Where to write to; a new array by default.
+        interpolation: ``"bilinear"`` or ``"nearest"``.
+        padding_mode: As in ``RandomCrop``.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        BatchError: The image is of a kind that is not warped.
+    """
+    if out is None:
+        out = np.empty((*size, *image.shape[2:]), image.dtype)
+    shift = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
+    # From corners, where a pixel begins, to centres, which OpenCV counts.
+    centred = np.linalg.inv(shift) @ matrix @ shift
+    flags = (cv2.INTER_NEAREST if interpolation == "nearest" else cv2.INTER_LINEAR) | _INVERSE
+    around = tuple(np.broadcast_to(fill, 4).tolist()) if np.ndim(fill) == 0 else tuple(fill)
+    settings = (flags, _BORDERS[padding_mode], around)
+    flat, target = image, out
+    if image.ndim == 3 and image.shape[2] == 1:
+        flat, target = image[..., 0], out[..., 0]
+    try:
+        flat = np.ascontiguousarray(flat)
+        if (centred[2] == (0, 0, 1)).all():
+            done = cv2.warpAffine(flat, centred[:2], (size[1], size[0]), None, *settings)
+        else:
+            done = cv2.warpPerspective(flat, centred, (size[1], size[0]), None, *settings)
+    except cv2.error as error:
+        raise BatchError(
+            f"cannot turn a {image.dtype} {image.shape} image: {error.err}"
+        ) from error
+    target[...] = done
+    return out

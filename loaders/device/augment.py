@@ -33,7 +33,7 @@ from loaders.augment.resampling import (
     source_positions,
 )
 from loaders.checks import shown, whole_number
-from loaders.device.edits import Group, edit_images, group_edits
+from loaders.device.edits import Group, edit_images, group_edits, sources, warp
 from loaders.device.nested import map_tensors
 from loaders.errors import BatchError
 
@@ -59,6 +59,8 @@ class Moves(NamedTuple):
         fill: What lies outside of images: one number, or one for each channel.
         resampling: How, as ``augment.Geometry`` says.
         edits: What happens to the pixels of images then.
+        warped: Samples that are turned, sheared and the like: int64 ``(n,)``; None: none.
+        matrices: Of these ``(n, 3, 3)`` float64, as ``augment.Geometry`` says.
         regions: Where images are filtered ``(N, 2, 2)`` float64: corner and lengths of the exact boxes. ``table`` then
             has the boxes of all that is read.
     """
@@ -72,6 +74,8 @@ class Moves(NamedTuple):
     resampling: Resampling = FAST
     regions: torch.Tensor | None = None
     edits: tuple[Group, ...] = ()
+    warped: torch.Tensor | None = None
+    matrices: torch.Tensor | None = None
 
 
 def draw_moves(
@@ -116,7 +120,18 @@ def draw_moves(
         drawn.resampling,
         None if regions is None else torch.from_numpy(regions.reshape(-1, 2, 2)),
         group_edits(drawn.edits),
+        *_warped(drawn),
     )
+
+
+def _warped(drawn: Geometry) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    rows = np.flatnonzero(drawn.is_warped)
+    if drawn.matrices is None or not len(rows):
+        return None, None
+    if drawn.resampling.padding_mode not in ("constant", "edge"):
+        what = f"padding_mode {drawn.resampling.padding_mode!r} of what is turned or sheared"
+        raise BatchError(f"{what} is done on the host")
+    return torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows])
 
 
 def _num_taps(drawn: Geometry) -> Any:
@@ -260,12 +275,44 @@ def _moved(table: torch.Tensor, *, device: torch.device) -> torch.Tensor:
 
 def move_masks(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
     """Return masks ``(N, *spatial)`` moved; ``moves`` is on their device."""
-    return _nearest(masks, moves, False, moves.fill_mask)
+    moved = _nearest(masks, moves, False, moves.fill_mask)
+    if moves.warped is not None and moves.matrices is not None:
+        kind = masks.dtype
+        plain = moved.view(_SIGNED.get(kind, kind))  # indexing knows no unsigned 16 bits
+        plain.index_copy_(0, moves.warped, _turned(masks.view(plain.dtype), moves))
+    return moved
+
+
+def _turned(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
+    """Take the pixel nearest to where each comes from."""
+    assert moves.warped is not None
+    assert moves.matrices is not None
+    height, width = masks.shape[1:]
+    x, y = sources(moves.matrices, moves.size).floor().long().unbind(-1)
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    at = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).flatten(1)
+    some = masks.index_select(0, moves.warped).flatten(1)
+    found = some.gather(1, at).view(inside.shape)
+    return (
+        found
+        if moves.resampling.padding_mode == "edge"
+        else found.masked_fill(~inside, moves.fill_mask)
+    )
 
 
 def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
     """Return images ``(N, C, *spatial)`` moved and edited; ``moves`` is on their device."""
-    return edit_images(_moved_images(images, moves), moves.edits)
+    moved = _moved_images(images, moves)
+    if moves.warped is not None and moves.matrices is not None:
+        if images.dtype != torch.uint8:
+            raise BatchError(
+                f"uint8 images are turned and sheared on a device, got {images.dtype}"
+            )
+        fill = _row(np.broadcast_to(moves.fill, images.shape[1]).tolist(), images)[None]
+        some = images.index_select(0, moves.warped)
+        turned = warp(some, moves.matrices, moves.size, moves.resampling.warp, fill)
+        moved.index_copy_(0, moves.warped, turned)
+    return edit_images(moved, moves.edits)
 
 
 def _moved_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:

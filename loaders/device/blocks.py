@@ -70,7 +70,13 @@ def cut_around(moves: Moves, size: Sequence[int], unit: int) -> tuple[Cut, Moves
     if regions is not None:
         regions = regions.clone()
         regions[:, 0] -= first * unit
-    return Cut(first, (rows, columns)), moves._replace(table=table, regions=regions)
+    matrices = moves.matrices
+    if moves.warped is not None and matrices is not None:
+        matrices = matrices.clone()
+        shift = (first[moves.warped] * unit).flip(1).unsqueeze(2)  # x, y
+        matrices[:, :2] -= shift * matrices[:, 2:]
+    found = moves._replace(table=table, regions=regions, matrices=matrices)
+    return Cut(first, (rows, columns)), found
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,21 +258,26 @@ def warp(
         fill: ``(N, C)``: what lies outside.
     """
     height, width = images.shape[2:]
-    y = torch.arange(size[0], device=images.device, dtype=torch.float32) + 0.5
-    x = torch.arange(size[1], device=images.device, dtype=torch.float32) + 0.5
+    shape = torch.stack([torch.full((), n, device=images.device) for n in (width, height)])
+    grid = sources(matrices, size) / shape * 2 - 1
+    values = functional.grid_sample(images.float(), grid, mode, "zeros", align_corners=False)
+    ones = torch.ones_like(images[:, :1], dtype=torch.float32)
+    share = functional.grid_sample(ones, grid, mode, "zeros", align_corners=False)
+    values += (1 - share) * fill.view(len(fill), -1, 1, 1)
+    return values.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def sources(matrices: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Return where the pixels of results come from: x, y in pixels from the corner, float32 ``(N, H, W, 2)``."""
+    y, x = (
+        torch.arange(n, device=matrices.device, dtype=torch.float32) + 0.5
+        for n in (size[0], size[1])
+    )
     points = torch.stack(
         [*torch.meshgrid(x, y, indexing="xy"), torch.ones(*size, device=x.device)], -1
     )
     found = torch.einsum("nij,hwj->nhwi", matrices.float(), points)
-    if matrices.shape[1] == 3:
-        found = found[..., :2] / found[..., 2:]
-    shape = torch.stack([torch.full((), n, device=x.device) for n in (width, height)])
-    grid = found / shape * 2 - 1
-    values = functional.grid_sample(images.float(), grid, mode, "zeros", align_corners=False)
-    ones = torch.ones_like(images[:, :1], dtype=torch.float32)
-    share = functional.grid_sample(ones, grid, mode, "zeros", align_corners=False)
-    values += (1 - share) * fill.view(len(images), -1, 1, 1)
-    return values.round_().clamp_(0, 255).to(torch.uint8)
+    return found[..., :2] / found[..., 2:] if matrices.shape[1] == 3 else found
 
 
 _KERNELS: dict[int, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

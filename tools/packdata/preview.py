@@ -17,8 +17,10 @@ import numpy.typing as npt
 from PIL import Image as Pictures
 from PIL import ImageDraw, ImageFont
 
+from loaders import augment
+from loaders.augment import presets
 from loaders.data.view import KEY_FIELD
-from loaders.errors import LoadersError, PackError, ShardError
+from loaders.errors import LoadersError, PackError, SchemaError, ShardError
 from loaders.rng import hash64, key64, uniform
 from loaders.schema import (
     Array,
@@ -52,6 +54,7 @@ _EXACT_DRAW = 1 << 20
 _TILE = 208  # pixels: side of the square that a picture is fitted into
 _CAPTION_LINES = 3
 _MAX_IMAGES = 4  # of several a sample
+_MOST_DRAWS = 8  # side by side
 _GAP = 14
 _MARGIN = 26
 _PAPER, _WELL, _INK, _FAINT, _RED = "#ffffff", "#eef0f3", "#1b1f24", "#69717d", "#b3261e"
@@ -118,7 +121,64 @@ def contact_sheet(
     Raises:
         ShardError: What it would show is damaged, or missing.
     """
-    tiles = [_tile(view, i) for i in indices]
+    return _sheet([_tile(view, i) for i in indices], _head(view, len(indices)), columns, notes)
+
+
+def augmented_sheet(
+    view: View, indices: Sequence[int], preset: str, *, notes: list[str] | None = None
+) -> Pictures.Image:
+    """Draw what a preset makes of samples: a row each, the picture as it is first.
+
+    Args:
+        view: The dataset.
+        indices: Which samples, in which order.
+        preset: One of ``loaders.augment.presets``.
+        notes: Takes what the sheet does not show as it is.
+
+    Returns:
+        An RGB picture.
+
+    Raises:
+        SchemaError: There is no image, or none of uint8 and 1 or 3 channels.
+    """
+    images = [n for n, kind in view.schema.fields.items() if isinstance(kind, Image)]
+    kind = view.schema.fields[images[0]] if images else None
+    if not isinstance(kind, Image) or kind.dtype != "uint8" or kind.channels not in (1, 3):
+        raise SchemaError(f"{view.path} has no images of uint8 and 1 or 3 channels to augment")
+    ops = getattr(presets, preset)()
+    views = [each for op in ops if isinstance(op, augment.Views) for _, each in op] or [ops]
+    epochs = range(max(_MOST_DRAWS // len(views), 1) if augment.has_draws(ops) else 1)
+    tiles = []
+    for i in indices:
+        image = view.sample(i, [images[0]])[images[0]]
+        drawn = [
+            _augmented(image, each, i, epoch, number)
+            for epoch in epochs
+            for number, each in enumerate(views)
+        ]
+        pictures = [_fitted(each, [], []) for each in (image, *drawn)]
+        tiles.append(_Tile(pictures, f"sample {i}"))
+    name, line = _head(view, len(tiles))
+    return _sheet(tiles, (f"{name}, presets.{preset}", line), 1, notes)
+
+
+def _augmented(
+    image: npt.NDArray[Any], ops: Sequence[Any], index: int, epoch: int, number: int
+) -> npt.NDArray[Any]:
+    """Return what ops make of a picture, as a dataset does of seed 0."""
+    sizes, indices = np.array([image.shape[:2]]), np.array([index])
+    planned = augment.plan(ops, sizes, seed=0, epoch=epoch, indices=indices, view=number)
+    box, size, flip = (rows[0].tolist() for rows in (planned.places, planned.sizes, planned.flips))
+    fill, how = augment.fill_of(ops), planned.resampling
+    done = augment.apply(image, box, size, flip, fill, resampling=how)
+    if planned.edits is not None:
+        augment.edit(done, planned.edits.kinds[0].tolist(), planned.edits.values[0].tolist())
+    return done
+
+
+def _sheet(
+    tiles: list[_Tile], head: tuple[str, str], columns: int | None, notes: list[str] | None
+) -> Pictures.Image:
     side_by_side = max((len(tile.pictures) for tile in tiles), default=1) or 1
     columns = columns or math.ceil(math.sqrt(1.5 * len(tiles) / side_by_side))
     columns = max(1, min(columns, len(tiles)))
@@ -130,7 +190,6 @@ def contact_sheet(
     num_lines = max((len(tile.lines) for tile in tiles), default=0)
     height = _TILE + 8 + pen.title_height + num_lines * pen.line_height
     rows = math.ceil(len(tiles) / columns)
-    head = _head(view, len(tiles))
     top = _MARGIN + pen.head_height + pen.line_height + 16
     sheet_width = 2 * _MARGIN + columns * width + (columns - 1) * _GAP
     sheet_width = max(sheet_width, 2 * _MARGIN + 320)

@@ -36,7 +36,7 @@ _LARGE_BATCH = 1 << 30  # bytes
 _told: set[str] = set()
 _FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
-Move = tuple[list[Any], list[int], list[bool]]  # box, size and flips
+Move = tuple[list[Any], list[int], list[bool], Any]  # box, size and flips; a matrix, or None
 
 
 @dataclass(slots=True)
@@ -95,7 +95,10 @@ class Wanted:
     def moves(self, i: int) -> list[Move]:
         """Return what happens to a picture in each view."""
         return [
-            (plan.places[i].tolist(), plan.sizes[i].tolist(), plan.flips[i].tolist())
+            (
+                *(plan.places[i].tolist(), plan.sizes[i].tolist(), plan.flips[i].tolist()),
+                plan.matrices[i] if plan.matrices is not None and plan.is_warped[i] else None,
+            )
             for plan in self.plans
         ]
 
@@ -188,12 +191,22 @@ class PictureReader:
         """Read a picture of any format and dtype."""
         part = wanted.part(i)
         image, source_size = self._decode(part, wanted.reductions[i])
-        for view, (out, (box, size, flip)) in enumerate(zip(outs, wanted.moves(i), strict=True)):
-            done = augment.apply(
-                image, [box[0] - part.top, box[1] - part.left, *box[2:]], size, flip, self.fills[view],
-                out=out, nearest=isinstance(self.field, Mask), source_size=source_size,
-                resampling=wanted.plans[view].resampling,
-            )  # fmt: skip
+        for view, (out, (box, size, flip, matrix)) in enumerate(
+            zip(outs, wanted.moves(i), strict=True)
+        ):
+            how, is_mask = wanted.plans[view].resampling, isinstance(self.field, Mask)
+            if matrix is not None:
+                shift = np.array([[1, 0, -part.left], [0, 1, -part.top], [0, 0, 1]])
+                way = "nearest" if is_mask else how.warp
+                done = augment.warp(
+                    image, shift @ matrix, size, self.fills[view],
+                    out=out, interpolation=way, padding_mode=how.padding_mode,
+                )  # fmt: skip
+            else:
+                done = augment.apply(
+                    image, [box[0] - part.top, box[1] - part.left, *box[2:]], size, flip, self.fills[view],
+                    out=out, nearest=is_mask, source_size=source_size, resampling=how,
+                )  # fmt: skip
             if wanted.is_edited:
                 self._edit(wanted, i, [done], view)
             if out is None:
@@ -321,7 +334,8 @@ def _needed(plans: Sequence[augment.Geometry], lengths: Ints) -> tuple[Ints, Int
 def _reductions(plan: augment.Geometry) -> Ints:
     if plan.regions is not None:  # the filter wants all pixels
         return np.ones(len(plan), np.int64)
-    return augment.reductions(plan.boxes, plan.sizes)
+    reductions = augment.reductions(plan.boxes, plan.sizes)
+    return np.where(plan.is_warped, 1, reductions)  # whose boxes enclose more than they show
 
 
 def _tell_if_large(name: str, num: int, nbytes: int) -> None:

@@ -96,10 +96,11 @@ class ObjectReader:
                 moved[first + i] = torch.from_numpy(self._moved(value, move))
 
     def _moved(self, value: npt.NDArray[Any], move: Move) -> npt.NDArray[Any]:
-        box, size, flip = move
+        box, size, flip, matrix = move
         if isinstance(self.field, Keypoints):
-            return augment.move_keypoints(value, box, size, flip, self.field.flip_pairs)
-        return augment.move_boxes(value, box, size, flip)
+            pairs = self.field.flip_pairs
+            return augment.move_keypoints(value, box, size, flip, pairs, matrix)
+        return augment.move_boxes(value, box, size, flip, matrix)
 
     def finish(self, values: list[Any]) -> list[Any]:
         named = zip(self.names, values, strict=True)

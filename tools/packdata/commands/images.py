@@ -95,6 +95,11 @@ def _add_picture_options(group: Any) -> None:
         "lost: sides are multiples of the blocks (default: decode, turn, and encode with their own tables)",
     )
     add(
+        "--icc",
+        choices=("srgb",),
+        help="convert pictures that have a colour profile to sRGB (default: keep their numbers, and count them)",
+    )
+    add(
         "--max-picture-mb",
         type=parse_count,
         default=MAX_PICTURE_MB,
@@ -154,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
 
     names = (
         *("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression"),
-        *("max_picture_mb", "lossless_rotate"),
+        *("max_picture_mb", "lossless_rotate", "icc"),
         *(
             "palette",
             "label_map",

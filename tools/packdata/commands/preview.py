@@ -6,12 +6,20 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loaders.augment import presets
 from loaders.data.view import open_view
 from loaders.errors import SchemaError
 from loaders.text import printable
 from packdata.commands.common import new_parser, parse_count, parse_path, show, show_notes
 from packdata.describe import counted
-from packdata.preview import as_text, choose, contact_sheet, has_pictures, save_sheet
+from packdata.preview import (
+    as_text,
+    augmented_sheet,
+    choose,
+    contact_sheet,
+    has_pictures,
+    save_sheet,
+)
 
 if TYPE_CHECKING:
     from loaders.commandline import Commands
@@ -53,6 +61,12 @@ def add_parser(commands: Commands) -> None:
         metavar="N",
         help="another seed shows other samples (default: 0)",
     )
+    parser.add_argument(
+        "--augment",
+        choices=presets.NAMES,
+        metavar="PRESET",
+        help=f"what a recipe makes of each, side by side: {', '.join(presets.NAMES)}",
+    )
     parser.add_argument("--text", action="store_true", help="print the samples, draw nothing")
     parser.set_defaults(run=run)
 
@@ -67,7 +81,7 @@ def _png(text: str) -> Path:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    sheet = [name for name in ("out", "columns") if getattr(args, name) is not None]
+    sheet = [name for name in ("out", "columns", "augment") if getattr(args, name) is not None]
     if sheet and args.text:
         args.parser.error(f"--{sheet[0]} is of a sheet, and --text draws none")
     view = open_view(args.dataset)
@@ -81,7 +95,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
     notes: list[str] = []
-    save_sheet(contact_sheet(view, indices, columns=args.columns, notes=notes), out)
+    if args.augment is None:
+        sheet_of = contact_sheet(view, indices, columns=args.columns, notes=notes)
+    else:
+        sheet_of = augmented_sheet(view, indices, args.augment, notes=notes)
+    save_sheet(sheet_of, out)
     show_notes(notes)
     show(f"{printable(str(out))}: {len(indices)} of {counted(len(view), 'sample')}")
     return 0

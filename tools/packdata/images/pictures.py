@@ -5,7 +5,7 @@ bytes decide, not the name. What is done to a picture, and noted in ``Picture.ch
 
 - Exif orientation is applied, so that stored pixels are upright.
 - CMYK and YCCK become RGB; palettes and 1-, 2- and 4-bit gray become 8-bit. Color profiles are
-  ignored, as in other loaders.
+  ignored, as in other loaders, unless conversion to sRGB is asked for (``packdata.images.profiles``).
 - Transparent pixels are laid on white, the page that such pictures are drawn for. (Dropping alpha,
   as others do, shows whatever color hides below.)
 - 16 bits become 8 by value / 257, rounded, so that white stays white; with ``dtype="uint16"`` they
@@ -38,6 +38,7 @@ from packdata.images.fit import MIN_REDUCED
 from packdata.images.foreign import kind_of
 from packdata.images.headers import PNG_START, Header, is_lossless_webp, read_header
 from packdata.images.jpegs import decode_strictly
+from packdata.images.profiles import converted, find_profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,6 +92,7 @@ class Picture:
         changes: What keeps the file from being stored as it is: ``rotated``, ``cmyk``,
             ``palette``, ``alpha``, ``16-bit``, ``8-bit``, ``animated``, ``gif``, ``odd jpeg``, ...
         mended: The file without what makes it an odd JPEG.
+        has_profile: Whether the file says by a colour profile what its numbers mean.
     """
 
     pixels: Array
@@ -99,6 +101,7 @@ class Picture:
     gray: bool
     changes: tuple[str, ...]
     mended: bytes | None = None
+    has_profile: bool = False
 
     def kept(self, data: bytes) -> bytes | None:
         """Return the file, or what is mended of it, if that can be stored; else None."""
@@ -124,6 +127,7 @@ def decode_picture(
     needed: Callable[[Size], Size] | None = None,
     scratch: Scratch | None = None,
     max_pixels: int = MAX_PIXELS,
+    to_srgb: bool = False,
 ) -> Picture:
     """Return the pixels of an encoded picture.
 
@@ -136,9 +140,10 @@ def decode_picture(
             twice as large as needed or more.
         scratch: Where a JPEG may be decoded to; the pixels are then gone with the thread's next.
         max_pixels: That are accepted, of any format.
+        to_srgb: Convert 8-bit colours that have a colour profile to sRGB.
 
     Raises:
-        CodecError: The bytes are no picture, a damaged one, or one of too many pixels.
+        CodecError: The bytes are no picture, a damaged one, or one of too many pixels; or its profile is unreadable.
 
     Source:
         The factor of two is the ``reducing_gap=2.0`` of Pillow's ``Image.thumbnail``: beyond it
@@ -167,9 +172,14 @@ def decode_picture(
         pixels, notes = _turn(pixels, header.orientation, notes)
         size = header.size if header.orientation < 5 else header.size[::-1]
         name, gray = header.format, header.color == "gray"
+    profile = find_profile(data)
+    if profile is not None and to_srgb:
+        pixels, notes = converted(pixels, profile, notes)
     pixels, notes = _flatten(pixels, notes)
     pixels, notes = _to_dtype(pixels, np.dtype(dtype), notes)
-    return Picture(_to_channels(pixels, channels), size, name, gray, tuple(notes), mended)
+    return Picture(
+        _to_channels(pixels, channels), size, name, gray, tuple(notes), mended, profile is not None
+    )
 
 
 def _reduction(header: Header, needed: Callable[[Size], Size] | None) -> int:

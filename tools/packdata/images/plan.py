@@ -15,7 +15,9 @@ from packdata.files.plan import FilesPlan
 from packdata.files.splits import SourceOptions, listed_sources
 from packdata.images.fit import Resize
 from packdata.images.marks import Marks
+from packdata.images.profiles import CONVERTED
 from packdata.images.recipe import (
+    HAS_PROFILE,
     MENDED,
     SMALLER,
     TURNED_BELOW,
@@ -116,6 +118,11 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
     if turned := counts.pop(TURNED_BELOW, 0):
         what = "turned upright by Exif: boxes and keypoints are taken for places in the upright picture"
         notes.append(f"{counted(turned, 'picture')} {what}")
+    if profiles := counts.pop(HAS_PROFILE, 0):
+        what = "with a colour profile, whose numbers are kept as they are: --icc srgb converts what is not of sRGB"
+        notes.append(f"{counted(profiles, 'picture')} {what}")
+    if not counts["kept"] and (num := counts[CONVERTED]):
+        notes.append(f"{counted(num, 'picture')} {CONVERTED}")
     if mended := counts.pop(MENDED, 0):
         notes.append(
             f"{counted(mended, 'JPEG')} mended, with no pixel changed (no end marker, padding)"
@@ -154,7 +161,7 @@ def pack_images(
         options: ``sizes`` (``256``, or ``"224x320"`` as height x width; a list makes a dataset of
             each) and ``fit``, how pictures come to a size (``packdata.images.fit.Resize``); ``codec``,
             ``quality``, ``gray``, ``keep_depth``, ``subsampling``, ``compression``,
-            ``max_picture_mb`` and ``lossless_rotate`` (``packdata.images.recipe.ImageOptions``);
+            ``max_picture_mb``, ``lossless_rotate`` and ``icc`` (``packdata.images.recipe.ImageOptions``);
             ``palette`` and ``label_map`` (``packdata.images.marks.Marks``); ``masks``, ``mask_suffix``,
             ``classes``, ``image_column``, ``mask_column`` and ``label_column``
             (``packdata.files.splits.SourceOptions``); ``boxes``, ``keypoints`` and ``annotations``

@@ -39,6 +39,7 @@ from packdata.images.pictures import (
     use_exact_opencv,
 )
 from packdata.images.planes import encode_jpeg_planes
+from packdata.images.profiles import CONVERTED
 from packdata.images.scratch import Scratch
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
 from packdata.recipe import Tally, Target
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 _MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
 _ONE_SIZE = ("raw", "yuv420", "dct")
 TURNED, MENDED = "turned without loss", "mended"
+HAS_PROFILE = "colour profiles"
 TURNED_BELOW = "turned below boxes or keypoints"
 SMALLER = "smaller than "
 _NUM_PEEKED = 16
@@ -76,6 +78,7 @@ class ImageOptions:
         marks: What values of masks mean.
         max_picture_mb: MiB that a picture may take, decoded to what is stored, whatever its format.
         lossless_rotate: Turn JPEGs that are otherwise kept by ``jpegtran`` where that loses nothing.
+        icc: ``"srgb"`` converts what has a colour profile; None keeps the numbers.
     """
 
     sizes: tuple[Resize, ...] = ()
@@ -88,11 +91,14 @@ class ImageOptions:
     marks: Marks | None = None
     max_picture_mb: int = MAX_PICTURE_MB
     lossless_rotate: bool = False
+    icc: str | None = None
 
     def __post_init__(self) -> None:
         whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
         if self.lossless_rotate:
             check_jpegtran()
+        if self.icc not in (None, "srgb"):
+            raise SchemaError(f"icc must be 'srgb' or None, got {self.icc!r}")
         if self.codec not in (None, *PICTURE_CODECS):
             raise SchemaError(
                 f"codec must be one of {', '.join(PICTURE_CODECS)}, got {self.codec!r}"
@@ -150,6 +156,7 @@ class ImageOptions:
             if self.max_picture_mb == MAX_PICTURE_MB
             else self.max_picture_mb,
             "lossless_rotate": self.lossless_rotate or None,
+            "icc": self.icc,
             "marks": self.marks and self.marks.to_json(),
         }
         return {
@@ -339,6 +346,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             needed=self._needed,
             scratch=self._scratch,
             max_pixels=options.max_pixels,
+            to_srgb=options.icc == "srgb",
         )
 
     def _needed(self, size: Size) -> Size:
@@ -447,6 +455,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         self.tally.add("kept" if kept else "re-encoded")
         for change in picture.changes:
             self.tally.add(MENDED if kept else change)
+        if picture.has_profile and CONVERTED not in picture.changes:
+            self.tally.add(HAS_PROFILE)
         if "rotated" in picture.changes and any(label.column.form for label in self.labels):
             self.tally.add(TURNED_BELOW)
         for resize in self.options.sizes:
