@@ -107,8 +107,7 @@ class Reading:
             what = f"{order_name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"
             cost = f"An epoch would download {describe_size(size * _STRETCHES)} or more"
             remedy = f"shuffle='lanes', or cache= of at least {describe_size(least)}"
-            rest = "or cache={'mode': 'records'}, which fetches each record by itself and keeps nothing"
-            hint = f"{cost}: {read / _LINK_BYTES_PER_S:,.0f} s and more at 1 Gbit/s. Give {remedy}, {rest}"
+            hint = f"{cost}: {read / _LINK_BYTES_PER_S:,.0f} s and more at 1 Gbit/s. Give {remedy}"
             raise CacheError(what, self.origin.inside.parent, hint)
         # Each thread that waits for a shard may hold what it has opened, of before, too.
         store.max_pinned_bytes = budget // ((num_workers + 3) * ranks)

@@ -217,6 +217,10 @@ class Fetcher:
             what = f"it cannot be used ({error.strerror or error})"
             failure = CacheError(what, self._inside.parent, "See the disk of the cache")
             writer.write(encoded(error_message(failure)))
+        except Exception as error:  # whatever it is: a client that hears nothing asks again
+            logger.exception("an answer failed")
+            defect = RemoteError(f"its fetcher has a defect: {error!r}", self._inside, "Report it")
+            writer.write(encoded(error_message(defect)))
         else:
             if answer is None:  # nobody waits for it
                 return

@@ -25,7 +25,7 @@ from typing import Any
 
 import xxhash
 
-from loaders.checks import one_of, shown
+from loaders.checks import shown
 from loaders.errors import CacheError
 
 VERSION = "v1"
@@ -39,7 +39,7 @@ _NETWORK = re.compile(
 )
 _ASK = "Give a folder on a local disk: cache='/local/folder', or the variable LOADERS_CACHE"
 _GB = 10**9
-CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ..., "mode": ...}'
+CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ...}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,10 @@ class Cache:
     Attributes:
         folder: Where, or None: the default.
         size_bytes: How large, or None: the default.
-        mode: ``"shards"``: whole shards, kept; ``"records"``: each record by a request of its own, nothing kept.
     """
 
     folder: Path | None = None
     size_bytes: int | None = None
-    mode: str = "shards"
 
     @classmethod
     def parse(cls, given: Any) -> Cache:
@@ -77,12 +75,11 @@ class Cache:
 
     @classmethod
     def _of_mapping(cls, given: Mapping[str, Any]) -> Cache:
-        if unknown := set(given) - {"path", "size", "mode"}:
+        if unknown := set(given) - {"path", "size"}:
             raise ValueError(f"cache must be {CACHE_FORMS}, got {sorted(unknown)}")
-        path, size, mode = given.get("path"), given.get("size"), given.get("mode", "shards")
-        one_of('cache["mode"]', mode, ["shards", "records"])
+        path, size = given.get("path"), given.get("size")
         folder = None if path is None else _folder(path)
-        return cls(folder, None if size is None else _size(size), mode)
+        return cls(folder, None if size is None else _size(size))
 
     def open(self) -> Path:
         """Return the folder of this version, made and checked.

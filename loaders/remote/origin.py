@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from loaders.checks import shown
 from loaders.locks import ForkLock
 from loaders.remote.folder import Cache, shard_path
-from loaders.remote.url import URL, split_secrets
+from loaders.remote.url import PUBLIC_OPTIONS, URL, split_secrets
 from loaders.remote.wire import PROTOCOL
 
 if TYPE_CHECKING:
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 
 # Of an environment, what says how a store is reached; HOME has the profiles.
 _VARIABLES = re.compile(r"(AWS|GOOGLE|AZURE|HF|ALLUXIO|FSSPEC)_\w+|HOME")
-# Options that are no secrets; every other one is taken for such.
-PUBLIC_OPTIONS = frozenset(
-    (
-        *("endpoint", "endpoint_url", "region", "skip_signature", "virtual_hosted_style_request"),
-        *("allow_http", "allow_invalid_certificates", "profile", "timeout", "connect_timeout"),
-        *("max_retries", "retry_timeout", "anon", "account_name", "auto_mkdir"),
-    )
-)
 
 
 class Origin:
@@ -193,6 +185,7 @@ _defaults: dict[str, Any] = {"cache": None, "storage": None}
 def set_defaults(cache: Any = None, storage: Mapping[str, Any] | None = None) -> None:
     """Set what a URL is opened with where nothing else is said, in this process: for commands."""
     _defaults.update(cache=cache, storage=storage)
+    _origins.clear()  # which were opened otherwise
 
 
 def origin_of(place: Path | str, cache: Any = None, storage: Any = None) -> Origin:

@@ -199,7 +199,10 @@ _SAYS = (
     ("expired", r"ExpiredToken|TokenRefreshRequired|InvalidToken|token[^.]{0,40}expired"),
     ("denied", r"RequestTimeTooSkewed"),
     ("network", r"SlowDown|TooManyRequests|RequestLimitExceeded|ServiceUnavailable"),
-    ("region", r"PermanentRedirect|AuthorizationHeaderMalformed|\b30[1278]\b|IllegalLocation"),
+    (
+        "region",
+        r"redirect|PermanentRedirect|AuthorizationHeaderMalformed|\b30[1278]\b|IllegalLocation",
+    ),
     ("short", r"\b416\b|InvalidRange|Requested range .* out of bounds"),
     ("changed", r"\b412\b|PreconditionFailed"),
     ("denied", r"\b40[13]\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId"),
@@ -304,7 +307,9 @@ def _client_options(
 
 
 def _text(value: Any) -> Any:
-    return f"{value}s" if isinstance(value, int | float) and not isinstance(value, bool) else value
+    """Return a time in seconds, from a command line a text of digits, as obstore reads times."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value}s" if is_number or str(value).isdecimal() else value
 
 
 def _opened(
@@ -337,7 +342,8 @@ def _opened(
             more["credential_provider"] = ProfileCredentials(profile, environment)
     if kind not in ("http", "https"):
         more["config"] = {
-            n: str(v).lower() if isinstance(v, bool) else str(v) for n, v in options.items()
+            n: str(v).lower() if str(v) in ("True", "False") else str(v)
+            for n, v in options.items()
         }
     elif options:
         raise StoreFault("unusable", f"http(s) knows no option {sorted(options)}")

@@ -292,7 +292,7 @@ async def again(call: Callable[[], Coroutine[Any, Any, Got]], source: Source) ->
             source.num_requests += 1
             return await call()
         except StoreFault as fault:
-            if attempt == _ATTEMPTS - 1 or fault.kind in _FINAL | {"changed", "short"}:
+            if attempt == _ATTEMPTS - 1 or fault.kind in _FINAL:
                 raise
             source.num_retries += 1
             if fault.kind == "expired":

@@ -10,6 +10,15 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 _FILE_URL = re.compile(r"file:/+", re.IGNORECASE)
 OBSTORE_SCHEMES = frozenset(["s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https"])
 
+# Options that are no secrets; every other one is taken for such.
+PUBLIC_OPTIONS = frozenset(
+    (
+        *("endpoint", "endpoint_url", "region", "skip_signature", "virtual_hosted_style_request"),
+        *("allow_http", "allow_invalid_certificates", "profile", "timeout", "connect_timeout"),
+        *("max_retries", "retry_timeout", "anon", "account_name", "auto_mkdir"),
+    )
+)
+
 
 class URL(PosixPath):
     """A place in a store, ``scheme://host/path``: without user name, password, query and fragment.

@@ -14,6 +14,7 @@ from loaders.errors import LoadersError
 from loaders.text import printable
 from loaders.version import __version__
 from packdata.commands import GROUPS
+from packdata.commands.common import set_remote
 from packdata.commands.extend import spelled_anew
 from packdata.wording import in_shell
 
@@ -99,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"'append DST SRC...' is now 'extend SRC... DST': {spelled_anew(words[1:])}")
     args = parser.parse_args(words)
     try:
+        set_remote(args)
         with _quiet_pillow():
             status = int(args.run(args))
         sys.stdout.flush()

@@ -6,9 +6,11 @@ parsed arguments to the exit status.
 
 from packdata.commands import (
     arrays,
+    cache,
     copy,
     diff,
     extend,
+    fetch,
     images,
     info,
     merge,
@@ -26,6 +28,7 @@ GROUPS = {
     "look": (info, preview, stats, diff),
     "derive": (copy, split, merge, extend),
     "keep whole": (verify, repair),
+    "fetch": (fetch, cache),
 }
 
 __all__ = ["GROUPS"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, ManifestError, SchemaError, SourceError
 from loaders.manifest import MANIFEST_NAME
-from loaders.remote.url import is_url
+from loaders.remote.url import PUBLIC_OPTIONS, is_url, split_secrets
 from loaders.text import describe_size, printable, printable_json
 from packdata.describe import counted
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
@@ -114,7 +114,7 @@ def datasets_at(folder: Path) -> list[Path]:
 
     A folder of shards is one of them, though it may have lost its manifest.
     """
-    if (folder / MANIFEST_NAME).exists():
+    if is_url(folder) or (folder / MANIFEST_NAME).exists():
         return [folder]
     files = (MANIFEST_NAME, *(f"shard-*.{format}" for format in FORMATS))
     globs = [f"{below}/{file}" for below in ("*", "*/*") for file in files]
@@ -181,6 +181,49 @@ def parse_place(text: str) -> str:
 def parse_path(text: str) -> Path:
     """Read a path."""
     return Path(parse_place(text))
+
+
+def parse_source(text: str) -> Path:
+    """Read the path or URL of a dataset that is read."""
+    if not is_url(text):
+        return parse_path(text)
+    url, secrets = split_secrets(text)
+    if secrets:
+        what = "a URL on a command line holds no secrets, which others could read there"
+        raise argparse.ArgumentTypeError(f"{what}: set variables of the environment ({url})")
+    return url
+
+
+def parse_option(text: str) -> tuple[str, str]:
+    """Read an option of a store that is no secret: ``KEY=VALUE``."""
+    name, equals, value = text.partition("=")
+    if not equals or name not in PUBLIC_OPTIONS:
+        known = ", ".join(sorted(PUBLIC_OPTIONS))
+        what = "secrets come from the environment, a profile or a role"
+        raise argparse.ArgumentTypeError(f"takes KEY=VALUE of {known}; {what}")
+    return name, value
+
+
+def add_remote(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that read datasets at URLs."""
+    parser.add_argument(
+        "--storage",
+        type=parse_option,
+        action="append",
+        metavar="KEY=VALUE",
+        help="of a URL, how its store is reached, such as region=eu-west-1; no secrets",
+    )
+    parser.add_argument(
+        "--cache", metavar="SIZE|FOLDER", help="of a URL, where downloads go, or how many are kept"
+    )
+
+
+def set_remote(args: argparse.Namespace) -> None:
+    """Let URLs be opened as those options say."""
+    if getattr(args, "storage", None) or getattr(args, "cache", None):
+        from loaders.remote.origin import set_defaults
+
+        set_defaults(args.cache, dict(args.storage or ()))
 
 
 def unescaped(text: str) -> str:

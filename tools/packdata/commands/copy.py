@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from loaders.schema import PICTURE_CODECS
 from packdata.commands.common import (
     add_json,
+    add_remote,
     add_writing,
     new_parser,
     parse_count,
     parse_names,
     parse_path,
     parse_quality,
+    parse_source,
     show_made,
     show_notes,
     usage_errors,
@@ -42,7 +44,9 @@ def add_parser(commands: Commands) -> None:
     summary = "copy a dataset with other samples, fields or codecs"
     example = "packdata copy packed/all packed/cats --where 'label == \"cat\"' --fields image,key"
     parser = new_parser(commands, "copy", summary, example, _DETAILS)
-    parser.add_argument("src", type=parse_path, metavar="SRC", help="folder of the dataset")
+    parser.add_argument(
+        "src", type=parse_source, metavar="SRC", help="folder or URL of the dataset"
+    )
     parser.add_argument("dst", type=parse_path, metavar="DST", help="folder of the copy")
     parser.add_argument(
         "--where", metavar="EXPR", help="keep the samples that fulfil a condition (default: all)"
@@ -60,6 +64,7 @@ def add_parser(commands: Commands) -> None:
     )
     add_writing(parser)
     add_json(parser)
+    add_remote(parser)
     parser.set_defaults(run=run)
 
 

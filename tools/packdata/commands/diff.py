@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loaders.text import printable
-from packdata.commands.common import add_json, new_parser, parse_count, parse_path, show, show_json
+from packdata.commands.common import (
+    add_json,
+    add_remote,
+    new_parser,
+    parse_count,
+    parse_source,
+    show,
+    show_json,
+)
 from packdata.compare import Difference, diff
 from packdata.describe import counted
 
@@ -25,8 +33,8 @@ def add_parser(commands: Commands) -> None:
     summary = "list the differences of two datasets: fields, samples by key, order, records"
     example = "packdata diff packed/v1 packed/v2"
     parser = new_parser(commands, "diff", summary, example, _DETAILS)
-    parser.add_argument("a", type=parse_path, metavar="A", help="folder of a dataset")
-    parser.add_argument("b", type=parse_path, metavar="B", help="folder of the other")
+    parser.add_argument("a", type=parse_source, metavar="A", help="folder or URL of a dataset")
+    parser.add_argument("b", type=parse_source, metavar="B", help="folder of the other")
     parser.add_argument(
         "--limit",
         type=parse_count,
@@ -35,6 +43,7 @@ def add_parser(commands: Commands) -> None:
         help="samples to name of each kind of difference (default: 10)",
     )
     add_json(parser)
+    add_remote(parser)
     parser.set_defaults(run=run)
 
 

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.schema import field_from_json
 from loaders.text import describe_size, printable
-from packdata.commands.common import add_json, datasets_at, new_parser, parse_path, show, show_json
+from packdata.commands.common import (
+    add_json,
+    add_remote,
+    datasets_at,
+    new_parser,
+    parse_source,
+    show,
+    show_json,
+)
 from packdata.describe import describe, describe_field
 from packdata.provenance import describe_origin
 
@@ -25,9 +33,13 @@ def add_parser(commands: Commands) -> None:
     )
     parser = new_parser(commands, "info", summary, "packdata info packed/train", details)
     parser.add_argument(
-        "dataset", type=parse_path, metavar="DATASET", help="folder of the dataset, or of several"
+        "dataset",
+        type=parse_source,
+        metavar="DATASET",
+        help="folder or URL of the dataset, or a folder of several",
     )
     add_json(parser)
+    add_remote(parser)
     parser.set_defaults(run=run)
 
 

@@ -10,7 +10,14 @@ from loaders.augment import presets
 from loaders.data.view import open_view
 from loaders.errors import SchemaError
 from loaders.text import printable
-from packdata.commands.common import new_parser, parse_count, parse_path, show, show_notes
+from packdata.commands.common import (
+    add_remote,
+    new_parser,
+    parse_count,
+    parse_source,
+    show,
+    show_notes,
+)
 from packdata.describe import counted
 from packdata.preview import (
     as_text,
@@ -33,7 +40,7 @@ def add_parser(commands: Commands) -> None:
     example = "packdata preview packed/train --out sheet.png --num 24"
     parser = new_parser(commands, "preview", summary, example)
     parser.add_argument(
-        "dataset", type=parse_path, metavar="DATASET", help="folder of the dataset"
+        "dataset", type=parse_source, metavar="DATASET", help="folder or URL of the dataset"
     )
     parser.add_argument(
         "--out",
@@ -68,6 +75,7 @@ def add_parser(commands: Commands) -> None:
         help=f"what a recipe makes of each, side by side: {', '.join(presets.NAMES)}",
     )
     parser.add_argument("--text", action="store_true", help="print the samples, draw nothing")
+    add_remote(parser)
     parser.set_defaults(run=run)
 
 

@@ -8,9 +8,10 @@ from loaders.data.view import open_view
 from loaders.text import printable
 from packdata.commands.common import (
     add_json,
+    add_remote,
     new_parser,
     parse_count,
-    parse_path,
+    parse_source,
     show,
     show_json,
 )
@@ -36,7 +37,7 @@ def add_parser(commands: Commands) -> None:
     example = "packdata stats packed/train --json > stats.json"
     parser = new_parser(commands, "stats", summary, example, _DETAILS)
     parser.add_argument(
-        "dataset", type=parse_path, metavar="DATASET", help="folder of the dataset"
+        "dataset", type=parse_source, metavar="DATASET", help="folder or URL of the dataset"
     )
     parser.add_argument(
         "--limit",
@@ -49,6 +50,7 @@ def add_parser(commands: Commands) -> None:
         "--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)"
     )
     add_json(parser)
+    add_remote(parser)
     parser.set_defaults(run=run)
 
 

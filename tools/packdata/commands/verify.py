@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loaders.errors import ManifestError
@@ -9,15 +10,17 @@ from loaders.manifest import read_manifest
 from loaders.text import describe_size, printable
 from packdata.commands.common import (
     add_json,
+    add_remote,
     datasets_at,
     new_parser,
     parse_count,
-    parse_path,
+    parse_source,
     show,
     show_json,
 )
 from packdata.describe import counted
 from packdata.progress import progress_of
+from packdata.remote import as_folder
 from packdata.verify import Report, verify
 
 if TYPE_CHECKING:
@@ -38,7 +41,10 @@ def add_parser(commands: Commands) -> None:
     summary = "check every byte of a packed dataset"
     parser = new_parser(commands, "verify", summary, "packdata verify packed/train", _DETAILS)
     parser.add_argument(
-        "dataset", type=parse_path, metavar="DATASET", help="folder of the dataset, or of several"
+        "dataset",
+        type=parse_source,
+        metavar="DATASET",
+        help="folder or URL of the dataset, or a folder of several",
     )
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_true", help="only sizes and hashes of the files")
@@ -50,6 +56,7 @@ def add_parser(commands: Commands) -> None:
         help="shards at once (default: all usable cores)",
     )
     add_json(parser)
+    add_remote(parser)
     parser.set_defaults(run=run)
 
 
@@ -72,10 +79,9 @@ def _verify(folder: Path, args: argparse.Namespace) -> Report:
         total = read_manifest(folder).size_bytes
     except ManifestError:  # verify will say so
         total = 0
-    with progress_of("verifying", total, unit="bytes") as tick:
-        return verify(
-            folder, quick=args.quick, decode=args.decode, workers=args.workers, tick=tick
-        )
+    with as_folder(folder) as here, progress_of("verifying", total, unit="bytes") as tick:
+        found = verify(here, quick=args.quick, decode=args.decode, workers=args.workers, tick=tick)
+        return replace(found, path=folder)
 
 
 def _show(report: Report) -> None:

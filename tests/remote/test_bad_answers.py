@@ -1,0 +1,106 @@
+"""What a store may answer: the same bits, or one error that says what to do, in bounded time."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loaders import DataLoader, ShardDataset
+from loaders.errors import LoadersError, RemoteError, SampleError
+from tests.remote import servers
+from tests.remote.conftest import storage
+from tests.remote.test_remote import S3, assert_same, batches
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRANSIENT = ["503", "503-after", "reset", "cut", "short", "flip", "200", "hang", "slow"]
+TRANSIENT += ["400-expired", "403-expired", "403-throttled", "412", "500"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TRANSIENT)
+def test_an_answer_that_is_bad_once_changes_no_bit(
+    packed: Path, proxy: servers.Proxy, cache: Path, kind: str
+) -> None:
+    """At each third request, the manifest's among them, and once."""
+    local = ShardDataset(packed / "bucket" / "packed")
+    for at in ([0], [1], [2, 5, 8]):
+        proxy.set(faults=[{"kind": kind, "at": at}])
+        remote = ShardDataset(S3, cache=cache / str(at[0]), storage=storage(proxy.endpoint))
+        assert_same(batches(remote, batch_size=100), batches(local, batch_size=100))
+        del remote
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["301", "403", "404", "416", "503", "flip", "reset", "hang"])
+def test_an_answer_that_stays_bad_is_one_error_in_bounded_time(
+    proxy: servers.Proxy, cache: Path, kind: str
+) -> None:
+    remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
+    proxy.set(faults=[{"kind": kind, "match": r"shard-0000[3-9]"}])
+    began = time.monotonic()
+
+    with pytest.raises(SampleError) as caught:
+        for _ in DataLoader(remote, batch_size=60, num_workers=2):
+            pass
+
+    assert time.monotonic() - began < 90
+    cause = caught.value.__cause__
+    assert isinstance(cause, LoadersError)
+    assert str(getattr(cause, "path", "")) == f"{S3}/shard-00003.lmdb"
+    assert getattr(cause, "hint", "") or kind in ("503", "reset", "hang")
+
+
+@pytest.mark.slow
+def test_an_object_that_is_replaced_by_one_of_the_same_size_is_found(
+    packed: Path, cache: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(packed / "bucket", tmp_path / "bucket")
+    shard = tmp_path / "bucket/packed/shard-00001.lmdb"
+    with servers.bucket(tmp_path) as endpoint:
+        remote = ShardDataset(S3, cache=cache, storage=storage(endpoint))
+        data = bytearray(shard.read_bytes())
+        data[5000] ^= 255
+        shard.chmod(0o600)
+        shard.write_bytes(data)
+
+        with pytest.raises(SampleError) as caught:
+            remote[int(remote.view.store.starts[1])]
+
+    assert str(caught.value.path).endswith("shard-00001.lmdb")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_started_anew_is_waited_for(packed: Path, cache: Path) -> None:
+    port = servers.free_port()
+    with servers.bucket(packed, port) as endpoint:
+        remote = ShardDataset(S3, cache=cache, storage=storage(endpoint))
+    later = subprocess.Popen(
+        ["sh", "-c", f"sleep 1; exec {servers._BIN}/localbucket {packed} --port {port}"],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert int(remote[9].label) == 2
+    finally:
+        later.kill()
+        later.wait()
+
+
+@pytest.mark.slow
+def test_offline_a_dataset_that_is_all_in_the_cache_is_served(packed: Path, cache: Path) -> None:
+    port = servers.free_port()
+    options: dict[str, Any] = storage(f"http://127.0.0.1:{port}", retry_timeout=1, max_retries=0)
+    with servers.bucket(packed, port):
+        remote = ShardDataset(S3, cache=cache, storage=options)
+        whole = batches(remote)
+    del remote
+    time.sleep(5.5)  # the manifest is asked for again
+
+    assert_same(batches(ShardDataset(S3, cache=cache, storage=options)), whole)
+    with pytest.raises(RemoteError):
+        ShardDataset("s3://bucket/other", cache=cache, storage=options)

@@ -1,0 +1,79 @@
+"""Commands take URLs where they take folders, and show, fill and clear the cache."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loaders import ShardDataset
+from loaders.remote import origin
+from packdata.cli import main
+from tests.remote.conftest import SETTINGS
+from tests.remote.test_remote import S3
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def options(server: str, cache: Path) -> Iterator[list[str]]:
+    settings = [f"--storage={name}={value}" for name, value in SETTINGS.items()]
+    yield [*settings, f"--storage=endpoint={server}", f"--cache={cache}"]
+    origin.set_defaults()
+
+
+@pytest.mark.parametrize(
+    "command", [["info"], pytest.param(["verify"], marks=pytest.mark.slow), ["stats"]]
+)
+def test_a_url_is_described_as_the_folder_is(
+    packed: Path, options: list[str], capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert main([*command, str(packed / "bucket/packed"), "--json"]) == 0
+    local = json.loads(capsys.readouterr().out)
+    assert main([*command, S3, "--json", *options]) == 0
+    remote = json.loads(capsys.readouterr().out)
+
+    if isinstance(local, dict) and "path" in local:
+        assert (local.pop("path"), remote.pop("path")) == (str(packed / "bucket/packed"), S3)
+    assert remote == local
+
+
+def test_fetch_fills_the_cache_and_a_folder_and_cache_shows_and_clears_it(
+    packed: Path,
+    cache: Path,
+    options: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    local = ShardDataset(packed / "bucket/packed")
+    assert main(["fetch", S3, str(tmp_path / "here"), *options]) == 0
+    assert ShardDataset(tmp_path / "here").fingerprint == local.fingerprint
+    capsys.readouterr()
+
+    assert main(["cache", str(cache), "--json"]) == 0
+    (about,) = json.loads(capsys.readouterr().out)["datasets"]
+    assert (about["url"], about["num_shards"]) == (S3, about["of_shards"])
+    assert main(["cache", str(cache), "--verify"]) == 0
+    assert main(["cache", str(cache), "--clear"]) == 0
+    assert not list((cache / "v1/shards").glob("??/*"))
+    assert main(["diff", S3, str(tmp_path / "here"), *options]) == 0
+
+
+@pytest.mark.parametrize("words", [["--storage", "secret_access_key=x"], ["--storage", "region"]])
+def test_secrets_are_no_options_of_commands(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["info", S3, *words])
+    assert caught.value.code == 2
+
+
+def test_a_url_with_secrets_is_refused_without_showing_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["info", "https://me:word@host/packed?sig=abc"])
+    told = capsys.readouterr().err
+    assert "word" not in told.replace("words", "")
+    assert "abc" not in told
