@@ -30,7 +30,8 @@ class Group(NamedTuple):
         kind: Of ``Kind``.
         rows: int64 ``(n,)``: which samples; None: all.
         values: float32 ``(n, NUM_VALUES)``: how, of each.
-        most: Of a blur, width and height of the largest kernel.
+        most: Of a blur, width and height of the largest kernel; of a warp, whether any is by the nearest pixel, and any
+            between pixels.
     """
 
     kind: int
@@ -49,7 +50,11 @@ def group_edits(edits: Edits | None) -> tuple[Group, ...]:
             rows = np.flatnonzero(kinds == kind)
             is_all = len(rows) == len(kinds)
             how = values[rows].astype(np.float32)
-            most = (int(how[:, 1].max()), int(how[:, 2].max())) if kind == Kind.BLUR else (1, 1)
+            most = (1, 1)
+            if kind == Kind.BLUR:
+                most = int(how[:, 1].max()), int(how[:, 2].max())
+            elif kind == Kind.WARP:
+                most = int(not how[:, 6].all()), int(how[:, 6].any())
             which = None if is_all else torch.from_numpy(rows)
             groups.append(Group(kind, which, torch.from_numpy(how), most))
     return tuple(groups)
@@ -83,6 +88,8 @@ def edit_images(images: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
 def _edited(images: torch.Tensor, group: Group) -> torch.Tensor:
     if group.kind == Kind.BLUR:
         return _blur(images, group.values, group.most)
+    if group.kind == Kind.WARP:
+        return _warp(images, group.values, group.most)
     return _KERNELS[group.kind](images, group.values)
 
 
@@ -231,14 +238,15 @@ def _erase(images: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.where(inside, value.to(torch.uint8), images)
 
 
-def _warp(images: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _warp(images: torch.Tensor, values: torch.Tensor, ways: tuple[int, int]) -> torch.Tensor:
     """Resample by a matrix for each sample, by the nearest pixel or between pixels."""
-    matrices = values[:, :6].view(-1, 2, 3)
+    matrices, fill = values[:, :6].view(-1, 2, 3), values[:, 7 : 7 + images.shape[1]]
     found = [
-        warp(images, matrices, images.shape[2:], mode, values[:, 7 : 7 + images.shape[1]])
-        for mode in ("nearest", "bilinear")
+        warp(images, matrices, images.shape[2:], mode, fill)
+        for mode, is_there in zip(("nearest", "bilinear"), ways, strict=True)
+        if is_there
     ]
-    return torch.where(_column(values, 6) > 0, found[1], found[0])
+    return found[0] if len(found) == 1 else torch.where(_column(values, 6) > 0, found[1], found[0])
 
 
 def warp(
@@ -293,5 +301,4 @@ _KERNELS: dict[int, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     Kind.EQUALIZE: _equalize,
     Kind.SHARPNESS: _sharpness,
     Kind.ERASE: _erase,
-    Kind.WARP: _warp,
 }

@@ -169,7 +169,7 @@ BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("preview", "--colum
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
            ("images", "--annotations"),
            ("images", "--mask-suffix"), ("arrays", "--mask-suffix"), ("images", "--palette"),
-           ("images", "--label-map")}  # fmt: skip
+           ("images", "--label-map"), ("images", "--icc"), ("preview", "--augment")}  # fmt: skip
 
 
 def options() -> set[tuple[str, str]]:

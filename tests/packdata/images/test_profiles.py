@@ -13,6 +13,7 @@ from PIL import ImageCms
 import packdata
 from loaders import ShardDataset
 from loaders.errors import CodecError
+from packdata.cli import main
 from packdata.images.pictures import decode_picture
 
 if TYPE_CHECKING:
@@ -82,8 +83,11 @@ def test_packing_counts_profiles_and_says_what_became_of_them(icc: Any, tmp_path
     (source / "wide.png").write_bytes(file("PNG", swapped()))
     (source / "plain.png").write_bytes(file("PNG", None))
 
+    option = [] if icc is None else ["--icc", icc]
+    assert main(["images", str(source), str(tmp_path / "by command"), *option]) == 0
     summary = packdata.pack_images(source, tmp_path / "packed", icc=icc)
     dataset = ShardDataset(tmp_path / "packed", fields=["image", "key"])
+    assert dataset.fingerprint == ShardDataset(tmp_path / "by command").fingerprint
 
     pixels = {sample.key: sample.image[:, 5, 5].tolist() for sample in dataset}
     (wide,) = (value for key, value in pixels.items() if "wide" in key)
