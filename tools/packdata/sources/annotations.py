@@ -138,7 +138,13 @@ def open_annotations(path: Path, split: str = "") -> Annotations:
         )
     (kind,) = kinds
     chosen = [file for file in files if suffix_of(file.name) == kind]
-    found = _READERS[kind](path, chosen, split)
+    try:
+        found = _READERS[kind](path, chosen, split)
+    except (KeyError, TypeError, AttributeError) as error:
+        what = f"it is of no form that is known: {type(error).__name__}: {error}"
+        raise SourceError(
+            what, path, "COCO's .json, VOC's .xml and YOLO's .txt are read"
+        ) from error
     found.files = _hash(path, chosen)
     return found
 
@@ -177,7 +183,7 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
     for file in named or files:
         data = _json_of(file)
         for image in data["images"]:
-            name = str(image["file_name"])
+            name = _name_of(image, file)
             if name in by_name:
                 what = f"{name} is in it, and in another file of these annotations, or twice"
                 raise SourceError(what, file, "Give the one file that is of these pictures")
@@ -204,6 +210,14 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
     still = [name for name in ("segmentation", "area") if name in columns]
     note = f"as in the source, moved by nothing: {' and '.join(still)} of boxes"
     return Annotations("COCO", "xywh", names, columns, by_name, (note,) if still else ())
+
+
+def _name_of(image: Mapping[str, Any], file: Path) -> str:
+    """Return the file's name of an image; LVIS has its address in its place."""
+    name = image.get("file_name") or PurePath(str(image.get("coco_url") or "")).name
+    if not name:
+        raise SourceError(f"image {image.get('id')} has no file_name", file)
+    return str(name)
 
 
 _COCO_MISSING: dict[str, Any] = {

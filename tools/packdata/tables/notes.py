@@ -168,12 +168,17 @@ def header_notes(columns: Sequence[str], scan: Scan) -> Iterator[str]:
     if not columns:
         return
     groups = [GROUPS[code] for code in groups_of_texts(pa.array(columns, pa.string()))]
-    values = {name: scan.columns[name].known_texts for name in columns if name in scan.columns}
+    texts = {name: scan.columns[name].known_texts for name in columns if name in scan.columns}
+    values = {name: {text.strip() for text in each} for name, each in texts.items()}
     looks = [
         group != "text" or name in values.get(name, ())
         for name, group in zip(columns, groups, strict=True)
     ]
-    if all(looks) or any(map(_is_no_name, columns, groups)):
+    are_values = any(name in values.get(name, ()) for name in columns)
+    is_mixed = are_values and 2 * sum(looks) >= len(
+        looks
+    )  # years are names, and no values of theirs
+    if all(looks) or is_mixed or any(map(_is_no_name, columns, groups)):
         few = in_words(columns, 4)
         yield f"the header looks like values ({few}): --no-header if it is the first row, --names gives names"
 

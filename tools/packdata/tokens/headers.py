@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickletools
+import re
 import struct
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,18 @@ _MAGICS = (
     (0, b"\x89PNG\r\n\x1a\n", "a PNG picture", "See 'packdata images'"),
     (0, b"\xff\xd8\xff", "a JPEG picture", "See 'packdata images'"),
     (0, b"\x7fELF", "a program", _AS_IDS),
+    (0, b"WARC/1.", "a WARC, with headers between its texts", "Extract the texts, as JSON lines"),
+)
+
+
+_CIFAR_PIXELS, _STL_PIXELS = 32 * 32 * 3, 96 * 96 * 3
+_MIN_PICTURES, _MAX_PICTURES = (
+    16,
+    256,
+)  # whose labels are looked at: of fewer, chance may make some
+_STL_NAME = re.compile(r"(train|test|unlabeled)_X\.bin")
+_AS_ARRAYS = (
+    "Read them by numpy.fromfile, and pack arrays: packdata.pack({'image': x, 'label': y}, ...)"
 )
 
 
@@ -74,6 +87,7 @@ def check_header(path: Path, size: int) -> None:
     with open(path, "rb") as file:
         head = file.read(_HEAD_BYTES)
         known = recognize(head) or _recognize_whole(file, head, size)
+        known = known or _recognize_pixels(file, path.name, size)
     if known is not None:
         raise SourceError(f"it is {known[0]}, not plain ids", path, known[1])
 
@@ -122,6 +136,23 @@ def _recognize_whole(file: BinaryIO, head: bytes, size: int) -> tuple[str, str] 
         return "safetensors", "Save the ids with numpy.save"
     if _is_pickle(file, head):
         return "a pickle", "Save the ids with numpy.save"
+    return None
+
+
+def _recognize_pixels(file: BinaryIO, name: str, size: int) -> tuple[str, str] | None:
+    """Recognize pictures without a header: by the labels that stand before each, or by their names.
+
+    Source: cs.toronto.edu/~kriz/cifar.html, "Binary version"; cs.stanford.edu/~acoates/stl10.
+    """
+    for what, labels in (("CIFAR-10", (10,)), ("CIFAR-100", (20, 100))):
+        nbytes = len(labels) + _CIFAR_PIXELS
+        if size % nbytes == 0 and size >= _MIN_PICTURES * nbytes:
+            file.seek(0)
+            data = np.frombuffer(file.read(_MAX_PICTURES * nbytes), np.uint8)
+            if (data.reshape(-1, nbytes)[:, : len(labels)] < labels).all():
+                return f"the pictures of {what}", _AS_ARRAYS
+    if _STL_NAME.fullmatch(name) and size and size % _STL_PIXELS == 0:
+        return "the pictures of STL-10", _AS_ARRAYS
     return None
 
 

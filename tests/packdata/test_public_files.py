@@ -1,0 +1,126 @@
+"""Files as public datasets have them, written from their documented layout: read as what they are, or refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+
+from loaders import ShardDataset
+from loaders.errors import SourceError
+from packdata import pack_images
+from packdata.tables.plan import plan_tables
+from tests.packdata.test_tokens import documents, pack, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def records(labels: tuple[int, ...], num: int = 300) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(0)
+    columns = [rng.integers(0, n, (num, 1), np.uint8) for n in labels]
+    return np.concatenate([*columns, rng.integers(0, 256, (num, 3072), np.uint8)], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("data_batch_1.bin", records((10,)).tobytes()),
+        ("train.bin", records((20, 100)).tobytes()),
+        ("test_X.bin", bytes(np.random.default_rng(0).integers(0, 256, 27_648 * 3, np.uint8))),
+    ],
+)
+def test_pictures_of_cifar_and_stl_are_no_ids(tmp_path: Path, name: str, data: bytes) -> None:
+    with pytest.raises(SourceError) as caught:
+        pack(write(tmp_path / name, data), tmp_path / "p")
+    assert "pictures" in str(caught.value)
+
+
+def test_ids_of_such_a_size_are_ids(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 50_000, 3073 * 20).astype("<u2")
+
+    folder = pack(write(tmp_path / "train.bin", ids.tobytes()), tmp_path / "p")
+
+    assert documents(folder) == [ids.tolist()]
+
+
+WET = (
+    "WARC/1.0\r\nWARC-Type: warcinfo\r\nContent-Length: 10\r\n\r\nsoftware:x\r\n\r\n"
+    "WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: http://a\r\nContent-Length: 5\r\n\r\nHello\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("name", ["a.warc.wet.gz", "a.wet", "a.warc", "a.warc.gz", "a.txt"])
+def test_headers_of_common_crawl_are_no_text(tmp_path: Path, name: str) -> None:
+    data = WET.encode()
+    path = write(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+
+    with pytest.raises(SourceError) as caught:
+        pack(path, tmp_path / "p")
+    assert "WARC" in str(caught.value)
+
+
+ADULT = """\
+39, State-gov, 77516, Bachelors, 13, <=50K
+50, Self-emp, 83311, Bachelors, 13, <=50K
+38, Private, 215646, HS-grad, 9, >50K
+53, State-gov, 234721, 11th, 7, >50K
+28, Private, 338409, Bachelors, 13, <=50K
+"""
+
+
+@pytest.mark.parametrize("rest", ["", "17, Private, 1, Masters, 14, <=50K\n"])
+def test_a_table_of_uci_without_a_header_is_noted(tmp_path: Path, rest: str) -> None:
+    plan = plan_tables([write(tmp_path / "adult.csv", ADULT + rest)])
+
+    assert any("--no-header" in note for note in plan.notes())
+
+
+def test_years_as_names_are_not(tmp_path: Path) -> None:
+    text = "country,1960,1961,1962\nA,1,2,3\nB,4,5,6\n"
+
+    assert not any(
+        "--no-header" in n for n in plan_tables([write(tmp_path / "a.csv", text)]).notes()
+    )
+
+
+def lvis(folder: Path, **image: Any) -> Path:
+    (folder / "train2017").mkdir(parents=True)
+    for i in range(2):
+        cv2.imwrite(str(folder / f"train2017/{i:012d}.png"), np.zeros((48, 64, 3), np.uint8))
+    data = {
+        "images": [
+            {"id": i, "height": 48, "width": 64, "not_exhaustive_category_ids": []}
+            | {name: value.format(i) for name, value in image.items()}
+            for i in range(2)
+        ],
+        "annotations": [
+            {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 10, 12], "area": 120}
+        ],
+        "categories": [{"id": 3, "name": "cup", "synset": "cup.n.01", "frequency": "c"}],
+    }
+    return write(folder / "lvis.json", json.dumps(data))
+
+
+def test_annotations_of_lvis_name_pictures_by_their_address(tmp_path: Path) -> None:
+    file = lvis(tmp_path, coco_url="http://images.cocodataset.org/train2017/{:012d}.png")
+
+    pack_images(tmp_path / "train2017", tmp_path / "p", annotations=file)
+
+    dataset = ShardDataset(tmp_path / "p", fields=["boxes", "box_labels"])
+    assert [sample.boxes.tolist() for sample in dataset] == [[], [[1, 2, 11, 14]]]
+    assert dataset[1].box_labels.tolist() == [0]
+
+
+def test_annotations_that_lack_something_are_an_error_of_their_file(tmp_path: Path) -> None:
+    file = lvis(tmp_path)
+    with pytest.raises(SourceError) as caught:
+        pack_images(tmp_path / "train2017", tmp_path / "p", annotations=file)
+    assert str(caught.value.path) == str(file)
+    write(file, file.read_text().replace('"image_id"', '"picture"').replace('"id": 0, ', ""))
+    with pytest.raises(SourceError):
+        pack_images(tmp_path / "train2017", tmp_path / "p", annotations=file)
