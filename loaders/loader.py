@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from loaders.backends.subprocess import Child, ChildPool, KeptChildren
     from loaders.device.accelerator import Accelerator
     from loaders.options import AugmentOn, Backend, Halves
+    from loaders.profiling import profile
     from loaders.remote.ahead import Ahead
     from loaders.sampling.cursor import Pass
     from loaders.sampling.order import Order
@@ -61,6 +62,7 @@ _NOT_PICKLED = frozenset(
         "_delivery",
         "_finisher",
         "_iterator",
+        "_profile",
         "_served",
         "_slots",
         "_successor",
@@ -151,6 +153,7 @@ class DataLoader(OrderedLoader[_T]):
 
     _is_warned_of_no_batch = False
     _num_restarts = 0
+    _profile: profile | None = None  # while one is on
     _has_drawn = False  # the seed of workers that persist
     _num_replaced = 0  # by copies of the dataset in child processes
 
@@ -277,8 +280,10 @@ class DataLoader(OrderedLoader[_T]):
 
     def __iter__(self) -> Any:
         """Begin (or, after ``load_state_dict``, continue) an epoch."""
-        if profile_from_environment(self) is not None:
-            return iter(self)  # anew, under the clock
+        profile_from_environment(self)
+        return self._epoch() if self._profile is None else self._profile.timed(self._epoch)
+
+    def _epoch(self) -> Delivery:
         current = self._begin()
         others = None if self._others is None else self._others.begin(self)
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
@@ -387,6 +392,7 @@ class DataLoader(OrderedLoader[_T]):
             slots=self._slots,
             count_replaced=self._count_replaced,
             group_bytes=group_bytes(self.backend),
+            watched=None if self._profile is None else self._profile.watched,
         )
 
     def _count_replaced(self, num: int) -> None:

@@ -1,7 +1,8 @@
-"""``loaders.profile``: a bounded number of steps under the clock: data wait against compute, and what the workers do.
+"""``loaders.profile``: some steps under the clock: data wait against compute, and what the workers do.
 
-Off, it costs nothing: no line of the loader asks whether it is on. On, the loader's class is replaced by
-a subclass whose iterator keeps the time, and after so many steps the class is put back.
+All that is seen goes into one list of spans, of which the report, its verdict and the trace are made. It is filled
+while a profile is on: a loader then lets it time its iterators and its workers' jobs. Off, a loader asks once an
+epoch whether there is one, and nothing between batches.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ import statistics
 import threading
 import time
 import weakref
-from collections import defaultdict
-from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
-from loaders.backends.maker import Maker
 from loaders.checks import as_path, shown, whole_number
 from loaders.errors import LoadersError
+from loaders.limits import usable_cores
+from loaders.text import in_seconds, number
+from loaders.verdict import SMALL_STALL, Facts, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from loaders.workers import Job
 
@@ -35,16 +37,23 @@ logger = logging.getLogger(__name__)
 _WAIT, _COMPUTE = "wait for data", "compute"
 _MAKE, _COLLATE = "read and decode", "collate and pin"
 _DEFAULT_STEPS = 100
+_WAITING = 0.5  # of the time of their stages, for workers to count as waiting
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Something that took time: from, to, on which thread."""
+class Span(NamedTuple):
+    """Something that took time: what, on which thread, from, to.
 
-    name: str
+    Attributes:
+        cpu_s: For how long the thread was on a core; of workers alone.
+        num_batches: How many batches came of it.
+    """
+
+    stage: str
+    thread: int
     began_s: float
     ended_s: float
-    thread: int
+    cpu_s: float = 0.0
+    num_batches: int = 0
 
 
 @dataclass(slots=True)
@@ -52,16 +61,46 @@ class ProfileReport:
     """What some steps of training spent their time on.
 
     Attributes:
-        wait_s: How long each step waited for its batch.
-        compute_s: The time from each batch to asking for the next; None of the last, where no batch followed.
-        stage_s: Seconds of work on worker threads (or inline), by stage, all threads together.
-        num_batches: Batches that these stages made; more than steps, where some were prefetched.
+        spans: All that was timed, in the order in which it ended.
+        batch_size: Samples of a batch.
+        num_workers: Of the loader.
+        has_read: Blocks of a disk were read meanwhile.
+        is_free: One batch was served again and again.
     """
 
-    wait_s: list[float] = field(default_factory=list)
-    compute_s: list[float] = field(default_factory=list)
-    stage_s: dict[str, float] = field(default_factory=dict)
-    num_batches: int = 0
+    spans: list[Span] = field(default_factory=list)
+    batch_size: int = 1
+    num_workers: int = 0
+    has_read: bool = False
+    is_free: bool = False
+
+    @property
+    def wait_s(self) -> list[float]:
+        """How long each step waited for its batch."""
+        return self._took(_WAIT)
+
+    @property
+    def compute_s(self) -> list[float]:
+        """The time from each batch to asking for the next; none of the last, where no batch followed."""
+        return self._took(_COMPUTE)
+
+    def _took(self, stage: str) -> list[float]:
+        return [span.ended_s - span.began_s for span in tuple(self.spans) if span.stage == stage]
+
+    @property
+    def stage_s(self) -> dict[str, float]:
+        """Seconds of work on worker threads (or inline), by stage, all threads together."""
+        names = dict.fromkeys(span.stage for span in self._of_workers)
+        return {name: sum(self._took(name)) for name in names}
+
+    @property
+    def _of_workers(self) -> list[Span]:
+        return [span for span in tuple(self.spans) if span.stage not in (_WAIT, _COMPUTE)]
+
+    @property
+    def num_batches(self) -> int:
+        """Batches that these stages made; more than steps, where some were prefetched."""
+        return sum(span.num_batches for span in self._of_workers)
 
     @property
     def num_steps(self) -> int:
@@ -71,36 +110,68 @@ class ProfileReport:
     @property
     def data_share(self) -> float:
         """Share of the time that was waited for data; the first batch, which is late in any run, left out."""
-        waits, computes = self.wait_s[1:] or self.wait_s, self.compute_s[1:] or self.compute_s
+        waits, computes = _later(self.wait_s), _later(self.compute_s)
         return sum(waits) / max(1e-12, sum(waits) + sum(computes))
 
+    @property
+    def verdict(self) -> str:
+        """What bounds the run, and a line ``Do:``, judged as the bench does by what was seen; empty of no step."""
+        if not self.compute_s:
+            return ""
+        step_s, share, spans = statistics.median(self.compute_s), self.data_share, self._of_workers
+        if self.is_free:
+            per_s = number(self.batch_size / step_s)
+            said = f"training alone takes {in_seconds(step_s)} per step, {per_s} samples/s"
+            return f"verdict: {said}.\nDo: profile without free=True: what is more there is waiting for data"
+        total_s, cpu_s = sum(self.stage_s.values()), sum(span.cpu_s for span in spans)
+        wait_s = total_s - cpu_s
+        if share >= SMALL_STALL and (
+            not spans or (wait_s > _WAITING * total_s and not self.has_read)
+        ):
+            why = "workers wait, but not for a disk" if spans else "workers are out of sight here"
+            said = f"Loading is the limit: the step waits {share:.0%} of the time, and {why}"
+            return f"verdict: {said}.\nDo: python -m loaders.bench DATASET, which tells what they wait for"
+        num_samples = max(1, self.num_batches) * self.batch_size
+        facts = Facts(
+            cores=usable_cores(),
+            num_workers=self.num_workers,
+            backend="",  # time with the GIL was not measured
+            rate=self.batch_size * self.num_steps / sum(self.wait_s + self.compute_s),
+            cpu_s=cpu_s / num_samples,
+            wait_s=wait_s / num_samples if self.has_read else 0.0,
+            stages=self.stage_s,
+            step_s=step_s / self.batch_size,
+            stall_share=share,
+        )
+        return str(judge(facts))
+
     def __str__(self) -> str:
-        if not self.wait_s:
+        if not self.num_steps:
             return "no step was profiled"
-        lines = [
-            f"{self.num_steps} steps: {self.data_share:.1%} of the time waiting for data",
-            f"  first batch after {_ms(self.wait_s[0])}",
-            f"  {_WAIT:18} {_spread(self.wait_s[1:] or self.wait_s)}",
-            f"  {_COMPUTE:18} {_spread(self.compute_s)}",
-        ]
-        per_batch = max(1, self.num_batches)
+        lines = [f"{self.num_steps} steps of one batch, again and again"]
+        if not self.is_free:
+            lines = [
+                f"{self.num_steps} steps: {self.data_share:.1%} of the time waiting for data",
+                f"  first batch after {in_seconds(self.wait_s[0])}",
+                f"  {_WAIT:18} {_spread(_later(self.wait_s))}",
+            ]
+        lines.append(f"  {_COMPUTE:18} {_spread(self.compute_s)}")
         lines += [
-            f"  {name:18} {_ms(total / per_batch)} per batch, all threads together"
+            f"  {name:18} {in_seconds(total / max(1, self.num_batches))} per batch, all threads together"
             for name, total in self.stage_s.items()
         ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.verdict.splitlines()])
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+def _later(values: list[float]) -> list[float]:
+    return values[1:] or values
 
 
 def _spread(values: list[float]) -> str:
     if not values:
         return "-"
-    ordered = sorted(values)
-    worst = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-    return f"median {_ms(statistics.median(ordered))}, p99 {_ms(worst)} per step"
+    worst = sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
+    return f"median {in_seconds(statistics.median(values))}, p99 {in_seconds(worst)} per step"
 
 
 class profile:
@@ -113,6 +184,9 @@ class profile:
         tensorboard: A folder, or a ``SummaryWriter``: write the figures of each step there when it stops.
         told: Called with the report when it stops.
         clock: Seconds that only grow.
+        free: As if data were free: until the ``with`` ends, serve one batch again and again, as often as an epoch has
+            batches (of a stream, ``steps``). The report says what training alone takes; weights that come of it are of
+            no use. The loader stays where it stands.
 
     Under ``torch.profiler`` the same stretches appear as ``loaders: wait for data`` and ``loaders: compute``.
     On a GPU, *compute* is the time that the trainer's thread takes, which is the GPU's only where the step
@@ -134,21 +208,23 @@ class profile:
         tensorboard: Any = None,
         told: Callable[[ProfileReport], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        free: bool = False,
     ) -> None:
         if not isinstance(loader, torch.utils.data.DataLoader):
             raise TypeError(f"loader must be a DataLoader, ours or torch's, got {shown(loader)}")
-        steps = whole_number("steps", steps, at_least=1)
-        self.report = ProfileReport()
-        self.spans: list[Span] = []
-        self.steps, self.clock = steps, clock
-        self._loader, self._told = loader, told
+        self.steps, self.clock = whole_number("steps", steps, at_least=1), clock
+        self.report = ProfileReport([], loader.batch_size or 1, loader.num_workers, is_free=free)
+        self.spans = self.report.spans
+        self._loader, self._told, self._free = loader, told, free
         self._trace = None if trace is None else as_path("trace", trace, "a file to write")
         self._writer = _writer(tensorboard)
-        self._kind = type(loader)
         self._is_on = False
-        self._asked_s: float | None = None  # when the trainer got its last batch
-        self._annotation: Any = None
+        self._num_left, self._num_read = self.steps, 0
         self._thread = threading.get_ident()
+        self._step: tuple[float, Any] | None = (
+            None  # since when it computes, and torch's name for it
+        )
+        self._kept: list[Any] = []  # the batch that is served again and again
 
     def __enter__(self) -> Self:
         self.start()
@@ -156,22 +232,26 @@ class profile:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+        self._let_go()
 
     def start(self) -> None:
         """Begin; the next iterator of the loader is timed."""
-        if hasattr(self._kind, "_profile"):
+        loader: Any = self._loader
+        if getattr(loader, "_profile", None) is not None:
             raise ValueError("this loader is being profiled already")
-        self._loader.__class__ = _profiled(self._kind, self)
-        self._is_on = True
+        if not hasattr(loader, "_profile"):  # torch's own, which asks itself for its iterators
+            loader._get_iterator = lambda: self.timed(type(loader)._get_iterator, loader)
+        loader._profile, self._is_on, self._num_read = self, True, _blocks_read()
 
     def stop(self) -> None:
         """End, write what was asked for, and leave the loader as it was; may be called twice."""
         if not self._is_on:
             return
         self._is_on = False
-        self._loader.__class__ = self._kind
+        self.report.has_read = _blocks_read() > self._num_read
+        if not self._free:  # else the rest of the loop would train on real batches
+            self._let_go()
         self.leave_step()
-        self._sum_up()
         atexit.unregister(self.stop)  # it would keep the loader
         if self._told is not None:
             self._told(self.report)
@@ -180,113 +260,120 @@ class profile:
         if self._trace is not None:
             write_trace(self.spans, self._trace, self._thread)
 
-    def _stop_in_step(self) -> None:
-        try:
-            self.stop()
-        except OSError as error:  # training goes on
-            logger.warning("the profile cannot be written: %s", error)
+    def _let_go(self) -> None:
+        self._kept.clear()
+        if self._loader.__dict__.get("_profile") is self:
+            del self._loader._profile
+            if self._loader.__dict__.pop("_get_iterator", None):
+                self._loader._iterator = None  # it may be ours
 
-    def add(self, name: str, began_s: float) -> None:
-        """Note that something ended now; any thread may."""
+    # -- any thread --------------------------------------------------------------------------------
+
+    def watched(self, job: Job) -> Job:
+        """Return a job whose parts are timed."""
+        return _TimedJob(job, self)
+
+    def call(
+        self, stage: str, work: Callable[..., Any], *arguments: Any, makes: bool = False
+    ) -> Any:
+        """Do some work, and note it; what ``makes`` returns a list of batches."""
+        began, cpu_s = self.clock(), time.thread_time()
+        made = work(*arguments)
         if self._is_on:
-            self.spans.append(Span(name, began_s, self.clock(), threading.get_ident()))
+            cpu_s, num = time.thread_time() - cpu_s, len(made) if makes else 0
+            self.spans.append(Span(stage, threading.get_ident(), began, self.clock(), cpu_s, num))
+        return made
 
     # -- the trainer's thread ----------------------------------------------------------------------
 
-    def wait(self, batches: Iterator[Any]) -> Any:
+    def timed(self, begin: Callable[..., Any], *arguments: Any) -> Any:
+        """Return an iterator of an epoch whose batches are waited for under the clock."""
+        self.leave_step()
+        return _Timed(self._again(begin, *arguments) if self._free else begin(*arguments), self)
+
+    def _again(self, begin: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
+        """Yield one batch as often as an epoch has batches; the loader itself stays where it stands."""
+        if not self._kept:
+            self._kept.append(_first_of(self._loader, begin(*arguments)))
+        try:
+            num = len(self._loader)
+        except TypeError:  # a stream
+            num = self.steps
+        for _ in range(num):
+            if self._kept:  # else the profile has ended
+                yield self._kept[0]
+
+    def next(self, batches: Iterator[Any]) -> Any:
         """Take the next batch, and keep the time."""
         if not self._is_on:
             return next(batches)
         began = self.clock()
-        self._end_compute(began)
-        if len(self.report.wait_s) >= self.steps:
-            self._stop_in_step()
+        if self._step is not None:
+            self.spans.append(Span(_COMPUTE, self._thread, self._step[0], began))
+            self.leave_step()
+        if not self._num_left:
+            try:
+                self.stop()
+            except OSError as error:  # training goes on
+                logger.warning("the profile cannot be written: %s", error)
             return next(batches)
-        with _annotated(_WAIT):
+        with _named(_WAIT):
             batch = next(batches)
-        ended = self.clock()
-        self._thread = threading.get_ident()
-        self.spans.append(Span(_WAIT, began, ended, self._thread))
-        self.report.wait_s.append(ended - began)
-        self._annotation = _annotated(_COMPUTE)
-        self._annotation.__enter__()
-        self._asked_s = ended
+        self._num_left -= 1
+        self._thread, ended = threading.get_ident(), self.clock()
+        self.spans.append(Span(_WAIT, self._thread, began, ended))
+        self._step = ended, _named(_COMPUTE)
+        self._step[1].__enter__()
         return batch
-
-    def _end_compute(self, now: float) -> None:
-        if self._asked_s is None:
-            return
-        self.report.compute_s.append(now - self._asked_s)
-        self.spans.append(Span(_COMPUTE, self._asked_s, now, self._thread))
-        self.leave_step()
 
     def leave_step(self) -> None:
         """Forget a step that was not ended by asking for a batch: what came since may be anything."""
-        if self._asked_s is not None:
-            self._annotation.__exit__(None, None, None)
-            self._asked_s = self._annotation = None
-
-    # -- what it comes to --------------------------------------------------------------------------
-
-    def _sum_up(self) -> None:
-        totals: dict[str, float] = defaultdict(float)
-        for span in list(self.spans):
-            if span.name not in (_WAIT, _COMPUTE):
-                totals[span.name] += span.ended_s - span.began_s
-                self.report.num_batches += span.name == _COLLATE
-        self.report.stage_s = dict(totals)
+        if self._step is not None:
+            self._step[1].__exit__(None, None, None)
+            self._step = None
 
     def _write_scalars(self) -> None:
-        for name, values in (
-            ("wait_ms", self.report.wait_s),
-            ("compute_ms", self.report.compute_s),
-        ):
+        report, writer = self.report, self._writer
+        for name, values in (("wait_ms", report.wait_s), ("compute_ms", report.compute_s)):
             for step, value in enumerate(values):
-                self._writer.add_scalar(f"loaders/{name}", value * 1e3, step)
-        self._writer.add_scalar(
-            "loaders/data_share", self.report.data_share, self.report.num_steps
-        )
-        self._writer.flush()
+                writer.add_scalar(f"loaders/{name}", value * 1e3, step)
+        writer.add_scalar("loaders/data_share", report.data_share, report.num_steps)
+        writer.flush()
 
 
-def _profiled(kind: Any, watcher: profile) -> Any:
-    """Return a class like a loader's, whose iterators are timed; its layout is the same, so it can take its place."""
-
-    class Profiled(kind):  # type: ignore[misc]
-        _profile = watcher
-
-        def __iter__(self) -> Any:
-            return _Timed(super().__iter__(), watcher)
-
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            """Pickle and copy what it is without the clock."""
-            _, _, *state = super().__reduce_ex__(protocol)
-            return object.__new__, (kind,), *state
-
-        def _maker(self) -> Maker:
-            return _TimedMaker(**_values(super()._maker()), profile=watcher)
-
-    Profiled.__name__ = kind.__name__
-    return Profiled
-
-
-def _values(maker: Maker) -> dict[str, Any]:
-    return {f.name: getattr(maker, f.name) for f in fields(Maker) if f.init}
-
-
-def _annotated(name: str) -> Any:
-    """Name what follows in torch's profiler, if that is running: 5 us, also where no profiler runs."""
+def _named(stage: str) -> Any:
+    """Name what follows for torch's profiler, if that is running: it costs 0.1 ms with cold caches."""
     if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return nullcontext()
-    return torch.profiler.record_function(f"loaders: {name}")
+    return torch.profiler.record_function(f"loaders: {stage}")
+
+
+def _first_of(loader: Any, batches: Any) -> Any:
+    """Take a batch, end its iterator, and put the loader back to where it stood."""
+    state = None
+    with suppress(AttributeError, LoadersError):  # of torch; in an order that no state can tell
+        state = loader.state_dict()
+    batch = next(batches)
+    getattr(batches, "close", lambda: None)()
+    if state is not None:
+        loader.load_state_dict(state)
+    return batch
+
+
+def _blocks_read() -> int:
+    """Return how many blocks of a disk this process has read so far."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
 
 
 class _Timed:
-    """An epoch's iterator whose batches are waited for under the clock."""
+    """An epoch's iterator under the clock."""
 
     def __init__(self, batches: Any, profile: profile) -> None:
         self._batches, self._profile = batches, profile
-        profile.leave_step()
 
     def __iter__(self) -> _Timed:
         return self
@@ -295,67 +382,31 @@ class _Timed:
         return len(self._batches)
 
     def __next__(self) -> Any:
-        return self._profile.wait(self._batches)
+        return self._profile.next(self._batches)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
 
 
-@dataclass(slots=True)
-class _TimedMaker(Maker):
-    """Makes batches whose work is noted."""
+class _TimedJob:
+    """A job whose parts are noted as they end."""
 
-    profile: profile | None = None
-
-    def for_child(self) -> Maker:  # whose clock and spans would be its own
-        return Maker(**_values(self)).for_child()
-
-    def job(self, batches: Sequence[Any]) -> Job:
-        assert self.profile is not None
-        job = Maker.job(self, batches)
-        return _TimedBatch(job, self.profile) if len(batches) == 1 else job
-
-    def make_group(self, group: Sequence[Any]) -> list[Any] | None:
-        assert self.profile is not None
-        began = self.profile.clock()
-        read = self.dataset.read_group(group, self.slots)
-        if read is None:  # one by one, as jobs
-            return None
-        self.profile.add(_MAKE, began)
-        batches = []
-        for batch in read:
-            began = self.profile.clock()
-            batches.append(self.pinned(batch))
-            self.profile.add(_COLLATE, began)
-        return batches
-
-
-class _TimedBatch:
-    """One batch, whose parts are noted as they end."""
-
-    def __init__(self, job: Any, profile: profile) -> None:
-        self._job, self._profile = job, profile
+    def __init__(self, job: Job, profile: profile) -> None:
+        self._job, self._call = job, profile.call
         self.num_parts, self.describe = job.num_parts, job.describe
 
     @property
     def needs_prefetch(self) -> bool:
-        return bool(self._job.needs_prefetch)
+        return self._job.needs_prefetch
 
     def prefetch(self) -> None:
-        began = self._profile.clock()
-        self._job.prefetch()
-        self._profile.add(_MAKE, began)
+        self._call(_MAKE, self._job.prefetch)
 
     def run(self, part: int) -> None:
-        began = self._profile.clock()
-        self._job.run(part)
-        self._profile.add(_MAKE, began)
+        self._call(_MAKE, self._job.run, part)
 
-    def finish(self) -> list[Any]:
-        began = self._profile.clock()
-        made: list[Any] = self._job.finish()
-        self._profile.add(_COLLATE, began)
-        return made
+    def finish(self) -> Any:
+        return self._call(_COLLATE, self._job.finish, makes=True)
 
 
 def write_trace(spans: list[Span], path: Path, trainer: int) -> None:
@@ -364,7 +415,7 @@ def write_trace(spans: list[Span], path: Path, trainer: int) -> None:
     Threads are numbered: viewers read 32 bits of a thread's id, and Python's have more.
     """
     pid = os.getpid()
-    numbers: dict[int, int] = {trainer: 0}
+    numbers = {trainer: 0}
     for span in spans:
         numbers.setdefault(span.thread, len(numbers))
     events: list[dict[str, Any]] = [
@@ -373,7 +424,7 @@ def write_trace(spans: list[Span], path: Path, trainer: int) -> None:
         for number in numbers.values()
     ]  # fmt: skip
     events += [
-        {"ph": "X", "cat": "loaders", "name": span.name, "pid": pid, "tid": numbers[span.thread],
+        {"ph": "X", "cat": "loaders", "name": span.stage, "pid": pid, "tid": numbers[span.thread],
          "ts": span.began_s * 1e6, "dur": (span.ended_s - span.began_s) * 1e6}
         for span in spans
     ]  # fmt: skip
@@ -389,54 +440,40 @@ def _writer(tensorboard: Any) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise LoadersError(
-            "profile(tensorboard=...) needs the tensorboard package: pip install tensorboard"
-        ) from error
+        what = "profile(tensorboard=...) needs the tensorboard package"
+        raise LoadersError(f"{what}: pip install tensorboard") from error
     return SummaryWriter(str(tensorboard))
 
 
-def profile_from_environment(loader: Any) -> profile | None:
+_first: dict[int, weakref.ref[Any]] = {}  # the loader of each process that was iterated first
+_told: set[int] = set()  # processes that were told that no other is profiled
+
+
+def profile_from_environment(loader: Any) -> None:
     """Profile a loader if ``LOADERS_PROFILE`` asks for it; the first loader of a process only, which is said."""
-    wanted = os.environ.get("LOADERS_PROFILE", "")
-    if wanted in ("", "0") or not _first_of_process(loader):
-        return None
+    wanted, pid = os.environ.get("LOADERS_PROFILE", ""), os.getpid()
+    if wanted in ("", "0"):
+        return
     if not wanted.isdigit():
         raise ValueError(f"LOADERS_PROFILE is 1, or a number of steps, got {wanted!r}")
-    steps = int(wanted) if int(wanted) > 1 else _DEFAULT_STEPS
+    if pid in _first:
+        if pid not in _told and _first[pid]() is not loader:
+            _told.add(pid)
+            what = "only the first loader of a process is; loaders.profile(loader) does it for any"
+            logger.warning("LOADERS_PROFILE: %r is not profiled: %s", loader, what)
+        return
+    _first[pid] = weakref.ref(loader)
     folder = Path(os.environ.get("LOADERS_PROFILE_DIR") or ".")
-    path = folder / f"loaders-profile-{os.getpid()}.json"
+    path = folder / f"loaders-profile-{pid}.json"
 
     def tell(report: ProfileReport) -> None:
         if report.num_steps:
             logger.warning(
-                "LOADERS_PROFILE: %s\n  of %r, the first loader that was iterated\n"
-                "  trace: %s (open it in ui.perfetto.dev)",
-                report,
-                loader,
-                path,
+                "LOADERS_PROFILE: %s\n%r, the first loader that was iterated", report, loader
             )
+            logger.warning("LOADERS_PROFILE: trace: %s (open it in ui.perfetto.dev)", path)
 
+    steps = int(wanted) if int(wanted) > 1 else _DEFAULT_STEPS
     found = profile(loader, steps, trace=path, told=tell)
     found.start()
     atexit.register(found.stop)
-    return found
-
-
-_processes: set[int] = set()
-_first: weakref.ref[Any] | None = None
-_told: set[int] = set()
-
-
-def _first_of_process(loader: Any) -> bool:
-    """Tell whether no loader of this process was profiled yet, a forked one counts anew; say once if one was."""
-    global _first
-    pid = os.getpid()
-    if pid not in _processes:
-        _processes.add(pid)
-        _first = weakref.ref(loader)
-        return True
-    if pid not in _told and (_first is None or _first() is not loader):
-        _told.add(pid)
-        what = "only the first loader of a process is; loaders.profile(loader) does it for any"
-        logger.warning("LOADERS_PROFILE: %r is not profiled: %s", loader, what)
-    return False

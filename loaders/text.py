@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 # Control characters, with those of C1 and DEL; marks that change the direction of text; line separators.
@@ -45,3 +46,29 @@ def describe_size(num_bytes: float) -> str:
         if num_bytes < 1024:
             return f"{num_bytes:.1f} {unit}"
     return f"{num_bytes / 1024:.1f} TiB"
+
+
+def number(value: float) -> str:
+    """Return three digits, or a whole number.
+
+    Example:
+        >>> number(12345.6), number(3.14159), number(0.0), number(float("nan"))
+        ('12,346', '3.14', '0', '-')
+    """
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"
+
+
+def in_seconds(value: float) -> str:
+    """Return a time as people read it.
+
+    Example:
+        >>> in_seconds(0.0123), in_seconds(2.5)
+        ('12.3 ms', '2.5 s')
+    """
+    if math.isnan(value):
+        return "-"
+    if value >= 1:
+        return f"{number(value)} s"
+    return f"{number(value * 1e3)} ms" if value >= 1e-3 else f"{number(value * 1e6)} us"

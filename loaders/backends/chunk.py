@@ -36,6 +36,10 @@ class Chunk:
 
     def job(self, turn: int, maker: Maker) -> Job:
         """Return the work of making what is handed over in a turn; what was interrupted begins anew."""
+        job = self._job(turn, maker)
+        return job if maker.watched is None else maker.watched(job)
+
+    def _job(self, turn: int, maker: Maker) -> Job:
         if self.num_turns == 1:
             return maker.job(self.batches)
         if self._planned is None:

@@ -62,6 +62,7 @@ class Maker:
         slots: Where batches go.
         count_replaced: Told how many samples another process's copy of the dataset replaced.
         group_bytes: Of small batches, to hand over at once.
+        watched: Makes of a job one whose parts are timed, while a profile is on.
         group_size: How many batches that is: handing over costs tens of microseconds or hundreds, whatever the size.
         chunk_size: How many batches to plan at once: those that are handed over together, or some more.
     """
@@ -76,6 +77,7 @@ class Maker:
     slots: Slots = field(default_factory=Slots)
     count_replaced: Callable[[int], None] = _count_nothing
     group_bytes: int = _GROUP_BYTES
+    watched: Callable[[Job], Job] | None = None
     group_size: int = field(init=False)
     chunk_size: int = field(init=False)
     _batched: BatchDataset | None = field(init=False)  # the dataset, if it reads whole batches
@@ -84,7 +86,12 @@ class Maker:
     def for_child(self) -> Maker:
         """Return it without what belongs to this process."""
         return replace(
-            self, pin=False, locks_slots=False, slots=Slots(), count_replaced=_count_nothing
+            self,
+            pin=False,
+            locks_slots=False,
+            slots=Slots(),
+            count_replaced=_count_nothing,
+            watched=None,
         )
 
     @property

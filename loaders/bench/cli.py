@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,17 @@ from loaders.bench import changes, doctor, planner, report
 from loaders.bench.analysis import Analysis, analyse
 from loaders.bench.measure import Config
 from loaders.bench.plot import check_plot, plot
-from loaders.bench.sweep import Dropper, Limits, Sweep, grid, run_sweep
+from loaders.bench.sweep import Limits, Sweep, dropped, grid, run_sweep
 from loaders.bench.targets import CROP, Target, holds, is_map_style, load, load_object
-from loaders.bench.verdict import BUSY, Verdict, judge
 from loaders.commandline import Commands
 from loaders.datasets.base import BatchDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import LoadersError
-from loaders.limits import available_memory, usable_cores
+from loaders.limits import available_memory, cpu_quota, usable_cores
 from loaders.loader import DataLoader
-from loaders.text import printable
+from loaders.text import in_seconds, number, printable
 from loaders.tuning import write_workers
+from loaders.verdict import BUSY, Verdict, judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,8 @@ _BACKENDS = ("thread", "subprocess", "process")
 _MAX_PIXELS = 65_535  # a JPEG's side, at most
 _WAITS = 0.1  # of its time on a core, for a sample to count as one that waits
 _SWEEP_SHARE, _STAGES_SHARE, _TRIALS_SHARE = 0.5, 0.25, 0.25
+
+_Found = tuple[Verdict, Analysis, Config]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +69,12 @@ def build_parser() -> Commands:
         "sweep", help="measure settings; say what bounds the run and what to change"
     )
     _add_dataset(sweep)
-    _add_grid(sweep)
+    sweep.add_argument(
+        "--workers", type=_count, nargs="+", metavar="N", help="default: 0, 1, 2, 4, ... cores"
+    )
+    sweep.add_argument("--batch-size", type=_positive, nargs="+", metavar="N")
+    sweep.add_argument("--backend", choices=_BACKENDS, nargs="+")
+    sweep.add_argument("--prefetch", type=_positive, nargs="+", metavar="N")
     _add_limits(sweep)
     sweep.add_argument(
         "--cold", action="store_true", help="drop the files from the page cache before each run"
@@ -130,15 +137,6 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
         help=f"images of many sizes, and loose ones, are cropped to this ({CROP}; 0: not at all)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_grid(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workers", type=_count, nargs="+", metavar="N", help="default: 0, 1, 2, 4, ... cores"
-    )
-    parser.add_argument("--batch-size", type=_positive, nargs="+", metavar="N")
-    parser.add_argument("--backend", choices=_BACKENDS, nargs="+")
-    parser.add_argument("--prefetch", type=_positive, nargs="+", metavar="N")
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -219,9 +217,7 @@ def run_sweep_command(args: argparse.Namespace) -> int:
         backends=args.backend,
         prefetch=args.prefetch,
     )
-    sweep = run_sweep(target, configs, _limits(args), cold=args.cold)
-    if all(not result.runs for result in sweep.results):
-        raise LoadersError(f"nothing could be measured: {sweep.results[0].error}")
+    sweep = _sweep(target, configs, args)
     if not args.json:
         _show(report.table(sweep))
     found = None
@@ -241,11 +237,12 @@ def run_recommend(args: argparse.Namespace) -> int:
     """Measure, print one line, and keep the number of workers for ``num_workers="auto"``."""
     _check_before(args)
     target = _load(args)
-    sweep = run_sweep(target, grid(target, batch_sizes=args.batch_size), _limits(args))
-    best = sweep.best
-    if not best.runs:
-        raise LoadersError(f"nothing could be measured: {best.error}")
-    notes = list(sweep.notes)
+    sweep = _sweep(target, grid(target, batch_sizes=args.batch_size), args)
+    if small := sweep.too_small(target.dataset):
+        raise LoadersError(
+            f"{small}. Nothing is recommended: measure the dataset that you will train on"
+        )
+    best, notes = sweep.best, list(sweep.notes)
     found, error = _judge_if_possible(target, sweep, args, trials=False)
     line = recommended_line(target, best.config, _device(args))
     kept, said = None, "whether the machine is busy is not known; --keep does it anyway"
@@ -259,15 +256,25 @@ def run_recommend(args: argparse.Namespace) -> int:
         value = _sweep_json(sweep, found) | {"line": line, "kept_in": str(kept or "")}
         print(report.as_json(value))
     else:
-        _show(line)
-        low, high = map(report.number, best.spread)
-        tokens = f", {report.number(best.rate * sweep.tokens)} tokens/s" if sweep.tokens else ""
-        sentence = "" if found is None else f" {found[0].sentence}"
-        _say(f"{report.number(best.rate)} samples/s ({low} to {high}){tokens}.{sentence}")
+        print(printable(line), flush=True)  # to be copied: never wrapped
+        low, high = map(number, best.spread)
+        tokens = f", {number(best.rate * sweep.tokens)} tokens/s" if sweep.tokens else ""
+        _say(f"{number(best.rate)} samples/s ({low} to {high}){tokens}")
+        _say("" if found is None else str(found[0]))
     for note in notes:
         _say(f"note: {note}")
     _say(said if kept else f'not kept for num_workers="auto": {said}')
     return int(not _has_sound(sweep) or not isinstance(error, LoadersError | None))
+
+
+def _sweep(target: Target, configs: list[Config], args: argparse.Namespace) -> Sweep:
+    limits = Limits(_SWEEP_SHARE * args.seconds, args.repeats, args.limit_samples)
+    sweep = run_sweep(target, configs, limits, cold=getattr(args, "cold", False))
+    if all(not result.runs for result in sweep.results):
+        raise LoadersError(f"nothing could be measured: {sweep.results[0].error}")
+    if small := sweep.too_small(target.dataset):
+        sweep.notes.append(small)
+    return sweep
 
 
 def _has_sound(sweep: Sweep) -> bool:
@@ -287,17 +294,7 @@ def _keep(target: Target, num_workers: int) -> tuple[Path | None, str]:
     if kept is None:
         return None, "the dataset has no fingerprint to know it by, or a transform"
     said = f'num_workers="auto" now takes {num_workers} on {cores} core{"s" * (cores > 1)} for'
-    return kept, f"{said} {_as_measured(target)}, and for no other settings of it ({kept})"
-
-
-def _as_measured(target: Target) -> str:
-    """Return Python that makes the dataset that was measured."""
-    if target.kind == "object":
-        return f"{target.name} as it is"
-    if target.window:
-        return f"TokenWindows({target.name!r}, length={target.window})"
-    ops = ", ".join(f"augment.{op!r}" for op in target.dataset.augment)
-    return f"ShardDataset({target.name!r}{f', augment=[{ops}]' if ops else ''})"
+    return kept, f"{said} {target.as_python}, and for no other settings of it ({kept})"
 
 
 def recommended_line(target: Target, config: Config, device: torch.device | None = None) -> str:
@@ -318,13 +315,9 @@ def recommended_line(target: Target, config: Config, device: torch.device | None
     return f"DataLoader({dataset}, {', '.join(words)})"
 
 
-def _limits(args: argparse.Namespace) -> Limits:
-    return Limits(_SWEEP_SHARE * args.seconds, args.repeats, args.limit_samples)
-
-
 def _judge_if_possible(
     target: Target, sweep: Sweep, args: argparse.Namespace, *, trials: bool
-) -> tuple[tuple[Verdict, Analysis, Config] | None, Exception | None]:
+) -> tuple[_Found | None, Exception | None]:
     """Return what bounds the run; where that cannot be told, why: what was measured stands."""
     try:
         return _judge(target, sweep, args, trials=trials), None
@@ -334,48 +327,38 @@ def _judge_if_possible(
         return None, error
 
 
-def _judge(
-    target: Target, sweep: Sweep, args: argparse.Namespace, *, trials: bool
-) -> tuple[Verdict, Analysis, Config]:
-    best = sweep.best
-    step = load_object(args.step) if args.step else None
+def _judge(target: Target, sweep: Sweep, args: argparse.Namespace, *, trials: bool) -> _Found:
+    best, is_cold = sweep.best.config, sweep.cache == "cold"
     _say("running each stage alone")
-    dropped = Dropper(target) if sweep.cache == "cold" else None
+
+    def reopened() -> Any:
+        sweep.notes += [note for note in dropped(target) if note not in sweep.notes]
+        return target.dataset
+
+    most = max(result.config.num_workers for result in sweep.results)
     found = analyse(
         target.dataset,
-        best.config,
-        best.rate,
+        best,
+        sweep.best.rate,
         seconds=_STAGES_SHARE * args.seconds,
         device=_device(args),
-        step=step,
-        reopen_cold=None if dropped is None else dropped.reopened,
+        step=load_object(args.step) if args.step else None,
+        reopen_cold=reopened if is_cold else None,
+        may_add_workers=is_map_style(target.dataset)
+        and most < min(usable_cores(), cpu_quota() or math.inf),
     )
-    _note_stages(sweep, [] if dropped is None else dropped.notes)
-    measured = max(result.config.num_workers for result in sweep.results)
-    may_add = is_map_style(target.dataset) and measured < found.facts.core_time
-    found.facts = replace(found.facts, may_add_workers=may_add)
-    known = changes.from_sweep(sweep, usual_config(target, best.config))
+    known = changes.from_sweep(sweep, usual_config(target, best))
     if trials and judge(found.facts).bound != "step":
-        seconds = _TRIALS_SHARE * args.seconds
         waits = found.facts.wait_s > _WAITS * found.facts.cpu_s and not sweep.is_repeated
         known += changes.tried(
             target,
-            best.config,
-            seconds=seconds,
+            best,
+            seconds=_TRIALS_SHARE * args.seconds,
             waits=waits,
-            sample_bytes=found.facts.sample_bytes,
-            cold=sweep.cache == "cold",
+            cold=is_cold,
             told=_say,
         )
-    return judge(found.facts, known), found, best.config
-
-
-def _note_stages(sweep: Sweep, notes: list[str]) -> None:
-    """Note what kept stages from being cold, where that is not known of the sweep."""
-    more = [f"of the stages, {note}" for note in notes if note not in sweep.notes]
-    sweep.notes += more
-    for note in more:
-        _say(f"note: {note}")
+    return judge(found.facts, known), found, best
 
 
 def _device(args: argparse.Namespace) -> torch.device | None:
@@ -394,36 +377,26 @@ def usual_config(target: Target, config: Config) -> Config:
 
 
 def _verdict_text(verdict: Verdict, found: Analysis, config: Config) -> str:
-    lines = [f"verdict: {verdict.sentence}", ""]
-    rows: list[Sequence[str]] = [
-        ("stage alone", "per sample", "on a core", "waiting", "for a core", "samples/s")
+    rows: list[tuple[str, ...]] = [
+        ("stage", "per sample", "on a core", "waiting", "for a core", "samples/s")
     ]
-    rows += [
-        (
-            stage.name,
-            report.in_seconds(stage.cost.wall_s),
-            report.in_seconds(stage.cost.cpu_s),
-            report.in_seconds(stage.cost.wait_s),
-            report.in_seconds(stage.cost.queued_s),
-            report.number(stage.samples_per_s),
-        )
-        for stage in found.stages
-    ]
-    lines += report.aligned(rows)
-    limits = ", ".join(f"{name} {report.number(limit)}" for name, limit in verdict.limits.items())
-    lines += ["", f"limits with {config}, samples/s: {limits}"]
+    for stage in found.stages:
+        cost = stage.cost
+        times = map(in_seconds, (cost.wall_s, cost.cpu_s, cost.wait_s, cost.queued_s))
+        rows.append((stage.name, *times, report.short(stage.samples_per_s)))
+    limits = ", ".join(f"{name} {number(limit)}" for name, limit in verdict.limits.items())
+    lines = [*report.aligned(rows), "", f"limits with {config}, samples/s: {limits}"]
     if found.step_samples_per_s is not None:
-        stalled = found.facts.stall_share or 0.0
+        stalled, rate = found.facts.stall_share or 0.0, number(found.step_samples_per_s)
         lines.append(
-            f"with your step: {report.number(found.step_samples_per_s)} samples/s, "
-            f"{stalled:.0%} of the time waiting for data"
+            f"with your step: {rate} samples/s, {stalled:.0%} of the time waiting for data"
         )
     if verdict.changes:
         lines += ["changes, most helpful first:", *(f"  {change}" for change in verdict.changes)]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", str(verdict)])
 
 
-def _sweep_json(sweep: Sweep, found: tuple[Verdict, Analysis, Config] | None) -> dict[str, Any]:
+def _sweep_json(sweep: Sweep, found: _Found | None) -> dict[str, Any]:
     value: dict[str, Any] = {
         "dataset": sweep.target,
         "page_cache": sweep.cache,
@@ -444,34 +417,32 @@ def _sweep_json(sweep: Sweep, found: tuple[Verdict, Analysis, Config] | None) ->
 
 def _describe(target: Target) -> str:
     dataset = target.dataset
-    count = f"{len(dataset):,} samples" if is_map_style(dataset) else "a stream"
-    num, stored = len(target.files), report.in_bytes(target.stored_bytes)
-    size = f", {stored} in {num:,} file{'s' * (num > 1)}" if num else ""
-    crop = (
-        f"; random crops of {target.size} x {target.size}, flipped at random"
-        if target.size
-        else ""
-    )
+    said = [f"{len(dataset):,} samples" if is_map_style(dataset) else "a stream"]
+    if num := len(target.files):
+        said.append(f"{report.in_bytes(target.stored_bytes)} in {num:,} file{'s' * (num > 1)}")
     if target.window:
-        crop = f"; windows of {target.window:,} tokens (TokenWindows)"
-    elif holds(dataset) == "volumes" and not dataset.augment:
-        crop = "; whole volumes are read (a crop, augment.RandomCrop, reads less)"
-    return f"{count}{size}{crop}"
+        said.append(f"windows of {target.window:,} tokens (TokenWindows)")
+    elif target.size:
+        said.append(f"random crops of {target.size} x {target.size}, flipped at random")
+    elif holds(dataset) == "volumes":
+        said.append("whole volumes are read (a crop, augment.RandomCrop, reads less)")
+    return ", ".join(said)
 
 
 def _show(text: str) -> None:
     """Print lines to standard output."""
-    print(printable(text, keep="\n"), flush=True)
+    print(report.wrapped(printable(text, keep="\n"), "    "), flush=True)
 
 
 def _say(text: str) -> None:
-    print(printable(text, keep="\n"), file=sys.stderr, flush=True)
+    if text:
+        print(printable(text, keep="\n"), file=sys.stderr, flush=True)
 
 
 def _say_error(error: Exception, what: str = "") -> None:
     """Say what went wrong in a line, below the traceback where it was in code of the user's."""
-    if not isinstance(error, LoadersError) and (trace := report.users_traceback(error)):
-        _say(trace)
+    if not isinstance(error, LoadersError):
+        _say(report.users_traceback(error))
     _say(f"loaders.bench: {what}{report.of_error(error)}")
 
 
@@ -494,14 +465,13 @@ def run_plan(args: argparse.Namespace) -> int:
     cached = 0 if args.ram == "no" else planner.ram_bytes_of(target, decode=args.ram == "decoded")
     plans = {
         what: planner.plan(
+            dataset,
             nbytes,
             config,
-            group_size=planner.group_size_of(dataset, config),
             pinned=args.pinned,
             cache_bytes=cached,
             shared=args.shared,
             ranks=args.ranks,
-            rank_samples=planner.rank_samples_of(dataset, args.ranks),
         )
         for what, nbytes in sample_bytes.items()
     }
@@ -528,11 +498,8 @@ def run_doctor(args: argparse.Namespace) -> int:
         raise LoadersError(f"there is no {str(args.path)!r} to look at")
     findings = doctor.examine(args.path)
     if args.json:
-        print(
-            report.as_json(
-                {"conditions": report.conditions(), "findings": [asdict(f) for f in findings]}
-            )
-        )
+        found = {"conditions": report.conditions(), "findings": [asdict(f) for f in findings]}
+        print(report.as_json(found))
         return 0
     for finding in findings:
         _show(str(finding))

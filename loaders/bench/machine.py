@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -21,65 +20,32 @@ class Mount(NamedTuple):
     device: str
 
 
-class Link(NamedTuple):
-    """Lanes of a PCI link: now, and at most."""
-
-    width: int
-    most: int
-
-
-def affinity_cores(proc: Path = Path("/proc")) -> int:
-    """Return how many cores the affinity of this process allows."""
-    status = text(proc / "self/status") or ""
-    for line in status.splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            return _count(line.split(":", 1)[1])
-    return os.cpu_count() or 1
-
-
-def _count(listed: str) -> int:
-    """Count a list like ``0-3,8``."""
-    total = 0
-    for part in filter(None, (p.strip() for p in listed.split(","))):
-        first, _, last = part.partition("-")
-        total += int(last or first) - int(first) + 1
-    return max(1, total)
-
-
-def limit(proc: Path, name: str) -> tuple[int | None, int | None]:
-    """Return the soft and hard limit of this process; None where unlimited, or not listed."""
+def soft_limit(proc: Path, name: str) -> int | None:
+    """Return the soft limit of this process; None where unlimited, or not listed."""
     for line in (text(proc / "self/limits") or "").splitlines():
         if line.startswith(name):
-            soft, hard = line[len(name) :].split()[:2]
-            return _limit(soft), _limit(hard)
-    return None, None
+            word = line[len(name) :].split()[0]
+            return int(word) if word.isdigit() else None
+    return None
 
 
-def _limit(word: str) -> int | None:
-    return int(word) if word.isdigit() else None
-
-
-def mount_of(path: Path, proc: Path = Path("/proc")) -> Mount | None:
+def mount_of(path: Path, proc: Path) -> Mount | None:
     """Return what a path is on: the deepest mount above it, the last one made if there are more."""
-    resolved = path.resolve()
-    found: Mount | None = None
+    resolved, found = path.resolve(), None
     for line in (text(proc / "self/mountinfo") or "").splitlines():
         before, _, after = line.partition(" - ")
         words = before.split()
         if len(words) < 5 or not after.split():
             continue
-        point = Path(re.sub(r"\\([0-7]{3})", _character, words[4]))  # spaces are written as \040
+        # Spaces are written as \040.
+        point = Path(re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), words[4]))
         deeper = found is None or len(point.parts) >= len(found.point.parts)
         if resolved.is_relative_to(point) and deeper:
             found = Mount(point, after.split()[0], words[2])
     return found
 
 
-def _character(escaped: re.Match[str]) -> str:
-    return chr(int(escaped[1], 8))
-
-
-def is_rotational(device: str, sys: Path = Path("/sys")) -> bool | None:
+def is_rotational(device: str, sys: Path) -> bool | None:
     """Tell whether a device (``major:minor``) has turning disks, or None where that is not known."""
     block = sys / "dev/block" / device
     for folder in (block, block.resolve().parent):  # a partition's queue is its disk's
@@ -89,22 +55,13 @@ def is_rotational(device: str, sys: Path = Path("/sys")) -> bool | None:
     return None
 
 
-def governors(sys: Path = Path("/sys")) -> set[str]:
+def governors(sys: Path) -> set[str]:
     """Return the frequency governors of all cores."""
     files = (sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
     return {found for found in map(text, files) if found}
 
 
-def cpu_flags(proc: Path = Path("/proc")) -> set[str]:
-    """Return what the processor can do, in the kernel's words."""
-    for line in (text(proc / "cpuinfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return set(value.split())
-    return set()
-
-
-def allocator(proc: Path = Path("/proc")) -> str:
+def allocator(proc: Path) -> str:
     """Return the name of the memory allocator in use."""
     maps = text(proc / "self/maps") or ""
     for name in ("jemalloc", "tcmalloc", "mimalloc"):
@@ -119,12 +76,12 @@ def other_allocator(usr: Path = Path("/usr")) -> Path | None:
     return next((place for place in places if place.exists()), None)
 
 
-def gpu_links(sys: Path = Path("/sys")) -> list[Link]:
-    """Return the link of each display or 3D controller that has one."""
+def gpu_links(sys: Path) -> list[tuple[int, int]]:
+    """Return, of each display or 3D controller on a PCI link, its lanes: now, and at most."""
     found = []
     for device in sorted((sys / "bus/pci/devices").glob("*")):
-        kind = text(device / "class") or ""
         now, most = (text(device / f"{n}_link_width") or "" for n in ("current", "max"))
-        if kind.startswith("0x03") and now.isdigit() and most.isdigit() and 0 < int(most) < 255:
-            found.append(Link(int(now), int(most)))
+        is_gpu = (text(device / "class") or "").startswith("0x03")
+        if is_gpu and now.isdigit() and most.isdigit() and 0 < int(most) < 255:
+            found.append((int(now), int(most)))
     return found

@@ -1,7 +1,7 @@
-"""Timing a loader: from the first batch on, over whole rounds of its workers, on a clock that can be replaced.
+"""Timing a loader: from the first batch on, over whole rounds of its workers.
 
-A loader's first batches come late, and then several at once: one of each worker. So the rate is
-taken over whole rounds: from the last batch of the first round to the last batch of a later one.
+A loader's first batches come late, and then several at once: one of each worker, or a group of small ones. So the rate
+is taken over whole rounds: from the last batch of the first round to the last batch of a later one.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.bench.processes import MemoryWatch, bytes_read, cpu_s, family
-from loaders.datasets.reading.samples import Ragged
+from loaders.backends.maker import Maker, group_bytes, num_in_flight
+from loaders.bench.processes import bytes_read, cpu_s, family, memory
+from loaders.bench.targets import Endless, is_map_style
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.reading.samples import Ragged, collate
 from loaders.device.nested import tensors_of
+from loaders.loader import DataLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-Clock = Callable[[], float]
+    from collections.abc import Callable, Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,13 @@ class Config:
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of a ``DataLoader``."""
-        chosen: dict[str, Any] = {
-            "batch_size": self.batch_size,
-            "num_workers": self.num_workers,
-            "backend": self.backend,
-        }
-        if self.prefetch is not None and self.num_workers:
-            chosen["prefetch_factor"] = self.prefetch
-        return chosen
+        given = asdict(self)
+        prefetch = given.pop("prefetch")
+        return (
+            given
+            if prefetch is None or not self.num_workers
+            else given | {"prefetch_factor": prefetch}
+        )
 
     def __str__(self) -> str:
         text = f"num_workers={self.num_workers}, batch_size={self.batch_size}, backend={self.backend!r}"
@@ -69,30 +69,22 @@ class Run:
         first_batch_s: From asking for an iterator to the first batch.
         latencies_s: How long each later batch was waited for.
         num_samples: Samples that the rate is of.
-        batch_bytes: Bytes of all tensors of a batch, on average over some of them.
+        sample_bytes: Bytes of all tensors of a sample, on average over some batches.
         cpu_s_per_1000: CPU seconds of all processes per 1,000 samples.
-        peak_pss_bytes: Of all processes, see ``Memory``.
-        peak_own_bytes: The same without mapped files.
+        pss_bytes: Memory of all processes at the end of the run, see ``Memory``.
+        own_bytes: The same without mapped files.
         read_bytes: What the storage had to read, or None where that is not known.
-        watch_s: What watching the memory cost while it ran.
-        batch_samples: Samples of a batch, on average over the same; None: each had the size that was asked for.
     """
 
     samples_per_s: float
     first_batch_s: float
     latencies_s: list[float]
     num_samples: int
-    batch_bytes: float
+    sample_bytes: float
     cpu_s_per_1000: float
-    peak_pss_bytes: int = 0
-    peak_own_bytes: int = 0
+    pss_bytes: int = 0
+    own_bytes: int = 0
     read_bytes: int | None = None
-    watch_s: float = 0.0
-    batch_samples: float | None = None
-
-    def sample_bytes(self, batch_size: int) -> float:
-        """Return the bytes of a sample in batches that were to have this size."""
-        return self.batch_bytes / (self.batch_samples or batch_size)
 
 
 @dataclass(slots=True)
@@ -106,7 +98,7 @@ class Result:
     def median(self, name: str) -> float:
         """Return the median of a figure over the runs; NaN if there are none."""
         values = [getattr(run, name) for run in self.runs]
-        return statistics.median(values) if values else float("nan")
+        return statistics.median(values) if values else math.nan
 
     @property
     def rate(self) -> float:
@@ -119,38 +111,72 @@ class Result:
         rates = [run.samples_per_s for run in self.runs] or [0.0]
         return min(rates), max(rates)
 
-    @property
-    def mb_per_s(self) -> float:
-        """Millions of batch bytes per second."""
-        sizes = [run.sample_bytes(self.config.batch_size) for run in self.runs]
-        return self.rate * statistics.median(sizes) / 1e6 if sizes else float("nan")
-
     def latency_s(self, share: float) -> float:
         """Return a quantile of the waits for a batch, of all runs together."""
         waits = sorted(wait for run in self.runs for wait in run.latencies_s)
-        return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else float("nan")
+        return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else math.nan
 
     @property
-    def peak_pss_bytes(self) -> int:
+    def pss_bytes(self) -> int:
         """The most memory of any run."""
-        return max((run.peak_pss_bytes for run in self.runs), default=0)
+        return max((run.pss_bytes for run in self.runs), default=0)
+
+    @property
+    def read_bytes(self) -> int | None:
+        """The most that any run made the storage read, or None where that is not known."""
+        return max(
+            (run.read_bytes for run in self.runs if run.read_bytes is not None), default=None
+        )
 
     def summary(self) -> dict[str, Any]:
         """Return the figures, with every repeat."""
-        reads = [run.read_bytes for run in self.runs if run.read_bytes is not None]
         return asdict(self.config) | {
             "error": self.error,
             "samples_per_s": self.rate,
             "samples_per_s_repeats": [run.samples_per_s for run in self.runs],
-            "mb_per_s": self.mb_per_s,
+            "mb_per_s": self.rate * self.median("sample_bytes") / 1e6,
             "first_batch_s": self.median("first_batch_s"),
             "batch_wait_p50_s": self.latency_s(0.5),
             "batch_wait_p99_s": self.latency_s(0.99),
             "cpu_s_per_1000_samples": self.median("cpu_s_per_1000"),
-            "peak_pss_bytes": self.peak_pss_bytes,
-            "read_bytes": max(reads, default=None),
+            "peak_pss_bytes": self.pss_bytes,
+            "read_bytes": self.read_bytes,
             "num_samples": sum(run.num_samples for run in self.runs),
         }
+
+
+def make_loader(dataset: Any, config: Config, **more: Any) -> DataLoader:
+    """Return an endless shuffled loader over a dataset."""
+    if is_map_style(dataset) and "sampler" not in more:
+        more |= {"sampler": Endless(len(dataset)), "rank": 0, "world_size": 1, "drop_last": True}
+    with warnings.catch_warnings():  # more workers than cores are tried on purpose
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        return DataLoader(dataset, **config.arguments(), **more)
+
+
+def group_size_of(dataset: Any, config: Config) -> int:
+    """Return how many batches the loader hands over at once."""
+    if config.backend == "process" or not isinstance(dataset, BatchDataset):
+        return 1
+    nbytes = group_bytes(config.backend)
+    return Maker(dataset, collate, config.batch_size, True, 1, group_bytes=nbytes).group_size
+
+
+def round_size(dataset: Any, config: Config) -> int:
+    """Return how many batches come together."""
+    if config.backend == "process" or not isinstance(dataset, BatchDataset):
+        return max(1, config.num_workers)
+    return group_size_of(dataset, config) if config.num_workers else 1
+
+
+def in_flight(dataset: Any, config: Config) -> int:
+    """Return how many batches are made ahead: of threads in all, of processes by each."""
+    if not config.num_workers:
+        return 0
+    if config.backend == "process":
+        return (config.prefetch or 2) * config.num_workers
+    group = group_size_of(dataset, config)
+    return group * (config.prefetch or num_in_flight(config.num_workers, is_together=group > 1))
 
 
 def time_loader(
@@ -159,7 +185,7 @@ def time_loader(
     seconds: float,
     round_size: int = 1,
     max_samples: int | None = None,
-    clock: Clock = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter,
     watch: bool = True,
 ) -> Run:
     """Iterate a loader for some time, and return what it did.
@@ -170,117 +196,61 @@ def time_loader(
         round_size: Batches that come together: of processes, one of each; of grouped ones, a group.
         max_samples: Stop after so many, at the end of a round.
         clock: Seconds that only grow.
-        watch: Look at the memory meanwhile.
+        watch: Look at the memory when it ends, its batches still there.
+
+    Raises:
+        ValueError: The loader gave no batch.
     """
     gc.collect()  # an older loader's memory and threads are not this one's
-    if not watch:
-        return _time_batches(iter_of(loader), seconds, round_size, max_samples, clock)
-    with MemoryWatch() as watcher:
-        before = bytes_read(family())
-        run = _time_batches(
-            iter_of(loader), seconds, round_size, max_samples, clock, look=watcher.look
-        )
-    run.peak_pss_bytes, run.peak_own_bytes = watcher.peak.pss_bytes, watcher.peak.own_bytes
-    run.watch_s = watcher.spent_s
-    if run.read_bytes is not None and before is not None:
-        run.read_bytes -= before
-    return run
-
-
-def iter_of(loader: Iterable[Any]) -> Callable[[], Iterator[Any]]:
-    """Return what begins an epoch, so that beginning is timed too."""
-
-    def begin() -> Iterator[Any]:
-        with warnings.catch_warnings():  # more workers than cores are tried on purpose
-            warnings.filterwarnings("ignore", "This DataLoader will create")
-            warnings.filterwarnings("ignore", "epoch .* was left early")
-            return iter(loader)
-
-    return begin
-
-
-def _time_batches(
-    begin: Callable[[], Iterator[Any]],
-    seconds: float,
-    round_size: int,
-    max_samples: int | None,
-    clock: Clock,
-    look: Callable[[], Any] = lambda: None,
-) -> Run:
-    began = clock()
-    batches = begin()
-    arrivals, samples, sizes = [began], [0], _Sizes()
     most = math.inf if max_samples is None else max_samples
-    cpu_began = cpu_s(family())
-    count = total = 0
+    read = bytes_read(family())
+    arrivals, samples, looked_at, nbytes = [clock()], [0], 0, 0
+    batches, cpu_began = begin(loader), cpu_s(family())
+    count = 0
     for batch in batches:  # not by enumerate(), which keeps one until the next is there
-        count += 1  # noqa: SIM113
+        count += 1
         arrivals.append(clock())
         num = num_samples(batch)
-        samples.append(total := total + num)
-        if not count & (count - 1):
-            sizes.add(batch, num)
+        samples.append(samples[-1] + num)
+        if not count & (
+            count - 1
+        ):  # 1, 2, 4, 8, ...: to look takes longer than to hand over a small one
+            looked_at, nbytes = looked_at + num, nbytes + batch_nbytes(batch)
         if count == round_size:
             cpu_began = cpu_s(family())
-        is_enough = arrivals[-1] - began >= seconds or total >= most
+        is_enough = arrivals[-1] - arrivals[0] >= seconds or samples[-1] >= most
         if is_enough and count % round_size == 0 and count > round_size:
             break
         del batch
     pids = family()
-    cpu, read = cpu_s(pids) - cpu_began, bytes_read(pids)
-    look()
-    end(batches)
-    return _run(arrivals, samples, round_size, sizes, cpu, read)
-
-
-@dataclass(slots=True)
-class _Sizes:
-    """Batches 1, 2, 4, 8, ... of a run: to look at each takes longer than to hand over a small one."""
-
-    num_batches: int = 0
-    num_samples: int = 0
-    nbytes: int = 0
-
-    def add(self, batch: Any, num_samples: int) -> None:
-        self.num_batches += 1
-        self.num_samples += num_samples
-        self.nbytes += batch_nbytes(batch)
-
-
-def _run(
-    arrivals: list[float],
-    samples: list[int],
-    round_size: int,
-    sizes: _Sizes,
-    cpu: float,
-    read: int | None,
-) -> Run:
-    """Return the figures of a run.
-
-    Args:
-        arrivals: When it began, and when each batch came.
-        samples: How many had come by then.
-        round_size: As for ``time_loader``.
-        sizes: Of some batches.
-        cpu: CPU seconds since the first round.
-        read: As ``Run`` has it.
-    """
-    count = len(arrivals) - 1
     if not count:
         raise ValueError("the loader gave no batch: is the dataset smaller than a batch?")
     first = round_size if count > round_size else 0
     last = count - (count - first) % round_size if first else count
-    timed = samples[last] - samples[first]
-    return Run(
-        samples_per_s=timed / max(1e-9, arrivals[last] - arrivals[first]),
+    used = memory(pids) if watch else None
+    now_read = bytes_read(pids)
+    run = Run(
+        samples_per_s=(samples[last] - samples[first])
+        / max(1e-9, arrivals[last] - arrivals[first]),
         first_batch_s=arrivals[1] - arrivals[0],
         latencies_s=[b - a for a, b in itertools.pairwise(arrivals[1:])],
-        num_samples=timed,
-        batch_bytes=sizes.nbytes / sizes.num_batches,
-        cpu_s_per_1000=cpu / max(1, samples[count] - samples[first]) * 1000,
-        read_bytes=read,
-        batch_samples=sizes.num_samples / sizes.num_batches,
+        num_samples=samples[last] - samples[first],
+        sample_bytes=nbytes / max(1, looked_at),
+        cpu_s_per_1000=(cpu_s(pids) - cpu_began) / max(1, samples[count] - samples[first]) * 1000,
+        pss_bytes=0 if used is None else used.pss_bytes,
+        own_bytes=0 if used is None else used.own_bytes,
+        read_bytes=None if read is None or now_read is None else now_read - read,
     )
+    end(batches)
+    return run
+
+
+def begin(loader: Iterable[Any]) -> Any:
+    """Return an iterator of an epoch, and do not warn of what is done on purpose."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        warnings.filterwarnings("ignore", "epoch .* was left early")
+        return iter(loader)
 
 
 def end(batches: Any) -> None:
@@ -335,19 +305,18 @@ def interleave(
     measure: Callable[[Config], Run],
     *,
     repeats: int,
-    told: Callable[[Config], None] = lambda config: None,
+    told: Callable[[Config], Any] = lambda config: None,
 ) -> list[Result]:
     """Measure every configuration in turns (A B C, A B C, ...), so that drift hits all alike.
 
     A configuration that fails is left out from then on, with its error in the result.
     """
     results = [Result(config) for config in configs]
-    for _ in range(repeats):
-        for result in results:
-            if result.error is None:
-                try:
-                    result.runs.append(measure(result.config))
-                except Exception as error:  # whatever it is, the others are still worth measuring
-                    result.error = f"{type(error).__name__}: {error}"
-            told(result.config)
+    for result in results * repeats:
+        if result.error is None:
+            try:
+                result.runs.append(measure(result.config))
+            except Exception as error:  # whatever it is, the others are still worth measuring
+                result.error = f"{type(error).__name__}: {error}"
+        told(result.config)
     return results

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaders.backends.maker import Maker, group_bytes, num_in_flight
-from loaders.bench.measure import batch_nbytes
+from loaders.bench.measure import batch_nbytes, group_size_of, in_flight
 from loaders.bench.processes import memory
-from loaders.bench.report import in_bytes
 from loaders.bench.targets import ImageFiles, is_map_style
 from loaders.codecs.heads import picture_size
-from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.loading import plan_columns
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.samples import collate
@@ -28,6 +25,7 @@ from loaders.datasets.tokens.windows import TokenWindows
 from loaders.device.nested import tensors_of
 from loaders.errors import LoadersError
 from loaders.schema import Mask
+from loaders.text import describe_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,35 +76,34 @@ class Plan:
 
 
 def plan(
+    dataset: Any,
     sample_bytes: float,
     config: Config,
     *,
-    group_size: int = 1,
     pinned: bool = False,
     cache_bytes: int = 0,
     shared: bool = False,
     ranks: int = 1,
-    rank_samples: int | None = None,
 ) -> Plan:
     """Return what a configuration will need.
 
     Args:
+        dataset: What is loaded.
         sample_bytes: Of one sample in a batch, see ``sample_bytes_of``.
         config: The loader's settings.
-        group_size: Batches that are handed over together.
         pinned: Batches pass through page-locked memory.
         cache_bytes: Of a ``RAMDataset``.
         shared: One copy of it per node, instead of one per rank.
         ranks: Training processes on the node.
-        rank_samples: Samples that a rank has in an epoch: no more exist at one time. None: any number.
     """
     batch_size, most = config.batch_size, math.inf
-    if rank_samples is not None:
-        batch_size, most = min(batch_size, rank_samples), -(-rank_samples // batch_size)
-    batch_bytes = int(sample_bytes * batch_size)
-    ahead = in_flight(config, group_size)
-    batches = int(min(ahead * group_size + _HELD, most))
-    pinned_batches = int(min((ahead + 1) * group_size, most)) if pinned else 0
+    if is_map_style(dataset):  # no more than an epoch has exist at one time
+        rank_samples = -(-len(dataset) // ranks)
+        batch_size = min(batch_size, rank_samples)
+        most = -(-rank_samples // batch_size)
+    batch_bytes, ahead = int(sample_bytes * batch_size), in_flight(dataset, config)
+    batches = int(min(ahead + _HELD, most))
+    pinned_batches = int(min(ahead + group_size_of(dataset, config), most)) if pinned else 0
     per_worker = _process_bytes() if config.backend == "process" else _SCRATCH_BYTES
     return Plan(
         batch_bytes=batch_bytes,
@@ -127,28 +124,6 @@ def _process_bytes() -> int:
     return _PROCESS_BYTES if is_fork else memory([os.getpid()]).own_bytes
 
 
-def in_flight(config: Config, group_size: int = 1) -> int:
-    """Return how many batches (or groups of small ones) are under way: of threads in all, of processes for each."""
-    if not config.num_workers:
-        return 0
-    if config.backend == "process":
-        return (config.prefetch or 2) * config.num_workers
-    return config.prefetch or num_in_flight(config.num_workers, is_together=group_size > 1)
-
-
-def rank_samples_of(dataset: Any, ranks: int = 1) -> int | None:
-    """Return how many samples a rank has in an epoch; None of a stream."""
-    return -(-len(dataset) // ranks) if is_map_style(dataset) else None
-
-
-def group_size_of(dataset: Any, config: Config) -> int:
-    """Return how many batches the loader hands over at once."""
-    if config.backend == "process" or not isinstance(dataset, BatchDataset):
-        return 1
-    nbytes = group_bytes(config.backend)
-    return Maker(dataset, collate, config.batch_size, True, 1, group_bytes=nbytes).group_size
-
-
 def sample_bytes_of(dataset: Any, *, as_trained: bool = False, count: int = 8) -> float:
     """Return the bytes of a sample in a batch.
 
@@ -161,7 +136,8 @@ def sample_bytes_of(dataset: Any, *, as_trained: bool = False, count: int = 8) -
     """
     sizes: list[float] = []
     for sample in _some_samples(dataset, count):
-        sizes.append(_trained_nbytes(dataset, sample) if as_trained else _nbytes(sample))
+        grown = _grown_nbytes(dataset, sample) if as_trained else 0
+        sizes.append(batch_nbytes(sample) + text_nbytes(sample) + grown)
         if sum(sizes) > _LOOKED_AT_BYTES:
             break
     if not sizes:
@@ -181,19 +157,14 @@ def _some_samples(dataset: Any, count: int) -> Iterator[Any]:
             yield collate(fetch([index]) if fetch else [dataset[index]])
 
 
-def _nbytes(batch: Any) -> int:
-    return batch_nbytes(batch) + text_nbytes(batch)
-
-
-def _trained_nbytes(dataset: Any, batch: Any) -> int:
-    """Return the bytes of a batch whose masks are int64, and whose other uint8 values are float32."""
+def _grown_nbytes(dataset: Any, batch: Any) -> int:
+    """Return how many bytes more a batch has whose masks are int64, and whose other uint8 values are float32."""
     fields = dataset.stored_fields if isinstance(dataset, PackedDataset) else {}
     names = [n for n, f in fields.items() if isinstance(f, Mask) and hasattr(batch, n)]
     masks = [t for name in names for t in tensors_of(getattr(batch, name))]
     pixels = sum(t.nbytes for t in tensors_of(batch) if t.dtype is torch.uint8)
     pixels -= sum(t.nbytes for t in masks if t.dtype is torch.uint8)
-    grown = sum(_INT64_BYTES * t.numel() - t.nbytes for t in masks)
-    return _nbytes(batch) + (_FLOAT_BYTES - 1) * pixels + grown
+    return (_FLOAT_BYTES - 1) * pixels + sum(_INT64_BYTES * t.numel() - t.nbytes for t in masks)
 
 
 def text_nbytes(value: Any) -> int:
@@ -243,34 +214,32 @@ def _spread(num: int, count: int) -> list[int]:
 def table(plans: dict[str, Plan]) -> list[tuple[str, ...]]:
     """Return rows for ``report.aligned``: one column per plan."""
     first = next(iter(plans.values()))
-    rows: list[tuple[str, ...]] = [("", *plans)]
-    rows.append(("one batch", *(in_bytes(p.batch_bytes) for p in plans.values())))
-    most = f"{first.batches} batch{'es' * (first.batches != 1)} at a time"
-    rows.append((most, *(in_bytes(p.slots_bytes) for p in plans.values())))
-    rows.append(("pinned copies", *(in_bytes(p.pinned_bytes) for p in plans.values())))
-    rows.append(("workers", *(in_bytes(p.workers_bytes) for p in plans.values())))
-    rows.append(("one rank", *(in_bytes(p.rank_bytes) for p in plans.values())))
-    copies = f"dataset in RAM, {first.cache_copies} cop{'y' if first.cache_copies == 1 else 'ies'}"
-    rows.append((copies, *(in_bytes(p.cache_bytes) for p in plans.values())))
-    node = f"all of the node, {first.ranks} rank{'s' * (first.ranks > 1)}"
-    rows.append((node, *(in_bytes(p.node_bytes) for p in plans.values())))
-    return rows
+    names = {
+        "batch_bytes": "one batch",
+        "slots_bytes": f"{first.batches} batch{'es' * (first.batches != 1)} at a time",
+        "pinned_bytes": "pinned copies",
+        "workers_bytes": "workers",
+        "rank_bytes": "one rank",
+        "cache_bytes": f"dataset in RAM, {first.cache_copies} cop{'y' if first.cache_copies == 1 else 'ies'}",
+        "node_bytes": f"all of the node, {first.ranks} rank{'s' * (first.ranks > 1)}",
+    }
+    rows = [
+        (said, *(describe_size(getattr(p, name)) for p in plans.values()))
+        for name, said in names.items()
+    ]
+    return [("", *plans), *rows]
 
 
 def fits(plans: dict[str, Plan], available: int) -> str:
     """Say whether what the node needs fits into the memory that is available, and what to do if not."""
-    needed = max(p.node_bytes for p in plans.values())
+    needed, here = max(p.node_bytes for p in plans.values()), describe_size(available)
     if needed <= available:
-        return f"fits: at most {in_bytes(needed)} of the {in_bytes(available)} available here"
+        return f"fits: at most {describe_size(needed)} of the {here} available here"
     least = min(p.node_bytes for p in plans.values())
-    some = "" if least > available else f"; {in_bytes(least)} does"
-    cached = any(p.cache_bytes for p in plans.values())
-    remedy = (
-        "--shared, --ram encoded or ShardDataset"
-        if cached
-        else "a smaller --batch-size or --prefetch"
-    )
+    some = "" if least > available else f"; {describe_size(least)} does"
+    remedy = "a smaller --batch-size or --prefetch"
+    if any(p.cache_bytes for p in plans.values()):
+        remedy = "--shared, --ram encoded or ShardDataset"
     return (
-        f"does not fit: {in_bytes(needed)}, and {in_bytes(available)} are available here{some}\n"
-        f"Do: {remedy}"
+        f"does not fit: {describe_size(needed)}, and {here} are available here{some}\nDo: {remedy}"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loaders.bench.report import number
 from loaders.errors import LoadersError
+from loaders.text import number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
-_DASHES = ("-", "--", ":")  # with more lines than colours, these tell them apart
-_FEW = 3  # lines whose legend finds room between them
-_TITLE = 76  # letters that are as wide as the picture
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -62,97 +59,54 @@ def draw(sweep: Sweep, *, subtitle: str = "") -> Any:
     """Return a sweep as a figure of matplotlib's."""
     FigureCanvasAgg, Figure = _matplotlib()
     lines = _lines(sweep)
-    is_crowded = len(lines) > _FEW
-    figure = Figure(figsize=(8, 7 + 0.12 * len(lines) * is_crowded), layout="constrained")
+    figure = Figure(figsize=(8, 7 + 0.12 * len(lines)), layout="constrained")
     FigureCanvasAgg(figure)
     rate, memory = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     ticks = sorted({r.config.num_workers for r in sweep.results if r.runs})
     for count, (name, results) in enumerate(lines.items()):
-        _draw(rate, memory, name, results, ticks, count)
-    _mark(rate, memory, sweep.best, ticks, is_alone=len(lines) == 1)
-    _label(rate, memory, sweep, ticks)
-    if is_crowded:
-        figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
-    else:
-        rate.legend(frameon=False, fontsize=9, loc="best")
-    name = sweep.target if len(sweep.target) <= _TITLE else f"...{sweep.target[3 - _TITLE :]}"
-    figure.suptitle(f"{name}\n{subtitle}" if subtitle else name, fontsize=12)
-    return figure
-
-
-def _lines(sweep: Sweep) -> dict[str, list[Result]]:
-    """Group results that differ in workers only; 0 workers belong to every prefetch."""
-    found: dict[str, list[Result]] = {}
-    configs = [r.config for r in sweep.results if r.runs]
-    for result in sweep.results:
-        if result.runs:
-            for name in _names(result.config, configs):
-                found.setdefault(name, []).append(result)
-    for results in found.values():
-        results.sort(key=lambda result: result.config.num_workers)
-    return found
-
-
-def _names(config: Config, configs: list[Config]) -> list[str]:
-    prefetches = sorted({c.prefetch for c in configs if c.prefetch is not None})
-    if config.prefetch is None and not config.num_workers and prefetches:
-        return [_name(config, prefetch) for prefetch in prefetches]
-    return [_name(config, config.prefetch)]
-
-
-def _name(config: Config, prefetch: int | None) -> str:
-    text = f"{config.backend}, batch {config.batch_size}"
-    return text if prefetch is None else f"{text}, prefetch {prefetch}"
-
-
-def _draw(
-    rate: Any,
-    memory: Any,
-    name: str,
-    results: list[Result],
-    ticks: list[int],
-    count: int,
-) -> None:
-    colour = _COLOURS[count % len(_COLOURS)]
-    line = {
-        "color": colour,
-        "marker": _MARKERS[count % len(_MARKERS)],
-        "linestyle": _DASHES[count // len(_COLOURS) % len(_DASHES)],
-    }
-    x = [ticks.index(r.config.num_workers) for r in results]
-    lows, highs = zip(*(r.spread for r in results), strict=True)
-    rate.fill_between(x, lows, highs, color=colour, alpha=0.15, linewidth=0)
-    rate.plot(x, [r.rate for r in results], label=name, **line)
-    memory.plot(x, [r.peak_pss_bytes / 1e6 for r in results], **line)
-
-
-def _mark(rate: Any, memory: Any, best: Result, ticks: list[int], *, is_alone: bool) -> None:
-    x = ticks.index(best.config.num_workers)
+        style: dict[str, Any] = {
+            "color": _COLOURS[count % len(_COLOURS)],
+            "marker": _MARKERS[count % len(_MARKERS)],
+            "linestyle": "-" if count < len(_COLOURS) else "--",
+        }
+        x = [ticks.index(r.config.num_workers) for r in results]
+        lows, highs = zip(*(r.spread for r in results), strict=True)
+        rate.fill_between(x, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+        rate.plot(x, [r.rate for r in results], label=name, **style)
+        memory.plot(x, [r.pss_bytes / 1e6 for r in results], **style)
+    best = sweep.best
     ring = {"s": 130, "facecolors": "none", "edgecolors": "black", "linewidths": 1.6, "zorder": 5}
-    count = best.config.num_workers
-    which = "" if is_alone else f"{_name(best.config, best.config.prefetch)}, "
-    label = f"chosen: {which}{count} worker{'s' * (count != 1)}, {number(best.rate)} samples/s"
-    rate.scatter([x], [best.rate], label=label, **ring)
-    memory.scatter([x], [best.peak_pss_bytes / 1e6], **ring)
-
-
-def _label(rate: Any, memory: Any, sweep: Sweep, ticks: list[int]) -> None:
+    x = [ticks.index(best.config.num_workers)]
+    rate.scatter(x, [best.rate], label=f"chosen: {number(best.rate)} samples/s", **ring)
+    memory.scatter(x, [best.pss_bytes / 1e6], **ring)
     repeats = max(len(r.runs) for r in sweep.results)
-    runs = (
-        f"median of {repeats} runs, shaded: lowest to highest" if repeats > 1 else "one run each"
-    )
     rate.set_ylabel("samples/s")
-    rate.set_title(f"{runs}; page cache {sweep.cache}", fontsize=10)
-    memory.set_ylabel("peak memory (PSS,\nall processes), MB")
-    kinds = {r.config.backend for r in sweep.results}
-    memory.set_xlabel(
-        {"thread": "worker threads", "process": "worker processes"}.get(kinds.pop(), "workers")
-        if len(kinds) == 1
-        else "workers"
+    rate.set_title(
+        f"median of {repeats}, shaded: lowest to highest; page cache {sweep.cache}", fontsize=10
     )
+    memory.set_ylabel("memory (PSS,\nall processes), MB")
+    memory.set_xlabel("workers")
     memory.set_xticks(range(len(ticks)), [str(t) for t in ticks])
     for axes in (rate, memory):
         axes.set_ylim(bottom=0, top=axes.get_ylim()[1] * 1.08)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
+    name = sweep.target if len(sweep.target) < 76 else f"...{sweep.target[-73:]}"
+    figure.suptitle(f"{name}\n{subtitle}" if subtitle else name, fontsize=12)
+    return figure
+
+
+def _lines(sweep: Sweep) -> dict[str, list[Result]]:
+    """Group results that differ in workers only."""
+    found: dict[str, list[Result]] = {}
+    for result in sorted(sweep.results, key=lambda result: result.config.num_workers):
+        if result.runs:
+            found.setdefault(_name(result.config), []).append(result)
+    return found
+
+
+def _name(config: Config) -> str:
+    text = f"{config.backend}, batch {config.batch_size}"
+    return text if config.prefetch is None else f"{text}, prefetch {config.prefetch}"

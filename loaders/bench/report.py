@@ -1,4 +1,4 @@
-"""Figures as people read them, and as JSON."""
+"""Figures as people read them, in 80 columns, and as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import math
 import os
 import platform
+import shutil
 import sysconfig
+import textwrap
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,19 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.errors import LoadersError
-from loaders.limits import usable_cores
+from loaders.limits import text, usable_cores
+from loaders.text import describe_size, in_seconds, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaders.bench.measure import Result
+    from loaders.bench.measure import Config, Result
     from loaders.bench.sweep import Sweep
 
-_COLUMNS = (
-    "workers", "batch", "backend", "prefetch", "samples/s", "range", "MB/s", "first batch",
-    "wait p50", "p99", "CPU s/1000", "peak PSS", "read", "",
-)  # fmt: skip
-_MAX_LETTERS = 90  # of an error in a row
+_MAX_COLUMNS = 9  # of a table, to fit 80 letters
+_MAX_WIDTH = 100  # columns of running text, however wide a terminal is
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _NOT_THE_USERS = (
     *(f"{folder}{os.sep}" for folder in [Path(__file__).parents[1], *_LIBRARIES]),
@@ -34,93 +34,94 @@ _NOT_THE_USERS = (
 )
 
 
-def number(value: float) -> str:
-    """Return three digits, or a whole number.
-
-    Example:
-        >>> number(12345.6), number(3.14159), number(0.0)
-        ('12,346', '3.14', '0')
-    """
-    if math.isnan(value):
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"
-
-
 def in_bytes(value: float | None) -> str:
-    """Return a size.
-
-    Example:
-        >>> in_bytes(1_500_000), in_bytes(None)
-        ('1.5 MB', '-')
-    """
-    if value is None:
-        return "-"
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(value) >= size:
-            return f"{number(value / size)} {unit}"
-    return f"{value:.0f} B"
+    """Return a size, or a dash for none."""
+    return "-" if value is None else describe_size(value)
 
 
-def in_seconds(value: float) -> str:
-    """Return a time.
-
-    Example:
-        >>> in_seconds(0.0123), in_seconds(2.5)
-        ('12.3 ms', '2.5 s')
-    """
-    if math.isnan(value):
-        return "-"
-    if value >= 1:
-        return f"{number(value)} s"
-    return f"{number(value * 1e3)} ms" if value >= 1e-3 else f"{number(value * 1e6)} us"
+def wrapped(text: str, indent: str = "") -> str:
+    """Return lines that fit the terminal; lines that follow a wrapped one are indented."""
+    width = min(_MAX_WIDTH, shutil.get_terminal_size().columns)
+    fill = textwrap.TextWrapper(
+        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(fill.fill(line) for line in text.splitlines())
 
 
 def table(sweep: Sweep) -> str:
-    """Return a sweep as lines of text; the chosen configuration is marked."""
-    best = sweep.best
-    rows = [_row(result, result is best, sweep.is_repeated) for result in sweep.results]
-    rows = [_COLUMNS, *rows]
-    if sweep.tokens:
-        rates = [number(result.rate * sweep.tokens) for result in sweep.results]
-        rows = [
-            (*row[:5], rate, *row[5:]) if len(row) == len(_COLUMNS) else row
-            for row, rate in zip(rows, ["tokens/s", *rates], strict=True)
-        ]
-    return "\n".join(aligned(rows) + [f"note: {note}" for note in sweep.notes])
+    """Return a sweep as lines of text: what all settings share stands above, the chosen one is marked."""
+    configs = [result.config for result in sweep.results]
+    columns: dict[str, list[str]] = {
+        "": ["*" if result is sweep.best else "" for result in sweep.results],
+        "workers": [str(config.num_workers) for config in configs],
+    }
+    shared = []
+    for head, values in _settings(configs).items():
+        if len(set(values)) > 1:
+            columns[head] = values
+        else:
+            shared += [f"{head} {values[0]}"] * (values[0] != "-")
+    columns |= {
+        name: list(map(_cell(name, sweep), sweep.results))
+        for name in _figures(sweep, len(columns))
+    }
+    above = [*shared, f"page cache {sweep.cache}", "range over the repeats"]
+    lines = [", ".join(above)]
+    lines += aligned([tuple(columns), *zip(*columns.values(), strict=True)])
+    lines.append(f"* chosen: {sweep.best.config}")
+    failed = (f"failed: {r.config}: {last_line(r.error)}" for r in sweep.results if r.error)
+    return "\n".join([*lines, *failed, *(f"note: {note}" for note in sweep.notes)])
 
 
-def _row(result: Result, is_best: bool, is_repeated: bool) -> Sequence[str]:
-    config = result.config
-    prefetch = "-" if config.prefetch is None else str(config.prefetch)
-    head = (str(config.num_workers), str(config.batch_size), config.backend, prefetch)
-    error = last_line(result.error or "")[:_MAX_LETTERS]
-    if not result.runs:
-        return (*head, f"failed: {error}")
-    remarks = ["<- chosen"] * is_best
-    if is_repeated and config.num_workers > 1:
-        remarks.append(f"each sample {config.num_workers} times")
-    if result.error is not None:
-        remarks.append(f"failed in run {len(result.runs) + 1}: {error}")
-    low, high = result.spread
-    reads = [run.read_bytes for run in result.runs if run.read_bytes is not None]
+def _settings(configs: list[Config]) -> dict[str, list[str]]:
+    return {
+        "batch": [str(config.batch_size) for config in configs],
+        "backend": [config.backend for config in configs],
+        "prefetch": [str(config.prefetch or "-") for config in configs],
+    }
+
+
+def _figures(sweep: Sweep, num_settings: int) -> list[str]:
+    names = ["samples/s", "range", "first", "p99 wait", "memory"]
+    names += ["tokens/s"] if sweep.tokens else []
+    names += ["read"] if sweep.cache == "cold" else []
     return (
-        *head,
-        number(result.rate),
-        f"{number(low)} to {number(high)}",
-        number(result.mb_per_s),
-        in_seconds(result.median("first_batch_s")),
-        in_seconds(result.latency_s(0.5)),
-        in_seconds(result.latency_s(0.99)),
-        number(result.median("cpu_s_per_1000")),
-        in_bytes(result.peak_pss_bytes),
-        in_bytes(max(reads, default=None)),
-        "; ".join(remarks),
+        names if len(names) + num_settings <= _MAX_COLUMNS else [n for n in names if n != "first"]
     )
 
 
-def last_line(text: str) -> str:
+def _cell(name: str, sweep: Sweep) -> Any:
+    def range_of(result: Result) -> str:
+        low, high = result.spread
+        return "-" if not result.runs else f"{short(low)}-{short(high)}"
+
+    return {
+        "samples/s": lambda r: number(r.rate if r.runs else math.nan),
+        "range": range_of,
+        "first": lambda r: in_seconds(r.median("first_batch_s")),
+        "p99 wait": lambda r: in_seconds(r.latency_s(0.99)),
+        "memory": lambda r: in_bytes(r.pss_bytes),
+        "tokens/s": lambda r: short(r.rate * sweep.tokens),
+        "read": lambda r: in_bytes(r.read_bytes),
+    }[name]
+
+
+def short(value: float) -> str:
+    """Return a rate in few letters.
+
+    Example:
+        >>> short(1234567.0), short(12345.0), short(12.3)
+        ('1.23M', '12.3k', '12.3')
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def last_line(text: str | None) -> str:
     """Return the last line of a text: of a worker process's error the one that tells."""
-    return (text.strip().splitlines() or [""])[-1]
+    return ((text or "").strip().splitlines() or [""])[-1]
 
 
 def of_error(error: BaseException) -> str:
@@ -141,17 +142,10 @@ def users_traceback(error: BaseException) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines, columns right-aligned; short rows end early, remarks have no head."""
-    full = [row for row in rows if len(row) == len(rows[0])]
-    widths = [max(len(row[i]) for row in full) for i in range(len(rows[0]))]
-    has_remarks = rows[0][-1] == ""
+    """Return rows as lines, columns right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join(
-            cell
-            if i == len(row) - 1 and (has_remarks or len(row) != len(rows[0]))
-            else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=False))
-        ).rstrip()
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
 
@@ -169,13 +163,10 @@ def conditions() -> dict[str, Any]:
     }
 
 
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def cpu_name() -> str:
     """Return the processor's name."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    lines = (text(Path("/proc/cpuinfo")) or "").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 
 
@@ -189,6 +180,4 @@ def _clean(value: Any) -> Any:
         return None
     if isinstance(value, dict):
         return {str(key): _clean(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(inner) for inner in value]
-    return value
+    return list(map(_clean, value)) if isinstance(value, list | tuple) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,14 +13,22 @@ import torch
 from tqdm import tqdm
 
 from loaders.bench import pagecache
-from loaders.bench.measure import Config, Result, Run, end, interleave, iter_of, time_loader
-from loaders.bench.planner import group_size_of
+from loaders.bench.measure import (
+    Config,
+    Result,
+    Run,
+    begin,
+    end,
+    interleave,
+    make_loader,
+    round_size,
+    time_loader,
+)  # fmt: skip
 from loaders.bench.stages import one_thread, time_alone
-from loaders.bench.targets import Endless, Target, is_map_style
+from loaders.bench.targets import Target, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.limits import usable_cores
-from loaders.loader import DataLoader
 from loaders.sampling.order import Shuffled
 
 if TYPE_CHECKING:
@@ -30,27 +37,21 @@ if TYPE_CHECKING:
 _BATCH_S = 0.2  # a batch of the default size takes about so long on one worker
 _LOOK_S = 0.1  # at a few samples, again and again
 _MIN_RUN_S = 0.15
-_STREAM = "torch.utils.data.get_worker_info"
-_IS_REPEATED = (
+_FEW_SAMPLES, _SHORT_EPOCH_S = 1000, 1.0
+_REPEATED = (
     "workers 0 and 1 of this stream begin with the same samples: each gives the whole stream, and several only "
-    f"repeat it. Divide it in __iter__, by {_STREAM}"
+    "repeat it. Divide it in __iter__, by torch.utils.data.get_worker_info"
 )
 _MAY_BE_REPEATED = (
     "of a stream, each of several workers gives the whole, unless the stream divides itself in __iter__, "
-    f"by {_STREAM}"
+    "by torch.utils.data.get_worker_info"
 )
 IS_SHORT = "cold: a pass has so few batches that the start of the workers counts, too"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be measured.
-
-    Attributes:
-        seconds: For all runs together.
-        repeats: Runs of each configuration.
-        max_samples: Of each run, or None.
-    """
+    """How much may be measured: seconds for all runs together, runs of each configuration, samples of each run."""
 
     seconds: float = 25.0
     repeats: int = 3
@@ -97,11 +98,21 @@ class Sweep:
             choice = [result for result in choice if result.config.num_workers <= 1] or choice
         rate = max(result.rate for result in choice)
         close = [result for result in choice if result.rate >= 0.97 * rate]
-        return min(close, key=lambda result: (result.config.num_workers, result.peak_pss_bytes))
+        return min(close, key=lambda result: (result.config.num_workers, result.pss_bytes))
 
     def find(self, config: Config) -> Result | None:
         """Return the result of a configuration, if it was measured."""
         return next((r for r in self.results if r.config == config and r.runs), None)
+
+    def too_small(self, dataset: Any) -> str:
+        """Say that a dataset is too small for these figures to hold in training; nothing if it is not."""
+        if not is_map_style(dataset) or len(dataset) >= _FEW_SAMPLES or not self.best.rate:
+            return ""
+        took = len(dataset) / self.best.rate
+        if took >= _SHORT_EPOCH_S:
+            return ""
+        what = f"{len(dataset):,} samples are too few to measure: an epoch takes {took:.2g} s"
+        return f"{what}, most of it the start of the workers, and all of it comes from caches"
 
 
 def worker_counts(cores: int) -> list[int]:
@@ -121,13 +132,9 @@ def default_batch_size(dataset: Any) -> int:
         return max(1, min(256, len(dataset)))
     count = min(8, len(dataset))
     dataset[0]  # opens files
+    look: Any = lambda: len([dataset[i] for i in range(count)])  # noqa: E731
     with one_thread():
-        cost = time_alone(
-            lambda: len([dataset[i] for i in range(count)]),
-            seconds=_LOOK_S,
-            min_calls=1,
-            warm_up=False,
-        )
+        cost = time_alone(look, seconds=_LOOK_S, min_calls=1, warm_up=False)
     affordable = _BATCH_S / max(1e-9, cost.cpu_s + cost.wait_s)
     return min(len(dataset), next((n for n in (256, 64, 16, 4) if n <= affordable), 1))
 
@@ -147,63 +154,46 @@ def grid(
     found = itertools.product(
         backends or [target.backend], batch_sizes, chosen, sorted(set(workers))
     )
-    configs = [Config(w, b, backend, p if w else None) for backend, b, p, w in found]
-    return list(dict.fromkeys(configs))
-
-
-def make_loader(dataset: Any, config: Config, **more: Any) -> DataLoader:
-    """Return an endless shuffled loader over a dataset."""
-    is_ordered = is_map_style(dataset)
-    if is_ordered and "sampler" not in more:
-        more |= {"sampler": Endless(len(dataset)), "rank": 0, "world_size": 1, "drop_last": True}
-    with warnings.catch_warnings():  # more workers than cores are tried on purpose
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        return DataLoader(dataset, **config.arguments(), **more)
-
-
-def round_size(dataset: Any, config: Config) -> int:
-    """Return how many batches come together."""
-    if config.backend == "process" or not isinstance(dataset, BatchDataset):
-        return max(1, config.num_workers)
-    if not config.num_workers:
-        return 1
-    return group_size_of(dataset, config)
+    return list(
+        dict.fromkeys(Config(w, b, backend, p if w else None) for backend, b, p, w in found)
+    )
 
 
 def run_sweep(
-    target: Target,
-    configs: Sequence[Config],
-    limits: Limits,
-    *,
-    cold: bool = False,
-    progress: bool = True,
+    target: Target, configs: Sequence[Config], limits: Limits, *, cold: bool = False
 ) -> Sweep:
     """Measure configurations in turns, after one unmeasured look at each kind of loader."""
-    sweep = Sweep(target.name, [], "cold" if cold else "warm", tokens=_tokens_of(target.dataset))
+    # The dataset is not held here: pages that are mapped cannot be dropped from the page cache.
+    tokens = target.dataset.length if isinstance(target.dataset, TokenWindows) else 0
+    sweep = Sweep(target.name, [], "cold" if cold else "warm", tokens=tokens)
     seconds = limits.run_s(len(configs))
-    dropped = Dropper(target) if cold else None
-    _note_stream(sweep, target.dataset, configs)
+    if not is_map_style(target.dataset) and any(config.num_workers > 1 for config in configs):
+        sweep.is_repeated = repeats_itself(target.dataset)
+        sweep.notes.append(_REPEATED if sweep.is_repeated else _MAY_BE_REPEATED)
 
     def measure(config: Config) -> Run:
-        if dropped is not None:
-            dropped()
+        if cold:
+            sweep.notes += [note for note in dropped(target) if note not in sweep.notes]
         return time_target(
             target, config, seconds=seconds, once=cold, max_samples=limits.max_samples
         )
 
-    if not cold:
-        _warm_up(target, configs, seconds, limits.max_samples)
+    if not cold:  # fault in code, slots and, for a small dataset, the files
+        for config in {config.backend: config for config in configs}.values():
+            with suppress(Exception):  # which the run that counts will have, too, in its own line
+                time_loader(
+                    make_loader(target.dataset, config),
+                    seconds=seconds,
+                    max_samples=limits.max_samples,
+                    watch=False,
+                )
     total = len(configs) * limits.repeats
-    with tqdm(
-        total=total, desc="measuring", unit="run", disable=None if progress else True, leave=False
-    ) as bar:
+    with tqdm(total=total, desc="measuring", unit="run", disable=None, leave=False) as bar:
         sweep.results = interleave(
             configs, measure, repeats=limits.repeats, told=lambda config: bar.update()
         )
-    if dropped is not None:
-        sweep.notes += dropped.notes
-        if any(is_short(target.dataset, config) for config in configs):
-            sweep.notes.append(IS_SHORT)
+    if cold and any(is_short(target.dataset, config) for config in configs):
+        sweep.notes.append(IS_SHORT)
     return sweep
 
 
@@ -217,13 +207,13 @@ def time_target(
     watch: bool = True,
 ) -> Run:
     """Measure one configuration for some time; ``once``: no longer than one pass, as files are read once when cold."""
-    dataset = target.dataset
-    loader, together = make_loader(dataset, config), round_size(dataset, config)
+    dataset, more = target.dataset, {}
+    together = round_size(dataset, config)
     if once and is_map_style(dataset):
-        order = Shuffled(len(dataset))
-        loader = make_loader(dataset, config, sampler=order, rank=0, world_size=1)
+        more = {"sampler": Shuffled(len(dataset)), "rank": 0, "world_size": 1}
         if is_short(dataset, config):
             together = len(dataset) + 1  # batches of no round are left out
+    loader = make_loader(dataset, config, **more)
     return time_loader(
         loader, seconds=seconds, round_size=together, max_samples=max_samples, watch=watch
     )
@@ -236,16 +226,18 @@ def is_short(dataset: Any, config: Config) -> bool:
     return -(-len(dataset) // config.batch_size) < 2 * round_size(dataset, config)
 
 
-def _tokens_of(dataset: Any) -> int:
-    return dataset.length if isinstance(dataset, TokenWindows) else 0
-
-
-def _note_stream(sweep: Sweep, dataset: Any, configs: Sequence[Config]) -> None:
-    """Say what several workers make of a stream."""
-    if is_map_style(dataset) or all(config.num_workers < 2 for config in configs):
-        return
-    sweep.is_repeated = repeats_itself(dataset)
-    sweep.notes.append(_IS_REPEATED if sweep.is_repeated else _MAY_BE_REPEATED)
+def dropped(target: Target) -> list[str]:
+    """Take the files out of the page cache, and forget who has them mapped; return what keeps a run from being cold."""
+    target.reopen()
+    if not target.files:
+        return ["cold: it is not known which files the dataset reads, so none was dropped"]
+    if not pagecache.drop(target.files):
+        return ["cold: this system cannot drop files from the page cache"]
+    left = pagecache.resident_share(target.files)
+    if left is None:
+        return ["cold: whether the files left the page cache cannot be seen here"]
+    what = "cold: files stayed in the page cache (in use elsewhere, or in memory)"
+    return [what] if left > 0.05 else []
 
 
 def repeats_itself(stream: Any) -> bool:
@@ -254,8 +246,7 @@ def repeats_itself(stream: Any) -> bool:
     It cannot of samples that are all alike, and of those in an order that each worker draws for itself.
     """
     with suppress(Exception):  # which the runs will have, too, in their own lines
-        loader = make_loader(stream, Config(2, 2, "process", 1), collate_fn=list)
-        batches = iter_of(loader)()
+        batches = begin(make_loader(stream, Config(2, 2, "process", 1), collate_fn=list))
         try:
             first, second = next(batches), next(batches)
         finally:
@@ -275,51 +266,3 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(is_same, one, other))
     return bool(np.array_equal(one, other))
-
-
-def _warm_up(
-    target: Target, configs: Sequence[Config], seconds: float, max_samples: int | None
-) -> None:
-    """Fault in code, slots and, for a small dataset, the files, where nothing is measured yet."""
-    dataset = target.dataset
-    for backend in dict.fromkeys(config.backend for config in configs):
-        config = next(c for c in reversed(configs) if c.backend == backend)
-        with suppress(Exception):  # which the run that counts will have, too, in its own line
-            loader = make_loader(dataset, config)
-            time_loader(loader, seconds=seconds, max_samples=max_samples, watch=False)
-
-
-class Dropper:
-    """Takes the files out of the page cache before each run, and says where that failed."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self.notes: list[str] = []
-
-    def __call__(self) -> None:
-        """Drop the files, and forget the dataset that has them mapped."""
-        target = self._target
-        target.reopen()
-        if not target.files:
-            return self._note(
-                "cold: it is not known which files the dataset reads, so none was dropped"
-            )
-        if not pagecache.drop(target.files):
-            return self._note("cold: this system cannot drop files from the page cache")
-        left = pagecache.resident_share(target.files)
-        if left is None:
-            return self._note("cold: whether the files left the page cache cannot be seen here")
-        if left > 0.05:
-            return self._note(
-                f"cold: {left:.0%} of the files stayed in the page cache (in use elsewhere, or in memory)"
-            )
-        return None
-
-    def reopened(self) -> Any:
-        """Drop the files, and return the dataset, opened anew."""
-        self()
-        return self._target.dataset
-
-    def _note(self, text: str) -> None:
-        if text.split(":")[0] not in {note.split(":")[0] for note in self.notes}:
-            self.notes.append(text)

@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.verdict import Holds
+
     Int64s = npt.NDArray[np.int64]
 
 CROP = 224  # px, as is usual
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 Kind = Literal["packed", "files", "object"]
-Holds = Literal["pictures", "volumes", "tokens", "other"]
 _WINDOW = 1024  # tokens, as TokenWindows has it by default
 _MIN_SHUFFLED = 4096
 _ENDLESS = 1 << 40
@@ -85,6 +86,16 @@ class Target:
     def backend(self) -> str:
         """The backend that suits it: threads for loaders' datasets, processes for third-party ones."""
         return "thread" if isinstance(self.dataset, BatchDataset) else "process"
+
+    @property
+    def as_python(self) -> str:
+        """Python that makes the dataset that was measured."""
+        if self.kind == "object":
+            return f"{self.name} as it is"
+        if self.window:
+            return f"TokenWindows({self.name!r}, length={self.window})"
+        ops = ", ".join(f"augment.{op!r}" for op in self.dataset.augment)
+        return f"ShardDataset({self.name!r}{f', augment=[{ops}]' if ops else ''})"
 
     @property
     def stored_bytes(self) -> int:
@@ -224,7 +235,7 @@ def holds(dataset: Any, batch: Any = None) -> Holds:
     fields = dataset.stored_fields.values()
     if any(isinstance(field, Image | Mask) for field in fields):
         return "pictures"
-    return "volumes" if spatial_axes(fields) else "other"
+    return "volumes" if spatial_axes(fields) and not dataset.augment else "other"
 
 
 def _varies(dataset: PackedDataset) -> bool:

@@ -12,21 +12,18 @@ import numpy as np
 import pytest
 
 from loaders import RAMDataset
-from loaders.bench.measure import Config
+from loaders.bench.measure import Config, group_size_of, in_flight, make_loader
 from loaders.bench.planner import (
-    group_size_of,
-    in_flight,
+    fits,
     plan,
     ram_bytes_of,
-    rank_samples_of,
     sample_bytes_of,
     table,
 )
-from loaders.bench.sweep import make_loader
 from loaders.bench.targets import load
 from loaders.errors import LoadersError
 from loaders.schema import Image, Mask
-from tests.bench.constructed import Stream
+from tests.bench.constructed import Instant, Stream
 from tests.packdata.packing import pack
 
 if TYPE_CHECKING:
@@ -51,25 +48,32 @@ class EmptyStream(Stream):
         return iter(())
 
 
+ROWS = RAMDataset.from_arrays(x=np.zeros((100_000, 16), np.uint8))
+
+
 def test_batches_in_flight_are_counted_once_for_threads_and_per_worker_for_processes() -> None:
-    assert in_flight(Config(0, 8, "thread")) == 0
-    assert in_flight(Config(16, 8, "thread")) == 2
-    assert in_flight(Config(16, 8, "thread", 4)) == 4
-    assert in_flight(Config(16, 8, "process", 4)) == 64
-    assert in_flight(Config(1, 8, "thread"), group_size=4) == 3
-    assert in_flight(Config(2, 8, "thread"), group_size=4) == 4  # each makes its own
-    assert in_flight(Config(2, 8, "thread", 7), group_size=4) == 7
+    """Small ones in groups, which each thread makes by itself."""
+    some = Instant()
+    assert in_flight(some, Config(0, 8, "thread")) == 0
+    assert in_flight(some, Config(16, 8, "thread")) == 2
+    assert in_flight(some, Config(16, 8, "thread", 4)) == 4
+    assert in_flight(some, Config(16, 8, "process", 4)) == 64
+    assert in_flight(ROWS, Config(1, 8, "thread")) == 64 * 3
+    assert in_flight(ROWS, Config(2, 8, "thread")) == 64 * 4
+    assert in_flight(ROWS, Config(2, 8, "thread", 7)) == 64 * 7
 
 
 def test_floats_take_four_times_the_bytes_of_uint8_and_no_more_of_others() -> None:
     images = np.zeros((20, 3, 32, 32), np.uint8)
     dataset = RAMDataset.from_arrays(image=images, x=np.zeros((20, 5), np.float32))
-    config = Config(4, 256, "thread")
+    config = Config(4, 20, "thread")
 
-    small, large = (plan(sample_bytes_of(dataset, as_trained=f), config) for f in (False, True))
+    small, large = (
+        plan(dataset, sample_bytes_of(dataset, as_trained=f), config) for f in (False, True)
+    )
 
-    assert small.batch_bytes == 256 * (3072 + 20)
-    assert large.batch_bytes == 256 * (4 * 3072 + 20)
+    assert small.batch_bytes == 20 * (3072 + 20)
+    assert large.batch_bytes == 20 * (4 * 3072 + 20)
 
 
 def test_masks_are_int64_when_they_are_trained_on() -> None:
@@ -100,24 +104,21 @@ def test_of_large_samples_one_is_enough() -> None:
 def test_a_cache_counts_once_per_rank_unless_it_is_shared() -> None:
     config = Config(4, 256, "thread")
 
-    alone = plan(100, config, cache_bytes=10**9, ranks=8)
-    shared = plan(100, config, cache_bytes=10**9, ranks=8, shared=True)
+    alone = plan(Instant(), 100, config, cache_bytes=10**9, ranks=8)
+    shared = plan(Instant(), 100, config, cache_bytes=10**9, ranks=8, shared=True)
 
     assert alone.node_bytes - shared.node_bytes == 7 * 10**9
     assert shared.node_bytes == 8 * shared.rank_bytes + 10**9
 
 
 def test_pinned_memory_comes_on_top() -> None:
-    config = Config(4, 256, "thread")
+    config, grouped = Config(4, 64, "thread"), Config(2, 8, "thread")
 
-    assert plan(100, config, pinned=True).rank_bytes == plan(100, config).rank_bytes + 3 * 25_600
+    pinned, pageable = (plan(Instant(), 100, config, pinned=p).rank_bytes for p in (True, False))
 
-
-def test_groups_of_small_batches_exist_and_are_pinned_whole() -> None:
-    grouped = plan(100, Config(2, 8, "thread"), group_size=4, pinned=True)
-
-    assert grouped.batches == 4 * 4 + 2
-    assert grouped.pinned_bytes == (4 + 1) * 4 * 800
+    assert pinned == pageable + 3 * 6400
+    assert plan(ROWS, 16, grouped).batches == 4 * 64 + 2
+    assert plan(ROWS, 16, grouped, pinned=True).pinned_bytes == (4 + 1) * 64 * 128
 
 
 @pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
@@ -130,44 +131,46 @@ def test_groups_are_those_of_the_loader(backend: str) -> None:
     assert group_size_of(dataset, config) == of_loader
 
 
-def test_no_more_batches_exist_than_an_epoch_of_the_rank_has() -> None:
-    config = Config(2, 8, "thread")
-    dataset = np.zeros(100)
+def test_no_more_exists_than_an_epoch_of_the_rank_has() -> None:
+    """Of a stream nobody knows what that is."""
+    rows = RAMDataset.from_arrays(x=np.zeros((100, 16), np.uint8))
 
-    few = plan(100, config, group_size=64, pinned=True, rank_samples=rank_samples_of(dataset))
+    few, ranks = (plan(rows, 16, Config(2, 8, "thread"), pinned=True, ranks=n) for n in (1, 50))
+    large = plan(rows, 16, Config(2, 256, "thread"))
 
-    assert [rank_samples_of(dataset, ranks) for ranks in (1, 2, 8, 99)] == [100, 50, 13, 2]
-    assert rank_samples_of(Stream()) is rank_samples_of(LongStream()) is None
-    assert (few.batches, few.slots_bytes, few.pinned_bytes) == (13, 13 * 800, 13 * 800)
-    assert plan(100, config, group_size=64, rank_samples=10**6).batches == 4 * 64 + 2
-    assert table({"": plan(100, config, rank_samples=8)})[2][0] == "1 batch at a time"
-
-
-def test_no_batch_has_more_samples_than_the_rank() -> None:
-    config = Config(2, 256, "thread")
-
-    assert plan(100, config, rank_samples=50).batch_bytes == 50 * 100
-    assert plan(100, config, rank_samples=300).batch_bytes == 256 * 100
-    assert plan(100, config).batch_bytes == 256 * 100
+    assert (few.batches, few.slots_bytes, few.pinned_bytes) == (13, 13 * 128, 13 * 128)
+    assert (ranks.batches, ranks.batch_bytes, large.batch_bytes) == (1, 32, 1600)
+    assert plan(LongStream(), 4, Config(2, 8192, "process")).batch_bytes == 4 * 8192
+    assert table({"": ranks})[2][0] == "1 batch at a time"
 
 
 def test_the_table_has_a_row_for_each_part_and_a_column_per_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "fork")
-    config = Config(2, 8, "process")
-    node = plan(100, config, pinned=True, cache_bytes=10**9, ranks=2)
+    config, data = Config(2, 8, "process"), Instant()
+    node = plan(data, 128, config, pinned=True, cache_bytes=1 << 30, ranks=2)
 
-    assert table({"one": node, "other": plan(1000, config, ranks=2)}) == [
+    assert table({"one": node, "other": plan(data, 1280, config, ranks=2)}) == [
         ("", "one", "other"),
-        ("one batch", "800 B", "8 kB"),
-        ("6 batches at a time", "4.8 kB", "48 kB"),
-        ("pinned copies", "4 kB", "0 B"),
-        ("workers", "41.9 MB", "41.9 MB"),
-        ("one rank", "42 MB", "42 MB"),
-        ("dataset in RAM, 2 copies", "1 GB", "0 B"),
-        ("all of the node, 2 ranks", "2.08 GB", "84 MB"),
+        ("one batch", "1.0 KiB", "10.0 KiB"),
+        ("6 batches at a time", "6.0 KiB", "60.0 KiB"),
+        ("pinned copies", "5.0 KiB", "0 bytes"),
+        ("workers", "40.0 MiB", "40.0 MiB"),
+        ("one rank", "40.0 MiB", "40.1 MiB"),
+        ("dataset in RAM, 2 copies", "1.0 GiB", "0 bytes"),
+        ("all of the node, 2 ranks", "2.1 GiB", "80.1 MiB"),
     ]
+
+
+@pytest.mark.parametrize(("available", "first"), [(1 << 40, "fits"), (1 << 20, "does not fit")])
+def test_a_plan_says_plainly_whether_it_fits_and_what_to_do_if_not(
+    available: int, first: str
+) -> None:
+    said = fits({"": plan(Instant(), 1 << 20, Config(2, 8, "thread"))}, available)
+
+    assert said.split(":")[0] == first
+    assert ("\nDo: " in said) is (first != "fits")
 
 
 @pytest.mark.parametrize("decode", [False, True])
@@ -226,15 +229,14 @@ MEASURED = """
 import gc, multiprocessing, sys
 import numpy as np
 from loaders import RAMDataset
-from loaders.bench.measure import Config, end
-from loaders.bench.planner import group_size_of, plan, sample_bytes_of
+from loaders.bench.measure import Config, end, make_loader
+from loaders.bench.planner import plan, sample_bytes_of
 from loaders.bench.processes import family, memory
-from loaders.bench.sweep import make_loader
 backend, workers = sys.argv[1], int(sys.argv[2])
 multiprocessing.set_start_method(sys.argv[3])
-dataset = RAMDataset.from_arrays(image=np.ones((400, 3, 128, 128), np.uint8))
+dataset = RAMDataset.from_arrays(image=np.ones((2000, 3, 128, 128), np.uint8))
 config = Config(workers, 200, backend)
-predicted = plan(sample_bytes_of(dataset), config, group_size=group_size_of(dataset, config)).rank_bytes
+predicted = plan(dataset, sample_bytes_of(dataset), config).rank_bytes
 end(iter(make_loader(dataset, Config(0, 2, "thread"))))
 dataset[0]
 gc.collect()

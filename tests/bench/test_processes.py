@@ -3,14 +3,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from loaders.bench import processes
 from loaders.bench.processes import (
     Memory,
-    MemoryWatch,
     bytes_read,
     children_cpu_s,
     cpu_s,
@@ -20,6 +17,8 @@ from loaders.bench.processes import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 BUSY = """
 import sys, time
@@ -60,59 +59,40 @@ def test_children_that_ended_stay_counted() -> None:
     assert cpu_s(family()) - before > 0.15
 
 
-def test_what_was_written_to_is_seen_at_its_peak() -> None:
-    with MemoryWatch() as watch:
-        before = watch.peak
-        block = np.ones(64 << 20, np.uint8)
-        watch.look()
-        del block
-        watch.look()
-
-    assert watch.peak.own_bytes - before.own_bytes > 60 << 20
-    assert watch.peak.pss_bytes - before.pss_bytes > 60 << 20
-    assert watch.looks >= 2
-
-
-def test_files_that_are_missing_or_odd_count_nothing(tmp_path: Path) -> None:
+def test_files_that_are_missing_or_odd_count_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As for processes that have just ended, and systems without these files."""
+    monkeypatch.setattr(processes, "PROC", tmp_path)
     (tmp_path / "7").mkdir()
     (tmp_path / "7/smaps_rollup").write_text(
         "00-ff ---p 0 0:0 0 [rollup]\nRss: x kB\nPss: 8 kB\nPss_File: 3 kB\n\n"
     )
 
-    assert family(7, tmp_path) == [7]
-    assert memory([7, 8], tmp_path) == Memory(8 << 10, 5 << 10)
-    assert bytes_read([7], tmp_path) is None
-    assert children_cpu_s([7], tmp_path) == 0.0
+    assert family(7) == [7]
+    assert memory([7, 8]) == Memory(8 << 10, 5 << 10)
+    assert bytes_read([7]) is None
+    assert children_cpu_s([7]) == 0.0
 
 
-def test_a_name_with_brackets_and_spaces_is_read_over(tmp_path: Path) -> None:
+def test_a_name_with_brackets_and_spaces_is_read_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PROC", tmp_path)
     (tmp_path / "7").mkdir()
     (tmp_path / "7/stat").write_text("7 (a) b) S 1 7 7 0 -1 4 5 6 7 8 250 50 20 10 20 0 1 0\n")
     (tmp_path / "7/io").write_text("rchar: 5\nread_bytes: 4096\n")
 
-    assert children_cpu_s([7], tmp_path) == 330 / os.sysconf("SC_CLK_TCK")
-    assert bytes_read([7], tmp_path) == 4096
+    assert children_cpu_s([7]) == 330 / os.sysconf("SC_CLK_TCK")
+    assert bytes_read([7]) == 4096
 
 
-def test_a_long_look_makes_the_pause_longer() -> None:
-    """Watching takes about 1 % of the time at most, however large the process."""
-    looks = []
-
-    class Slow(MemoryWatch):
-        def look(self) -> float:
-            looks.append(time.perf_counter())
-            return 0.05
-
-    with Slow():
-        time.sleep(0.4)
-
-    assert len(looks) == 1  # the one before: the next comes after 5 s
-
-
-def test_children_of_children_belong_to_the_family(tmp_path: Path) -> None:
+def test_children_of_children_belong_to_the_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PROC", tmp_path)
     for parent, children in {"7/task/7": "8 9", "7/task/70": "10", "9/task/9": "11 "}.items():
         (tmp_path / parent).mkdir(parents=True)
         (tmp_path / parent / "children").write_text(children)
 
-    assert sorted(family(7, tmp_path)) == [7, 8, 9, 10, 11]
+    assert sorted(family(7)) == [7, 8, 9, 10, 11]

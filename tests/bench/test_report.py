@@ -3,106 +3,86 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from loaders.bench.measure import Config, Result, Run
 from loaders.bench.report import (
-    aligned,
     as_json,
     conditions,
-    cpu_name,
-    in_bytes,
-    in_seconds,
     last_line,
-    number,
     of_error,
     table,
     users_traceback,
+    wrapped,
 )
 from loaders.bench.sweep import Sweep
 from loaders.errors import LoadersError
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from loaders.text import in_seconds, number
 
 
 def a_sweep() -> Sweep:
     slow = [
-        Run(rate, 0.25, waits, 80, 4000.0, 2.5, peak_pss_bytes=200_000_000)
-        for rate, waits in (
-            (900.0, [0.01, 0.03]),
-            (1000.0, [0.012, 0.011]),
-            (1000.0, [0.01, 0.014]),
-        )
+        Run(rate, 0.25, waits, 80, 500.0, 2.5, pss_bytes=200 << 20)
+        for rate, waits in ((900.0, [0.01, 0.03]), (1000.0, [0.012, 0.011]), (1000.0, [0.01]))
     ]
-    quick = Run(
-        4000.0, 2.0, [4e-6], 80, 4000.0, 0.0, peak_pss_bytes=1_500_000_000, read_bytes=8192
-    )
+    quick = Run(4000.0, 2.0, [4e-6], 80, 500.0, 0.0, pss_bytes=3 << 29, read_bytes=8192)
+    error = "OSError: Caught in a worker.\nTraceback:\nOSError: no room"
     return Sweep(
         "d",
         [
             Result(Config(0, 8, "thread"), slow),
             Result(Config(2, 8, "process", 4), [quick]),
-            Result(
-                Config(4, 8, "thread"),
-                error="OSError: Caught in a worker.\nTraceback:\nOSError: no room",
-            ),
+            Result(Config(4, 8, "thread"), error=error),
         ],
+        cache="cold",
         notes=["cold: none was dropped"],
     )
 
 
 def test_the_table_has_every_figure_in_its_unit_and_marks_the_choice() -> None:
-    header, *rows, note = (
-        re.split(r" {2,}", line.strip()) for line in table(a_sweep()).splitlines()
-    )
+    """What all settings share stands above; what failed and what is to be known below."""
+    head, columns, *rows = table(a_sweep()).splitlines()
 
-    assert header == [
-        "workers",
-        "batch",
-        "backend",
-        "prefetch",
-        "samples/s",
-        "range",
-        "MB/s",
-        "first batch",
-        "wait p50",
-        "p99",
-        "CPU s/1000",
-        "peak PSS",
-        "read",
-    ]
-    assert rows == [
-        ["0", "8", "thread", "-", "1,000", "900 to 1,000", "0.5", "250 ms",
-         "12 ms", "30 ms", "2.5", "200 MB", "-"],
-        ["2", "8", "process", "4", "4,000", "4,000 to 4,000", "2", "2 s",
-         "4 us", "4 us", "0", "1.5 GB", "8.19 kB", "<- chosen"],
-        ["4", "8", "thread", "-", "failed: OSError: no room"],
+    assert head.startswith("batch 8, page cache cold")
+    assert re.split(r" {2,}", columns.strip()) == [
+        "workers", "backend", "prefetch", "samples/s", "range", "p99 wait", "memory", "read",
     ]  # fmt: skip
-    assert note == ["note: cold: none was dropped"]
+    cells = [re.split(r" {2,}", row.strip()) for row in rows[:3]]
+    assert cells == [
+        ["0", "thread", "-", "1,000", "900-1k", "30 ms", "200.0 MiB", "-"],
+        ["*", "2", "process", "4", "4,000", "4k-4k", "4 us", "1.5 GiB", "8.0 KiB"],
+        ["4", "thread", "-", "-", "-", "-", "0 bytes", "-"],
+    ]
+    assert rows[3].startswith("* chosen: num_workers=2")
+    assert "OSError: no room" in rows[4]
+    assert rows[5] == "note: cold: none was dropped"
 
 
-def test_a_setting_that_fails_in_a_later_run_says_so_beside_its_figures() -> None:
-    sweep = a_sweep()
-    sweep.results[0].error = "OSError: Caught in a worker.\nTraceback:\nOSError: no room"
-    sweep.results[1].error = "OSError: gone"
+def test_a_table_fits_80_columns_whatever_differs() -> None:
+    runs = [Run(123_456.7, 0.255, [0.0123], 80, 4000.0, 2.5, 12 << 28, read_bytes=1 << 30)]
+    configs = [
+        Config(16, 256, "subprocess", 16),
+        Config(0, 1024, "thread"),
+        Config(1, 8, "process"),
+    ]
 
-    rows = table(sweep).splitlines()[1:3]
+    lines = table(Sweep("d", [Result(config, runs) for config in configs])).splitlines()
 
-    assert rows[0].endswith("      -  failed in run 4: OSError: no room")
-    assert rows[1].endswith("8.19 kB  <- chosen; failed in run 2: OSError: gone")
+    assert max(map(len, lines)) <= 80
 
 
-def test_workers_that_repeat_each_other_say_so() -> None:
-    sweep = a_sweep()
-    sweep.is_repeated = True
+@pytest.mark.parametrize(("columns", "most"), [("80", 80), ("200", 100), ("40", 40)])
+def test_running_text_is_as_wide_as_the_terminal_and_no_wider_than_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, columns: str, most: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
 
-    rows = table(sweep).splitlines()[1:3]
+    lines = wrapped("word " * 100 + "\nnext", "  ").splitlines()
 
-    assert rows[0].endswith("-  <- chosen")
-    assert rows[1].endswith("8.19 kB  each sample 2 times")
+    assert most - 5 <= max(map(len, lines)) <= most
+    assert lines[1].startswith("  word")
+    assert lines[-1] == "next"
 
 
 @pytest.mark.parametrize(
@@ -140,12 +120,6 @@ def test_a_traceback_begins_with_the_users_own_code() -> None:
     assert users_traceback(ValueError("never raised")) == ""
 
 
-def test_columns_end_below_each_other_and_a_short_row_goes_beyond_them() -> None:
-    rows = [("a", "bb", "c"), ("ddd", "e", "f"), ("g", "a long remark")]
-
-    assert aligned(rows) == ["  a  bb  c", "ddd   e  f", "  g  a long remark"]
-
-
 @pytest.mark.parametrize(
     ("value", "said"), [(math.nan, "-"), (0.00012345, "0.000123"), (99.96, "100"), (-1234.5, "-1,234")]
 )  # fmt: skip
@@ -153,8 +127,7 @@ def test_numbers_have_three_digits(value: float, said: str) -> None:
     assert number(value) == said
 
 
-def test_sizes_and_times_have_the_unit_that_suits_them() -> None:
-    assert [in_bytes(x) for x in (999, 1e3, 2.5e9)] == ["999 B", "1 kB", "2.5 GB"]
+def test_times_have_the_unit_that_suits_them() -> None:
     assert [in_seconds(x) for x in (math.nan, 2e-6, 1e-3, 1.0)] == ["-", "2 us", "1 ms", "1 s"]
 
 
@@ -172,13 +145,3 @@ def test_conditions_say_where_and_with_what() -> None:
         "machine", "cores_usable", "cores", "load_average", "gpu", "python", "torch",
     ]  # fmt: skip
     assert 1 <= found["cores_usable"] <= found["cores"]
-
-
-def test_the_processor_has_a_name_where_the_kernel_gives_one(tmp_path: Path) -> None:
-    (tmp_path / "x86").write_text(
-        "processor : 0\nmodel name\t: Fast(R) 9 @ 3 GHz: new\nmodel name\t: other\n"
-    )
-    (tmp_path / "arm").write_text("processor : 0\nBogoMIPS : 50\n")
-
-    assert cpu_name(tmp_path / "x86") == "Fast(R) 9 @ 3 GHz: new"
-    assert cpu_name(tmp_path / "arm") == cpu_name(tmp_path / "none") != ""

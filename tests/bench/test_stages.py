@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,11 @@ import pytest
 import torch
 
 from loaders import RAMDataset, ShardDataset
-from loaders.bench import probes, stages
+from loaders.bench import stages
+from loaders.bench.measure import Config
 from loaders.bench.stages import Cost, Stage, cold_stage, finish_stage, host_stages, one_thread
 from loaders.bench.targets import ImageFiles, TargetError, ops_for
+from loaders.datasets.base import BatchDataset
 from tests.bench.constructed import Counts, Instant, Stream, contended_core, small_rows
 from tests.packdata.packing import pack_samples
 
@@ -33,16 +36,20 @@ def loose(folder: Path) -> ImageFiles:
     return ImageFiles([folder / "a.png"], 8)
 
 
+ONE = Config(1, 4, "thread")
+
+
 @pytest.mark.parametrize(
     ("make", "alone", "told"),
     [
         (lambda f: packed(f, "image", 8), [10, 1, 6], {"read": 1, "decode": 5, "augment": 4}),
         (lambda f: packed(f, "image", 8), [10, 1, 12], {"read": 1, "decode": 9}),  # crops decode less
         (lambda f: packed(f, "image", 0), [10, 1], {"read": 1, "decode": 9}),
-        (lambda f: packed(f, "pixels", 0), [10, 1], {"read": 10}),  # gathered: there is nothing else
-        (loose, [10, 1, 6], {"read": 1, "decode": 6, "augment": 3}),
-        (lambda f: Instant(), [10], {"fetch": 10}),
-        (lambda f: Stream(), [10], {"fetch": 10}),
+        (lambda f: packed(f, "pixels", 0), [10], {"read": 10}),  # gathered: there is nothing else
+        (loose, [10, 1, 7], {"read": 1, "decode": 6, "augment": 3}),
+        (lambda f: Instant(), [10, 9], {"fetch": 9, "collate": 1}),
+        (lambda f: Stream(), [10, 9], {"fetch": 9, "collate": 1}),
+        (lambda f: Own.from_arrays(x=np.zeros((64, 1), np.uint8)), [10], {"read": 10}),
     ],
 )  # fmt: skip
 def test_stages_that_cannot_be_run_alone_are_differences_of_those_that_can(
@@ -52,18 +59,23 @@ def test_stages_that_cannot_be_run_alone_are_differences_of_those_that_can(
     alone: list[float],
     told: dict[str, float],
 ) -> None:
-    """Every piece of work is done; what it takes is scripted: all, records alone, without augmentation, collate."""
-    costs = iter([*alone, 0.5])
+    """Every piece of work is done; what it takes is scripted: all of it, then ever more."""
+    costs = iter(alone)
 
     def scripted(work: Callable[[], int], **options: Any) -> Cost:
-        assert work() == 4
-        return Cost(cost := next(costs), cost, 0.0)
+        assert work() > 0
+        return Cost(cost := next(costs), cost)
 
     monkeypatch.setattr(stages, "time_alone", scripted)
-    found = host_stages(make(tmp_path), 4, seconds=1)
+    dataset = make(tmp_path)
+    found = host_stages(dataset, replace(ONE, backend=backend_of(dataset)), seconds=1)
 
-    assert {stage.name: stage.cost.wall_s for stage in found} == told | {"collate": 0.5}
+    assert {stage.name: stage.cost.wall_s for stage in found} == told
     assert next(costs, None) is None
+
+
+def backend_of(dataset: Any) -> str:
+    return "thread" if isinstance(dataset, BatchDataset) else "process"
 
 
 class Own(RAMDataset):
@@ -73,59 +85,15 @@ class Own(RAMDataset):
         return super().__getitem__(i).x.long() + 1000
 
 
-def test_samples_are_those_that_a_subclass_makes() -> None:
-    """What is stored is not what it serves, and stages inside of it are not known."""
+def test_batches_are_made_as_the_loader_makes_them() -> None:
+    """By a subclass's own code; of small ones a group at once."""
     dataset = Own.from_arrays(x=np.arange(64, dtype=np.uint8).reshape(64, 1))
 
-    samples = stages.fetcher(dataset, 4)()
-    found = host_stages(dataset, 4, seconds=0.01)
+    samples = next(stages.batches_of(dataset, ONE))
 
     assert all(1000 <= int(sample) < 1064 for sample in samples)
-    assert [stage.name for stage in found] == ["fetch", "collate"]
-
-
-def test_datasets_of_others_are_asked_for_numbers_of_python() -> None:
-    kinds: set[type] = set()
-
-    class Asked(Instant):
-        def __getitem__(self, i: int) -> torch.Tensor:
-            kinds.add(type(i))
-            return super().__getitem__(i)
-
-    assert len(stages.fetcher(Asked(), 4)()) == 4
-    assert kinds == {int}
-
-
-@pytest.mark.parametrize("is_read_at_once", [True, False])
-def test_a_group_is_as_many_batches_of_the_dataset(
-    monkeypatch: pytest.MonkeyPatch, is_read_at_once: bool
-) -> None:
-    dataset = RAMDataset.from_arrays(x=np.arange(64, dtype=np.uint8).reshape(64, 1))
-    if not is_read_at_once:
-        monkeypatch.setattr(RAMDataset, "read_group", lambda *_: None)
-
-    made = [batch.x for batch in stages.group_fetcher(dataset, 4, 8)()]
-
-    assert [tuple(x.shape) for x in made] == [(4, 1)] * 8
-    assert len(set(torch.cat(made).flatten().tolist())) > 8
-
-
-def test_small_batches_that_are_made_at_once_cost_less_than_each_alone() -> None:
-    """By CPU time: there is no work but that of one more batch."""
-    names = [stage.name for stage in host_stages(small_rows, 4, seconds=0.05, group_size=64)]
-    costs = {
-        size: min(
-            cpu_s_of(host_stages(small_rows, 4, seconds=0.05, group_size=size)) for _ in range(3)
-        )
-        for size in (1, 64)
-    }
-
-    assert names == ["read", "collate"]
-    assert costs[64] < 0.4 * costs[1]
-
-
-def cpu_s_of(found: list[Stage]) -> float:
-    return sum(stage.cost.cpu_s for stage in found)
+    assert stages.batch_maker(small_rows, ONE)() > 4
+    assert stages.batch_maker(Instant(), replace(ONE, backend="process"))() == 4
 
 
 def test_reading_cold_is_what_comes_on_top_of_the_same_in_memory(
@@ -134,7 +102,7 @@ def test_reading_cold_is_what_comes_on_top_of_the_same_in_memory(
     monkeypatch.setattr(stages, "time_alone", lambda work, **_: Cost(10.0, 4.0, 7.0))
     warm = [Stage("read", Cost(1.0, 1.0, 0.0)), Stage("decode", Cost(2.0, 2.0, 0.0))]
 
-    cold = cold_stage(Instant(), 4, warm, seconds=1)
+    cold = cold_stage(Instant(), ONE, warm, seconds=1)
 
     assert (cold.name, cold.cost) == ("read, cold", Cost(7.0, 1.0, 7.0))
 
@@ -293,10 +261,10 @@ class Once(torch.utils.data.IterableDataset[Any]):
 
 @pytest.mark.parametrize("num_samples", [0, 10])
 def test_a_stream_that_can_be_read_only_once_is_an_error_and_no_hang(num_samples: int) -> None:
-    fetch = stages.fetcher(Once(num_samples), 4)
+    batches = stages.batches_of(Once(num_samples), Config(0, 4, "process"))
 
     with pytest.raises(TargetError, match="only once if its __iter__ returns the same iterator"):
-        list(iter(fetch, None))
+        list(batches)
 
 
 class Counted(Stream):
@@ -306,21 +274,15 @@ class Counted(Stream):
         return 4096
 
 
-def test_a_stream_with_a_length_is_read_as_a_stream() -> None:
-    fetch = stages.fetcher(Counted(), 3)
+def test_a_stream_with_a_length_is_read_as_a_stream_again_and_again() -> None:
+    batches = stages.batches_of(Counted(), Config(0, 3000, "process"))
 
-    assert [int(fetch()[0]) for _ in range(2)] == [0, 3]
-
-
-def test_a_stream_that_begins_anew_is_read_again_and_again() -> None:
-    fetch = stages.fetcher(Stream(), 3000)
-
-    assert [int(fetch()[0]) for _ in range(3)] == [0, 3000, 1904]
+    assert [int(next(batches)[0]) for _ in range(4)] == [0, 3000, 0, 3000]
 
 
-@pytest.mark.parametrize(("quota", "share"), [(None, 0.75), (64.0, 0.75), (1.5, 1.0), (1.0, 1.0)])
+@pytest.mark.parametrize(("quota", "share"), [(2.0, 0.75), (1.5, 1.0), (1.0, 1.0)])
 def test_what_a_quota_takes_is_no_other_work(
-    monkeypatch: pytest.MonkeyPatch, quota: float | None, share: float
+    monkeypatch: pytest.MonkeyPatch, quota: float, share: float
 ) -> None:
     """Of two threads, each of which runs for three quarters of the time."""
 
@@ -353,26 +315,3 @@ def test_buffers_that_copying_is_measured_with_take_an_eighth_of_the_memory_at_m
     assert rate > 0
     assert sum(taken) == min(64 << 20, (512 << 20) // num_threads) * num_threads
     assert stages.copy_bytes_per_s(num_threads, num_threads * 60 << 20, 0.001) == 0.0
-
-
-def test_rows_that_gathering_is_measured_with_take_an_eighth_of_the_memory_at_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    taken: list[int] = []
-
-    def spied(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def make(*shape: int, **options: Any) -> torch.Tensor:
-            made = real(*shape, **options)
-            taken.append(made.nbytes)
-            return made
-
-        return make
-
-    for name in ("zeros", "empty"):
-        monkeypatch.setattr(torch, name, spied(getattr(torch, name)))
-    rates = probes.copy_and_gather_bytes_per_s(2, 200 << 20)
-
-    assert rates is not None
-    assert all(rate > 0 for rate in rates)
-    assert 12 << 20 < sum(taken) <= 25 << 20
-    assert probes.copy_and_gather_bytes_per_s(2, 20 << 20) is None

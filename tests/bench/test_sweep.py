@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,6 @@ from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 class Whole(IterableDataset[Any]):
@@ -109,7 +109,7 @@ def test_workers_that_repeat_each_other_are_not_chosen(
     target = load(f"tests.bench.test_sweep:{name}")
 
     sweep = run_sweep(
-        target, grid(target, workers=[0, 1, 2]), Limits(0.1, 1), progress=False
+        target, grid(target, workers=[0, 1, 2]), Limits(0.1, 1)
     )  # fmt: skip
 
     assert [result.rate for result in sweep.results] == [1000, 2000, 3000]
@@ -121,7 +121,7 @@ def test_workers_that_repeat_each_other_are_not_chosen(
 def test_one_worker_cannot_repeat_another() -> None:
     target = load("tests.bench.test_sweep:Whole")
 
-    sweep = run_sweep(target, grid(target, workers=[0, 1]), Limits(0.1, 1), progress=False)
+    sweep = run_sweep(target, grid(target, workers=[0, 1]), Limits(0.1, 1))
 
     assert (sweep.is_repeated, sweep.notes) == (False, [])
     assert default_batch_size(target.dataset) == 64  # of its length nothing follows
@@ -159,7 +159,6 @@ def test_a_run_that_fails_later_keeps_what_came_before() -> None:
         Target("d", "object", FailsLater),
         [Config(0, 64, "process")],
         Limits(0.1, 30, max_samples=64),
-        progress=False,
     )
 
     (result,) = sweep.results
@@ -205,7 +204,7 @@ def test_of_a_pass_of_few_batches_the_first_counts_and_that_is_noted(
 ) -> None:
     target = load(str(pack_samples(tmp_path / "d", 12)), size=32)
 
-    sweep = run_sweep(target, [config], Limits(9.0, 1), cold=True, progress=False)
+    sweep = run_sweep(target, [config], Limits(9.0, 1), cold=True)
 
     assert [run.num_samples for run in sweep.results[0].runs] == [num_timed]
     assert sweep.results[0].rate > 0
@@ -219,7 +218,7 @@ def test_nothing_keeps_the_files_in_the_page_cache_while_a_cold_sweep_drops_them
 ) -> None:
     """A dataset that somebody still holds has pages mapped, and those stay."""
     target = load(str(pack_samples(tmp_path / "d", 64)), size=32)
-    mount = machine.mount_of(tmp_path)
+    mount = machine.mount_of(tmp_path, Path("/proc"))
     if pagecache.resident_share(target.files) is None or (mount and mount.kind == "tmpfs"):
         pytest.skip("what is in the page cache cannot be told, or dropped")
     shares: list[float | None] = []
@@ -230,7 +229,19 @@ def test_nothing_keeps_the_files_in_the_page_cache_while_a_cold_sweep_drops_them
 
     monkeypatch.setattr(sweep_module, "time_loader", spy)
     assert len(list(target.dataset)) == 64
-    run_sweep(target, [config], Limits(0.1, 3), cold=True, progress=False)
+    run_sweep(target, [config], Limits(0.1, 3), cold=True)
 
     assert len(shares) == 3
     assert max(share or 0.0 for share in shares) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("num", "rate", "is_small"), [(180, 300.0, True), (180, 5.0, False), (5000, 1e6, False)]
+)
+def test_few_samples_that_are_read_at_once_are_too_few_to_measure(
+    num: int, rate: float, is_small: bool
+) -> None:
+    result = a_result(Config(0, 64, "thread"), 1)
+    result.runs[0].samples_per_s = rate
+
+    assert bool(Sweep("d", [result]).too_small(range(num))) is is_small

@@ -1,0 +1,302 @@
+"""From figures to a sentence: what bounds a run, how far the next limit is, and what to do.
+
+Everything here is arithmetic on numbers that were measured elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from loaders.text import describe_size, in_seconds, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Bound = Literal[
+    "storage", "cpu", "cores", "memory", "gil", "transfer", "finish", "step", "overhead"
+]
+Holds = Literal["pictures", "volumes", "tokens", "other"]
+SMALL_STALL = 0.05
+BUSY = 0.85  # of the cores: with less, figures say more about the machine than about the dataset
+_TOO_BUSY = 0.45
+_SAME = 1.1  # times as much that loading may do within a run as it did alone
+_EXPLAINED = 0.4  # a limit below this much of the rate that it allows does not explain it
+_COPYING = 0.5  # of its CPU time, for a sample to count as copied rather than computed
+_BEHIND_LOADING = ("transfer", "finish")
+_WORTH = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something the user can do, tried beside what there is.
+
+    Attributes:
+        what: In a few words, as it would be typed.
+        gain: Times as many samples/s.
+        between: The least and the most that it may be, by the slowest and quickest of each one's runs.
+    """
+
+    what: str
+    gain: float
+    between: tuple[float, float]
+
+    @property
+    def is_worth_it(self) -> bool:
+        """False where it gains nothing, or no more than runs of one setting differ."""
+        return self.gain >= _WORTH and self.between[0] > 1
+
+    def __str__(self) -> str:
+        low, high = map(number, self.between)
+        sure = "one run" if low == high else f"{low} to {high}"
+        return f"{self.what}: {number(self.gain)}x ({sure})"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was measured; costs are of one sample, where samples are made one after another.
+
+    Attributes:
+        cores: Cores' worth of time that the process may use.
+        num_workers: Of the chosen configuration.
+        backend: Of the chosen configuration.
+        rate: Its samples/s: loading alone, or within a run.
+        cpu_s: CPU time of loading a sample.
+        wait_s: Time that reading a sample gives up its core, to sleep or to read.
+        queued_s: Time that loading a sample could go on, but others have the cores.
+        gil_s: The part of ``cpu_s`` that holds the GIL.
+        sample_bytes: Bytes of a sample in the batch.
+        copy_bytes_per_s: What all cores together copy from memory to memory.
+        stages: CPU seconds by stage, to name the largest.
+        transfer_s: Copying a sample to the device, 0 without one.
+        finish_s: Its work on the device before the step.
+        step_s: The user's training step, 0 without one.
+        stall_share: Share of a real run's time that the step waited for data, if it was run.
+        available: Share of the cores that was free for this process while it was measured.
+        holds: What samples are of: advice is for these; ``"volumes"`` where they are read whole.
+        may_add_workers: No setting had a worker for each core, and further ones would not repeat a stream.
+    """
+
+    cores: float
+    num_workers: int
+    backend: str
+    rate: float
+    cpu_s: float
+    wait_s: float = 0.0
+    queued_s: float = 0.0
+    gil_s: float = 0.0
+    sample_bytes: float = 0.0
+    copy_bytes_per_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    transfer_s: float = 0.0
+    finish_s: float = 0.0
+    step_s: float = 0.0
+    stall_share: float | None = None
+    available: float = 1.0
+    holds: Holds = "other"
+    may_add_workers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer.
+
+    Attributes:
+        bound: What bounds the run.
+        sentence: The same in words.
+        advice: What to do.
+        limits: Samples/s that each part, run alone, would allow, the lowest first.
+        changes: What was tried and helps, the most helpful first.
+    """
+
+    bound: Bound
+    sentence: str
+    advice: str
+    limits: dict[str, float]
+    changes: list[Change]
+
+    def __str__(self) -> str:
+        return f"verdict: {self.sentence}\nDo: {self.advice}"
+
+
+def judge(facts: Facts, changes: Sequence[Change] = ()) -> Verdict:
+    """Return the verdict on a run."""
+    limits = dict(sorted(limits_of(facts).items(), key=lambda item: item[1]))
+    bound = _bound(facts, limits)
+    useful = sorted((c for c in changes if c.is_worth_it), key=lambda c: -c.gain)
+    if bound == "step":
+        useful, changes = [], []
+    in_vain = "Nothing that was tried is faster." if changes and not useful else ""
+    said = _SAID[bound].format_map(_words(bound, facts, limits))
+    parts = (_busy(facts), said, _next_limit(bound, facts, limits), in_vain)
+    advice = f"{useful[0]}" if useful else _advice(bound, facts)
+    return Verdict(bound, " ".join(filter(None, parts)), advice, limits, useful)
+
+
+def limits_of(facts: Facts) -> dict[str, float]:
+    """Return the samples/s that each part would allow if it were the only one, by its cost alone."""
+    workers = max(1, facts.num_workers)
+    cores = min(workers, facts.cores)
+    may_see_gil = facts.available >= _TOO_BUSY and facts.backend in ("thread", "subprocess")
+    by_cost = {
+        "cpu": (cores, facts.cpu_s),
+        # Else what it computes bounds it, on a busy machine as on a quiet one.
+        "cores": (cores, facts.queued_s if facts.queued_s > facts.cpu_s else 0.0),
+        "storage": (workers, facts.wait_s),
+        "gil": (
+            1,
+            facts.gil_s if may_see_gil else 0.0,
+        ),  # of a busy machine threads hardly run at once
+        "memory": (facts.copy_bytes_per_s, facts.sample_bytes if facts.copy_bytes_per_s else 0.0),
+        "transfer": (1, facts.transfer_s),
+        "step": (1, facts.step_s and facts.step_s + facts.finish_s),
+        "finish": (1, 0.0 if facts.step_s else facts.finish_s),
+    }
+    return {name: capacity / cost for name, (capacity, cost) in by_cost.items() if cost > 0}
+
+
+def _bound(facts: Facts, limits: dict[str, float]) -> Bound:
+    step = limits.get("step", math.inf)
+    loading = min(facts.rate, limits.get("transfer", math.inf))
+    waits_little = facts.stall_share is not None and facts.stall_share < SMALL_STALL
+    if step <= loading * (_SAME if waits_little else 1):
+        return "step"
+    # Loading alone did what was seen: of what it contains, no limit is below that.
+    inner: dict[Any, float] = {
+        name: limit if name in _BEHIND_LOADING else max(limit, facts.rate)
+        for name, limit in limits.items()
+        if name != "step"
+    }
+    name: Bound = min(inner, key=inner.__getitem__, default="overhead")
+    if name in (*_BEHIND_LOADING, "overhead"):
+        return name
+    if name == "cpu" and "gil" in inner and facts.gil_s > 0.7 * facts.cpu_s and facts.cores >= 1:
+        name = "gil"  # one worker: a second one would not add to it
+    if name == "cpu" and _is_copying(facts):
+        name = "memory"
+    return "overhead" if facts.rate < _EXPLAINED * facts.available * inner[name] else name
+
+
+def _is_copying(facts: Facts) -> bool:
+    """Tell whether the CPU time of a sample is what copying its bytes takes."""
+    per_core = facts.copy_bytes_per_s / facts.cores
+    return per_core > 0 and facts.sample_bytes / per_core > _COPYING * facts.cpu_s
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+_SAID: dict[Bound, str] = {
+    "storage": "Storage is the limit: a sample waits {wait} for its bytes and computes for {cpu}.",
+    "cpu": "The CPU is the limit: a sample takes {cpu} of a core{largest}, and {used} of "
+    "{cores} cores work at it ({rate} samples/s).",
+    "cores": "Waiting for a core is the limit: a sample takes {cpu} of a core, and waits {queued} for "
+    "one, because others have them.",
+    "memory": "Memory bandwidth is the limit: samples are only copied, {size} each, at {copied}/s of "
+    "the {copy}/s that all cores copy.",
+    "gil": "The GIL is the limit: {held:.0%} of a sample's CPU time ({gil}) is Python that holds it, "
+    "so threads together end near {least} samples/s.",
+    "transfer": "The copy to the device is the limit: {transfer} per sample, {limit} samples/s.",
+    "finish": "What is done to a batch after the copy is the limit: {finish} per sample, {limit} "
+    "samples/s.",
+    "step": "The training step is the limit: it takes {limit} samples/s{loading}.",
+    "overhead": "No stage explains the {rate} samples/s: what is left is handing over, starting, or "
+    "other work on this machine.",
+}  # fmt: skip
+_NAMES = {
+    "storage": "storage", "cpu": "the CPU", "cores": "waiting for a core", "memory": "memory bandwidth",
+    "gil": "the GIL", "transfer": "the copy to the device", "finish": "the work on the device",
+    "step": "the training step", "loading": "loading",
+}  # fmt: skip
+_DO: dict[Bound, str] = {
+    "storage": "try more workers, shuffle='block', or RAMDataset, which reads once",
+    "cpu": "give a sample less work (a cheaper transform), or the process more cores",
+    "cores": "end the other work, or give this one more cores; more workers would wait beside it",
+    "memory": "make samples smaller (narrower dtypes)",
+    "gil": "backend='process' runs it in processes; or call what releases the GIL (cv2, numpy on whole batches)",
+    "transfer": "send fewer bytes: uint8 instead of float, a crop before the copy, pin_memory=True",
+    "finish": "give the device less to do before the step",
+    "overhead": "try a larger batch_size, more prefetch, or a quieter machine",
+}  # fmt: skip
+_WHOLE_VOLUMES = (
+    "crop while reading: whole volumes are read now (augment=[augment.RandomCrop(...)])"
+)
+_DO_FOR: dict[Holds, dict[Bound, str]] = {
+    "pictures": {
+        "cpu": "give a sample less work (smaller images, a cheaper transform), or the process more cores",
+        "memory": "make samples smaller (crop at packing, narrower dtypes)",
+        "finish": "crop smaller, or decode at a smaller scale",
+    },
+    "tokens": {
+        "memory": "TokenWindows(..., dtype='stored') is narrower",
+        "finish": "TokenWindows(..., dtype='int32') makes half of the bytes there, dtype='stored' none",
+    },
+    "volumes": dict.fromkeys(("storage", "cpu", "memory"), _WHOLE_VOLUMES),
+    "other": {},
+}  # fmt: skip
+
+
+def _words(bound: Bound, facts: Facts, limits: dict[str, float]) -> dict[str, Any]:
+    """Return what sentences are filled with."""
+    limit = limits.get(bound, math.nan)
+    stage = max(facts.stages, key=facts.stages.__getitem__, default="")
+    share = facts.stages.get(stage, 0.0) / max(1e-12, sum(facts.stages.values()))
+    return {
+        "wait": in_seconds(facts.wait_s),
+        "cpu": in_seconds(facts.cpu_s),
+        "queued": in_seconds(facts.queued_s),
+        "gil": in_seconds(facts.gil_s),
+        "held": facts.gil_s / max(1e-12, facts.cpu_s),
+        "transfer": in_seconds(facts.transfer_s),
+        "finish": in_seconds(facts.finish_s),
+        "largest": f", {share:.0%} of it to {stage}" if stage else "",
+        "used": number(min(max(1, facts.num_workers), facts.cores)),
+        "cores": number(facts.cores),
+        "size": describe_size(facts.sample_bytes),
+        "copied": describe_size(facts.rate * facts.sample_bytes),
+        "copy": describe_size(facts.copy_bytes_per_s),
+        "rate": number(facts.rate),
+        "limit": number(limit),
+        "least": number(max(limit, facts.rate)),
+        "loading": f", and loading gives {number(facts.rate)}" if facts.rate > limit else "",
+    }
+
+
+def _busy(facts: Facts) -> str:
+    """Return what puts in doubt whatever follows."""
+    if facts.available >= BUSY:
+        return ""
+    taken = f"{1 - facts.available:.0%}"
+    return f"Other work took {taken} of the cores meanwhile: measure again on a quiet machine."
+
+
+def _next_limit(bound: Bound, facts: Facts, limits: dict[str, float]) -> str:
+    base = limits["step"] if bound == "step" else facts.rate
+    others = {"loading": facts.rate} if bound == "step" else {}
+    above = {n: v for n, v in (limits | others).items() if n != bound and v > base}
+    if not above:
+        return ""
+    name = min(above, key=above.__getitem__)
+    times = number(above[name] / base)
+    return f"The next limit is {_NAMES[name]}, at {number(above[name])} samples/s ({times}x)."
+
+
+def _advice(bound: Bound, facts: Facts) -> str:
+    """Return what to do where nothing was tried, or where nothing that was tried helps."""
+    if bound == "step":
+        return _advice_to_a_step(facts)
+    if bound == "cpu" and facts.may_add_workers and facts.num_workers < facts.cores:
+        return f"try num_workers={math.ceil(facts.cores)}: cores are idle"
+    return _DO_FOR[facts.holds].get(bound, _DO[bound])
+
+
+def _advice_to_a_step(facts: Facts) -> str:
+    nothing = "change nothing in loading"
+    if facts.stall_share is None:
+        return nothing
+    waits = f"the step waits for data {facts.stall_share:.0%} of the time"
+    if facts.stall_share < SMALL_STALL:
+        return f"{nothing}: {waits}"
+    if not facts.num_workers:
+        return f"num_workers=1 or more: {waits}, as batches are made on its own thread"
+    return f"prefetch_factor=4, or leave it a core: {waits}, as the two share the cores or batches come unevenly"

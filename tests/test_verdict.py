@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from loaders.verdict import Change, Facts, judge
+
+
+def facts(**changed: Any) -> Facts:
+    """Two cores that decode: 1 ms each, next to nothing else."""
+    usual: dict[str, Any] = {
+        "cores": 2,
+        "num_workers": 2,
+        "backend": "thread",
+        "rate": 1900.0,
+        "cpu_s": 1e-3,
+        "gil_s": 1e-5,
+        "sample_bytes": 150e3,
+        "copy_bytes_per_s": 10e9,
+        "stages": {"read": 1e-5, "decode": 8e-4, "augment": 1.9e-4},
+        "holds": "pictures",
+    }
+    return Facts(**usual | changed)
+
+
+def change(what: str, gain: float, low: float | None = None) -> Change:
+    return Change(what, gain, (low or gain - 0.1, gain + 0.1))
+
+
+COPIES = {"cpu_s": 2.5e-5, "rate": 60e3, "stages": {"read": 2.5e-5}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "bound", "said"),
+    [
+        ({}, "cpu", "80% of it to decode"),
+        ({"wait_s": 0.01, "rate": 190.0}, "storage", "waits 10 ms"),
+        ({"queued_s": 2e-3, "rate": 950.0}, "cores", "waits 2 ms for one"),
+        ({"queued_s": 5e-4, "rate": 1200.0}, "cpu", "1 ms of a core"),
+        ({"gil_s": 9e-4, "rate": 1050.0}, "gil", "90% of a sample's CPU time"),
+        ({"gil_s": 9e-4, "backend": "process"}, "cpu", "2 of 2 cores"),
+        (COPIES, "memory", "Memory bandwidth"),
+        (COPIES | {"cpu_s": 4e-5, "rate": 45e3}, "memory", "146.5 KiB each"),
+        ({"transfer_s": 2e-3}, "transfer", "500 samples/s"),
+        ({"finish_s": 2e-3}, "finish", "500 samples/s"),
+        ({"step_s": 2e-3}, "step", "it takes 500 samples/s, and loading gives 1,900"),
+        ({"step_s": 1e-3, "transfer_s": 2e-3}, "transfer", "500 samples/s"),
+        ({"step_s": 1e-3, "finish_s": 1e-3}, "step", "it takes 500 samples/s"),
+        ({"num_workers": 1, "gil_s": 8e-4, "rate": 950.0}, "gil", "80% of a sample's CPU time"),
+        ({"num_workers": 1, "gil_s": 6e-4, "rate": 950.0}, "cpu", "1 of 2 cores"),
+        ({"cores": 0.5, "num_workers": 1, "rate": 480.0}, "cpu", "0.5 of 0.5 cores"),
+        ({"rate": 100.0}, "overhead", "No stage explains"),
+    ],
+)
+def test_the_lowest_limit_is_named(changed: dict[str, Any], bound: str, said: str) -> None:
+    verdict = judge(facts(**changed))
+
+    assert verdict.bound == bound
+    assert said in verdict.sentence
+
+
+def test_limits_come_with_the_lowest_first_and_the_next_is_told() -> None:
+    verdict = judge(facts())
+
+    assert list(verdict.limits) == ["cpu", "memory", "gil"]
+    assert verdict.limits["cpu"] == 2000
+    assert "The next limit is memory bandwidth, at 66,667 samples/s (35.1x)." in verdict.sentence
+    assert judge(facts(wait_s=0.01, rate=190.0)).limits["storage"] == 200  # each worker by itself
+    assert judge(facts(num_workers=0, rate=950.0)).limits["cpu"] == 1000
+
+
+def test_a_limit_is_what_was_computed_also_where_more_was_seen() -> None:
+    """What was seen still counts: what comes behind loading may bound it at less."""
+    assert judge(facts(rate=3000.0)).limits["cpu"] == 2000
+    assert judge(facts(rate=3000.0)).bound == "cpu"
+    assert judge(facts(rate=3000.0, transfer_s=1 / 2500)).bound == "transfer"
+
+
+def test_a_verdict_ends_with_a_line_that_says_what_to_do() -> None:
+    last = str(judge(facts(), [change("b", 3.1)])).splitlines()[-1]
+
+    assert last == "Do: b: 3.1x (3 to 3.2)"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "less work (smaller images"),
+        ({"wait_s": 0.01, "rate": 190.0}, "try more workers"),
+        ({"queued_s": 2e-3, "rate": 950.0}, "end the other work"),
+        ({"gil_s": 9e-4, "rate": 1050.0}, "backend='process'"),
+        (COPIES, "crop at packing"),
+        ({"transfer_s": 2e-3}, "uint8 instead of float"),
+        ({"finish_s": 2e-3}, "crop smaller"),
+        ({"rate": 100.0}, "larger batch_size"),
+        ({"step_s": 2e-3}, "change nothing"),
+        (COPIES | {"holds": "other"}, "make samples smaller (narrower dtypes)"),
+        (COPIES | {"holds": "tokens"}, "TokenWindows(..., dtype='stored')"),
+        ({"holds": "tokens"}, "less work (a cheaper transform)"),
+        ({"holds": "tokens", "finish_s": 2e-3}, "TokenWindows(..., dtype='int32')"),
+        ({"holds": "volumes", "wait_s": 0.01, "rate": 190.0}, "augment.RandomCrop"),
+        ({"num_workers": 1, "may_add_workers": True, "rate": 950.0}, "try num_workers=2"),
+        ({"cores": 2.5, "num_workers": 1, "may_add_workers": True, "rate": 950.0}, "num_workers=3"),
+    ],
+)  # fmt: skip
+def test_where_nothing_was_tried_there_is_advice(changed: dict[str, Any], said: str) -> None:
+    assert said in judge(facts(**changed)).advice
+    if "step_s" not in changed:
+        assert judge(facts(**changed), [change("b", 3.1)]).advice.startswith("b: 3.1x")
+
+
+def test_only_where_something_was_tried_it_is_told_that_it_does_not_help() -> None:
+    assert "tried" in judge(facts(), [change("a", 0.9)]).sentence
+    assert "tried" not in judge(facts()).sentence
+
+
+def test_changes_are_ranked_by_gain_and_those_that_do_not_help_left_out() -> None:
+    tried = [change("a", 1.2), change("b", 3.1), change("c", 0.9), change("d", 1.79, low=0.9)]
+
+    verdict = judge(facts(), tried)
+
+    assert [found.what for found in verdict.changes] == ["b", "a"]
+    assert judge(facts(step_s=2e-3), tried).changes == []
+
+
+def test_on_a_busy_machine_the_verdict_says_so_and_nothing_of_the_gil() -> None:
+    """Threads hardly run at once there, and who waits for whom cannot be seen."""
+    verdict = judge(facts(gil_s=9e-4, rate=500.0, available=0.3))
+
+    assert verdict.bound == "cpu"
+    assert "70% of the cores" in verdict.sentence
+
+
+def test_a_step_that_waits_little_is_the_limit_though_loading_alone_is_not_faster() -> None:
+    """What counts is the run: on a busy machine loading alone may look slower than it is."""
+    assert judge(facts(step_s=5e-4, stall_share=0.02)).bound == "step"
+    assert judge(facts(step_s=5e-4, stall_share=0.5)).bound == "cpu"
+
+
+def test_a_step_that_could_take_far_more_than_loading_gives_is_not_the_limit() -> None:
+    """However little it seemed to wait in a short run."""
+    verdict = judge(facts(step_s=4e-4, stall_share=0.0))
+
+    assert verdict.bound == "cpu"
+    assert "The next limit is the training step, at 2,500 samples/s (1.32x)." in verdict.sentence
+    assert judge(facts(step_s=5e-4, transfer_s=6e-4, stall_share=0.0)).bound == "transfer"
+
+
+@pytest.mark.parametrize(
+    ("stall_share", "num_workers", "said"),
+    [(0.01, 2, "change nothing"), (0.3, 0, "num_workers=1 or more"), (0.3, 2, "prefetch_factor=4")],
+)  # fmt: skip
+def test_a_step_that_is_the_limit_and_yet_waits_is_told_what_to_try(
+    stall_share: float, num_workers: int, said: str
+) -> None:
+    run = facts(step_s=2e-3, stall_share=stall_share, num_workers=num_workers)
+
+    assert said in judge(run).advice
