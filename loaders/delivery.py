@@ -42,6 +42,9 @@ class LoaderStats:
         device_bytes: Device memory of the batches that were copied ahead and not handed over yet.
         backend: Who makes the batches now: ``"inline"`` (there are no workers), ``"thread"``,
             ``"subprocess"`` or ``"process"``.
+        remote: Of datasets at URLs, summed over them, else None: ``bytes`` and ``requests`` of this machine since
+            its fetcher started, ``retries``, ``evicted`` shards, ``cached_bytes``, ``budget_bytes``; and ``waited_s``,
+            seconds that threads of this process waited for shards.
     """
 
     num_batches: int = 0
@@ -51,6 +54,7 @@ class LoaderStats:
     slot_bytes: int = 0
     device_bytes: int = 0
     backend: str = ""
+    remote: dict[str, float] | None = None
 
 
 class Delivery:

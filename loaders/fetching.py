@@ -131,13 +131,7 @@ def readings(dataset: Any, order: Order, current: Pass) -> list[Reading]:
         dataset = dataset.joined
     if not isinstance(dataset, PackedDataset):
         return []
-    shards = dataset.store.shards
-    found = {
-        id(shard.origin): shard.origin
-        for shard in shards
-        if isinstance(shard, FileShard) and shard.origin is not None
-    }
-    return [Reading(dataset, origin, order, current) for origin in found.values()]
+    return [Reading(dataset, origin, order, current) for origin in dataset.store.remotes]
 
 
 def tell_ahead(dataset: Any, order: Order, current: Pass, num_workers: int) -> list[Ahead]:
@@ -159,3 +153,12 @@ def _ranks_of_node(plan: Plan) -> int:
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks = int(told) if told.isdecimal() else 1
     return ranks if ranks and not plan.world_size % ranks else 1
+
+
+def remote_counts(dataset: Any) -> dict[str, float]:
+    """Return what fetchers have counted for the URLs of a dataset, and how long this process waited."""
+    counts: dict[str, float] = {}
+    for origin in getattr(dataset, "joined", dataset).store.remotes:
+        for name, count in {**origin.counts(), "waited_s": origin.waited_s}.items():
+            counts[name] = counts.get(name, 0) + count
+    return counts

@@ -455,6 +455,10 @@ class DataLoader(OrderedLoader[_T]):
         self._stats.num_replaced = here + self._num_replaced
         self._stats.backend = self.backend if self.num_workers else "inline"
         self._stats.device_bytes = getattr(self._delivery(), "device_bytes", 0)
+        if _is_remote(self.dataset):
+            from loaders.fetching import remote_counts
+
+            self._stats.remote = remote_counts(self.dataset)
         return replace(self._stats)
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from loaders.columns import as_rows
 from loaders.data.finder import Rows, ShardFinder
 from loaders.data.gather import Found, Gather, Take, take_rows
 from loaders.data.prefetch import Pages
+from loaders.data.shards import FileShard
 from loaders.data.verify import Verifier
 from loaders.errors import ShardError
 from loaders.formats import check_memory
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.columns import Column
-    from loaders.data.shards import Check, FileShard, MemoryShard, OpenShard
+    from loaders.data.shards import Check, MemoryShard, OpenShard
+    from loaders.remote.origin import Origin
 
 Indices = npt.NDArray[np.int64]
 _ROW_BYTES = 2  # noted of each row while it is read
@@ -157,6 +159,16 @@ class Store:
             return False
         self._pinned_bytes = shard.info.size_bytes
         return True
+
+    @property
+    def remotes(self) -> list[Origin]:
+        """What the shards at URLs are fetched by."""
+        found = [shard.origin for shard in self.shards if isinstance(shard, FileShard)]
+        return list(dict.fromkeys(each for each in found if each is not None))
+
+    def waits(self) -> list[str]:
+        """Say what threads of this process wait for, of shards at URLs."""
+        return [wait for each in self.remotes for wait in each.waits()] if self.is_remote else []
 
     def shards_of(self, indices: Indices) -> Indices:
         """Return the shard number of each sample."""

@@ -79,7 +79,8 @@ def test_an_object_that_is_replaced_by_one_of_the_same_size_is_found(
 def test_a_server_that_is_started_anew_is_waited_for(packed: Path, cache: Path) -> None:
     port = servers.free_port()
     with servers.bucket(packed, port) as endpoint:
-        remote = ShardDataset(S3, cache=cache, storage=storage(endpoint))
+        patient = storage(endpoint, max_retries=10, retry_timeout=60)
+        remote = ShardDataset(S3, cache=cache, storage=patient)
     later = subprocess.Popen(
         ["sh", "-c", f"sleep 1; exec {servers._BIN}/localbucket {packed} --port {port}"],
         stderr=subprocess.DEVNULL,

@@ -47,6 +47,11 @@ def test_a_url_serves_what_the_folder_serves_and_each_byte_comes_once(
         path.stat().st_size for path in (packed / "bucket" / "packed").glob("*.lmdb")
     )
     assert len(proxy.requests("manifest.json")) == 1
+    counts = DataLoader(remote, batch_size=32).stats().remote
+    assert counts is not None
+    assert counts["bytes"] == sum(each["bytes"] for each in proxy.requests())
+    assert counts["requests"] == len(proxy.requests())
+    assert DataLoader(local).stats().remote is None
 
 
 def test_requests_are_signed_and_a_wrong_key_is_an_error_without_it(

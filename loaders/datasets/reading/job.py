@@ -234,7 +234,8 @@ class BatchJob:
             return f"transforming {self._place(position)}"
         if last <= first:
             return "reading no samples"
-        return f"reading and decoding {last - first} samples from {self._place(first)} on"
+        what = f"reading and decoding {last - first} samples from {self._place(first)} on"
+        return "; ".join([what, *self.plan.view.store.waits()])
 
     def _place(self, position: int) -> str:
         view, index = self.plan.view, int(self.request.indices[position])
