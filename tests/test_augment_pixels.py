@@ -322,6 +322,49 @@ def test_edits_do_not_depend_on_the_batch() -> None:
         np.testing.assert_array_equal(alone.values[0], whole.values[i])
 
 
+@pytest.mark.parametrize("name", ["colours", "RandAugment", "TrivialAugmentWide", "erasing"])
+def test_recipes_are_as_bright_and_as_varied_as_torchvisions(name: str) -> None:
+    """Mean and spread of a picture's mean and deviation, over many draws of both."""
+    v2 = torchvision_v2()
+    lists: dict[str, tuple[list[Any], Any]] = {
+        "colours": (
+            [
+                augment.RandomApply([augment.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8),
+                augment.RandomGrayscale(0.2),
+                augment.RandomSolarize(128, 0.2),
+            ],
+            v2.Compose(
+                [
+                    v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8),
+                    v2.RandomGrayscale(0.2),
+                    v2.RandomSolarize(128, 0.2),
+                ]
+            ),
+        ),
+        "RandAugment": ([augment.RandAugment(2, 15)], v2.RandAugment(2, 15)),
+        "TrivialAugmentWide": ([augment.TrivialAugmentWide()], v2.TrivialAugmentWide()),
+        "erasing": ([augment.RandomErasing(0.8)], v2.RandomErasing(0.8)),
+    }
+    ours, theirs = lists[name]
+    image, num = pictures()[15][:24, :24].copy(), 1200
+    image[..., 1] //= 2
+    tensor = torch.from_numpy(image).permute(2, 0, 1)
+
+    torch.manual_seed(0)
+    mine = np.stack(on_host(ours, [image] * num)).reshape(num, -1, 3)
+    made = [theirs(tensor).permute(1, 2, 0).reshape(-1, 3).numpy() for _ in range(num)]
+
+    for statistic in (lambda x: x.mean(axis=(1, 2)), lambda x: x.std(axis=(1, 2)), channels_apart):
+        one, other = (statistic(x.astype(float)) for x in (mine, np.stack(made)))
+        error = np.hypot(one.std(), other.std()) / np.sqrt(num)
+        assert abs(one.mean() - other.mean()) < 4 * error + 0.5
+        assert 0.85 < one.std() / other.std() < 1.18
+
+
+def channels_apart(x: Array) -> Array:
+    return np.asarray(x.mean(axis=1).max(axis=1) - x.mean(axis=1).min(axis=1))
+
+
 # -- datasets --------------------------------------------------------------------------------------
 
 TRAIN: list[Any] = [
