@@ -164,22 +164,17 @@ class Delivery:
         return batch
 
     def _next(self) -> Any:
+        if torch.is_inference_mode_enabled():  # batches are made ahead, for steps in other modes
+            with torch.inference_mode(False):
+                return self._next()
         began = self._waiting_since = time.monotonic()
         try:
-            if (
-                torch.is_inference_mode_enabled()
-            ):  # batches are made ahead, for steps in other modes
-                with torch.inference_mode(False):
-                    return self._made()
-            return self._made()
+            batch, valid = next(self._source)
+            batch = self._finish(batch)
+            return batch if valid is None else _with_marks(batch, valid)
         finally:
             self._waiting_since = None
             self._stats.wait_s += time.monotonic() - began
-
-    def _made(self) -> Any:
-        batch, valid = next(self._source)
-        batch = self._finish(batch)
-        return batch if valid is None else _with_marks(batch, valid)
 
     @property
     def _num_out(self) -> int:
@@ -284,13 +279,11 @@ class _Marked:
             self.has_failed = self._batches.num_taken > num_taken
             self._step += self.has_failed
             raise
-        valid = self._valid()
+        valid = None if self._plan is None else self._valid(self._plan)
         return map_tensors((batch, valid), _pinned) if self._pin else (batch, valid)
 
-    def _valid(self) -> torch.Tensor | None:
-        if self._plan is None:
-            return None
-        valid = self._plan.positions(self._step)[1]
+    def _valid(self, plan: Plan) -> torch.Tensor | None:
+        valid = plan.positions(self._step)[1]
         self._step += 1
         return None if valid is None else torch.from_numpy(valid)
 
