@@ -12,11 +12,13 @@ import pytest
 from loaders import errors
 from loaders.errors import (
     BatchError,
+    CacheError,
     ChecksumError,
     CodecError,
     LoadersError,
     ManifestError,
     PackError,
+    RemoteError,
     SampleError,
     SchemaError,
     ShardError,
@@ -39,6 +41,8 @@ EXAMPLES = {
     ),
     SourceError: (SourceError("it is empty", "a.jpg"), "a.jpg: it is empty."),
     PackError: (PackError("it is in use.", PATH), "data/shard-00017.lmdb: it is in use."),
+    RemoteError: (RemoteError("it hangs", PATH), "data/shard-00017.lmdb: it hangs."),
+    CacheError: (CacheError("it is full", PATH), "data/shard-00017.lmdb: it is full."),
     ShardError: (
         ShardError("it is cut", PATH, 4213, "image", "Pack again."),
         "data/shard-00017.lmdb, field image, row 4213: it is cut. Pack again.",
