@@ -207,7 +207,6 @@ class DataLoader(OrderedLoader[_T]):
         self._number_steps()
         self._is_accelerate_prepared = self._steps is not None  # divided by rank already
         check_marks(self.pad, is_ours=self._steps is not None)
-        self._passes = self._number_passes()
         self._others = ThirdParty(self) if self._steps is None else None
         self._settle_collate()
         self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
 from loaders.cached import cached_property
@@ -17,10 +17,11 @@ from loaders.checks import Settled, shown, whole_number
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.views import fingerprint_of, holds_ours, ours_in
 from loaders.errors import StateError
-from loaders.sampling.context import Entering
-from loaders.sampling.foreign import NumberedBatches, Passes, kept, single
+from loaders.sampling.batch import IndexList, index_batches, single
+from loaders.sampling.context import entered
+from loaders.sampling.foreign import numbered
 from loaders.sampling.order import batch_starts
-from loaders.sampling.sampler import EpochBatches, EpochSampler, ServedSteps, continued, is_ours
+from loaders.sampling.sampler import EpochBatches, EpochSampler, IndexSource, continued, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,6 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
     rank: int | None
     world_size: int | None
     pad: Pad
-    _passes: Passes | None
     _others: ThirdParty | None
     _served: Any
     _singles: EpochBatches | None = None  # steps of an order of loaders, where batch_size is None
@@ -91,7 +91,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
             return single if holds_ours(self.dataset) else itemgetter(0)
         if self.backend != "process" or isinstance(self.dataset, BatchDataset):
             return None
-        return kept if holds_ours(self.dataset) else list
+        return IndexList.of if holds_ours(self.dataset) else list
 
     @property
     def use_stateful_dataloader(self) -> bool:
@@ -101,39 +101,42 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
     @property
     def _index_sampler(self) -> Any:
         """What indices are taken from, by torch's iterator, too."""
-        steps = self._numbered_steps()
-        others: ThirdParty | None = getattr(self, "_others", None)
-        if others is not None:
-            steps = others.counted(steps)
-        return Entering(steps) if self.backend == "process" and not self.num_workers else steps
-
-    def _numbered_steps(self) -> Any:
-        passes: Passes | None = getattr(self, "_passes", None)
-        batches = super()._index_sampler
-        if passes is None:
-            if (steps := self._steps) is None:
-                return batches
+        steps = self._steps
+        if steps is not None:
             if not steps.sampler.cursor.is_left:
                 self._follow_length(steps.sampler)
-            return ServedSteps(steps, self._index_form)
+            return IndexSource(steps, lambda: self._entered(self._own_indices(steps)))
+        given, others = super()._index_sampler, getattr(self, "_others", None)
+        if others is None or others.is_iterable:
+            return given
+        number = partial(self._numbered, given) if self._is_numbered else lambda _: given
+        return IndexSource(given, lambda: self._entered(others.take(number)))
+
+    def _entered(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Yield steps: each in its context where torch's iterator fetches it here right afterwards."""
+        return entered(steps) if self.backend == "process" and not self.num_workers else steps
+
+    def _own_indices(self, steps: EpochBatches) -> Iterator[Any]:
+        sampler, form = steps.sampler, self._index_form
+        indices = index_batches(sampler.order, steps.plan(), sampler.epoch, steps.seed)
+        return indices if form is None else map(form, indices)
+
+    @cached_property
+    def _is_numbered(self) -> bool:
+        """Whether a third-party sampler sets the epoch of a loaders dataset, or of those inside a third-party one."""
+        return holds_ours(self.dataset)
+
+    def _numbered(self, batches: Any, epoch: int) -> Iterator[Any]:
         dataset: Any = self.dataset
         may_draw = getattr(dataset, "may_draw", hasattr(dataset, "__len__"))
-        num_samples = len(dataset) if may_draw else 0
-        keeps_items = not isinstance(dataset, BatchDataset)
-        return NumberedBatches(
-            batches, passes, num_samples, self.seed,
-            keeps_items=keeps_items,
+        return numbered(
+            batches,
+            epoch,
+            len(dataset) if may_draw else 0,
+            self.seed,
+            keeps_items=not isinstance(dataset, BatchDataset),
             makes_lists=self.batch_sampler is not None and not hasattr(dataset, "__getitems__"),
-        )  # fmt: skip
-
-    def _number_passes(self) -> Passes | None:
-        """Let a third-party sampler set the epoch of a loaders dataset, or of those inside a third-party one."""
-        if self._steps is not None:
-            return None
-        if isinstance(self.dataset, BatchDataset):
-            return Passes(self.dataset)
-        is_asked = not isinstance(self.dataset, IterableDataset)
-        return Passes(None) if is_asked and holds_ours(self.dataset) else None
+        )
 
     @property
     def _makes_batches(self) -> bool:
@@ -145,7 +148,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
         """Choose the epoch that the next iteration serves; the current one keeps its position."""
         epoch = self._set_to = whole_number("epoch", epoch, at_least=0)
         samplers: tuple[Any, ...] = (self.sampler, self.batch_sampler)
-        for part in (*samplers, self.dataset, self._served, self._passes, self._others):
+        for part in (*samplers, self.dataset, self._served, self._others):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
@@ -235,8 +238,6 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
         if steps is None:
             assert self._others is not None
             self._others.load_state_dict(self, place)
-            if self._passes is not None:
-                self._passes.set_epoch(place["epoch"])
             return
         steps.sampler.cursor.start = 0  # of before: the state says another
         self._follow_length(steps.sampler)

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders.checks import shown, whole_number
+from loaders.datasets.base import BatchDataset
 from loaders.errors import StateError
 from loaders.sampling.first import num_first
 from loaders.sampling.sampler import EpochBatches, EpochSampler
@@ -119,8 +120,14 @@ class ThirdParty:
         found = [each for each in generators if isinstance(each, torch.Generator)]
         self._generators = list({id(each): each for each in found}.values())
         self._next: Mapping[str, Any] = {}
-        self._epoch = 0
+        self._dataset = loader.dataset if isinstance(loader.dataset, BatchDataset) else None
+        self._epoch, self._num_told = getattr(self._dataset, "epoch", 0), self._times_told
         self._current: Progress | None = None
+
+    @property
+    def _times_told(self) -> int:
+        """How often a dataset of ours was told an epoch: it is the one of the next pass."""
+        return getattr(self._dataset, "num_epochs_told", 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the number of the next pass; a state that was loaded is of another, then."""
@@ -129,6 +136,9 @@ class ThirdParty:
 
     def begin(self, loader: Any) -> Progress:
         """Begin a pass; the state tells of it from now on."""
+        if self._dataset is not None and self._times_told != self._num_told:
+            self.set_epoch(self._dataset.epoch)
+            self._num_told = self._times_told
         self._current = Progress(self._epoch, {"states": self._states(loader)} | dict(self._next))
         self._next, self._epoch = {}, self._epoch + 1
         return self._current
@@ -211,16 +221,17 @@ class ThirdParty:
                     f"{name} in a state must be a number from 0, got {state.get(name)!r}"
                 )
         self._next, self._epoch, self._current = state, state["epoch"], None
+        self._num_told = self._times_told
         loader._iterator = None  # workers that persist are elsewhere
 
     # -- samplers ----------------------------------------------------------------------------------
 
-    def counted(self, batches: Any) -> Any:
-        """Return what a sampler yields, from where its state was taken."""
-        return batches if self.is_iterable else _Counted(self, batches)
+    def take(self, number: Callable[[int], Iterable[Any]]) -> Iterator[Any]:
+        """Yield the batches of the current pass: all from the first ``next`` on.
 
-    def take(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of the current pass: all from the first ``next`` on."""
+        Args:
+            number: Returns what the sampler yields, for an epoch.
+        """
         current = self._current
         assert current is not None
         resumed = current.resumed
@@ -231,7 +242,7 @@ class ThirdParty:
         if "rng" in resumed:
             torch.set_rng_state(_tensor(resumed["rng"]))
         drawn_from = torch.get_rng_state()
-        iterator = self._go_on(batches, resumed)
+        iterator = self._go_on(number(current.epoch), resumed)
         first = next(iterator, _END)
         if not torch.equal(drawn_from, torch.get_rng_state()):
             current.rng = _text(drawn_from)
@@ -277,19 +288,6 @@ class ThirdParty:
             yield
         finally:
             loader.__dict__.update(given)
-
-
-class _Counted:
-    """What a third-party sampler yields; torch's loader makes iterators of it that it does not use."""
-
-    def __init__(self, place: ThirdParty, batches: Any) -> None:
-        self._place, self._batches = place, batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._place.take(self._batches)
 
 
 class _Resumed:

@@ -27,7 +27,7 @@ import packdata
 from loaders import DataLoader, JpegOnDevice, Mixture, RAMDataset, ShardDataset, augment
 from loaders.datasets.views import as_ours, holds_ours
 from loaders.sampling import Balanced, EpochSampler, Weighted
-from loaders.sampling.foreign import NumberedBatches, Passes
+from loaders.sampling.foreign import numbered
 from loaders.schema import Image
 from tests.packdata.packing import pack_samples
 
@@ -164,7 +164,7 @@ def test_repeats_within_a_pass_differ(dataset: ShardDataset) -> None:
 @given(st.lists(st.lists(st.integers(-NUM, NUM - 1), max_size=8), max_size=8))
 def test_draws_count_how_often_an_index_came(batches: list[list[int]]) -> None:
     came = Counter[int]()
-    for batch in NumberedBatches(batches, Passes(Epochs()), NUM, seed=4):
+    for batch in numbered(batches, 0, NUM, seed=4):
         draws = []
         for index in batch:
             draws.append(came[index % NUM])
@@ -173,16 +173,10 @@ def test_draws_count_how_often_an_index_came(batches: list[list[int]]) -> None:
         assert (draws if any(draws) else None) == (None if found is None else found.tolist())
 
 
-class Epochs:
-    """What passes want to know of a dataset."""
-
-    epoch, num_epochs_told = 0, 0
-
-
 def test_many_samples_take_little_memory() -> None:
     """A bit for each: a list of all of them, as torch's samplers have it, takes 300 times that."""
     tracemalloc.start()
-    (batch,) = NumberedBatches([[10**9 - 1, 0]], Passes(Epochs()), 10**9, seed=0)
+    (batch,) = numbered([[10**9 - 1, 0]], 0, 10**9, seed=0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -238,14 +232,11 @@ def test_what_is_no_number_and_what_has_an_epoch_is_passed_on() -> None:
         None,
         0.5,
     ]
-    numbered = NumberedBatches([*strange, [1, NUM], np.int64(2)], Passes(Epochs()), NUM, seed=9)
-
-    *passed, outside, single = numbered
+    *passed, outside, single = numbered([*strange, [1, NUM], np.int64(2)], 0, NUM, seed=9)
 
     assert all(one is other for one, other in zip(passed, strange, strict=True))
     assert (list(outside), outside.epoch, outside.draws, outside.seed) == ([1, NUM], 0, None, 9)
     assert (single, single.epoch, single.draw) == (2, 0, 0)
-    assert len(numbered) == 13
     assert pickle.loads(pickle.dumps(outside)).epoch == 0
 
 

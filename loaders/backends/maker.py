@@ -14,8 +14,8 @@ from loaders.datasets.reading.readplan import ReadPlan, SamplesReader
 from loaders.datasets.reading.request import Request
 from loaders.datasets.reading.samples import collate
 from loaders.errors import LoadersError
+from loaders.sampling.batch import listed
 from loaders.sampling.context import reading
-from loaders.sampling.foreign import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

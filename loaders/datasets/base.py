@@ -17,7 +17,7 @@ from loaders.checks import shown, whole_number
 from loaders.datasets.reading.job import BatchJob
 from loaders.device.modes import without_autocast
 from loaders.sampling.batch import IndexBatch, joined
-from loaders.sampling.context import current_context, with_draws
+from loaders.sampling.context import drawing, is_reading, with_draws
 from loaders.sampling.ranks import is_distributed
 
 if TYPE_CHECKING:
@@ -164,11 +164,11 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
             first = indices[0]
             seed = seed if getattr(first, "seed", None) is None else first.seed
             return seed, first.epoch, np.array([i.draw for i in indices], np.int64)
-        context = current_context()
-        if context is None:
+        known = drawing(len(indices))
+        if known is None:
             return seed, self.epoch, None
-        draws = context.draws_of(len(indices))
-        return seed if context.seed is None else context.seed, context.epoch, draws
+        own_seed, epoch, draws = known
+        return seed if own_seed is None else own_seed, epoch, draws
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch ``dataset[i]`` augments for, under a sampler that does not say it itself."""
@@ -191,7 +191,7 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
         Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once. Who takes
         samples one by one here may want them to be the same.
         """
-        if self._has_warned or self.num_epochs_told or current_context() or not len(indices):
+        if self._has_warned or self.num_epochs_told or is_reading() or not len(indices):
             return
         # Batches and indices of our samplers have an epoch.
         if hasattr(indices, "epoch") or hasattr(indices[0], "epoch"):

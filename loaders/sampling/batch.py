@@ -101,6 +101,46 @@ class IndexBatch(Sequence[int]):
         return IndexBatch(self.indices[item], self.epoch, draws, valid, self.seed)
 
 
+class IndexList(list[Any]):
+    """The indices of one batch as a list, for third-party datasets: those of loaders below them find the rest.
+
+    Args:
+        items: The indices, as a sampler yields them.
+        epoch: As in ``IndexBatch``, like the rest.
+        draws: The same.
+        seed: The same.
+    """
+
+    def __init__(self, items: list[Any], epoch: int, draws: Int64s | None, seed: int) -> None:
+        super().__init__(items)
+        self.epoch, self.draws, self.seed = epoch, draws, seed
+
+    @classmethod
+    def of(cls, indices: IndexBatch) -> IndexList:
+        """Return a batch as a list."""
+        return cls(indices.indices.tolist(), indices.epoch, indices.draws, indices.seed)
+
+    def __iter__(self) -> Iterator[Any]:
+        items = super().__iter__()
+        return items if self.draws is None else one_by_one(items, self.draws)
+
+    def __reduce__(self) -> Any:
+        return _index_list, (self[:], self.epoch, self.draws, self.seed)
+
+
+def listed(indices: Any) -> list[Any]:
+    """Return the indices of a batch as a list; repeats are told apart as one goes through it."""
+    if isinstance(indices, IndexBatch) and indices.draws is not None:
+        return IndexList.of(indices)
+    return indices if isinstance(indices, IndexList) else list(indices)
+
+
+def single(indices: IndexBatch) -> SampleIndex:
+    """Return the index of a batch of one."""
+    draw = 0 if indices.draws is None else int(indices.draws[0])
+    return SampleIndex(indices[0], indices.epoch, draw, indices.seed)
+
+
 def joined(batches: Sequence[Any]) -> IndexBatch | None:
     """Return several batches as one; None if they are of several epochs, or not of our samplers."""
     first = batches[0]
@@ -115,6 +155,12 @@ def _sample_index(*values: Any) -> SampleIndex:
     index = SampleIndex(*values)
     begin_in_worker(index)
     return index
+
+
+def _index_list(*values: Any) -> IndexList:
+    batch = IndexList(*values)
+    begin_in_worker(batch)
+    return batch
 
 
 def _index_batch(indices: bytearray, *rest: Any) -> IndexBatch:

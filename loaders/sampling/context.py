@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -20,28 +20,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Int64s = npt.NDArray[np.int64]
-
-
-class Context(NamedTuple):
-    """What is known of a sample that is asked for by its number alone.
-
-    Attributes:
-        epoch: It is drawn in.
-        draw: Tells it from other times that the epoch has the same sample.
-        seed: Of the run; None: the dataset's own.
-        draws: Of the whole batch, where all its numbers were asked for before the first was read.
-    """
-
-    epoch: int
-    draw: int
-    seed: int | None
-    draws: Int64s | None = None
-
-    def draws_of(self, num_samples: int) -> Int64s | None:
-        """Return the draw of each of so many samples that are read together; None if none is a repeat."""
-        if self.draws is not None and len(self.draws) == num_samples:
-            return self.draws
-        return np.full(num_samples, self.draw, np.int64) if self.draw else None
 
 
 class _Here(threading.local):
@@ -64,23 +42,11 @@ def reading(indices: Any) -> Iterator[None]:
         _here.batch, _here.draw, _here.draws = before
 
 
-class Entering:
-    """The steps of a loader that fetches each batch itself right after taking its indices: in their context.
-
-    Args:
-        steps: The indices of each batch.
-    """
-
-    def __init__(self, steps: Any) -> None:
-        self._steps = steps
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def __iter__(self) -> Iterator[Any]:
-        for indices in self._steps:
-            _enter(indices)
-            yield indices
+def entered(steps: Iterable[Any]) -> Iterator[Any]:
+    """Yield the indices of each batch in their context: for a loader that fetches it right after taking them."""
+    for indices in steps:
+        _enter(indices)
+        yield indices
 
 
 def begin_in_worker(indices: Any) -> None:
@@ -112,9 +78,21 @@ def with_draws(items: Sequence[Any]) -> Iterable[Any]:
     return items if draws is None or len(draws) != len(items) else one_by_one(items, draws)
 
 
-def current_context() -> Context | None:
-    """Return what this thread reads a sample for; None where it is not known."""
-    batch = _here.batch
+def is_reading() -> bool:
+    """Tell whether this thread reads samples for an epoch that is known."""
+    return _here.batch is not None
+
+
+def drawing(num_samples: int) -> tuple[int | None, int, Int64s | None] | None:
+    """Return what this thread reads so many samples together for; None where it is not known.
+
+    Returns:
+        The seed of the run (None: the dataset's own), the epoch, and the draw of each sample, which tells it from other
+        times that the epoch has it (None: they come for the first time).
+    """
+    batch, draws = _here.batch, _here.draws
     if batch is None:
         return None
-    return Context(batch.epoch, _here.draw, getattr(batch, "seed", None), _here.draws)
+    if draws is None or len(draws) != num_samples:
+        draws = np.full(num_samples, _here.draw, np.int64) if _here.draw else None
+    return getattr(batch, "seed", None), batch.epoch, draws

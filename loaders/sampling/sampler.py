@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from loaders.checks import Settled, one_of, shown, whole_number
 from loaders.errors import StateError
-from loaders.sampling.batch import IndexBatch, SampleIndex, evaluate, index_batches
+from loaders.sampling.batch import SampleIndex, evaluate, index_batches
 from loaders.sampling.cursor import Cursor
 from loaders.sampling.first import sampled
 from loaders.sampling.order import Order, Sequential, Shuffled, batch_starts
@@ -332,27 +332,20 @@ class EpochBatches(Settled, BatchSampler):
         return self.sampler.plan(self.batch_size, self.drop_last, self.pad)
 
 
-class ServedSteps:
-    """The steps of ``EpochBatches`` on their way to a loader, which counts by itself what it hands over.
+class IndexSource:
+    """What a loader takes indices from: as long as a sampler, or batch sampler, and begun anew by each ``iter``.
 
-    Args:
-        batches: The steps.
-        index_form: Makes of each ``IndexBatch`` what the dataset is given; None: it is.
+    (A loader counts by itself what it hands over; torch's makes iterators that it does not use.)
     """
 
-    def __init__(
-        self, batches: EpochBatches, index_form: Callable[[IndexBatch], Any] | None = None
-    ) -> None:
-        self.batches, self._index_form = batches, index_form
+    def __init__(self, sampler: Any, begin: Callable[[], Iterator[Any]]) -> None:
+        self._sampler, self._begin = sampler, begin
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self._sampler)  # TypeError if it has none
 
     def __iter__(self) -> Iterator[Any]:
-        batches = self.batches
-        sampler, plan = batches.sampler, batches.plan()
-        steps = index_batches(sampler.order, plan, sampler.epoch, batches.seed)
-        return steps if self._index_form is None else map(self._index_form, steps)
+        return self._begin()
 
 
 def is_ours(given: Any) -> bool:

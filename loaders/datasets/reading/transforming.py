@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import get_worker_info
 
 from loaders.rng import hash64, key64
-from loaders.sampling.context import current_context
+from loaders.sampling.context import is_reading
 
 if TYPE_CHECKING:
     from loaders.datasets.reading.request import Request
@@ -134,7 +134,7 @@ _DRAWING = frozenset(
 
 def _seeds_process() -> bool:
     """Tell whether one sample at a time has the generators of this process, and its epoch is known."""
-    return get_worker_info() is not None and current_context() is not None
+    return get_worker_info() is not None and is_reading()
 
 
 def _seed_process(seed: int) -> None:
