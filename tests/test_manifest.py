@@ -525,14 +525,6 @@ def test_rows_that_do_not_fit_the_schema_are_refused(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("place", ["s3://bucket/packed", "https://example.org/packed", "hf://a/b"])
-def test_a_url_is_no_path_to_check(place: str) -> None:
-    with pytest.raises(ManifestError, match="URL") as caught:
-        read_manifest(place)
-
-    assert "Check the path" not in caught.value.hint
-
-
 def test_a_folder_that_looks_like_a_url_is_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

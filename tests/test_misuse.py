@@ -85,7 +85,11 @@ NORMALIZE = Normalize.imagenet()
 SHARES = r"parts must be .*\[0\.9, 0\.1\]"
 
 DATASETS: list[Case] = [
-    (lambda g: ShardDataset(3), TypeError, "path must be the folder that packdata made, got 3"),
+    (
+        lambda g: ShardDataset(3),
+        TypeError,
+        "path must be the folder or URL of what packdata made, got 3",
+    ),
     (lambda g: ShardDataset(g.ram), TypeError, "path must be .*, got RAMDataset"),
     (lambda g: ShardDataset(g.folder / "no"), ManifestError, "no such folder.*packdata"),
     (lambda g: ShardDataset(g.files[0]), ManifestError, "a file.*Give the folder"),

@@ -56,8 +56,8 @@ def join_files(files: Sequence[bytes]) -> bytes:
     """Return the record of several encoded pictures, or of none.
 
     Example:
-        >>> join_files([b"ab", b"c"]).hex(" ", 4)
-        '02000000 02000000 01000000 616263'
+        >>> join_files([b"ab", b"c"]).hex()
+        '020000000200000001000000616263'
     """
     numbers = np.array([len(files), *map(len, files)], _NUMBER)
     return b"".join([numbers.tobytes(), *files])

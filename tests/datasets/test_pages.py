@@ -525,8 +525,8 @@ def test_a_file_that_is_cut_while_it_is_opened_is_an_error(
     folder = packed(tmp_path / "a", kind)
     mapped = formats.map_shard
 
-    def cut_when_mapped(path: Path, info: Any) -> Any:
-        found = mapped(path, info)
+    def cut_when_mapped(path: Path, info: Any, **options: Any) -> Any:
+        found = mapped(path, info, **options)
         cut(path, 1_000)
         return found
 

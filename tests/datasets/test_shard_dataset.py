@@ -760,7 +760,7 @@ def test_boxes_come_in_the_form_asked_for(folder: Path, num_workers: int) -> Non
         assert torch.equal(read[i].boxes, expected[i])
     assert dataset.__getitems__([])[:] == []
     for wrong in ({"boxes": "stack"}, {"label": "pad"}):
-        with pytest.raises(SchemaError, match="are for arrays and boxes"):
+        with pytest.raises(SchemaError, match="are for Images, arrays and boxes"):
             dataset.replace(fields=["boxes", "label"], batching=wrong)
     with pytest.raises(
         SchemaError, match="'box', which is not served: boxes: did you mean 'boxes'"

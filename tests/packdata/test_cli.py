@@ -211,7 +211,7 @@ def test_wrong_usage_is_told_before_the_source_is_read(
         run("tables", tmp_path / "nowhere.csv", tmp_path / "out", "--shard-size", "1GB")
 
     assert caught.value.code == 2
-    assert "shard_bytes must be in" in capsys.readouterr().err
+    assert "--shard-size must be in" in capsys.readouterr().err
 
 
 def test_a_target_below_a_file_gets_a_message_of_whole_sentences(

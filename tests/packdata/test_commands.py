@@ -1579,7 +1579,7 @@ def test_every_command_has_help_with_an_example(
         run(name, "--help")
 
     text = capsys.readouterr().out
-    assert re.search(f"examples?:\n  packdata {name} ", text)
+    assert re.search(rf"examples?:\n  packdata {name}\b", text)
     assert "%" not in text
 
 

@@ -162,6 +162,7 @@ PLAIN = {
     "split": "packed {dst} --parts a=0.5",
     "diff": "packed copy",
     "copy": "packed {dst} --codec webp",
+    "cache": "cache",
 }
 FOR_MANY = ("--json", "--overwrite", "--dry-run", "--workers")
 BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("preview", "--columns"),
@@ -169,7 +170,10 @@ BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("preview", "--colum
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
            ("images", "--annotations"),
            ("images", "--mask-suffix"), ("arrays", "--mask-suffix"), ("images", "--palette"),
-           ("images", "--label-map"), ("images", "--icc"), ("preview", "--augment")}  # fmt: skip
+           ("images", "--label-map"), ("images", "--icc"), ("preview", "--augment"),
+           ("cache", "--clear"), ("cache", "--verify"),
+           *((name, option) for name in ("copy", "diff", "fetch", "info", "preview", "stats", "verify")
+             for option in ("--storage", "--cache"))}  # fmt: skip
 
 
 def options() -> set[tuple[str, str]]:

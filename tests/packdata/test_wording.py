@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Give --vocab-size, or --bin-dtype.", "Give vocab_size=..., or bin_dtype=...."),
-        ("take --codec png or --size", "take codec='png' or sizes=..."),
+        ("Give --vocab-size, or --bin-dtype.", "Give vocab_size, or bin_dtype."),
+        ("take --codec png or --size", "take codec='png' or sizes"),
         ("--label-column NAME takes another", "label_column=NAME takes another"),
         ("Run 'packdata info --json' again", "Run 'packdata info --json' again"),
         (
@@ -70,7 +70,7 @@ def test_an_error_keeps_its_type_and_place_in_other_words(
     assert status == 1
     assert "--bin-dtype" in told
     assert "--bin-dtype" not in str(caught.value)
-    assert "bin_dtype=" in str(caught.value)
+    assert "bin_dtype" in str(caught.value)
     assert "--fit ids.npy" in str(caught.value.path)
     assert "Give" not in caught.value.hint  # it was given
     assert str(inspect.signature(packdata.pack_tokens)).startswith("(sources")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +63,8 @@ def as_folder(place: Path) -> Iterator[Path]:
     if not is_url(place):
         yield place
         return
+    import fcntl  # not on Windows, where there are no such caches
+
     manifest, shards, _ = open_manifest(place)
     origin = origin_of(place)
     fetch(place)
@@ -141,6 +142,8 @@ def _url_of(folder: Path) -> str:
 
 
 def _is_used(path: Path) -> bool:
+    import fcntl
+
     with open(path, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Names of options in messages, as their reader gave them: ``vocab_size=...`` in Python, else ``--vocab-size``."""
+"""Names of options in messages, as their reader gave them: ``vocab_size`` in Python, else ``--vocab-size``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 _PYTHON = {"size": "sizes", "shard_size": "shard_bytes"}  # by option, where the two differ
 _FLAGS = frozenset({"overwrite", "gray", "keep_depth", "lossless_rotate", "missing_mask"})
-_VALUES = "cover|contain|stretch|shorter|skip|fail|png|jpeg|raw|line|days|parts|mean|nan"
+_VALUES = (
+    "cover|contain|stretch|shorter|skip|fail|png|jpeg|raw|lmdb|parquet|line|days|parts|mean|nan"
+)
 # Commands stay as they are: what is to be typed is typed in a shell.
 _OPTION = re.compile(
     r"'packdata [^']*'|packdata [a-z]+(?: --[a-z-]+)+"
@@ -29,15 +31,15 @@ def in_python(text: str) -> str:
 
     Example:
         >>> in_python("Give --vocab-size, --fit cover, or --overwrite: 'packdata info --json' shows it")
-        "Give vocab_size=..., fit='cover', or overwrite=True: 'packdata info --json' shows it"
+        "Give vocab_size, fit='cover', or overwrite=True: 'packdata info --json' shows it"
     """
 
     def renamed(match: re.Match[str]) -> str:
         if match[1] is None:
             return match[0]
         name = match[1].replace("-", "_")
-        value = match[2] or (match[3] and repr(match[3])) or ("True" if name in _FLAGS else "...")
-        return f"{_PYTHON.get(name, name)}={value}"
+        value = match[2] or (match[3] and repr(match[3])) or ("True" if name in _FLAGS else None)
+        return _PYTHON.get(name, name) + (f"={value}" if value else "")
 
     return _OPTION.sub(renamed, text)
 

@@ -172,7 +172,7 @@ def decode_picture(
         pixels, notes = _turn(pixels, header.orientation, notes)
         size = header.size if header.orientation < 5 else header.size[::-1]
         name, gray = header.format, header.color == "gray"
-    profile = find_profile(data)
+    profile = find_profile(data, open_pil)
     if profile is not None and to_srgb:
         pixels, notes = converted(pixels, profile, notes)
     pixels, notes = _flatten(pixels, notes)

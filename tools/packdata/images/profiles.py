@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from PIL import ImageCms
 
 from loaders.errors import CodecError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 Array = npt.NDArray[Any]
 
 CONVERTED = "converted to sRGB"
@@ -24,14 +27,14 @@ _MARKS = (b"ICC_PROFILE\0", b"iCCP", b"ICCP")  # of JPEG, PNG and WebP
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
-def find_profile(data: bytes) -> bytes | None:
-    """Return the colour profile of a file; None if it has none that is known."""
+def find_profile(data: bytes, opened: Callable[[bytes], PIL.Image.Image]) -> bytes | None:
+    """Return the colour profile of a file, as it is opened; None if it has none that is known."""
     if data[:4] not in _TIFF_STARTS and not any(mark in data for mark in _MARKS):
         return None
     try:
-        with PIL.Image.open(io.BytesIO(data)) as picture:
+        with opened(data) as picture:
             profile = picture.info.get("icc_profile")
-    except (OSError, ValueError, SyntaxError):  # what is wrong with it, its decoder says
+    except (CodecError, OSError, ValueError):  # what is wrong with it, its decoder says
         return None
     return profile or None
 
