@@ -656,9 +656,11 @@ def test_a_target_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_left_does_not_stand_in_the_way(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from packdata import Writer; from loaders.schema import Bytes\n"
+        "import os, signal, sys, time; from pathlib import Path\n"
+        "from packdata import Writer; from loaders.schema import Bytes\n"
         "w = Writer(sys.argv[1], {'a': Bytes()}, shard_bytes=1000)\n"
         "for i in range(60): w.add(a=bytes(500))\n"
+        "while not list(Path(sys.argv[1]).rglob('shard-*')): time.sleep(0.01)\n"  # of its thread
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
