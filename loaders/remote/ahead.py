@@ -1,8 +1,8 @@
-"""Telling the fetcher what will be read, and how far a reader is, so that it fetches and evicts in that order.
+"""Sends the fetcher the order of reading and the reader's position, so that it fetches and evicts in that order.
 
-1. A thread tells it, and then how far the reader is, some times a second: nothing of it is in the way of a batch.
-2. It ends when the reader says so, or is gone; with the connection the fetcher forgets what was told.
-3. If the fetcher dies, the next one is told again; where nothing answers, files are fetched as they are asked for.
+1. A thread sends the order once, and the position some times a second; no batch waits for it.
+2. It ends with its reader. When the connection closes, the fetcher drops the order.
+3. If the fetcher dies, the order is sent to the next one. Without an answer, files are fetched on demand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PERIOD_S = 0.1
 
 
 class Ahead:
-    """What one reader will read, as the fetcher is told.
+    """Sends the fetcher what one reader will read.
 
     Args:
         origin: Where from.

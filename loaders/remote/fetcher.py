@@ -1,6 +1,6 @@
 """The fetcher: one process per cache folder, which holds all clients of stores. ``python -m loaders.remote.fetcher``.
 
-1. Start: whoever needs it starts it; the lock of the folder says who is the one. What lies in ``parts/`` is deleted,
+1. Start: any client starts it; the holder of the folder's lock serves. What lies in ``parts/`` is deleted,
    and shards from before the last boot are to be hashed again.
 2. It serves its own user, over a socket in the folder. A connection says hello, with the URL and how to reach it.
 3. A file is fetched once, whoever waits for it; all get the same error. Files that somebody waits for come first, then

@@ -43,7 +43,7 @@ class ImagesReader:
     Attributes:
         store: Where the records lie.
         name: Of the field.
-        pictures: Reads single ones, once it is told where they are.
+        pictures: Reads single pictures from their places.
         batching: What a batch has.
     """
 
