@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from loaders.errors import SourceError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Kind = Literal["number", "flag", "date", "time", "text"]  # what a column is read as
 PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for many workers
 MAX_ROW_BYTES = 64 << 20
+_LINE_END = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +165,17 @@ def cut(
         hint: What to do about a row of no end.
     """
     with open(path, "rb") as file:
-        file.seek(begin)
         start, rest = begin, b""
-        while block := file.read(PART_BYTES):
-            data = rest + block
+        while True:
+            file.seek(start)  # again what belongs to no whole row yet
+            data = file.read(len(rest) + PART_BYTES)
+            if len(data) <= len(rest):
+                break
             length = last_end(data)
             if length:
                 yield Part(number, start, start + length, line)
-                start, line = start + length, line + data.count(b"\n", 0, length)
+                start += length
+                line += int(np.count_nonzero(np.frombuffer(data, np.uint8, length) == _LINE_END))
             elif len(data) > MAX_ROW_BYTES:
                 what = f"the row has more than {MAX_ROW_BYTES >> 20} MiB"
                 raise SourceError(what, f"{path}, line {line}", hint)
