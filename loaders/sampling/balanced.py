@@ -10,8 +10,8 @@ import numpy as np
 from loaders.cached import cached_property
 from loaders.checks import whole_number
 from loaders.rng import hash64
-from loaders.sampling.derived import Derived, digest, frozen_copy
-from loaders.sampling.order import CLASSES, MEMBERS, PLACES, keep_count, order_key
+from loaders.sampling.derived import frozen_copy
+from loaders.sampling.order import CLASSES, MEMBERS, PLACES, Computed, keep_count, order_key
 from loaders.sampling.permutation import permute
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class Balanced(Derived):
+@dataclass(frozen=True, eq=False, repr=False)
+class Balanced(Computed):
     """Every class equally often, and every sample of a class equally often.
 
     Both are exact, to within one sample, for each epoch and for all epochs so far together: a
@@ -38,6 +38,7 @@ class Balanced(Derived):
     labels: npt.ArrayLike
     num_samples: int
     seed: int = 0
+    _kind, _count = "balanced", "num_samples"
 
     def __post_init__(self) -> None:
         labels = frozen_copy(self.labels, "labels", "dataset.column('label')")
@@ -46,15 +47,6 @@ class Balanced(Derived):
         keep_count(self, "num_samples")
         whole_number("seed", self.seed)
         object.__setattr__(self, "labels", labels)
-
-    def __repr__(self) -> str:
-        what = f"{np.size(self.labels)} labels of {len(self._classes.sizes)} classes"
-        return f"Balanced({what}, num_samples={self.num_samples}, seed={self.seed})"
-
-    @property
-    def length(self) -> int:
-        """Positions in one epoch."""
-        return self.num_samples
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the indices at these positions of an epoch, and their draws."""
@@ -67,19 +59,6 @@ class Balanced(Derived):
         sizes = classes.sizes[numbers]
         places = classes.begins[numbers] + (served[numbers] + turns) % sizes
         return classes.members[places], turns // sizes
-
-    def describe(self) -> dict[str, int | str]:
-        """Return what makes this order, in primitives."""
-        return {
-            "kind": "balanced",
-            "length": int(self.length),
-            "seed": int(self.seed),
-            "labels": self._digest,
-        }
-
-    @cached_property
-    def _digest(self) -> str:
-        return digest(np.asarray(self.labels))
 
     @cached_property
     def _classes(self) -> _Classes:

@@ -9,7 +9,15 @@ import numpy as np
 
 from loaders.checks import whole_number
 from loaders.rng import key64
-from loaders.sampling.order import BLOCKS, SHORT_SLOT, WINDOWS, keep_count, order_key
+from loaders.sampling.order import (
+    BLOCKS,
+    SHORT_SLOT,
+    WINDOWS,
+    Computed,
+    groups,
+    keep_count,
+    order_key,
+)
 from loaders.sampling.permutation import check_positions, permute
 
 if TYPE_CHECKING:
@@ -18,8 +26,8 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class BlockShuffled:
+@dataclass(frozen=True, repr=False)
+class BlockShuffled(Computed):
     """Each sample once, read block by block: for disks and stores that dislike random reads.
 
     Every epoch shuffles the blocks exactly, then the samples of each ``window`` consecutive blocks
@@ -45,17 +53,13 @@ class BlockShuffled:
     seed: int = 0
     block_size: int = 256
     window: int = 64
+    _kind = "block_shuffled"
 
     def __post_init__(self) -> None:
         keep_count(self, "n")
         whole_number("seed", self.seed)
         keep_count(self, "block_size", at_least=1)
         keep_count(self, "window", at_least=1)
-
-    @property
-    def length(self) -> int:
-        """Positions in one epoch."""
-        return self.n
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
         """Return the indices at these positions of an epoch, and their draws."""
@@ -67,20 +71,12 @@ class BlockShuffled:
         slots, offsets = np.divmod(places, self.block_size)
         return self._blocks(layout, epoch, slots) * self.block_size + offsets, None
 
-    def describe(self) -> dict[str, int | str]:
-        """Return what makes this order, in primitives."""
-        shape = {"block_size": self.block_size, "window": self.window}
-        return {"kind": "block_shuffled", "length": int(self.n), "seed": int(self.seed), **shape}
-
     def _mix(self, layout: _BlockLayout, epoch: int, positions: Int64s) -> Int64s:
         """Shuffle positions within their windows."""
         span = self.window * self.block_size
         windows = layout.widen(positions) // span
         mixed = np.empty_like(positions)
-        by_window = np.argsort(windows, kind="stable")
-        edges = np.flatnonzero(np.diff(windows[by_window])) + 1
-        for members in np.split(by_window, edges):
-            window = int(windows[members[0]])
+        for window, members in groups(windows):
             begin = layout.narrow(window * span)
             size = min(layout.narrow((window + 1) * span), self.n) - begin
             key = key64(order_key(self.seed, epoch, WINDOWS), window)

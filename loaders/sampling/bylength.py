@@ -10,8 +10,8 @@ import numpy as np
 from loaders.cached import cached_property
 from loaders.checks import whole_number
 from loaders.rng import hash64
-from loaders.sampling.derived import Derived, as_floats, digest, frozen_copy
-from loaders.sampling.order import BLOCKS, PLACES, keep_count, order_key
+from loaders.sampling.derived import as_floats, frozen_copy
+from loaders.sampling.order import BLOCKS, PLACES, Computed, keep_count, order_key
 from loaders.sampling.permutation import check_positions, permute
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _ALIKE = 0.1  # by which lengths of samples that are mixed may differ
 
 
-@dataclass(frozen=True, eq=False)
-class ByLength(Derived):
+@dataclass(frozen=True, eq=False, repr=False)
+class ByLength(Computed):
     """Each sample once, in batches of similar lengths, in an order by chance.
 
     Every epoch shuffles all samples, sorts those of each ``window`` batches by length, and shuffles the batches.
@@ -61,6 +61,7 @@ class ByLength(Derived):
     window: int = 64
     max_tokens: int | None = None
     max_batch: int | None = None
+    _count = "length"
 
     def __post_init__(self) -> None:
         lengths = as_floats(frozen_copy(self.lengths, "lengths", "[12, 7, ...]"), "lengths")
@@ -84,9 +85,9 @@ class ByLength(Derived):
         keep_count(self, "window", at_least=1)
         object.__setattr__(self, "lengths", lengths)
 
-    def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value}" for name, value in self._settings.items())
-        return f"ByLength({self.length} lengths, {options})"
+    @property
+    def _kind(self) -> str:  # type: ignore[override]
+        return "by_length" if self.max_tokens is None else "by_tokens"
 
     @property
     def length(self) -> int:
@@ -98,29 +99,9 @@ class ByLength(Derived):
         check_positions(positions, self.length)
         return self._once(epoch, self._lay_out)[0][positions], None
 
-    def describe(self) -> dict[str, int | str]:
-        """Return what makes this order, in primitives."""
-        kind = "by_length" if self.max_tokens is None else "by_tokens"
-        return {"kind": kind, "length": self.length, **self._settings, "lengths": self._digest}
-
     def batch_starts(self, epoch: int) -> Int64s | None:
         """Return where each batch of an epoch begins, and its end; None: batches are all of one size."""
         return None if self.max_tokens is None else self._once(epoch, self._lay_out)[1]
-
-    @property
-    def _settings(self) -> dict[str, int]:
-        settings = {
-            "batch_size": self.batch_size,
-            "max_tokens": self.max_tokens,
-            "max_batch": self.max_batch,
-            "seed": int(self.seed),
-            "window": self.window,
-        }
-        return {name: value for name, value in settings.items() if value is not None}
-
-    @cached_property
-    def _digest(self) -> str:
-        return digest(np.asarray(self.lengths))
 
     def _lay_out(self, epoch: int) -> tuple[Int64s, Int64s | None]:
         """Return the indices of an epoch, position by position, and where its batches begin."""

@@ -1,36 +1,17 @@
-"""What orders over arrays (weights, labels) have in common."""
+"""The arrays that orders choose by (weights, labels, lengths): checked, frozen, and told by a digest."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loaders.checks import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy.typing as npt
-
-_T = TypeVar("_T")
-
-
-class Derived:
-    """Pickles its arguments only: what it derived from them (``_names``) is derived again."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name[0] != "_"}
-
-    def _once(self, epoch: int, compute: Callable[[int], _T]) -> _T:
-        """Return what is computed for an epoch; that of the last one is kept."""
-        last: tuple[int, _T] | None = self.__dict__.get("_last")
-        if last is None or last[0] != epoch:
-            last = (epoch, compute(epoch))
-            self.__dict__["_last"] = last  # one store: threads may compute twice, never see halves
-        return last[1]
 
 
 def frozen_copy(values: npt.ArrayLike, name: str, like: str = "[1, 2, ...]") -> npt.NDArray[Any]:

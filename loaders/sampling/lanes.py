@@ -11,8 +11,8 @@ import numpy as np
 from loaders.cached import cached_property
 from loaders.checks import shown, whole_number
 from loaders.rng import hash64
-from loaders.sampling.derived import Derived, digest, frozen_copy
-from loaders.sampling.order import DEAL, LANE_WINDOWS, PIECES, keep_count, order_key
+from loaders.sampling.derived import frozen_copy
+from loaders.sampling.order import DEAL, LANE_WINDOWS, PIECES, Computed, keep_count, order_key
 from loaders.sampling.permutation import Permutations, check_positions, permute
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ _MAX_LANES, _SHARDS_PER_LANE = 64, 4
 _MAX_CLIMB = 4  # comparisons, that cost less than a binary search
 
 
-@dataclass(frozen=True, eq=False)
-class Lanes(Derived):
+@dataclass(frozen=True, eq=False, repr=False)
+class Lanes(Computed):
     """Each sample once, in an order of which a node reads its own lanes only: for remote data, and many nodes.
 
     The shards are put in an order that the seed draws, and their samples, end to end, are cut into ``num_lanes`` lanes
@@ -65,6 +65,7 @@ class Lanes(Derived):
     num_lanes: Any = None
     window: int = 2
     members: npt.ArrayLike | None = None
+    _kind, _count = "lanes", "length"
 
     def __post_init__(self) -> None:
         sizes, members = _shards_of(self.shards, self.members)
@@ -80,10 +81,6 @@ class Lanes(Derived):
             object.__setattr__(self, "num_lanes", default_lanes(int(np.count_nonzero(sizes))))
         keep_count(self, "num_lanes", at_least=1, below=1 << 16)
         whole_number("the number of samples", self.length, below=1 << 53)
-
-    def __repr__(self) -> str:
-        what = f"{len(self.shards)} shards, seed={self.seed}, num_lanes={self.num_lanes}"
-        return f"Lanes({what}, window={self.window})"
 
     @cached_property
     def length(self) -> int:
@@ -108,14 +105,10 @@ class Lanes(Derived):
         return indices.reshape(positions.shape), None
 
     def describe(self) -> dict[str, int | str]:
-        """Return what makes this order, in primitives."""
-        shape = {"num_lanes": self.num_lanes, "window": self.window, "shards": self._digest}
-        return {"kind": "lanes", "length": self.length, "seed": int(self.seed), **shape}
-
-    @cached_property
-    def _digest(self) -> str:
-        members = None if self.members is None else digest(np.asarray(self.members))
-        return digest(self.shards) if members is None else f"{digest(self.shards)} {members}"
+        """Return what makes this order, in primitives: the members stand with the shards."""
+        told = super().describe()
+        members = told.pop("members", None)
+        return told if members is None else told | {"shards": f"{told['shards']} {members}"}
 
     @cached_property
     def _turn_begins(self) -> Int64s:

@@ -12,13 +12,13 @@ from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shown, whole_number
 from loaders.errors import StateError
 from loaders.rng import key64, uniform
-from loaders.sampling.derived import Derived, digest, frozen_copy
-from loaders.sampling.order import MIXTURE, PASSES, keep_count, order_key
+from loaders.sampling.derived import digest, frozen_copy
+from loaders.sampling.order import MIXTURE, PASSES, Computed, groups, keep_count, order_key
 from loaders.sampling.permutation import check_positions, permute
 from loaders.sampling.phases import History, Timeline, as_phases, is_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -34,7 +34,7 @@ _FUZZ = 1e-9  # by which a quotient of weights may miss the whole number that it
 
 
 @dataclass(frozen=True, eq=False)
-class MixtureOrder(Derived):
+class MixtureOrder(Computed):
     """Samples of several sources, each source as often as its weight says.
 
     Sources take turns, each of ``block_size`` positions. How many turns a source has is the same
@@ -118,7 +118,7 @@ class MixtureOrder(Derived):
         indices, draws = np.empty_like(flat), np.empty_like(flat)
         pieces = self._once(epoch, self._timeline.pieces)
         ends = [piece.begin for piece in pieces[1:]]
-        for number, rows in _groups(np.searchsorted(ends, flat // self.block_size, "right")):
+        for number, rows in groups(np.searchsorted(ends, flat // self.block_size, "right")):
             found = self._of_piece(epoch, pieces[number], pieces[0].given, flat[rows])
             indices[rows], draws[rows] = found
         return indices.reshape(positions.shape), draws.reshape(positions.shape)
@@ -131,7 +131,7 @@ class MixtureOrder(Derived):
         if self.block_size > 1:
             numbers = numbers * self.block_size + (flat - turns * self.block_size)
         indices, draws = np.empty_like(flat), np.empty_like(flat)
-        for source, rows in _groups(sources):
+        for source, rows in groups(sources):
             found = self._walk(source, numbers[rows], piece.given[source], at_begin[source])
             indices[rows], draws[rows] = found
         return indices, draws
@@ -281,7 +281,7 @@ class MixtureOrder(Derived):
         places = numbers + before
         passes = places // size
         places -= passes * size
-        for number, rows in _groups(passes):
+        for number, rows in groups(passes):
             key = key64(order_key(self.seed, 0, PASSES), source, number)
             places[rows] = permute(places[rows], size, key)
         return places + begin, passes - at_begin // size
@@ -300,25 +300,6 @@ def _distinct(values: Int64s) -> tuple[Int64s, Int64s]:
         return distinct, where
     new = steps > 0
     return values[new], np.cumsum(new) - 1
-
-
-def _groups(values: Int64s) -> Iterator[tuple[int, Int64s | slice]]:
-    """Yield each distinct value, and where it stands."""
-    if not values.size:
-        return
-    low, high = int(values.min()), int(values.max())
-    if low == high:
-        yield low, slice(None)
-    elif high - low < 8:
-        for value in range(low, high + 1):
-            rows = np.flatnonzero(values == value)
-            if rows.size:
-                yield value, rows
-    else:
-        by_value = np.argsort(values, kind="stable")
-        edges = np.flatnonzero(np.diff(values[by_value])) + 1
-        for rows in np.split(by_value, edges):
-            yield int(values[rows[0]]), rows
 
 
 def check_stop(stop: Any) -> None:

@@ -8,15 +8,20 @@ arithmetic, not from a history, so they need not ascend with position.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+
+from loaders.cached import cached_property
 from loaders.checks import whole_number
 from loaders.rng import key64
+from loaders.sampling.derived import digest
 from loaders.sampling.permutation import check_positions, permute
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Callable, Iterator
+
     import numpy.typing as npt
 
     Int64s = npt.NDArray[np.int64]
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
 PLACES, BLOCKS, SHORT_SLOT, WINDOWS, STRATA, CHOICE, CLASSES, MEMBERS, MIXTURE, PASSES = range(10)
 DEAL, PIECES, LANE_WINDOWS = range(10, 13)
 _ORDER = int.from_bytes(b"order", "big")
+_T = TypeVar("_T")
 
 
 @runtime_checkable
@@ -42,8 +48,59 @@ class Order(Protocol):
         """Return what makes this order, in primitives: orders that describe alike are alike."""
 
 
-@dataclass(frozen=True)
-class Sequential:
+class Computed:
+    """An order that is a frozen dataclass: its arguments, numbers and arrays, describe it, and they alone are pickled.
+
+    What it derives from them has a name that begins with an underscore, and is derived again.
+    """
+
+    _kind = ""  # in descriptions
+    _count = "n"  # the argument that says how long an epoch is
+
+    @property
+    def length(self) -> int:
+        """Positions in one epoch."""
+        return int(getattr(self, self._count))
+
+    def describe(self) -> dict[str, int | str]:
+        """Return what makes this order, in primitives."""
+        return dict(self._description)
+
+    @cached_property
+    def _description(self) -> dict[str, int | str]:
+        told = {
+            name: digest(value) if isinstance(value, np.ndarray) else int(value)
+            for name, value in self._arguments()
+            if name != self._count
+        }
+        return {"kind": self._kind, "length": self.length, **told}
+
+    def _arguments(self) -> Iterator[tuple[str, Any]]:
+        for each in fields(self):  # type: ignore[arg-type]  # of a dataclass
+            if (value := getattr(self, each.name)) is not None:
+                yield each.name, value
+
+    def __repr__(self) -> str:
+        told = (
+            f"{value.size} {name}" if isinstance(value, np.ndarray) else f"{name}={value}"
+            for name, value in self._arguments()
+        )
+        return f"{type(self).__name__}({', '.join(told)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name[0] != "_"}
+
+    def _once(self, epoch: int, compute: Callable[[int], _T]) -> _T:
+        """Return what is computed for an epoch; that of the last one is kept."""
+        last: tuple[int, _T] | None = self.__dict__.get("_last")
+        if last is None or last[0] != epoch:
+            last = (epoch, compute(epoch))
+            self.__dict__["_last"] = last  # one store: threads may compute twice, never see halves
+        return last[1]
+
+
+@dataclass(frozen=True, repr=False)
+class Sequential(Computed):
     """The samples as they lie: position p holds index p, in every epoch.
 
     Args:
@@ -51,27 +108,19 @@ class Sequential:
     """
 
     n: int
+    _kind = "sequential"
 
     def __post_init__(self) -> None:
         keep_count(self, "n")
-
-    @property
-    def length(self) -> int:
-        """Positions in one epoch."""
-        return self.n
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
         """Return the indices at these positions of an epoch, and their draws."""
         check_positions(positions, self.n)
         return positions, None
 
-    def describe(self) -> dict[str, int | str]:
-        """Return what makes this order, in primitives."""
-        return {"kind": "sequential", "length": int(self.n)}
 
-
-@dataclass(frozen=True)
-class Shuffled:
+@dataclass(frozen=True, repr=False)
+class Shuffled(Computed):
     """Each sample once, in a new exact shuffle every epoch, at O(1) memory for any ``n``.
 
     Args:
@@ -87,23 +136,34 @@ class Shuffled:
 
     n: int
     seed: int = 0
+    _kind = "shuffled"
 
     def __post_init__(self) -> None:
         keep_count(self, "n")
         whole_number("seed", self.seed)
 
-    @property
-    def length(self) -> int:
-        """Positions in one epoch."""
-        return self.n
-
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
         """Return the indices at these positions of an epoch, and their draws."""
         return permute(positions, self.n, order_key(self.seed, epoch, PLACES)), None
 
-    def describe(self) -> dict[str, int | str]:
-        """Return what makes this order, in primitives."""
-        return {"kind": "shuffled", "length": int(self.n), "seed": int(self.seed)}
+
+def groups(values: Int64s) -> Iterator[tuple[int, Int64s | slice]]:
+    """Yield each distinct value, and where it stands."""
+    if not values.size:
+        return
+    low, high = int(values.min()), int(values.max())
+    if low == high:
+        yield low, slice(None)
+    elif high - low < 8:
+        for value in range(low, high + 1):
+            rows = np.flatnonzero(values == value)
+            if rows.size:
+                yield value, rows
+    else:
+        by_value = np.argsort(values, kind="stable")
+        edges = np.flatnonzero(np.diff(values[by_value])) + 1
+        for rows in np.split(by_value, edges):
+            yield int(values[rows[0]]), rows
 
 
 def batch_starts(order: Order, epoch: int) -> Int64s | None:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loaders.cached import cached_property
 from loaders.checks import whole_number
 from loaders.rng import uniform
-from loaders.sampling.derived import Derived, as_floats, digest, frozen_copy
-from loaders.sampling.order import CHOICE, PLACES, STRATA, keep_count, order_key
+from loaders.sampling.derived import as_floats, frozen_copy
+from loaders.sampling.order import CHOICE, PLACES, STRATA, Computed, keep_count, order_key
 from loaders.sampling.permutation import permute
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class Weighted(Derived):
+@dataclass(frozen=True, eq=False, repr=False)
+class Weighted(Computed):
     """Samples in proportion to their weights.
 
     With replacement an index comes ``num_samples * weight / sum(weights)`` times on average, as in
@@ -53,6 +52,7 @@ class Weighted(Derived):
     num_samples: int
     seed: int = 0
     replacement: bool = True
+    _kind, _count = "weighted", "num_samples"
 
     def __post_init__(self) -> None:
         weights = as_floats(frozen_copy(self.weights, "weights", "[0.5, 2.0, ...]"), "weights")
@@ -66,16 +66,6 @@ class Weighted(Derived):
             )
         object.__setattr__(self, "weights", weights)
 
-    def __repr__(self) -> str:
-        options = f"num_samples={self.num_samples}, seed={self.seed}"
-        what = f"{np.size(self.weights)} weights, {options}, replacement={self.replacement}"
-        return f"Weighted({what})"
-
-    @property
-    def length(self) -> int:
-        """Positions in one epoch."""
-        return self.num_samples
-
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s | None]:
         """Return the indices at these positions of an epoch, and their draws."""
         ranks = permute(positions, self.num_samples, order_key(self.seed, epoch, PLACES))
@@ -84,20 +74,6 @@ class Weighted(Derived):
         first = self._once(epoch, self._first_ranks)
         indices = _last_at_most(first, ranks)
         return indices, ranks - first[indices]
-
-    def describe(self) -> dict[str, int | str]:
-        """Return what makes this order, in primitives."""
-        return {
-            "kind": "weighted",
-            "length": int(self.length),
-            "seed": int(self.seed),
-            "weights": self._digest,
-            "replacement": int(self.replacement),
-        }
-
-    @cached_property
-    def _digest(self) -> str:
-        return digest(np.asarray(self.weights))
 
     def _first_ranks(self, epoch: int) -> Int64s:
         """Return for each index how many points lie before its share: there its ranks begin."""
