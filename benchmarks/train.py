@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> dict[str, float]:
     log = Log(args, rank, train)
     figures: dict[str, float] = {}
 
-    for epoch in range(train.sampler.epoch, args.epochs):
+    for epoch in range(train.epoch, args.epochs):
         log.begin()
         for batch in train:  # after a resume: the rest of the epoch
             rate = rate_at(step, num_steps, peak)

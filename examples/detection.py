@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,21 +18,29 @@ from torch import Tensor
 from loaders import DataLoader, ShardDataset, augment
 
 
+class Batch(NamedTuple):
+    """What the loader hands over: for type checkers, which take each field for one tensor if nothing is said."""
+
+    image: Tensor  # uint8 (N, 3, H, W)
+    boxes: list[Tensor]  # float32 (number, 4), for each picture
+    box_labels: list[Tensor]  # int64 (number,)
+
+
 def make_targets(boxes: list[Tensor], classes: list[Tensor]) -> list[dict[str, Tensor]]:
     """Return one dict a picture; boxes that were cropped away have no area, and detectors refuse those."""
     targets = []
     for box, kind in zip(boxes, classes, strict=True):
         is_left = (box[:, 2:] > box[:, :2]).all(1)
-        targets.append(
-            {"boxes": box[is_left], "labels": kind[is_left].long() + 1}
-        )  # 0 is the background
+        labels = kind[is_left].long() + 1  # 0 is the background
+        targets.append({"boxes": box[is_left], "labels": labels})
     return targets
 
 
 def find(name: str) -> Callable[..., torch.nn.Module]:
     """Return what MODULE:FUNCTION names."""
     module, _, function = name.partition(":")
-    return getattr(import_module(module), function)
+    found: Callable[..., torch.nn.Module] = getattr(import_module(module), function)
+    return found
 
 
 def main() -> None:
@@ -47,23 +56,18 @@ def main() -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     crop = [augment.RandomResizedCrop(args.size, scale=(0.3, 1)), augment.RandomHorizontalFlip()]
-    dataset = ShardDataset(args.data, fields=["image", "boxes", "box_labels"], augment=crop)
+    dataset: ShardDataset[Batch] = ShardDataset(args.data, fields=Batch._fields, augment=crop)
     loader = DataLoader(
         dataset, args.batch_size, shuffle=True, drop_last=True, device=device, seed=0
     )
-    num_classes = 1 + len(dataset.schema.fields["box_labels"].classes)
-    model = find(args.model)(num_classes=num_classes).to(device)
+    model = find(args.model)(num_classes=1 + len(dataset.classes)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.005, momentum=0.9, weight_decay=5e-4)
 
     model.train()
     for epoch in range(args.epochs):
-        for (
-            images,
-            boxes,
-            kinds,
-        ) in loader:  # uint8 (N, 3, H, W); a float32 (number, 4) for each picture; its classes
+        for images, boxes, kinds in loader:
             losses = model(list(images / 255), make_targets(boxes, kinds))
-            loss = sum(losses.values())
+            loss = torch.stack([*losses.values()]).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -19,6 +19,8 @@ from loaders import DataLoader, TokenWindows
 class GPT(nn.Module):
     """A small decoder; put yours here."""
 
+    mask: Tensor
+
     def __init__(self, vocab_size: int, length: int, width: int, depth: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, width)
@@ -36,7 +38,8 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
         x = self.tokens(tokens) + self.places.weight[:length]
-        return self.head(self.layers(x, self.mask[:length, :length], is_causal=True))
+        logits: Tensor = self.head(self.layers(x, self.mask[:length, :length], is_causal=True))
+        return logits
 
 
 def main() -> None:
@@ -73,22 +76,16 @@ def main() -> None:
     batches = loader.forever()
     for step in range(first + 1, args.steps + 1):
         for _ in range(args.accumulate):
-            tokens, targets = next(
-                batches
-            )  # int64 (N, length), the target of a token is the next one
+            tokens, targets = next(batches)  # int64 (N, length); a target is the next token
             with torch.autocast(device, torch.bfloat16):
-                loss = (
-                    cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) / args.accumulate
-                )
-            loss.backward()
+                loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            (loss / args.accumulate).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step % args.eval_every == 0 or step == args.steps:
-            print(
-                f"step {step}: validation loss {evaluate(model, val, args.batch_size, device):.3f}",
-                flush=True,
-            )
+            val_loss = evaluate(model, val, args.batch_size, device)
+            print(f"step {step}: validation loss {val_loss:.3f}", flush=True)
             state = {
                 "model": model.state_dict(),
                 "optimizer": optimizer.state_dict(),

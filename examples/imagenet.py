@@ -15,6 +15,7 @@ import signal
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -62,9 +63,8 @@ val_loader = DataLoader(val, args.batch_size, pad=False, device=device)  # each 
 module, _, function = args.model.partition(":")
 net = getattr(import_module(module), function)(num_classes=len(train.classes))
 net = net.to(device, memory_format=torch.channels_last)
-model = torch.compile(net) if args.compile else net
-if is_distributed:
-    model = nn.parallel.DistributedDataParallel(model)
+model: Any = torch.compile(net) if args.compile else net
+model = nn.parallel.DistributedDataParallel(model) if is_distributed else model
 normalize = Normalize.imagenet().to(device)
 optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4)
 
@@ -86,7 +86,7 @@ def save() -> None:
 signals: list[int] = []
 signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 
-for epoch in range(loader.sampler.epoch, args.epochs):
+for epoch in range(loader.epoch, args.epochs):
     model.train()
     for group in optimizer.param_groups:
         group["lr"] = args.lr * (1 + math.cos(math.pi * epoch / args.epochs)) / 2

@@ -65,9 +65,8 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        print(
-            f"epoch {epoch}: loss {loss.item():.3f}, mean IoU {evaluate(net, val, args, normalize, device):.1%}"
-        )
+        iou = evaluate(net, val, args, normalize, device)
+        print(f"epoch {epoch}: loss {loss.item():.3f}, mean IoU {iou:.1%}")
 
 
 @torch.no_grad()

@@ -33,9 +33,8 @@ def main() -> None:
     args = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    windows = TokenWindows(
-        args.data, length=args.length, by="document"
-    )  # whole conversations, side by side
+    # Whole conversations, side by side.
+    windows = TokenWindows(args.data, length=args.length, by="document")
     loader = DataLoader(
         windows, args.batch_size, shuffle=True, drop_last=True, device=device, seed=0
     )
@@ -46,13 +45,10 @@ def main() -> None:
 
     for epoch in range(args.epochs):
         for batch in loader:
-            own = (
-                batch.document_ids[:, :, None] == batch.document_ids[:, None, :]
-            )  # conversations do not see each other
-            logits = model(batch.tokens, batch.position_ids, own.tril())
-            loss = cross_entropy(
-                logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100
-            )  # prompts are -100
+            # Conversations do not see each other; the targets of prompts are -100.
+            own = batch.document_ids[:, :, None] == batch.document_ids[:, None, :]
+            logits = model(batch.tokens, batch.position_ids, own.tril()).flatten(0, 1)
+            loss = cross_entropy(logits, batch.targets.flatten(), ignore_index=-100)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

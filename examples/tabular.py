@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from loaders import DataLoader, RAMDataset
+from loaders.schema import Categories, Features
 
 
 class Net(nn.Module):
@@ -33,7 +34,8 @@ class Net(nn.Module):
 
     def forward(self, numbers: Tensor, words: Tensor) -> Tensor:
         embedded = [embedding(words[:, i]) for i, embedding in enumerate(self.embeddings)]
-        return self.layers(torch.cat([numbers, *embedded], 1))[:, 0]
+        found: Tensor = self.layers(torch.cat([numbers, *embedded], 1))
+        return found[:, 0]
 
 
 def main() -> None:
@@ -47,18 +49,19 @@ def main() -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     train, test = (RAMDataset(args.data / name) for name in ("train", "test"))
-    fields = train.schema.fields
-    net = Net(len(fields["features"].columns), list(fields["categories"].num_categories)).to(
-        device
-    )
-    target = train.column(list(fields)[-1]).astype("float32")
+    *_, last = fields = train.schema.fields
+    features, categories = fields["features"], fields["categories"]
+    assert isinstance(features, Features)
+    assert isinstance(categories, Categories)
+    net = Net(len(features.columns), list(categories.num_categories)).to(device)
+    target = train.column(last).astype("float32")
     middle, spread = float(target.mean()), float(target.std())
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
 
+    loader = DataLoader(train, args.batch_size, shuffle=True, device=device, seed=0)
+    test_loader = DataLoader(test, args.batch_size, pad=False, device=device)
     for epoch in range(args.epochs):
-        for numbers, words, values in DataLoader(
-            train, args.batch_size, shuffle=True, device=device, seed=epoch
-        ):
+        for numbers, words, values in loader:
             loss = nn.functional.mse_loss(net(numbers, words), (values.float() - middle) / spread)
             optimizer.zero_grad()
             loss.backward()
@@ -66,14 +69,10 @@ def main() -> None:
         with torch.no_grad():
             errors = [
                 (net(numbers, words) * spread + middle - values).abs()
-                for numbers, words, values in DataLoader(
-                    test, args.batch_size, pad=False, device=device
-                )
+                for numbers, words, values in test_loader
             ]
-        print(
-            f"epoch {epoch}: mean absolute error of the test {torch.cat(errors).mean().item():.1f}",
-            flush=True,
-        )
+        error = torch.cat(errors).mean().item()
+        print(f"epoch {epoch}: mean absolute error of the test {error:.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main() -> None:
     if args.folder.exists():
         accelerator.load_state(str(args.folder))
 
-    for epoch in range(loader.sampler.epoch, args.epochs):
+    for epoch in range(loader.epoch, args.epochs):
         for step, (images, labels) in enumerate(loader, 1):
             loss = cross_entropy(net(normalize(images)), labels)
             accelerator.backward(loss)

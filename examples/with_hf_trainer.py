@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import transformers
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import loaders
@@ -23,7 +25,9 @@ class Trainer(transformers.Trainer):
         size = self.args.per_device_train_batch_size
         return DataLoader(self.train_dataset, size, shuffle=True, drop_last=True, as_dict=True)
 
-    def compute_loss(self, model, inputs, return_outputs=False, **_):
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any
+    ) -> Any:
         outputs = model(input_ids=inputs["tokens"])
         loss = cross_entropy(outputs.logits.flatten(0, 1), inputs["targets"].flatten())
         return (loss, outputs) if return_outputs else loss

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from loaders.datasets.joining import concat
     from loaders.datasets.memory.ram import RAMDataset
     from loaders.datasets.mixture import Mixture
-    from loaders.datasets.reading.samples import collate
+    from loaders.datasets.reading.samples import Fields, collate
     from loaders.datasets.shard import ShardDataset
     from loaders.datasets.tokens.windows import TokenWindows
     from loaders.device.augment import BatchAugment
@@ -47,6 +47,7 @@ _WHERE = {
     "DataLoader": "loaders.loader",
     "DctFinish": "loaders.device.decode",
     "Denormalize": "loaders.device.denormalize",
+    "Fields": "loaders.datasets.reading.samples",
     "InflateOnDevice": "loaders.datasets.compressed",
     "JpegFinish": "loaders.device.jpeg",
     "JpegOnDevice": "loaders.datasets.encoded",
@@ -76,6 +77,7 @@ __all__ = [
     "DataLoader",
     "DctFinish",
     "Denormalize",
+    "Fields",
     "InflateOnDevice",
     "JpegFinish",
     "JpegOnDevice",

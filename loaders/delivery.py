@@ -7,9 +7,10 @@ import os
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
+from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
 from loaders.backends.ordered import Interrupted, TimedOut
 from loaders.device.nested import map_tensors
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from loaders.resume import Progress
     from loaders.sampling.cursor import Pass
     from loaders.sampling.plan import Plan
+
+BatchT = TypeVar("BatchT", covariant=True, default=Any)
 
 
 @dataclass(slots=True)
@@ -57,7 +60,7 @@ class LoaderStats:
     remote: dict[str, float] | None = None
 
 
-class Delivery:
+class Delivery(Generic[BatchT]):
     """Hands batches to the trainer in the form it wants, and counts what was handed over.
 
     Args:
@@ -122,7 +125,7 @@ class Delivery:
                 is_ready=lambda: batches.is_ready,
             )
 
-    def __iter__(self) -> Delivery:
+    def __iter__(self) -> Delivery[BatchT]:
         return self
 
     def __len__(self) -> int:
@@ -134,7 +137,7 @@ class Delivery:
             raise AttributeError(name)
         return getattr(self._batches, name)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> BatchT:
         if self._broken is not None:
             self.close()
             error, self._broken = self._broken, StopIteration()
@@ -144,7 +147,7 @@ class Delivery:
             self._take_from(*self._again())
         num_out = self._num_out
         try:
-            batch = self._next()
+            batch: BatchT = self._next()
             self._count()
         except StopIteration:
             self._end()

@@ -12,11 +12,10 @@ import warnings
 import weakref
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy.random  # noqa: F401  # torch seeds it in each worker process: imported here, once, and not there
 import torch
-from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
 from loaders.backends.auto import AutoPool, StepWatch, Successor, can_watch
 from loaders.backends.maker import Maker, group_bytes, num_in_flight
@@ -26,9 +25,9 @@ from loaders.backends.threads import InlinePool, ThreadPool
 from loaders.buffers import Slots
 from loaders.cached import cached_property
 from loaders.checks import shown
-from loaders.datasets.base import reads_batches
+from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.reading.samples import collate, collate_dict
-from loaders.delivery import Delivery, LoaderStats
+from loaders.delivery import BatchT, Delivery, LoaderStats
 from loaders.device.accelerator import accelerator_for, pins, shared_device
 from loaders.device.modes import without_autocast
 from loaders.device.pinned import pinned_buffer
@@ -52,9 +51,9 @@ if TYPE_CHECKING:
     from loaders.sampling.order import Order
     from loaders.sampling.plan import Plan
 
-_T = TypeVar("_T", covariant=True, default=Any)  # a batch
 _NOT_PICKLED = frozenset(
     [
+        "__orig_class__",  # of DataLoader[Batch](...), where Batch may be no type that pickles
         "_accelerator",
         "_ahead",
         "_batches",
@@ -94,7 +93,7 @@ _CHANGEABLE = frozenset(
 )
 
 
-class DataLoader(OrderedLoader[_T]):
+class DataLoader(OrderedLoader[BatchT]):
     """Serve batches of a dataset, in an order that depends on the seed and the epoch alone.
 
     Takes what ``torch.utils.data.DataLoader`` takes; what differs or is new:
@@ -157,6 +156,70 @@ class DataLoader(OrderedLoader[_T]):
     _has_drawn = False  # the seed of workers that persist
     _num_replaced = 0  # by copies of the dataset in child processes
 
+    @overload
+    def __init__(
+        self,
+        dataset: BatchDataset[BatchT],
+        batch_size: int | None = 1,
+        shuffle: bool | Literal["block", "lanes"] | None = None,
+        sampler: Iterable[Any] | Order | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        collate_fn: None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        device_prefetch: int = 2,
+        augment_on: AugmentOn = "auto",
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        pad: bool | Literal["mark"] | None = None,
+        as_dict: Literal[False] = False,
+        stall_warning_s: float = 60.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | Literal["block", "lanes"] | None = None,
+        sampler: Iterable[Any] | Order | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        collate_fn: Callable[[Any], BatchT] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        device_prefetch: int = 2,
+        augment_on: AugmentOn = "auto",
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        pad: bool | Literal["mark"] | None = None,
+        as_dict: bool = False,
+        stall_warning_s: float = 60.0,
+    ) -> None: ...
     def __init__(
         self,
         dataset: Any,
@@ -277,16 +340,16 @@ class DataLoader(OrderedLoader[_T]):
 
     # -- iteration ---------------------------------------------------------------------------------
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Delivery[BatchT]:  # type: ignore[override]
         """Begin (or, after ``load_state_dict``, continue) an epoch."""
         profile_from_environment(self)
         return self._epoch() if self._profile is None else self._profile.timed(self._epoch)
 
-    def _epoch(self) -> Delivery:
+    def _epoch(self) -> Delivery[BatchT]:
         current = self._begin()
         others = None if self._others is None else self._others.begin(self)
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
-        delivery = Delivery(
+        delivery: Delivery[BatchT] = Delivery(
             self._start(),
             current,
             self._finish,

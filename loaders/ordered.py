@@ -10,12 +10,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
 from loaders.cached import cached_property
 from loaders.checks import Settled, shown, whole_number
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.views import fingerprint_of, holds_ours, ours_in
+from loaders.delivery import BatchT
 from loaders.errors import StateError
 from loaders.sampling.batch import IndexList, index_batches, single
 from loaders.sampling.context import entered
@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from loaders.resume import ThirdParty
     from loaders.sampling.plan import Pad
 
-_T = TypeVar("_T", covariant=True, default=Any)  # a batch
 _STATE_VERSION = 1
 
 
-class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
+class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
     """The order of a loader, and its place in it; who makes the batches is the subclass's."""
 
     backend: str
@@ -152,7 +151,16 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
-    def forever(self) -> Iterator[_T]:
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration serves, or goes on with."""
+        steps = self._steps
+        if steps is not None:
+            return steps.sampler.epoch
+        assert self._others is not None
+        return self._others.epoch
+
+    def forever(self) -> Iterator[BatchT]:
         """Return batches, epoch after epoch, without end: from where the loader stands, and ``state_dict`` as ever.
 
         Raises:
@@ -166,7 +174,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[_T]):
                 raise ValueError(f"{what}: give drop_last=True, or leave out pad")
         return self._forever()
 
-    def _forever(self) -> Iterator[_T]:
+    def _forever(self) -> Iterator[BatchT]:
         num_empty = 0
         while num_empty < 2:  # of a resumed epoch, nothing may be left for this rank
             num_empty += 1

@@ -121,7 +121,7 @@ class ThirdParty:
         self._generators = list({id(each): each for each in found}.values())
         self._next: Mapping[str, Any] = {}
         self._dataset = loader.dataset if isinstance(loader.dataset, BatchDataset) else None
-        self._epoch, self._num_told = getattr(self._dataset, "epoch", 0), self._times_told
+        self.epoch, self._num_told = getattr(self._dataset, "epoch", 0), self._times_told
         self._current: Progress | None = None
 
     @property
@@ -131,16 +131,16 @@ class ThirdParty:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the number of the next pass; a state that was loaded is of another, then."""
-        if epoch != self._epoch:
-            self._next, self._epoch = {}, epoch
+        if epoch != self.epoch:
+            self._next, self.epoch = {}, epoch
 
     def begin(self, loader: Any) -> Progress:
         """Begin a pass; the state tells of it from now on."""
         if self._dataset is not None and self._times_told != self._num_told:
             self.set_epoch(self._dataset.epoch)
             self._num_told = self._times_told
-        self._current = Progress(self._epoch, {"states": self._states(loader)} | dict(self._next))
-        self._next, self._epoch = {}, self._epoch + 1
+        self._current = Progress(self.epoch, {"states": self._states(loader)} | dict(self._next))
+        self._next, self.epoch = {}, self.epoch + 1
         return self._current
 
     # -- state -------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class ThirdParty:
         """Return where the pass stands; at its end, the beginning of the next."""
         if self._current is None:
             states = {"states": self._states(loader)}
-            return self._told(loader, self._epoch, 0) | states | dict(self._next)
+            return self._told(loader, self.epoch, 0) | states | dict(self._next)
         current = self._current
         if whole_number("pending", pending, at_least=0):
             return self._told(loader, current.epoch, self._before(pending)) | self._drawn(current)
@@ -220,7 +220,7 @@ class ThirdParty:
                 raise StateError(
                     f"{name} in a state must be a number from 0, got {state.get(name)!r}"
                 )
-        self._next, self._epoch, self._current = state, state["epoch"], None
+        self._next, self.epoch, self._current = state, state["epoch"], None
         self._num_told = self._times_told
         loader._iterator = None  # workers that persist are elsewhere
 

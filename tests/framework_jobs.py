@@ -122,7 +122,7 @@ def run_accelerate(folder: str, out: Path) -> dict[str, Any]:
         return prepared
 
     def train(name: str, loader: Any, model: Any, optimizer: Any, max_steps: int) -> None:
-        while loader.sampler.epoch < NUM_EPOCHS:
+        while loader.epoch < NUM_EPOCHS:
             for batch in loader:
                 seen[name].add(batch.sample_id)
                 accelerator.backward(model(batch.score[:, None]).square().mean())

@@ -196,7 +196,7 @@ def test_a_batch_shows_its_shapes_and_says_what_its_fields_are_called(one: Path)
     with pytest.raises(
         TypeError, match=r"named tuple of label, key, sample_id: write \.label, or.*as_dict=True"
     ):
-        batch["label"]
+        batch["label"]  # type: ignore[call-overload]
     with pytest.raises(AttributeError, match=r"sample_id; there is no 'labels': .* fields=\["):
         _ = batch.labels
     assert not hasattr(batch, "labels")
@@ -921,7 +921,7 @@ def test_arguments_out_of_range_are_refused_with_their_value(one: Path) -> None:
     with pytest.raises(ValueError, match=r"rank must be in \[0, 2\), got 2"):
         len(DataLoader(only_ids(one), 2, rank=2, world_size=2))
     with pytest.raises(ValueError, match="got 'fiber'"):
-        DataLoader(only_ids(one), 2, backend="fiber")  # type: ignore[arg-type]
+        DataLoader(only_ids(one), 2, backend="fiber")  # type: ignore[call-overload]
     torchs = SequentialSampler(range(NUM))
     with pytest.raises(ValueError, match="shuffle='block'"):
         DataLoader(only_ids(one), sampler=torchs, shuffle="block")
@@ -980,7 +980,7 @@ def test_a_misspelt_shuffle_is_refused(one: Path) -> None:
     with pytest.raises(
         ValueError, match="shuffle must be True, False, 'block' or 'lanes', got 'blocks'"
     ):
-        DataLoader(only_ids(one), 4, shuffle="blocks")  # type: ignore[arg-type]
+        DataLoader(only_ids(one), 4, shuffle="blocks")  # type: ignore[call-overload]
 
 
 # -- batches without end, and those that are not trained on yet ----------------------------------------

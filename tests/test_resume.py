@@ -212,7 +212,7 @@ def test_what_would_be_counted_otherwise_is_refused() -> None:
     state = DataLoader(Stream(), 2, num_workers=0).state_dict()
     for settings in ({"batch_size": 3, "num_workers": 0}, {"batch_size": 2, "num_workers": 1}):
         with pytest.raises(StateError):
-            DataLoader(Stream(), **settings).load_state_dict(state)  # type: ignore[arg-type]
+            DataLoader(Stream(), **settings).load_state_dict(state)  # type: ignore[call-overload]
     with pytest.raises(StateError):
         DataLoader(Plain(), 2).load_state_dict(state)
     with pytest.raises(StateError):

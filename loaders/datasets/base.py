@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
+from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
 from loaders.buffers import FreshMemory
 from loaders.checks import shown, whole_number
 from loaders.datasets.reading.job import BatchJob
+from loaders.datasets.reading.samples import Fields
 from loaders.device.modes import without_autocast
 from loaders.sampling.batch import IndexBatch, joined
 from loaders.sampling.context import drawing, is_reading, with_draws
@@ -61,7 +63,10 @@ def from_start(indices: npt.NDArray[np.int64], n: int, what: str) -> npt.NDArray
     return np.where(indices < 0, indices + n, indices)
 
 
-class BatchDataset(torch.utils.data.Dataset[Any], ABC):
+SampleT = TypeVar("SampleT", covariant=True, default=Fields)
+
+
+class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
     """A map-style dataset that reads a batch at once, as a job that threads can share.
 
     Attributes:
@@ -134,14 +139,15 @@ class BatchDataset(torch.utils.data.Dataset[Any], ABC):
 
     # -- samples -----------------------------------------------------------------------------------
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> SampleT:
         """Return one sample as a named tuple of tensors."""
         if not is_one(index):
             what = "Subset(dataset, indices) of torch.utils.data takes several of them"
             raise TypeError(f"a sample has a whole number, got {shown(index)}; {what}")
-        return self.read([index])[0]
+        sample: SampleT = self.read([index])[0]
+        return sample
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[SampleT]:
         """Yield the samples one by one, as they lie; a ``DataLoader`` is faster."""
         return (self[i] for i in range(len(self)))
 
@@ -269,10 +275,10 @@ def is_one(index: Any) -> bool:
     return is_single and hasattr(index, "__index__")
 
 
-Whole = TypeVar("Whole", bound=BatchDataset)
+Whole = TypeVar("Whole", bound=BatchDataset[Any])
 
 
-class SamplesOf(BatchDataset, Generic[Whole]):
+class SamplesOf(BatchDataset[Fields], Generic[Whole]):
     """The samples of another dataset in another form: the host's half of them, for example.
 
     Args:

@@ -71,7 +71,7 @@ class JpegOnDevice(OnDevice):
         SchemaError: It has something that only the host can do; the message says what.
     """
 
-    def __init__(self, dataset: PackedDataset, *, decode: Decode | None = None) -> None:
+    def __init__(self, dataset: PackedDataset[Any], *, decode: Decode | None = None) -> None:
         super().__init__(dataset, finishes_late=decode is not None)
         _check(dataset)
         self._decode = decode
@@ -86,7 +86,7 @@ class JpegOnDevice(OnDevice):
         return HostHalf(dataset, plan), EncodedFinisher(dataset, modules)
 
 
-def _with_moves(dataset: PackedDataset, batch: Any, request: Request) -> EncodedBatch:
+def _with_moves(dataset: PackedDataset[Any], batch: Any, request: Request) -> EncodedBatch:
     """Add to a batch of files what was drawn for it."""
     moves = {}
     for name in images_of(dataset) if dataset.augment else ():
@@ -98,7 +98,7 @@ def _with_moves(dataset: PackedDataset, batch: Any, request: Request) -> Encoded
     return EncodedBatch(batch, request.indices.tolist(), moves)
 
 
-def _size(dataset: PackedDataset, record: bytes, index: int) -> tuple[int, int]:
+def _size(dataset: PackedDataset[Any], record: bytes, index: int) -> tuple[int, int]:
     try:
         return picture_size(record, pixels_within(dataset.max_picture_mb))
     except CodecError as error:
@@ -127,7 +127,7 @@ class EncodedFinisher:
         modules: What decodes each field.
     """
 
-    def __init__(self, dataset: PackedDataset, modules: dict[str, JpegFinish]) -> None:
+    def __init__(self, dataset: PackedDataset[Any], modules: dict[str, JpegFinish]) -> None:
         self.modules, self._dataset = modules, dataset
         served = {reader.names[0]: reader for reader in dataset.plan.readers}
         self._is_stacked = {name: served[name].sizes[0] is not None for name in modules}  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ class EncodedFinisher:
             raise self._dataset.sample_error(index, error) from error
 
 
-def _check(dataset: PackedDataset) -> None:
+def _check(dataset: PackedDataset[Any]) -> None:
     """Raise SchemaError if a device cannot do all of it."""
     images, hint = images_of(dataset), "; hand the dataset itself to the loader"
     if not images:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from loaders.datasets.reading.request import Request
 
 
-class HostHalf(SamplesOf[BatchDataset]):
+class HostHalf(SamplesOf[BatchDataset[Any]]):
     """The samples of a dataset, in batches that a device finishes.
 
     Args:
@@ -19,7 +19,7 @@ class HostHalf(SamplesOf[BatchDataset]):
         plan: How they are read instead.
     """
 
-    def __init__(self, dataset: BatchDataset, plan: ReadPlan) -> None:
+    def __init__(self, dataset: BatchDataset[Any], plan: ReadPlan) -> None:
         super().__init__(dataset)
         self.plan = plan
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_list, shown
 from loaders.data.view import join_views
-from loaders.datasets.base import check_stored
+from loaders.datasets.base import SampleT, check_stored
 from loaders.datasets.packed import SETTINGS, PackedDataset
 from loaders.errors import SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Schema
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
+def concat(datasets: Sequence[PackedDataset[SampleT]], *unlisted: Any) -> PackedDataset[SampleT]:
     """Return the samples of several datasets, one after the other.
 
     They must have the same settings (fields, augment, transform, ...) and, in the fields that
@@ -24,9 +24,10 @@ def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
     Raises:
         SchemaError: They differ; the message says in what.
     """
-    if isinstance(datasets, PackedDataset) or unlisted:
+    given: Any = datasets
+    if isinstance(given, PackedDataset) or unlisted:
         raise TypeError(f"datasets must be a list, got {shown(datasets)}: write concat([a, b])")
-    datasets = list[PackedDataset](as_list("datasets", datasets, "datasets"))
+    datasets = list[PackedDataset[SampleT]](as_list("datasets", given, "datasets"))
     if not datasets:
         raise ValueError("concat needs at least one dataset")
     for number, dataset in enumerate(datasets):
@@ -48,7 +49,7 @@ def concat(datasets: Sequence[PackedDataset], *unlisted: Any) -> PackedDataset:
     return PackedDataset(view, **{name: getattr(first, name) for name in (*SETTINGS, "leader")})
 
 
-def _common_schema(datasets: Sequence[PackedDataset]) -> Schema:
+def _common_schema(datasets: Sequence[PackedDataset[Any]]) -> Schema:
     """Return the fields that all have alike."""
     first = datasets[0]
     fields = {
@@ -59,7 +60,7 @@ def _common_schema(datasets: Sequence[PackedDataset]) -> Schema:
     return Schema(fields, _stored(first.fields))
 
 
-def _check_alike(one: PackedDataset, other: PackedDataset) -> None:
+def _check_alike(one: PackedDataset[Any], other: PackedDataset[Any]) -> None:
     for setting in SETTINGS:
         if getattr(one, setting) != getattr(other, setting):
             values = f"{getattr(one, setting)!r} and {getattr(other, setting)!r}"

@@ -214,10 +214,12 @@ class Mixture(Settled, BatchDataset):
         return sum(part.num_replaced for part in parts)
 
     @property
-    def classes(self) -> tuple[str, ...] | None:
+    def classes(self) -> tuple[str, ...]:
         """Class names by number, of the first source that has them."""
-        names = (getattr(source, "classes", None) for source in self.sources)
-        return next((classes for classes in names if classes), None)
+        found = next(filter(None, map(_classes_of, self.sources)), None)
+        if found is None:
+            raise SchemaError(f"{self!r} has no names of classes: no source has")
+        return found
 
     @property
     def sample_nbytes(self) -> int | None:
@@ -270,6 +272,13 @@ def _concat_if_alike(sources: Sequence[BatchDataset]) -> PackedDataset | None:
         return None
 
 
+def _classes_of(source: Any) -> tuple[str, ...] | None:
+    try:
+        return tuple(source.classes)
+    except (AttributeError, SchemaError):
+        return None
+
+
 def _check_alike(sources: Sequence[BatchDataset]) -> None:
     first = sources[0]
     for number, source in enumerate(sources):
@@ -279,7 +288,7 @@ def _check_alike(sources: Sequence[BatchDataset]) -> None:
                 f"samples of source {number} have the fields {names}, those of source 0 "
                 f"{expected}: use replace(fields=...)"
             )
-        classes = {getattr(each, "classes", None) for each in (first, source)} - {None}
+        classes = {_classes_of(each) for each in (first, source)} - {None}
         if len(classes) > 1:
             raise SchemaError(
                 f"class numbers of source {number} mean other classes than those of source 0: "

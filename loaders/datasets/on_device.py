@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class OnDevice(SamplesOf[PackedDataset]):
+class OnDevice(SamplesOf[PackedDataset[Any]]):
     """The samples of a packed dataset, their order and their crops; who decodes them is another.
 
     Without a device, and where nothing was given that does the work instead, it serves what the
@@ -28,7 +28,7 @@ class OnDevice(SamplesOf[PackedDataset]):
 
     has_own_samples = False
 
-    def __init__(self, dataset: PackedDataset, *, finishes_late: bool) -> None:
+    def __init__(self, dataset: PackedDataset[Any], *, finishes_late: bool) -> None:
         if not isinstance(dataset, PackedDataset):
             what = f"dataset must be a ShardDataset or RAMDataset, got {type(dataset).__name__}"
             raise TypeError(what)
@@ -45,7 +45,7 @@ class OnDevice(SamplesOf[PackedDataset]):
         return self.dataset.__getitems__(indices)
 
     @property
-    def classes(self) -> tuple[str, ...] | None:
+    def classes(self) -> tuple[str, ...]:
         """The dataset's."""
         return self.dataset.classes
 
@@ -53,7 +53,7 @@ class OnDevice(SamplesOf[PackedDataset]):
         return f"{type(self).__name__}({self.dataset!r})"
 
 
-def images_of(dataset: PackedDataset) -> dict[str, Image]:
+def images_of(dataset: PackedDataset[Any]) -> dict[str, Image]:
     """Return the image fields that are served."""
     fields = dataset.stored_fields.items()
     return {name: field for name, field in fields if isinstance(field, Image)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,14 @@ from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.datasets import frame
-from loaders.datasets.base import BatchDataset, from_start, index_array, is_one, whole_numbers
+from loaders.datasets.base import (
+    BatchDataset,
+    SampleT,
+    from_start,
+    index_array,
+    is_one,
+    whole_numbers,
+)
 from loaders.datasets.halves import HostHalf
 from loaders.datasets.reading.coefficients import check_scale, make_finisher
 from loaders.datasets.reading.foreground import check_foreground
@@ -69,13 +76,13 @@ if TYPE_CHECKING:
 
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
-Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
+Transform = Callable[..., SampleT] | Mapping[str, Callable[..., Any]]
 SETTINGS = (  # of replace()
     *("fields", "augment", "transform", "batching", "on_error", "scale", "max_picture_mb"),
 )
 
 
-class PackedDataset(BatchDataset):
+class PackedDataset(BatchDataset[SampleT]):
     """A view and settings; ``ShardDataset`` and ``RAMDataset`` say where the view's store comes from.
 
     Attributes:
@@ -93,7 +100,7 @@ class PackedDataset(BatchDataset):
         *,
         fields: Sequence[str] | None = None,
         augment: Sequence[Any] | None = None,
-        transform: Transform | None = None,
+        transform: Transform[SampleT] | None = None,
         batching: Mapping[str, Any] | None = None,
         on_error: OnError = "raise",
         scale: float = 1,
@@ -130,7 +137,7 @@ class PackedDataset(BatchDataset):
         fields: dict[str, Field | None],
         *,
         bad: BadSamples | None = None,
-        transform: Transform | None = None,
+        transform: Transform[Any] | None = None,
         ops: tuple[Any, ...] | None = None,
         is_half: bool = False,
         shape_ops: tuple[Any, ...] | None = None,
@@ -243,6 +250,10 @@ class PackedDataset(BatchDataset):
     def __len__(self) -> int:
         return len(self.view)
 
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> SampleT: ...
     def __getitem__(self, index: Any) -> Any:
         """Return one sample as a named tuple of tensors, or for a slice a view of the dataset."""
         if isinstance(index, slice):
@@ -254,7 +265,7 @@ class PackedDataset(BatchDataset):
             )
         return self.read([index])[0]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[SampleT]:
         """Yield the samples one by one; a ``DataLoader`` is faster."""
         return (self[i] for i in range(len(self)))
 
@@ -319,12 +330,20 @@ class PackedDataset(BatchDataset):
     # -- looking things up -------------------------------------------------------------------------
 
     @property
-    def classes(self) -> tuple[str, ...] | None:
-        """Class names by number, of the first label field that has them."""
-        labels = (
-            field for field in self.schema.fields.values() if isinstance(field, Label | MultiLabel)
-        )
-        return next((field.classes for field in labels if field.classes), None)
+    def classes(self) -> tuple[str, ...]:
+        """Names of classes by number: of the first label that has them, else of what else has (``box_labels``).
+
+        Raises:
+            SchemaError: No field has any.
+        """
+        fields = self.schema.fields.values()
+        labels = [field for field in fields if isinstance(field, Label | MultiLabel)]
+        arrays = [field for field in fields if isinstance(field, Array)]
+        for field in (*labels, *arrays):
+            if field.classes:
+                return field.classes
+        what = "only numbers are known" if labels else "there are no labels"
+        raise SchemaError(f"{self!r} has no names of classes: {what}")
 
     @property
     def fingerprint(self) -> str:
@@ -548,8 +567,8 @@ class PackedDataset(BatchDataset):
         return concat([self, other])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what can be computed anew, and is large."""
-        return {name: value for name, value in self.__dict__.items() if name != "_keys"}
+        """Leave out what can be computed anew, and is large, and what was said of types."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("_keys", "__orig_class__")}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} samples of {', '.join(self.names)})"

@@ -9,6 +9,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.data.shards import Check, open_manifest
 from loaders.data.store import Store
 from loaders.data.view import View
+from loaders.datasets.base import SampleT
 from loaders.datasets.packed import OnError, PackedDataset, Transform
 from loaders.datasets.reading.gather import take_rows
 from loaders.datasets.settings import check_augment
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class ShardDataset(PackedDataset):
+class ShardDataset(PackedDataset[SampleT]):
     """The samples of a packed dataset, read from memory-mapped shards.
 
     Opening reads the manifest only; a shard is mapped when it is first touched. The page cache
@@ -90,7 +91,7 @@ class ShardDataset(PackedDataset):
         *,
         fields: Sequence[str] | None = None,
         augment: Sequence[Any] | None = None,
-        transform: Transform | None = None,
+        transform: Transform[SampleT] | None = None,
         batching: Mapping[str, Any] | None = None,
         check: Check = "first",
         on_error: OnError = "raise",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from loaders.errors import SchemaError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_Kind = TypeVar("_Kind", bound="Field")
 FIELD_KINDS: dict[str, type[Field]] = {}  # filled as the modules of the kinds are imported
 MAX_RECORD_NBYTES = (1 << 31) - 1  # sizes of records are stored as int32
 _MOST_SHOWN = 4  # names of a list of them
@@ -89,7 +90,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def register(cls: type[Field]) -> type[Field]:
+def register(cls: type[_Kind]) -> type[_Kind]:
     """Add a kind to those that a schema may have."""
     FIELD_KINDS[cls.kind] = cls
     return cls

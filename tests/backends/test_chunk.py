@@ -329,7 +329,8 @@ def test_a_loader_plans_batches_of_its_own_order_alone(tmp_path: Path) -> None:
     dataset, samples = pictures(tmp_path / "a", "raw", 24), RAMDataset.from_arrays(x=np.arange(24))
 
     def sizes(loader: DataLoader[Any]) -> list[int]:
-        return [len(chunk.batches) for chunk in iter(loader)._batches._chunks]
+        batches: Any = iter(loader)._batches
+        return [len(chunk.batches) for chunk in batches._chunks]
 
     assert sizes(DataLoader(dataset, 6, shuffle=True, num_workers=2)) == [1, 2, 1]
     assert sizes(DataLoader(dataset, 6, num_workers=0)) == [1, 2, 1]

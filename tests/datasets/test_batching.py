@@ -174,11 +174,11 @@ def test_what_a_transform_made_is_judged_then(folder: Path, tmp_path: Path) -> N
             transform={"ids": lambda x, s=shape: x.view(s)}, batching={"ids": form}
         )
         for size in (1, 4):
-            batch = next(iter(DataLoader(made, size)))
-            assert batch.ids.values.dim() == len(shape) + (form != "offsets")
+            padded: Any = next(iter(DataLoader(made, size)))
+            assert padded.ids.values.dim() == len(shape) + (form != "offsets")
             if form != "offsets":
-                assert batch.ids.lengths.tolist() == LENGTHS[:size]
-                assert batch.ids.values.shape[axis + 1] == max(LENGTHS[:size])
+                assert padded.ids.lengths.tolist() == LENGTHS[:size]
+                assert padded.ids.values.shape[axis + 1] == max(LENGTHS[:size])
     for transform, form in (
         (lambda x: x.expand(4, -1), "pad"),  # differs along its second axis
         (lambda x: x[0], "pad"),
@@ -191,9 +191,9 @@ def test_what_a_transform_made_is_judged_then(folder: Path, tmp_path: Path) -> N
     spectra = sounds.replace(
         transform={"ids": lambda x: x.expand(4, -1)}, batching={"ids": ("pad", 0, -1)}
     )
-    (batch,) = DataLoader(spectra, 4)
-    assert batch.ids.values.shape == (4, 4, 5)
-    assert batch.ids.lengths.tolist() == LENGTHS
+    padded = next(iter(DataLoader(spectra, 4)))
+    assert padded.ids.values.shape == (4, 4, 5)
+    assert padded.ids.lengths.tolist() == LENGTHS
 
 
 def test_forms_that_are_none_are_refused(folder: Path) -> None:

@@ -141,9 +141,9 @@ def test_flips_of_varying_arrays_can_be_padded(tmp_path: Path) -> None:
     folder = pack(tmp_path / "a", fields, rows)
 
     dataset = ShardDataset(folder, augment=[RandomFlip()], batching={"array": "pad"})
-    batch = next(iter(DataLoader(dataset, batch_size=2))).array
+    batch: Any = next(iter(DataLoader(dataset, batch_size=2))).array
     same = dataset.replace(transform=lambda sample: sample)
-    again = next(iter(DataLoader(same, batch_size=2))).array
+    again: Any = next(iter(DataLoader(same, batch_size=2))).array
 
     assert batch.values.shape == (2, 3, 4)
     assert batch.lengths.tolist() == [2, 3]

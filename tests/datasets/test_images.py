@@ -164,7 +164,7 @@ def test_transforms_see_the_list_and_what_they_make_is_joined(folder: Path) -> N
     )
 
     lists = next(iter(DataLoader(dataset, batch_size=6))).images
-    joined = next(iter(DataLoader(flat, batch_size=6))).images
+    joined: Any = next(iter(DataLoader(flat, batch_size=6))).images
 
     assert [len(each) for each in lists] == [min(n, 1) for n in COUNTS]
     assert_equal(joined.values, [each for pictures in expected for each in pictures])
@@ -188,7 +188,7 @@ def test_samples_share_no_storage(folder: Path) -> None:
 def test_batches_pickle_and_cross_processes(folder: Path, backend: Any) -> None:
     dataset = ShardDataset(folder, batching={"images": "offsets"})
 
-    (batch,) = DataLoader(dataset, batch_size=6, num_workers=1, backend=backend)
+    batch: Any = next(iter(DataLoader(dataset, batch_size=6, num_workers=1, backend=backend)))
     again = pickle.loads(pickle.dumps(batch))
 
     assert_equal(batch.images.values, [each for sample in dataset for each in sample.images])
@@ -201,8 +201,10 @@ def test_mixtures_and_concatenations_keep_the_form(folder: Path, tmp_path: Path)
     other = pack(tmp_path / "b", fields, [{"images": [picture(9, 9)], "label": 7}] * 6)
     one, two = (ShardDataset(f, batching={"images": "offsets"}) for f in (folder, other))
 
-    mixed = next(iter(DataLoader(Mixture([one, two], [0.5, 0.5]), batch_size=8, shuffle=True)))
-    joined = next(iter(DataLoader(concat([one, two]), batch_size=12)))
+    mixed: Any = next(
+        iter(DataLoader(Mixture([one, two], [0.5, 0.5]), batch_size=8, shuffle=True))
+    )
+    joined: Any = next(iter(DataLoader(concat([one, two]), batch_size=12)))
 
     assert joined.images.offsets.tolist() == [0, *np.cumsum(COUNTS + [1] * 6)]
     counts = [1 if label == 7 else COUNTS[label] for label in mixed.label.tolist()]

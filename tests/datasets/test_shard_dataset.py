@@ -369,7 +369,9 @@ def test_a_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:
 
 def test_a_transform_takes_samples_or_fields(folder: Path) -> None:
     whole = ShardDataset(folder, fields=["label"], transform=lambda s: s.label.item() + 10)
-    parts = ShardDataset(folder, fields=["label", "key"], transform={"key": len})
+    parts: ShardDataset[Any] = ShardDataset(
+        folder, fields=["label", "key"], transform={"key": len}
+    )
 
     assert [whole[i] for i in range(4)] == [10, 11, 12, 10]
     assert tuple(parts[1]) == (torch.tensor(1), len(key(1)))
@@ -691,7 +693,7 @@ def test_views_give_several_pictures_of_each_sample(tmp_path: Path) -> None:
     views = augment.Views(weak=[augment.CenterCrop(16)], strong=[augment.RandomCrop(12)])
     dataset = ShardDataset(folder, augment=[views], batching={"boxes": "pad"})
 
-    (batch,) = DataLoader(dataset, 5)
+    batch: Any = next(iter(DataLoader(dataset, 5)))
     plain = dataset.replace(augment=[augment.CenterCrop(16)])
 
     assert batch._fields == (
@@ -772,7 +774,7 @@ def test_fields_that_are_left_out_need_no_form(folder: Path) -> None:
     dataset = ShardDataset(folder, fields=["boxes", "label"], batching={"boxes": "pad"})
 
     labels = dataset.replace(fields=["label"])
-    (batch,) = DataLoader(labels.replace(fields=["boxes"]), NUM)
+    batch: Any = next(iter(DataLoader(labels.replace(fields=["boxes"]), NUM)))
 
     assert labels[0]._fields == ("label",)
     assert batch.boxes.values.shape == (NUM, 2, 4)  # and it has its form when it is back

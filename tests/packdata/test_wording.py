@@ -182,5 +182,5 @@ def test_an_epoch_is_no_setting() -> None:
     loader = DataLoader(RAMDataset.from_arrays(x=np.zeros((8, 2), np.float32)), batch_size=4)
 
     with pytest.raises(ValueError, match="set_epoch"):
-        loader.epoch = 3
+        loader.epoch = 3  # type: ignore[misc]
     loader.set_epoch(3)

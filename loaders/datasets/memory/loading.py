@@ -92,7 +92,7 @@ class ColumnPlan:
 
 
 def plan_columns(
-    dataset: PackedDataset, *, decode: bool, progress: bool, num_threads: int | None = None
+    dataset: PackedDataset[Any], *, decode: bool, progress: bool, num_threads: int | None = None
 ) -> dict[str, ColumnPlan]:
     """Plan to load the fields of a dataset's samples, and their keys.
 
@@ -125,7 +125,7 @@ def plan_columns(
     return plans
 
 
-def names_to_load(dataset: PackedDataset) -> list[str]:
+def names_to_load(dataset: PackedDataset[Any]) -> list[str]:
     """Return the fields of the dataset's samples that are stored, and the key."""
     names = [name for name in dataset.fields if name in dataset.schema.fields]
     return names + (["key"] if "key" in dataset.schema.fields and "key" not in names else [])

@@ -20,7 +20,7 @@ from loaders.codecs.raw import cast_exactly
 from loaders.columns import Column, FixedColumn, var_column
 from loaders.data.store import Origins, Store
 from loaders.data.view import View
-from loaders.datasets.base import check_stored
+from loaders.datasets.base import SampleT, check_stored
 from loaders.datasets.memory.loading import (
     ColumnPlan,
     check_fits,
@@ -57,7 +57,7 @@ _OPTIONS = ("batching", "decode", "device", "on_error", "pin", "progress", "scal
 Targets = Sequence[int] | Sequence[str] | npt.NDArray[Any] | torch.Tensor
 
 
-class RAMDataset(ResidentDataset):
+class RAMDataset(ResidentDataset[SampleT]):
     """The samples of a dataset, held in memory.
 
     Args:
@@ -84,7 +84,7 @@ class RAMDataset(ResidentDataset):
 
     def __init__(
         self,
-        source: PackedDataset | Path | str,
+        source: PackedDataset[SampleT] | Path | str,
         *,
         decode: bool = False,
         shared: bool | Literal["all_users"] = False,
@@ -99,7 +99,7 @@ class RAMDataset(ResidentDataset):
         if device is not None or pin:
             home = as_device(device or "cuda", "pin" if pin else "device")
         check_stored(source, "RAMDataset", "make it a subclass of RAMDataset")
-        dataset: PackedDataset
+        dataset: PackedDataset[SampleT]
         if isinstance(source, PackedDataset):
             dataset = source.replace(**settings) if settings else source
         else:
@@ -130,7 +130,7 @@ class RAMDataset(ResidentDataset):
         self,
         shard: MemoryShard,
         fields: Mapping[str, Field],
-        like: PackedDataset | None,
+        like: PackedDataset[Any] | None,
         fingerprint: str,
         /,  # a setting has the name of one of these
         **settings: Any,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import torch
 
+from loaders.datasets.base import SampleT
 from loaders.datasets.halves import HostHalf
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.crops import spatial_axes
@@ -65,7 +66,9 @@ class Resident:
         LoadersError: It does not fit; the message has the figures.
     """
 
-    def __init__(self, dataset: PackedDataset, device: torch.device, *, is_pinned: bool) -> None:
+    def __init__(
+        self, dataset: PackedDataset[Any], device: torch.device, *, is_pinned: bool
+    ) -> None:
         self.device, self.is_pinned = device, is_pinned
         numbers = dataset.numbers_of(np.arange(len(dataset)))
         self._rows: np.ndarray[Any, np.dtype[np.int64]] | None = None
@@ -85,7 +88,7 @@ class Resident:
             _check_room(self.nbytes, device)
             self.columns = {name: _uploaded(dataset, name, device) for name in self.fields}
 
-    def _pinned(self, dataset: PackedDataset, name: str) -> torch.Tensor:
+    def _pinned(self, dataset: PackedDataset[Any], name: str) -> torch.Tensor:
         data = dataset.store.column(name)[0].data  # type: ignore[union-attr]
         page_lock(data, f"column {name!r}")
         return torch.from_numpy(np.asarray(_Readable(data)))
@@ -102,7 +105,7 @@ class Resident:
         out = torch.empty((len(rows), column.shape[1]), dtype=column.dtype, device=rows.device)
         return fused.gathered(column, rows, out).view(torch.uint8)
 
-    def batch(self, dataset: PackedDataset, numbers: RowNumbers) -> Any:
+    def batch(self, dataset: PackedDataset[Any], numbers: RowNumbers) -> Any:
         """Gather a batch and bring it into the form that the dataset's samples have."""
         values: list[torch.Tensor] = []
         for name in dataset.names:
@@ -130,7 +133,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _numbers(
-    dataset: PackedDataset, resident: Resident, batch: Any, request: Request
+    dataset: PackedDataset[Any], resident: Resident, batch: Any, request: Request
 ) -> RowNumbers:
     """Return the rows of a batch, and draw what happens to its pictures."""
     rows = resident.rows(request.rows.indices)
@@ -138,13 +141,13 @@ def _numbers(
     return RowNumbers(rows, torch.from_numpy(request.indices.copy()), moves)
 
 
-def _whole(dataset: PackedDataset, resident: Resident, batch: Any, request: Request) -> Any:
+def _whole(dataset: PackedDataset[Any], resident: Resident, batch: Any, request: Request) -> Any:
     """Return a batch, made where its rows lie."""
     numbers = _numbers(dataset, resident, batch, request)
     return resident.batch(dataset, map_tensors(numbers, lambda t: t.to(resident.device)))
 
 
-class ResidentDataset(PackedDataset):
+class ResidentDataset(PackedDataset[SampleT]):
     """A packed dataset whose columns may be where a device reads them."""
 
     _resident: Resident | None = None
@@ -192,7 +195,7 @@ class ResidentDataset(PackedDataset):
         return self
 
 
-def check_resident(dataset: PackedDataset) -> None:
+def check_resident(dataset: PackedDataset[Any]) -> None:
     """Check that a dataset's fields and settings are for a device.
 
     Raises:
@@ -250,7 +253,7 @@ RAMDataset(pin=True) keeps the data in host memory
         )
 
 
-def _uploaded(dataset: PackedDataset, name: str, device: torch.device) -> torch.Tensor:
+def _uploaded(dataset: PackedDataset[Any], name: str, device: torch.device) -> torch.Tensor:
     """Copy a column to the device, part by part: the host holds no more than one part."""
     nbytes = dataset.schema.fields[name].record_nbytes
     assert nbytes is not None

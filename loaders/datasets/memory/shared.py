@@ -50,7 +50,7 @@ _RETRY_S = 0.01
 
 
 def share_columns(
-    dataset: PackedDataset, origin: Path, decode: bool, progress: bool, all_users: bool
+    dataset: PackedDataset[Any], origin: Path, decode: bool, progress: bool, all_users: bool
 ) -> tuple[MemoryShard, dict[str, Field]]:
     """Load the fields of a dataset for all processes of this machine, or attach to what one loaded.
 
@@ -78,7 +78,7 @@ def share_columns(
     return SharedShard(origin, shared.sealed.columns, shared), fields
 
 
-def _identity(dataset: PackedDataset, decode: bool) -> str:
+def _identity(dataset: PackedDataset[Any], decode: bool) -> str:
     """Hash what decides the bytes."""
     fields = {name: dataset.schema.fields[name].to_json() for name in names_to_load(dataset)}
     said = {"release": __version__, "dataset": dataset.fingerprint, "fields": fields}

@@ -7,7 +7,7 @@ from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
@@ -96,7 +96,7 @@ def _rebuild_joined(form: Form, values: tuple[torch.Tensor, ...]) -> Any:
 def sample_type(names: tuple[str, ...]) -> Any:
     """Return the named tuple of these fields; its instances pickle."""
     return type(
-        "Sample", (_Record, namedtuple("Sample", names)), {"__slots__": (), "_kind": sample_type}
+        "Sample", (Fields, namedtuple("Sample", names)), {"__slots__": (), "_kind": sample_type}
     )
 
 
@@ -107,30 +107,44 @@ def batch_type(names: tuple[str, ...]) -> Any:
     ``batch.valid`` tells real rows (True) from padding: a bool tensor, or None where all are real.
     """
     return type(
-        "Batch", (_Record, namedtuple("Batch", names)), {"valid": None, "_kind": batch_type}
+        "Batch", (Fields, namedtuple("Batch", names)), {"valid": None, "_kind": batch_type}
     )
 
 
-class _Record:
+class Fields(tuple[torch.Tensor, ...]):
+    """A sample, or a batch of them: a named tuple of tensors, one for each field.
+
+    Type checkers take each field for a tensor. Of others, say it: ``train: ShardDataset[Photo] = ShardDataset(...)``,
+    where ``Photo`` is a ``NamedTuple`` of the fields' types in a batch.
+    """
+
     __slots__ = ()
+
+    if TYPE_CHECKING:
+        _fields: tuple[str, ...]
+        valid: Any  # a bool tensor, or None where all rows are real
+
+        def _asdict(self) -> dict[str, torch.Tensor]: ...
+
+    else:
+
+        def __getitem__(self, at: Any) -> Any:
+            if not isinstance(at, str):
+                return super().__getitem__(at)
+            what = f"{self._what()}: write .{at}"
+            raise TypeError(f"{what}, or give the DataLoader as_dict=True for [{at!r}]")
 
     def __repr__(self) -> str:
         values = zip(self._fields, self, strict=True)
         return f"{type(self).__name__}({', '.join(f'{n}={_brief(v)}' for n, v in values)})"
 
-    def __getitem__(self, at: Any) -> Any:
-        if not isinstance(at, str):
-            return super().__getitem__(at)  # type: ignore[misc]
-        what = f"{self._what()}: write .{at}"
-        raise TypeError(f"{what}, or give the DataLoader as_dict=True for [{at!r}]")
-
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> torch.Tensor:
         hint = "the dataset's fields=[...] chooses among what is stored"
         raise AttributeError(f"{self._what()}; there is no {name!r}: {hint}")
 
-    def _replace(self, **values: Any) -> Any:
+    def _replace(self, **values: Any) -> Self:
         """Return it with other values of some fields, and what stands beside them."""
-        record = super()._replace(**values)  # type: ignore[misc]
+        record: Self = super()._replace(**values)  # type: ignore[misc]
         for name, value in getattr(self, "__dict__", {}).items():
             setattr(record, name, value)
         return record
@@ -365,12 +379,12 @@ def collate(samples: Any) -> Any:
     if isinstance(samples, SampleBatch):
         return samples.batch
     if isinstance(samples, TransformedSamples) and samples:
-        is_ours = isinstance(samples[0], _Record)
+        is_ours = isinstance(samples[0], Fields)
         return _collate_transformed(samples) if is_ours else _stacked("the batch", samples)
     if not hasattr(samples, "__len__") or not len(samples):
         raise BatchError(f"a batch is made of a list of samples, got {shown(samples)}")
     batch = torch.utils.data.default_collate(samples)
-    return batch_type(batch._fields)._make(batch) if isinstance(batch, _Record) else batch
+    return batch_type(batch._fields)._make(batch) if isinstance(batch, Fields) else batch
 
 
 def collate_dict(samples: Any) -> Any:

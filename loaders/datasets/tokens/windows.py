@@ -75,7 +75,7 @@ class TokenWindows(BatchDataset):
             ``by="document"``, of documents that begin inside.
 
     Attributes:
-        vocab_size: Ids are below it: the size of an embedding; None if it was not given when packing.
+        vocab_size: Ids are below it: the size of an embedding; SchemaError where ids were packed without saying.
         eod: The id that ends each document, or None.
         schema: The fields of the packed dataset.
         num_tokens: Tokens of the span.
@@ -208,9 +208,13 @@ class TokenWindows(BatchDataset):
         return self.dataset.schema
 
     @property
-    def vocab_size(self) -> int | None:
-        """Ids are below it; None where they were packed without saying."""
-        return self.stream.field.vocab_size
+    def vocab_size(self) -> int:
+        """Ids are below it; SchemaError where they were packed without saying."""
+        size = self.stream.field.vocab_size
+        if size is None:
+            what = "it is not known how large the vocabulary is"
+            raise SchemaError(f"{what}: pack the ids with --vocab-size, or take your tokenizer's")
+        return size
 
     @property
     def eod(self) -> int | None:
