@@ -102,8 +102,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: Path) -> Pat
 
 @pytest.fixture
 def in_a_bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """``packed`` in a bucket of a server, as the environment says."""
-    shutil.copytree(folder / "packed", folder / "store/bucket/packed")
+    """An empty bucket of a server, as the environment says."""
+    (folder / "store/bucket").mkdir(parents=True)
     with servers.bucket(folder / "store") as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")

@@ -13,5 +13,6 @@ publishes them by a rename, and trainers map the finished files. What talks to a
     needs     which shards a loader will read, and when
     fetcher   the process: clients, room, what to fetch next, what to evict
     transfer  one file in parts: retried, verified, published
-    stores    size, range, put and delete, by obstore or fsspec; credentials
+    upload    files to a store: what is there is not sent again
+    stores    look, get, put and delete, by obstore or fsspec; credentials
 """

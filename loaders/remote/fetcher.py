@@ -30,6 +30,7 @@ from loaders.remote.needs import File, Needs
 from loaders.remote.stored import Stored
 from loaders.remote.stores import Objects, StoreFault, hide_secrets, open_objects
 from loaders.remote.transfer import Download, Pace, again
+from loaders.remote.upload import put, remove
 from loaders.remote.url import URL
 from loaders.remote.wire import (
     BEAT_S,
@@ -240,7 +241,12 @@ class Fetcher:
             case "manifest":
                 return {"folder": str(await self._manifest(source, anew=message["anew"]))}
             case "file":
-                return {"path": str(await self._small_file(source, message["name"]))}
+                return await self._small_file(source, message["name"], message["optional"])
+            case "put":
+                return await put(source, message)
+            case "delete":
+                await remove(source, message["name"])
+                return {}
             case "shard":
                 await self._shard(source, File(message["file"], message["size"], message["hash"]))
                 return {}
@@ -272,8 +278,13 @@ class Fetcher:
 
     # -- manifests ---------------------------------------------------------------------------------
 
-    async def _manifest(self, source: Source, *, anew: bool) -> Path:
+    def _folder(self, source: Source) -> Path:
         folder = manifest_folder(self._inside, source.url, source.endpoint)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    async def _manifest(self, source: Source, *, anew: bool) -> Path:
+        folder = self._folder(source)
         path = folder / "manifest.json"
         async with source.manifest_lock:
             is_new = time.monotonic() - source.manifest_at < _MANIFEST_S
@@ -285,24 +296,25 @@ class Fetcher:
                 self._refuse_manifest(source, fault, is_cached=path.exists() and not anew)
                 return folder
             source.num_bytes += got.data.nbytes
-            folder.mkdir(mode=0o700, exist_ok=True)
             _publish(path, bytes(got.data))
             about = {"url": str(source.url), "etag": got.etag}
             _publish(folder / "about.json", json.dumps(about).encode())
             source.manifest_at = time.monotonic()
             return folder
 
-    async def _small_file(self, source: Source, name: str) -> Path:
-        """Fetch a file that lies beside the manifest: whoever asks knows its hash."""
-        folder = await self._manifest(source, anew=False)
+    async def _small_file(self, source: Source, name: str, optional: bool) -> dict[str, Any]:
+        """Fetch a file that lies beside the manifest: whoever asks knows what should be in it."""
         try:
             got = await again(lambda: source.objects.get(name, 0, None), source)
         except StoreFault as fault:
+            if fault.kind == "missing" and optional:
+                return {"path": None}
             what = f"it cannot be fetched ({source.public(fault.text)})"
             raise RemoteError(what, source.url / name, fault.hint) from None
-        path = folder / os.path.basename(name)
+        source.num_bytes += got.data.nbytes
+        path = self._folder(source) / f"file-{name.replace('/', '-')}"
         _publish(path, bytes(got.data))
-        return path
+        return {"path": str(path), "etag": got.etag, "version": got.version}
 
     def _refuse_manifest(self, source: Source, fault: StoreFault, *, is_cached: bool) -> None:
         """Go on offline if there is a manifest of before, else say what is wrong."""

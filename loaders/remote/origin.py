@@ -130,7 +130,55 @@ class Origin:
         Raises:
             RemoteError: It cannot be fetched.
         """
-        return Path(self.client.ask({"op": "file", "name": name})["path"])
+        return Path(self.client.ask({"op": "file", "name": name, "optional": False})["path"])
+
+    def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
+        """Return what an object holds by now, None if there is none, and what ``put`` takes to replace just that.
+
+        Raises:
+            RemoteError: It cannot be fetched.
+        """
+        found = self.client.ask({"op": "file", "name": name, "optional": True})
+        data = found["path"] and Path(found["path"]).read_bytes()
+        return data, {"etag": found.get("etag"), "version": found.get("version")}
+
+    def put(self, name: str, path: Path, only: Mapping[str, Any] | None = None) -> bool:
+        """Send a small file; tell whether it was written.
+
+        Args:
+            name: Of the object, below the URL.
+            path: The file, of less than 5 GB.
+            only: Write it only in place of what ``read`` has seen (``{}``: of nothing). Some stores ignore that.
+
+        Raises:
+            RemoteError: It cannot be sent.
+        """
+        message = {"op": "put", "name": name, "path": str(path.absolute()), "only": only}
+        return bool(self.client.ask(message)["is_written"])
+
+    def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> int:
+        """Send a file under a name that no other content has; return the bytes that were sent: 0 if it is there.
+
+        It is there when its size, and its e-tag, or else its hash, are those of the file.
+
+        Raises:
+            RemoteError: It cannot be sent.
+            ChecksumError: The file has another hash, or what arrives is never the same.
+        """
+        message = {"op": "put", "name": name, "path": str(path.absolute())}
+        thread = _thread()
+        try:
+            answer = self.client.ask(
+                message | {"size": size_bytes, "hash": digest},
+                lambda state: self._waits.__setitem__(thread, state),
+            )
+        finally:
+            self._waits.pop(thread, None)
+        return int(answer["sent"])
+
+    def delete(self, name: str) -> None:
+        """Delete an object; one that is not there is no error."""
+        self.client.ask({"op": "delete", "name": name})
 
     def shard(self, file: str, size_bytes: int, digest: str) -> Path:
         """Return a shard as a file of the cache, when it is there and verified.

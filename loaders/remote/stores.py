@@ -11,6 +11,7 @@ import os
 import re
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from loaders.remote.url import OBSTORE_SCHEMES
@@ -44,6 +45,8 @@ _WAYS = (
 where a metadata service gives them; of a public bucket, storage={'skip_signature': True}"
 )
 CREDENTIALS_S = 4.0
+PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
+_PUTS_AT_ONCE = 4  # of one object
 Buffer = Any  # what has the buffer protocol
 
 
@@ -59,27 +62,42 @@ class StoreFault(Exception):
         self.kind, self.text, self.hint = kind, text, hint
 
 
+class Mark(NamedTuple):
+    """What tells one state of an object from another, where the store says it.
+
+    Attributes:
+        etag: Its e-tag.
+        version: Its version or generation.
+        size: In bytes.
+    """
+
+    etag: str | None = None
+    version: str | None = None
+    size: int | None = None
+
+
+NOTHING = Mark()  # of an object that is not there
+
+
 class Got(NamedTuple):
     """Bytes of an object, and its e-tag where the store gives one."""
 
     data: Buffer
     etag: str | None
+    version: str | None = None
 
 
 class Objects(Protocol):
     """The objects below a URL, by their names there; errors are ``StoreFault``."""
 
-    async def size(self, name: str) -> int:
-        """Return an object's size in bytes."""
+    async def look(self, name: str) -> Mark:
+        """Return which object is there, and its size."""
 
     async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
         """Return bytes from ``start`` to ``end``, or all; only of the object with this e-tag, if one is given."""
 
-    async def put_new(self, name: str, data: Buffer) -> bool:
-        """Write an object unless there is one of this name; tell whether it was written."""
-
-    async def put(self, name: str, data: Buffer) -> None:
-        """Write an object, whatever is there."""
+    async def put(self, name: str, data: Buffer | Path, only: Mark | None = None) -> bool:
+        """Write an object, or only in place of a certain one (``NOTHING``: none); False if another is there."""
 
     async def delete(self, name: str) -> None:
         """Delete an object."""
@@ -93,12 +111,13 @@ class ObstoreObjects:
 
         self._store, self._api = store, obstore
 
-    async def size(self, name: str) -> int:
-        """Return an object's size in bytes."""
+    async def look(self, name: str) -> Mark:
+        """Return which object is there, and its size."""
         try:
-            return int((await self._api.head_async(self._store, name))["size"])
+            found = await self._api.head_async(self._store, name)
         except Exception as error:
             raise fault_of(error) from None
+        return Mark(found.get("e_tag"), found.get("version"), int(found["size"]))
 
     async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
         """Return bytes from ``start`` to ``end``, or all; only of the object with this e-tag, if one is given."""
@@ -112,24 +131,23 @@ class ObstoreObjects:
             raise fault_of(error) from None
         if end is not None and data.nbytes != end - start:
             raise StoreFault("network", f"{data.nbytes} bytes came where {end - start} were asked")
-        return Got(data, found.meta.get("e_tag"))
+        return Got(data, found.meta.get("e_tag"), found.meta.get("version"))
 
-    async def put_new(self, name: str, data: Buffer) -> bool:
-        """Write an object unless there is one of this name; tell whether it was written."""
+    async def put(self, name: str, data: Buffer | Path, only: Mark | None = None) -> bool:
+        """Write an object, or only in place of a certain one (``NOTHING``: none); False if another is there."""
+        how: dict[str, Any] = {"chunk_size": PUT_BYTES, "max_concurrency": _PUTS_AT_ONCE}
+        if only is not None:  # such a put is in one piece
+            known = {"e_tag": only.etag, "version": only.version}
+            mode: Any = {each: value for each, value in known.items() if value} or "create"
+            how = {"mode": mode, "use_multipart": False}
+        refused = self._api.exceptions.AlreadyExistsError, self._api.exceptions.PreconditionError
         try:
-            await self._api.put_async(self._store, name, data, mode="create", use_multipart=False)
-        except self._api.exceptions.AlreadyExistsError:
+            await self._api.put_async(self._store, name, data, **how)
+        except refused:
             return False
         except Exception as error:
             raise fault_of(error) from None
         return True
-
-    async def put(self, name: str, data: Buffer) -> None:
-        """Write an object, whatever is there."""
-        try:
-            await self._api.put_async(self._store, name, data)
-        except Exception as error:
-            raise fault_of(error) from None
 
     async def delete(self, name: str) -> None:
         """Delete an object."""
@@ -164,9 +182,9 @@ class FsspecObjects:
         except Exception as error:
             raise StoreFault("network", f"{type(error).__name__}: {error}") from None
 
-    async def size(self, name: str) -> int:
-        """Return an object's size in bytes."""
-        return int(await self._run(self._files.size, self._path(name)))
+    async def look(self, name: str) -> Mark:
+        """Return the object's size; a file system has no more."""
+        return Mark(size=int(await self._run(self._files.size, self._path(name))))
 
     async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
         """Return bytes from ``start`` to ``end``, or all."""
@@ -176,18 +194,17 @@ class FsspecObjects:
             raise StoreFault("short", f"{data.nbytes} bytes came where {end - start} were asked")
         return Got(data, None)
 
-    async def put_new(self, name: str, data: Buffer) -> bool:
-        """Write an object unless there is one of this name; tell whether it was written."""
-        if await self._run(self._files.exists, self._path(name)):
-            return False
-        await self.put(name, data)
-        return True
-
-    async def put(self, name: str, data: Buffer) -> None:
-        """Write an object, whatever is there."""
+    async def put(self, name: str, data: Buffer | Path, only: Mark | None = None) -> bool:
+        """Write an object, whatever is there: a file system knows no condition but that none is."""
         path = self._path(name)
+        if only == NOTHING and await self._run(self._files.exists, path):
+            return False
         await self._run(self._files.makedirs, path.rpartition("/")[0], exist_ok=True)
-        await self._run(self._files.pipe_file, path, bytes(data))
+        if isinstance(data, Path):
+            await self._run(self._files.put_file, str(data), path)
+        else:
+            await self._run(self._files.pipe_file, path, bytes(data))
+        return True
 
     async def delete(self, name: str) -> None:
         """Delete an object."""
@@ -338,6 +355,7 @@ def _opened(
         profile = options.pop("profile", None) or options.pop("aws_profile", None)
         if not {"region", "aws_region", "aws_default_region"} & set(options):
             options["region"] = "us-east-1"
+        options.setdefault("disable_bulk_delete", True)  # which other servers do not know
         if profile or not _has_credentials(options):
             more["credential_provider"] = ProfileCredentials(profile, environment)
     if kind not in ("http", "https"):

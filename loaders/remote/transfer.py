@@ -15,7 +15,7 @@ import statistics
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from loaders.remote.fetcher import Source
     from loaders.remote.needs import File
 
+T = TypeVar("T")
 PART_BYTES = 8 << 20
 _ATTEMPTS = 3  # of a part, beside those of the store's client; and of a whole file
 _MAX_UNHASHED = 32  # parts
@@ -285,8 +286,8 @@ def _ignore(future: asyncio.Future[None]) -> None:
         future.exception()
 
 
-async def again(call: Callable[[], Coroutine[Any, Any, Got]], source: Source) -> Got:
-    """Ask for a small object, some times if need be."""
+async def again(call: Callable[[], Coroutine[Any, Any, T]], source: Source) -> T:
+    """Ask a store for something small, some times if need be."""
     for attempt in range(_ATTEMPTS):
         try:
             source.num_requests += 1

@@ -63,7 +63,13 @@ def proxy(_proxy: servers.Proxy) -> servers.Proxy:
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[Path]:
     """A folder for a cache; at the end its fetcher is gone, and nothing is half done there."""
-    folder = tmp_path / "cache"
+    with ended(tmp_path / "cache") as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def ended(folder: Path) -> Iterator[Path]:
+    """A cache folder, whose fetcher is gone at the end."""
     yield folder
     pid = fetcher_of(folder)
     if pid:

@@ -59,7 +59,8 @@ class Proxy:
             await writer.drain()
             return True
         number = len(self.requests)
-        told = {"method": method, "path": path, "range": headers.get("range"), "bytes": 0}
+        told: dict[str, Any] = {"method": method, "path": path, "bytes": 0}
+        told["range"] = headers.get("range")
         self.requests.append(told)
         fault = self.fault(number, method, path)
         await asyncio.sleep(self.settings.get("latency_s", 0))
@@ -75,13 +76,25 @@ class Proxy:
             await asyncio.sleep(3600)
         if fault == "200":
             headers.pop("range", None)
-        status, answer, data = await self.upstream(line, headers, body)
-        wanted = headers.get("if-match")
-        if wanted and "etag" in answer and answer["etag"] != wanted:
+        if fault == "flip-sent" and body:
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        if method == "PUT":
+            told["bytes"] = len(body)
+            await asyncio.sleep(len(body) / self.settings.get("rate", 1e12))
+        wanted, is_other = headers.get("if-match"), False
+        status, answer, data = 0, Headers(), b""
+        if wanted and method == "PUT":
+            look = re.sub("^PUT", "HEAD", line)
+            _, answer, _ = await self.upstream(look, headers | {"content-length": "0"}, b"")
+            is_other = answer.get("etag") != wanted
+        if not is_other:
+            status, answer, data = await self.upstream(line, headers, body)
+            is_other = bool(wanted) and method == "GET" and answer.get("etag", wanted) != wanted
+        if is_other:
             writer.write(_response(412, {}, _S3_ERROR.format(code="PreconditionFailed").encode()))
             await writer.drain()
             return True
-        told["bytes"] = len(data)
+        told["bytes"] += len(data)
         return await self.pass_on(writer, fault, method, status, answer, data)
 
     async def pass_on(
@@ -113,10 +126,7 @@ class Proxy:
 
     def fault(self, number: int, method: str, path: str) -> str:
         for fault in self.settings.get("faults", ()):
-            if not re.search(fault.get("match", ""), path) or method not in (
-                "GET",
-                fault.get("method"),
-            ):
+            if not re.search(fault.get("match", ""), path) or method != fault.get("method", "GET"):
                 continue
             number_of = fault.setdefault("seen", 0)
             fault["seen"] += 1

@@ -184,7 +184,7 @@ def parse_path(text: str) -> Path:
 
 
 def parse_source(text: str) -> Path:
-    """Read the path or URL of a dataset that is read."""
+    """Read the path or URL of a dataset."""
     if not is_url(text):
         return parse_path(text)
     url, secrets = split_secrets(text)
@@ -205,7 +205,7 @@ def parse_option(text: str) -> tuple[str, str]:
 
 
 def add_remote(parser: argparse.ArgumentParser) -> None:
-    """Add the options of commands that read datasets at URLs."""
+    """Add the options of commands that take URLs."""
     parser.add_argument(
         "--storage",
         type=parse_option,

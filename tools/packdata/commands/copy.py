@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaders.data.view import open_view
+from loaders.manifest import read_manifest
+from loaders.remote.url import is_url
 from loaders.schema import PICTURE_CODECS
 from packdata.commands.common import (
     add_json,
@@ -22,12 +25,20 @@ from packdata.commands.common import (
 from packdata.edit import CopyOptions, copy_dataset
 from packdata.joined_columns import KINDS
 from packdata.progress import progress_of
+from packdata.remote import as_folder
+from packdata.rewrite import format_of
+from packdata.shards import DEFAULT_SHARD_BYTES
+from packdata.upload import staging, upload
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from loaders.commandline import Commands
+    from loaders.manifest import Manifest
+
+    Note = Callable[[str], object]
 
 _DETAILS = (
     "Records that nothing is asked of are copied byte for byte.\n\n"
@@ -35,7 +46,10 @@ _DETAILS = (
     "labels compare with numbers and with names of classes, 'x' in key finds a part of a text.\n"
     "Of a packed table it can name columns: carat > 1 and cut == 'Ideal', cut == '' where a\n"
     "category is missing; the numbers are those of the source, also where --standardize changed\n"
-    "what is stored."
+    "what is stored.\n\n"
+    "To a URL the shards are sent, each under a name with its hash, and the manifest last. If it\n"
+    "was stopped, the same command goes on. If nothing is asked of them, shards stay as they are.\n"
+    "--overwrite replaces the manifest there and deletes no shard: others may still read it."
 )  # fmt: skip
 
 
@@ -47,7 +61,9 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "src", type=parse_source, metavar="SRC", help="folder or URL of the dataset"
     )
-    parser.add_argument("dst", type=parse_path, metavar="DST", help="folder of the copy")
+    parser.add_argument(
+        "dst", type=parse_source, metavar="DST", help="folder of the copy, or its URL in a store"
+    )
     parser.add_argument(
         "--where", metavar="EXPR", help="keep the samples that fulfil a condition (default: all)"
     )
@@ -148,21 +164,44 @@ def run(args: argparse.Namespace) -> int:
             compression=args.compression,
         )
     notes: list[str] = []
-    with usage_errors(args, schema=False), progress_of("writing", None) as tick:
-        manifest = copy_dataset(
+    with usage_errors(args, schema=False):
+        manifest = (_send if is_url(args.dst) else _copy)(args, args.dst, options, notes.append)
+    show_made(args, args.dst, manifest)
+    show_notes(notes)
+    return 0
+
+
+def _copy(args: argparse.Namespace, dst: Path, options: CopyOptions, note: Note) -> Manifest:
+    with progress_of("writing", None) as tick:
+        return copy_dataset(
             args.src,
-            args.dst,
+            dst,
             options,
             format=args.format,
             shard_bytes=args.shard_size,
             overwrite=args.overwrite,
             workers=args.workers,
             tick=tick,
-            note=notes.append,
+            note=note,
         )
-    show_made(args, args.dst, manifest)
-    show_notes(notes)
-    return 0
+
+
+def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note) -> Manifest:
+    """Send a dataset as it is, or what is made of it first."""
+    is_same = options == CopyOptions() and args.shard_size == DEFAULT_SHARD_BYTES
+    if is_same and args.format in (None, format_of(open_view(args.src))):
+        with as_folder(args.src) as folder:
+            return _upload(args, folder, url, note)
+    made = [args.src.absolute(), url, options, options.digests(), args.format, args.shard_size]
+    with staging(" ".join(map(str, made))) as folder:
+        _copy(args, folder, options, note)
+        return _upload(args, folder, url, note)
+
+
+def _upload(args: argparse.Namespace, folder: Path, url: Path, note: Note) -> Manifest:
+    total = read_manifest(folder).size_bytes
+    with progress_of("sending", total, unit="bytes") as tick:
+        return upload(folder, url, overwrite=args.overwrite, tick=tick, note=note)
 
 
 def _kinds(texts: Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,192 @@
+"""A dataset is sent to a store: all or nothing, and what is there not again."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loaders import ShardDataset
+from loaders.errors import ChecksumError, PackError
+from loaders.manifest import read_manifest
+from loaders.remote import origin
+from packdata.cli import main
+from packdata.upload import upload
+from tests.remote import servers
+from tests.remote.conftest import SETTINGS, ended, storage, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OUT = "s3://out/packed"
+
+
+@pytest.fixture(scope="module")
+def _target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, servers.Proxy]]:
+    root = tmp_path_factory.mktemp("target")
+    with servers.bucket(root) as endpoint, servers.proxy(endpoint) as proxy:
+        yield root, proxy
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One for all tests here: nothing of what is sent lies in it."""
+    with ended(tmp_path_factory.mktemp("of") / "cache") as folder:
+        yield folder
+
+
+@pytest.fixture
+def target(_target: tuple[Path, servers.Proxy], cache: Path) -> Iterator[Path]:
+    """The folder of an empty bucket, at ``OUT``; the proxy before it is where URLs are looked up."""
+    root, proxy = _target
+    proxy.set()
+    shutil.rmtree(root / "out", ignore_errors=True)
+    (root / "out").mkdir()
+    origin.set_defaults(cache, storage(proxy.endpoint))
+    yield root / "out" / "packed"
+    origin.set_defaults()
+
+
+@pytest.fixture
+def proxy(_target: tuple[Path, servers.Proxy]) -> servers.Proxy:
+    return _target[1]
+
+
+def puts(proxy: servers.Proxy, suffix: str = "") -> list[dict[str, Any]]:
+    return [
+        each for each in proxy.requests() if each["method"] == "PUT" and suffix in each["path"]
+    ]
+
+
+def test_a_dataset_is_sent_with_its_manifest_last_and_read_there(
+    packed: Path, target: Path, proxy: servers.Proxy
+) -> None:
+    folder, notes = packed / "bucket" / "packed", list[str]()
+
+    manifest = upload(folder, OUT, note=notes.append)
+
+    assert ShardDataset(OUT).fingerprint == ShardDataset(folder).fingerprint
+    assert int(ShardDataset(OUT)[500].label) == 500 % 7
+    assert puts(proxy)[-1]["path"].endswith("manifest.json")
+    assert {each.name for each in target.iterdir()} == {
+        "manifest.json",
+        *(f"shard-{n:05}-{each.xxh3_128}.lmdb" for n, each in enumerate(manifest.shards)),
+    }
+    assert not notes
+    proxy.set()
+    assert upload(folder, OUT) == manifest
+    assert not puts(proxy)
+
+
+def test_a_dataset_that_is_there_is_replaced_on_demand_and_its_shards_stay(
+    packed: Path, target: Path, tmp_path: Path
+) -> None:
+    folder = packed / "bucket" / "packed"
+    before = upload(folder, OUT)
+    assert main(["copy", str(folder), str(tmp_path / "few"), "--where", "label == 3"]) == 0
+
+    with pytest.raises(PackError) as caught:
+        upload(tmp_path / "few", OUT)
+    upload(tmp_path / "few", OUT, overwrite=True)
+
+    assert str(caught.value.path) == OUT
+    assert read_manifest(target).fingerprint == read_manifest(tmp_path / "few").fingerprint
+    assert all((target / shard.file).exists() for shard in before.shards)
+
+
+def test_of_two_who_publish_at_one_place_one_is_refused(
+    packed: Path, target: Path, tmp_path: Path
+) -> None:
+    """The other one comes when the shards are there; with and without a dataset to replace."""
+    folder = packed / "bucket" / "packed"
+    for overwrite in (False, True):
+        other = tmp_path / f"few{overwrite}"
+        assert main(["copy", str(folder), str(other), "--where", f"label == {3 + overwrite}"]) == 0
+        others = iter([other])
+
+        def meet(_: int, others: Iterator[Path] = others, overwrite: bool = overwrite) -> None:
+            for source in others:
+                upload(source, OUT, overwrite=overwrite)
+
+        with pytest.raises(PackError):
+            upload(folder, OUT, overwrite=overwrite, tick=meet)
+
+        assert read_manifest(target).fingerprint == read_manifest(other).fingerprint
+
+
+def test_what_arrives_with_another_byte_is_sent_again_and_a_damaged_shard_is_not_sent(
+    packed: Path, target: Path, proxy: servers.Proxy, tmp_path: Path
+) -> None:
+    folder = packed / "bucket" / "packed"
+    proxy.set(faults=[{"kind": "flip-sent", "match": "shard-", "method": "PUT", "at": [0, 3]}])
+
+    manifest = upload(folder, OUT)
+
+    assert len(puts(proxy, "shard-")) == len(manifest.shards) + 2
+    for shard in manifest.shards:
+        original = folder / shard.file.replace(f"-{shard.xxh3_128}", "")
+        assert (target / shard.file).read_bytes() == original.read_bytes()
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    data = bytearray((damaged / "shard-00001.lmdb").read_bytes())
+    data[9999] ^= 1
+    (damaged / "shard-00001.lmdb").unlink()
+    (damaged / "shard-00001.lmdb").write_bytes(data)
+    with pytest.raises(ChecksumError) as caught:
+        upload(damaged, "s3://out/other")
+    assert str(caught.value.path).endswith("shard-00001.lmdb")
+    assert not (target.parent / "other" / "manifest.json").exists()
+
+
+def test_a_store_that_ignores_conditions_is_told_of_and_can_be_published_to(
+    packed: Path, tmp_path: Path, cache: Path
+) -> None:
+    notes = list[str]()
+    (tmp_path / "root" / "out").mkdir(parents=True)
+    with servers.signed_bucket(tmp_path / "root") as endpoint:
+        options = storage(endpoint) | servers.SECRET
+        del options["skip_signature"]
+        origin.set_defaults(cache, options)
+        try:
+            upload(packed / "bucket" / "packed", OUT, note=notes.append)
+            assert int(ShardDataset(OUT)[9].label) == 2
+        finally:
+            origin.set_defaults()
+
+    assert len(notes) == 1
+
+
+@pytest.mark.slow
+def test_a_copy_that_is_killed_goes_on_where_it_was(
+    packed: Path, target: Path, cache: Path, proxy: servers.Proxy
+) -> None:
+    folder = packed / "bucket" / "packed"
+    settings = [f"--storage={name}={value}" for name, value in SETTINGS.items()]
+    settings += [f"--storage=endpoint={proxy.endpoint}", f"--cache={cache}"]
+    command = [sys.executable, "-m", "packdata", "copy", str(folder), OUT, *settings]
+    proxy.set(rate=2e6)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list(target.glob("shard-*"))) >= 3, 60)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    there = {path.name for path in target.glob("shard-*.lmdb")}
+    assert not (target / "manifest.json").exists()
+    proxy.set()
+
+    assert subprocess.run(command, stderr=subprocess.DEVNULL, timeout=60).returncode == 0
+
+    assert read_manifest(target).fingerprint == read_manifest(folder).fingerprint
+    assert not [each for name in there for each in puts(proxy, name)]
+
+
+def test_a_changed_copy_is_made_and_sent(packed: Path, target: Path, tmp_path: Path) -> None:
+    folder = str(packed / "bucket" / "packed")
+    assert main(["copy", folder, OUT, "--where", "label == 3"]) == 0
+    assert main(["copy", folder, str(tmp_path / "few"), "--where", "label == 3"]) == 0
+
+    assert read_manifest(target).fingerprint == read_manifest(tmp_path / "few").fingerprint
