@@ -9,6 +9,7 @@ _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 # Calls with their arguments (None: each call says) and results; a system may lack some.
 _CALLS = {
     "mmap": ([_ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_long], _ADDRESS),
+    "munmap": ([_ADDRESS, _SIZE], _INT),
     "madvise": ([_ADDRESS, _SIZE, _INT], _INT),
     "mincore": ([_ADDRESS, _SIZE, _ADDRESS], _INT),
     "process_vm_readv": (None, ctypes.c_ssize_t),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _PROC, _SYS = Path("/proc"), Path("/sys")
+_FEW_FILES = 1024  # that any system lets be mapped
 _NO_LIMIT = 1 << 60  # version 1 writes its largest number
 
 
@@ -111,6 +112,14 @@ def _used(group: Path) -> int:
     # Version 1 has both: of the group alone, and with those below it ("total"), as its usage counts.
     prefix = "total_" if "total_inactive_file" in stat else ""
     return used - sum(stat.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
+
+
+def most_maps(num_files: int, proc: Path = _PROC) -> int | None:
+    """Return how many of some files one reader may have mapped: a quarter of what the kernel allows; None: all."""
+    if num_files < _FEW_FILES:
+        return None
+    most = text(proc / "sys/vm/max_map_count") or ""
+    return int(most) // 4 if most.isdecimal() and int(most) // 4 < num_files else None
 
 
 def meminfo(proc: Path = _PROC) -> dict[str, int]:

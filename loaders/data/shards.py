@@ -20,7 +20,7 @@ from loaders.errors import (
 )
 from loaders.formats import hash_file, open_checksums, open_columns
 from loaders.formats.checksums import hash_block
-from loaders.manifest import MANIFEST_NAME, read_manifest, read_remote
+from loaders.manifest import MANIFEST_NAME, read_manifest, read_remote, without_collections
 from loaders.remote.url import is_url
 
 if TYPE_CHECKING:
@@ -78,18 +78,23 @@ class FileShard:
     """A shard that is mapped when it is first touched, and fetched before where it lies at a URL.
 
     Attributes:
-        path: The file, or its URL.
+        folder: Where it lies, or the dataset's URL.
         info: What the manifest says of it.
         schema: The dataset's.
         version: Which file that manifest was; None at a URL, where shards are known by their content.
         origin: What fetches it; None: it is a file here.
     """
 
-    path: Path
+    folder: Path
     info: ShardInfo
     schema: Schema
     version: Version | None
     origin: Origin | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file, or its URL; made when it is asked for, as a dataset may have 100,000 shards."""
+        return self.folder / self.info.file
 
     @property
     def num_samples(self) -> int:
@@ -145,10 +150,10 @@ class FileShard:
         """
         if self.version is None:
             return
-        version = version_of(self.path.parent)
+        version = version_of(self.folder)
         if version == self.version:
             return
-        manifest = _read(self.path.parent, version)
+        manifest = _read(self.folder, version)
         is_listed = manifest is not None and any(
             shard.file == self.info.file and shard.xxh3_128 == self.info.xxh3_128
             for shard in manifest.shards
@@ -204,6 +209,7 @@ def _read(folder: Path, version: Version) -> Manifest | None:
         return None
 
 
+@without_collections()
 def open_manifest(
     folder: Path | str, cache: Any = None, storage: Mapping[str, Any] | None = None
 ) -> tuple[Manifest, list[FileShard], Path]:
@@ -219,10 +225,7 @@ def open_manifest(
 
         origin = origin_of(folder, cache, storage)
         manifest, url = read_remote(origin), origin.url
-        shards = [
-            FileShard(url / each.file, each, manifest.schema, None, origin)
-            for each in manifest.shards
-        ]
+        shards = [FileShard(url, each, manifest.schema, None, origin) for each in manifest.shards]
         return manifest, shards, url
     if cache is not None or storage is not None:
         raise ValueError(f"cache and storage are for URLs, {str(folder)!r} is a folder")
@@ -230,7 +233,7 @@ def open_manifest(
     version = version_of(folder)
     manifest = read_manifest(folder)
     schema = manifest.schema
-    shards = [FileShard(folder / each.file, each, schema, version) for each in manifest.shards]
+    shards = [FileShard(folder, each, schema, version) for each in manifest.shards]
     return manifest, shards, folder
 
 

@@ -20,6 +20,7 @@ from loaders.data.shards import FileShard
 from loaders.data.verify import Verifier
 from loaders.errors import ShardError
 from loaders.formats import check_memory
+from loaders.limits import most_maps
 from loaders.locks import ForkLock
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class Store:
         check: When to compare records with their checksums.
         take: How rows of one size are copied; batches pass torch's way.
         max_open: Shards that are open at a time, about: beyond it all are closed, and verified anew when they are
-            opened again. For reading from end to end, by those who keep no address of a record. None: any number.
+            opened again. For reading from end to end, by those who keep no address of a record. None: all, or as many
+            as the system lets be mapped.
         origins: Which shards the samples were copied from; default: its own.
 
     Thread-safe. Shards are opened when they are first touched. Pickling sends paths and opens
@@ -90,7 +92,8 @@ class Store:
             raise ValueError(f"check must be 'first', 'always' or 'never', got {check!r}")
         self.shards = tuple(shards)
         self.check: Check = check
-        self.take, self.max_open = take, max_open
+        self.take = take
+        self.max_open = most_maps(len(self.shards)) if max_open is None else max_open
         self.ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
         self.starts = self.ends - np.array([shard.num_samples for shard in self.shards], np.int64)
         self._num_samples = int(self.ends[-1]) if len(self.ends) else 0

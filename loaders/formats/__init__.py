@@ -7,14 +7,15 @@ serving needs neither liblmdb nor pyarrow.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ import xxhash
 from loaders.columns import Column, FixedColumn, VarColumn, ends
 from loaders.errors import ShardError
 from loaders.formats.checksums import Checksums, dump_checksums, load_checksums
+from loaders.libc import libc
 from loaders.limits import available_memory
 from loaders.manifest import Place, ShardInfo
 from loaders.regular import regular
@@ -151,12 +153,40 @@ def _map(path: Path, info: ShardInfo, *, pin: bool) -> npt.NDArray[np.uint8]:
         if size != info.size_bytes:
             what = f"it has {size} bytes, the manifest says {info.size_bytes}"
             raise ShardError(what, path, hint=_RESTORE)
-        # A map needs no open file, and a dataset may have more shards than files may be open. The lock of a pin belongs
-        # to the open file, of which the map keeps a copy.
-        has_option = sys.version_info >= (3, 13) and not pin
-        options: dict[str, Any] = {"trackfd": False} if has_option else {}
-        data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, **options)
-        return np.frombuffer(data, np.uint8)
+        return map_file(file.fileno(), size)
+
+
+def map_file(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
+    """Map a file read-only; unmapped when nothing refers to the bytes any more.
+
+    Unlike ``mmap.mmap`` it keeps no descriptor: a dataset may have more shards than files may be open. The lock of a
+    pin belongs to the open file, which the kernel keeps for the map.
+    """
+    library = libc()
+    if library is None or not hasattr(library, "munmap") or not size:
+        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
+    return np.asarray(_Mapped(library, descriptor, size))
+
+
+class _Mapped:
+    """A map, as numpy looks at it."""
+
+    def __init__(self, library: ctypes.CDLL, descriptor: int, size: int) -> None:
+        address = library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address == ctypes.c_void_p(-1).value:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self._unmap = partial(library.munmap, address, size)
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        if hasattr(self, "_unmap"):
+            self._unmap()
 
 
 def _pin(descriptor: int, path: Path) -> None:

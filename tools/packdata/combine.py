@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from packdata.journal import JOURNAL_NAME, read_journal
 from packdata.plan import check_outside
 from packdata.provenance import extended, origin_of
 from packdata.publish import Packing
-from packdata.rewrite import WriteOptions, Written, plan_of, write_dataset
+from packdata.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset
 from packdata.target import PACKING_NAME, find_datasets
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def merge(
     *,
     link: bool = True,
     overwrite: bool = False,
+    shard_bytes: int | None = None,
     on_link: OnLink = str,
     note: Note = str,
 ) -> Manifest:
@@ -55,6 +57,8 @@ def merge(
         sources: Folders of the datasets, in the order in which their samples follow.
         link: Use hard links where the file system has them, as ``packdata.links.stage_whole`` does.
         overwrite: Replace a dataset at ``dst`` that ``merge`` has made.
+        shard_bytes: Write shards anew, each up to the sample that reaches this size: few of many small ones. None: they
+            stay as they are.
         on_link: Called with each shard that was linked.
         note: Called with what is no error and deserves a look: it was made before.
 
@@ -68,10 +72,15 @@ def merge(
     _check_alike(views)
     joined = join_views(views)
     provenance = {"command": "merge", "sources": list(map(origin_of, views))}
-    content = ViewContent(joined, joined.schema)
-    dataset = Written(content, provenance, joined.path, joined.whole_shards)
     options = WriteOptions(overwrite=overwrite, link=link, on_link=on_link, note=note)
-    return write_dataset(dst, plan_of("merge", views), dataset, options)
+    if shard_bytes is None:
+        content = ViewContent(joined, joined.schema)
+        dataset = Written(content, provenance, joined.path, joined.whole_shards)
+        return write_dataset(dst, plan_of("merge", views), dataset, options)
+    plan = plan_of("merge", views, shard_bytes=shard_bytes)
+    dataset = Written(ViewContent(joined.verified(), joined.schema), provenance, joined.path)
+    options = replace(options, format=format_of(joined), shard_bytes=shard_bytes)
+    return write_dataset(dst, plan, dataset, options)
 
 
 def extend(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from packdata.combine import merge
-from packdata.commands.common import new_joining_parser
+from packdata.commands.common import SIZES, new_joining_parser, parse_size
 
 if TYPE_CHECKING:
     from loaders.commandline import Commands
@@ -20,4 +20,11 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a dataset that merge has made in DST"
     )
-    parser.set_defaults(join=merge, options=["overwrite"])
+    parser.add_argument(
+        "--shard-size",
+        dest="shard_bytes",
+        type=parse_size,
+        metavar="SIZE",
+        help=f"write shards of this size, few of many small ones; {SIZES} (default: they stay)",
+    )
+    parser.set_defaults(join=merge, options=["overwrite", "shard_bytes"])
