@@ -130,12 +130,7 @@ def map_shard(path: Path, info: ShardInfo, *, pin: bool = False) -> npt.NDArray[
         ShardError: The file is missing or has another size.
     """
     try:
-        try:
-            return _map(path, info, pin=pin)
-        except OSError as error:
-            if error.errno != errno.EMFILE or not _allow_more_files():
-                raise
-            return _map(path, info, pin=pin)
+        return _map(path, info, pin=pin)
     except FileNotFoundError as error:
         raise ShardError("the shard is missing", path, hint=_RESTORE) from error
     except OSError as error:
@@ -198,18 +193,6 @@ def _pin(descriptor: int, path: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "it was evicted", str(path))
     with suppress(OSError):
         os.utime(descriptor)  # when it was last used
-
-
-def _allow_more_files() -> bool:
-    """Raise this process's limit of open files as far as it may; False if that is no further."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return False
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] != soft
 
 
 def open_columns(path: Path, info: ShardInfo, *, pin: bool = False) -> dict[str, Column]:

@@ -16,6 +16,7 @@ import pytest
 import packdata
 from loaders import DataLoader, ShardDataset
 from loaders.data.store import Store
+from loaders.errors import ShardError
 from loaders.limits import most_maps
 from loaders.manifest import publish_manifest, read_manifest
 from loaders.schema import Array
@@ -69,6 +70,19 @@ def test_all_orders_read_more_shards_than_files_may_be_open(folder: Path) -> Non
 
     assert all(sorted(each) == sorted(firsts[-1]) for each in firsts)
     assert len(firsts[-1]) == 300 * ROWS
+
+
+def test_where_no_file_may_be_opened_the_error_names_the_limit(folder: Path) -> None:
+    dataset, before = ShardDataset(folder), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))
+    try:
+        with pytest.raises(ShardError) as caught:
+            dataset.view.store.shard(5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert caught.value.path == folder / "shard-000005.lmdb"
+    assert "ulimit" in caught.value.hint
 
 
 def _firsts(dataset: ShardDataset, shuffle: Any) -> list[int]:
