@@ -34,7 +34,17 @@ FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
 _NOISE = 8 * float(np.finfo(float).eps)
 _FRACTIONS = ("days", "hour", "hour of time")
 _MOMENTS = {"hour of time": "hour"}
-_HOW_KINDS: dict[str, Kind] = {"number": "number", "flag": "flag", "hour of time": "time"}
+_KINDS: dict[str, Kind] = {
+    "number": "number",
+    "flag": "flag",
+    "hour of time": "time",
+    "label": "text",
+}
+
+
+def kind_of(how: str) -> Kind:
+    """Return what a column is read as, of which a number, label or part of a date is made."""
+    return _KINDS.get(how, "date")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +111,11 @@ class ColumnPlan:
         """What each column in the files is read as."""
         kinds: dict[str, Kind] = {}
         for column, how in self.features.sources if self.features else ():
-            kinds[column] = _HOW_KINDS.get(how, "date")
+            kinds[column] = kind_of(how)
         for column in self.categories.columns if self.categories else ():
             kinds[column] = "text"
         for target in self.targets:
-            kinds[target.column] = (
-                "text" if target.how == "label" else _HOW_KINDS.get(target.how, "date")
-            )
+            kinds[target.column] = kind_of(target.how)
         return kinds
 
     def lines(self) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -40,20 +39,15 @@ FOLDER = "folder"  # where the suffixes of files are counted
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip")
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The table files of a source, and what lies beside them: how many of which suffix, and folders."""
-
-    paths: list[Path]
-    ignored: Counter[str]
-
-
-def list_tables(sources: Sequence[Path | str]) -> Listing:
+def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]]:
     """Return the files that paths, patterns and folders name: each once, in the order given, those of one sorted.
 
     Args:
         sources: Files, patterns such as ``data/*.csv``, and folders of table files; what lies in folders of those is
             not looked at.
+
+    Returns:
+        The files, and what else the folders hold: how many of which suffix, and folders.
 
     Raises:
         SourceError: There is no such file, or one that is compressed among those of a folder.
@@ -73,7 +67,7 @@ def list_tables(sources: Sequence[Path | str]) -> Listing:
         raise SourceError("there is no table to pack", ", ".join(map(str, sources)))
     taken = {*paths, *map(os.path.realpath, sources)}
     ignored = Counter(other for real, other in others.items() if real not in taken)
-    return Listing(list(paths.values()), ignored)
+    return list(paths.values()), ignored
 
 
 def open_tables(

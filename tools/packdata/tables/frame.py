@@ -13,7 +13,7 @@ import xxhash
 from loaders.columns import FixedColumn
 from loaders.errors import SourceError
 from packdata.tables.spelling import speaking_python
-from packdata.tables.typed import BATCH_ROWS, Groups, TypedTable
+from packdata.tables.typed import BATCH_ROWS, TypedTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class FrameTable(TypedTable):
 
         firsts = range(0, len(table), BATCH_ROWS)
         sizes = [(first, min(BATCH_ROWS, len(table) - first)) for first in firsts]
-        super().__init__(path, Groups(table.column_names, lambda: sizes, tables), missing)
+        super().__init__(path, table.column_names, lambda: sizes, tables, missing)
 
     @cached_property
     def digest(self) -> str:

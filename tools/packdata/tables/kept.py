@@ -30,17 +30,21 @@ _SPARE = 3  # times the size of the sources that must be free
 _TYPES = {"date": pa.types.is_timestamp, "time": pa.types.is_time}
 
 
-class KeptColumns:
-    """Columns of parts, as numbers, dates and texts by their dictionaries.
+class TableReader:
+    """Reads parts of files; what was parsed of text comes from where it is kept, if that will do.
 
     Args:
-        beside: Where the file lies: the first folder above that exists.
-        size: Bytes of all sources.
+        files: The files.
+        beside: What is parsed is kept in the first folder above that exists; None: nowhere.
     """
 
-    def __init__(self, beside: Path | str, size: int) -> None:
+    def __init__(self, files: Sequence[TableFile], beside: Path | str | None = None) -> None:
+        self.files = files
         self._parts: dict[Part, tuple[int, int, Rows]] = {}
         self._lock, self._end, self._fd = threading.Lock(), 0, -1
+        size = sum(file.path.stat().st_size for file in files if file.is_text)
+        if beside is None or not size:
+            return
         folder = next(path for path in Path(beside).absolute().parents if path.is_dir())
         with suppress(OSError):  # of a folder without rights, packing says so itself
             if shutil.disk_usage(folder).free > _SPARE * size:
@@ -48,7 +52,17 @@ class KeptColumns:
                     self._fd = os.dup(file.fileno())
                 weakref.finalize(self, os.close, self._fd)
 
-    def put(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
+    def read(
+        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[Rows]:
+        """Read columns of a part; see ``TableFile.read``."""
+        rows = self._kept(part, columns, kinds)
+        if rows is None:
+            yield from self.files[part.file].read(part, columns, kinds)
+        else:
+            yield rows
+
+    def keep(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
         """Keep the columns of a part, one array for each of the rows' own."""
         if self._fd < 0 or not columns:
             return
@@ -68,7 +82,7 @@ class KeptColumns:
             return
         self._parts[part] = start, size, about
 
-    def get(
+    def _kept(
         self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
     ) -> Rows | None:
         """Return columns of a part, None where they were not kept, or not as what they are."""
@@ -99,25 +113,3 @@ def _fits(schema: pa.Schema, name: str, kind: Kind | None) -> bool:
 def _coded(array: pa.Array) -> pa.Array:
     """Return texts by their dictionary."""
     return array.dictionary_encode() if is_text(array.type) else array
-
-
-class TableReader:
-    """Reads parts of files: from what was kept of them, where that will do.
-
-    Args:
-        files: The files.
-        kept: What was kept.
-    """
-
-    def __init__(self, files: Sequence[TableFile], kept: KeptColumns | None = None) -> None:
-        self.files, self.kept = files, kept
-
-    def read(
-        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[Rows]:
-        """Read columns of a part; see ``TableFile.read``."""
-        rows = None if self.kept is None else self.kept.get(part, columns, kinds)
-        if rows is None:
-            yield from self.files[part.file].read(part, columns, kinds)
-        else:
-            yield rows

@@ -27,9 +27,9 @@ from packdata.tables.columns import (
     rejects_rows,
 )
 from packdata.tables.delimited import CsvOptions, DelimitedFile
-from packdata.tables.files import FOLDER, Listing, list_tables, open_tables
+from packdata.tables.files import FOLDER, list_tables, open_tables
 from packdata.tables.frame import FrameTable, is_frame
-from packdata.tables.kept import KeptColumns, TableReader
+from packdata.tables.kept import TableReader
 from packdata.tables.like import OPTIONS, TARGETS, missing_values_of, plan_like
 from packdata.tables.notes import header_notes
 from packdata.tables.options import TableOptions
@@ -167,17 +167,14 @@ def plan_tables(
         _check_like(chosen)
         missing_values = chosen.missing_values or missing_values_of(like)
         chosen = replace(chosen, missing_values=missing_values)
-    listing = Listing([], Counter()) if is_frame(sources) else list_tables(sources)
-    files: list[TableFile] = (
-        open_tables(listing.paths, csv, chosen.missing_values)
-        if listing.paths
-        else [FrameTable(sources, chosen.missing_values)]
-    )
+    if is_frame(sources):
+        files: list[TableFile] = [FrameTable(sources, chosen.missing_values)]
+        given, ignored = (), Counter[str]()
+    else:
+        paths, ignored = list_tables(sources)
+        files, given = open_tables(paths, csv, chosen.missing_values), tuple(sources)
     before = _identity(files)
-    size = sum(file.path.stat().st_size for file in files if file.is_text)
-    reader = TableReader(
-        files, KeptColumns(beside, size) if beside and size and not like else None
-    )
+    reader = TableReader(files, beside if like is None else None)
     if like is None:
         parts, plan, rows = _scanned(reader, chosen, check_workers(workers), on_error, progress)
     else:
@@ -197,8 +194,7 @@ def plan_tables(
         TARGETS: [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets],
     }
     recipe = TablesRecipe(reader, parts, plan, rows, identity, provenance)
-    given = tuple(sources) if listing.paths else ()
-    return TablesPlan(files, plan, recipe, format, given, dict(listing.ignored))
+    return TablesPlan(files, plan, recipe, format, given, dict(ignored))
 
 
 def _scanned(

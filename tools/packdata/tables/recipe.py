@@ -14,14 +14,13 @@ from loaders.columns import FixedColumn
 from loaders.errors import SourceError
 from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.rows import standardized
-from packdata.tables.columns import CATEGORIES, FEATURES, MISSING
+from packdata.tables.columns import CATEGORIES, FEATURES, MISSING, kind_of
 from packdata.tables.parts import Rows
 from packdata.tables.scan import place
 from packdata.tables.values import (
     Dates,
     Flags,
     Floats,
-    Group,
     Numbers,
     codes,
     combined,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from packdata.tables.columns import ColumnPlan, TargetColumn
     from packdata.tables.kept import TableReader
-    from packdata.tables.parts import Part, TableFile
+    from packdata.tables.parts import Kind, Part, TableFile
 
 Matrix = npt.NDArray[Any]
 _MISSING, _UNKNOWN = "missing:", "unknown:"
@@ -236,14 +235,17 @@ class TablesRecipe(Recipe):
         return out
 
 
+_WORDS = {"number": "number", "flag": "flag", "hour of time": "time of day"}
+
+
 class _Table:
     """The columns of some rows, each converted once."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
         self._arrays: dict[str, pa.Array] = {}
-        self._numbers: dict[tuple[str, Group], Numbers] = {}
-        self._dates: dict[tuple[str, Group], Dates] = {}
+        self._numbers: dict[tuple[str, Kind], Numbers] = {}
+        self._dates: dict[tuple[str, Kind], Dates] = {}
 
     def __len__(self) -> int:
         return len(self._table)
@@ -254,7 +256,7 @@ class _Table:
         return self._arrays[column]
 
     def _of(self, column: str, how: str) -> Numbers:
-        group = _group(how)
+        group = kind_of(how)
         if (column, group) not in self._numbers:
             self._numbers[column, group] = numbers(self.array(column), group)
         return self._numbers[column, group]
@@ -263,10 +265,10 @@ class _Table:
         values = self._of(column, how).values
         if how in ("number", "flag"):
             return values
-        key = column, _group(how)
+        key = column, kind_of(how)
         if key not in self._dates:
             self._dates[key] = Dates(values)
-        return self._dates[key].part(_PARTS.get(how, how))
+        return self._dates[key].part(how.removesuffix(" of time"))
 
     def missing(self, column: str, how: str) -> Flags:
         return self._of(column, how).missing
@@ -276,25 +278,13 @@ class _Table:
         array = self.array(column)
         wrong.note(
             self._of(column, how).bad,
-            lambda row: f"{what}: {shown(array, row)!r} is no {_word(how)}",
+            lambda row: f"{what}: {shown(array, row)!r} is no {_WORDS.get(how, 'date')}",
         )
 
     def note_infinite(self, what: str, column: str, how: str, flags: Flags, wrong: _Wrong) -> None:
         """Note where a number is too large."""
         values = self._of(column, how).values
         wrong.note(flags, lambda row: f"{what} ({float(values[row])!r})")
-
-
-_GROUPS: dict[str, Group] = {"number": "number", "flag": "flag", "hour of time": "time"}
-_PARTS = {"hour of time": "hour"}
-
-
-def _group(how: str) -> Group:
-    return _GROUPS.get(how, "date")
-
-
-def _word(how: str) -> str:
-    return {"number": "number", "flag": "flag", "time": "time of day"}.get(_group(how), "date")
 
 
 def _others(rows: Rows, wrong: Mapping[int, str]) -> npt.NDArray[np.int64]:

@@ -191,12 +191,15 @@ class Scan:
     bad: int = 0
     columns: dict[str, ColumnScan] = field(default_factory=dict)
 
-
-class _PartScan(NamedTuple):
-    part: Part
-    num_rows: int
-    bad: Sequence[tuple[int, str]]
-    columns: dict[str, ColumnScan]
+    def add(self, other: Scan) -> None:
+        """Take in what a later part holds."""
+        for name in other.columns:  # a key that no earlier line of JSON had
+            self.columns.setdefault(name, ColumnScan(num_missing=self.num_rows))
+        for name, column in self.columns.items():
+            column.add(other.columns.get(name) or ColumnScan(num_missing=other.num_rows))
+        self.parts += other.parts
+        self.num_rows += other.num_rows
+        self.bad += other.bad
 
 
 def scan_tables(
@@ -227,10 +230,10 @@ def scan_tables(
     Raises:
         SourceError: A file or row cannot be read.
     """
-    files, kept = reader.files, reader.kept if judge is None else None
+    files = reader.files
     found = Scan(columns={} if columns is None else {name: ColumnScan() for name in columns})
 
-    def scan_part(part: Part) -> _PartScan:
+    def scan_part(part: Part) -> Scan:
         file, num_rows = files[part.file], 0
         bad: list[tuple[int, str]] = []
         scans: dict[str, ColumnScan] = {}
@@ -245,16 +248,20 @@ def scan_tables(
                 scans.setdefault(name, ColumnScan(num_missing=num_rows - len(rows.table))).add(
                     look.scan
                 )
-            if kept is not None and file.is_text and not rows.mixed:
-                kept.put(part, rows, typed)
-        return _PartScan(part, num_rows, bad, scans)
+            if judge is None and file.is_text and not rows.mixed:
+                reader.keep(part, rows, typed)
+        if bad and on_error == "fail":
+            line, why = bad[0]
+            raise SourceError(why, place(file, line))
+        return Scan([part], num_rows, len(bad), scans)
 
     try:
         progress.start(None, 0)
         with OrderedPool(scan_part, workers) as pool:
             parts = (part for number, file in enumerate(files) for part in file.parts(number))
             for each in pool.map(parts):
-                _join(found, each, files, on_error, progress)
+                found.add(each)
+                progress.advance(found.bad, each.num_rows + each.bad)
     finally:
         progress.close()
     for column in found.columns.values():
@@ -262,22 +269,6 @@ def scan_tables(
         if column.words.is_full and not column.other:
             column.other = f"it has more than {MAX_CATEGORIES:,} different texts"
     return found
-
-
-def _join(
-    found: Scan, part: _PartScan, files: Sequence[TableFile], on_error: OnError, progress: Progress
-) -> None:
-    if part.bad and on_error == "fail":
-        line, why = part.bad[0]
-        raise SourceError(why, place(files[part.part.file], line))
-    for name in part.columns:  # a key that no earlier line of JSON had
-        found.columns.setdefault(name, ColumnScan(num_missing=found.num_rows))
-    for name, column in found.columns.items():
-        column.add(part.columns.get(name) or ColumnScan(num_missing=part.num_rows))
-    found.parts.append(part.part)
-    found.num_rows += part.num_rows
-    found.bad += len(part.bad)
-    progress.advance(found.bad, part.num_rows + len(part.bad))
 
 
 def place(file: TableFile, line: int) -> str:

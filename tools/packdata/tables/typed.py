@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -24,35 +24,30 @@ BATCH_ROWS = 1 << 16
 _UNREADABLE = (OSError, pa.ArrowException)
 
 
-class Groups(NamedTuple):
-    """How some table is read.
-
-    Attributes:
-        columns: Names, in order.
-        sizes: Lists the groups: where each begins, as ``tables`` takes it, and its rows.
-        tables: Yields a group, in one or more tables of the columns that are named.
-    """
-
-    columns: Sequence[str]
-    sizes: Callable[[], Iterable[tuple[int, int]]]
-    tables: Callable[[int, list[str]], Iterator[pa.Table]]
-
-
 class TypedTable:
-    """A table that declares what its columns are, and counts its rows from 0.
+    """A table that declares what its columns are, counts its rows from 0, and is read group by group.
 
     Args:
         path: The file, or what to call it.
-        groups: How it is read.
+        columns: Their names, in order.
+        sizes: Lists the groups: where each begins, as ``tables`` takes it, and its rows.
+        tables: Yields a group, in one or more tables of the columns that are named.
         missing: Texts that stand for no value, as null does.
     """
 
     unit = "row"
     is_text = False
 
-    def __init__(self, path: Path, groups: Groups, missing: Sequence[str] = ()) -> None:
-        self.path, self._groups, self._missing = path, groups, missing
-        self.columns: tuple[str, ...] = tuple(groups.columns)
+    def __init__(
+        self,
+        path: Path,
+        columns: Sequence[str],
+        sizes: Callable[[], Iterable[tuple[int, int]]],
+        tables: Callable[[int, list[str]], Iterator[pa.Table]],
+        missing: Sequence[str] = (),
+    ) -> None:
+        self.path, self._sizes, self._tables, self._missing = path, sizes, tables, missing
+        self.columns: tuple[str, ...] = tuple(columns)
 
     def guesses(self, column: str) -> frozenset[str]:
         """Return what texts may be: they are declared to be texts."""
@@ -62,7 +57,7 @@ class TypedTable:
         """List the groups."""
         row = 0
         try:
-            for start, size in self._groups.sizes():
+            for start, size in self._sizes():
                 yield Part(number, start, row + size, row)
                 row += size
         except _UNREADABLE as error:
@@ -74,7 +69,7 @@ class TypedTable:
         """Read a group, some ten thousand rows at a time."""
         names, row = list(self.columns if columns is None else columns), part.line
         try:
-            for group in self._groups.tables(part.start, names):
+            for group in self._tables(part.start, names):
                 for first in range(0, len(group), BATCH_ROWS):
                     table = group.slice(first, BATCH_ROWS)
                     yield self._rows(table, kinds, row)
@@ -117,7 +112,7 @@ def parquet_table(path: Path, missing: Sequence[str] = ()) -> TypedTable:
             ):
                 yield pa.Table.from_batches([batch]).select(names)
 
-    return TypedTable(path, Groups(columns, lambda: sizes, tables), missing)
+    return TypedTable(path, columns, lambda: sizes, tables, missing)
 
 
 def arrow_table(path: Path, missing: Sequence[str] = ()) -> TypedTable:
@@ -139,7 +134,7 @@ def arrow_table(path: Path, missing: Sequence[str] = ()) -> TypedTable:
         yield pa.Table.from_batches([batch])
 
     sizes = partial(_sizes_of_file if is_file else _sizes_of_stream, path)
-    return TypedTable(path, Groups(schema.names, sizes, tables), missing)
+    return TypedTable(path, schema.names, sizes, tables, missing)
 
 
 def _open_arrow(path: Path, is_file: bool) -> Any:
@@ -181,5 +176,4 @@ def rows_table(path: Path, missing: Sequence[str] = ()) -> TypedTable:
     def tables(start: int, names: list[str]) -> Iterator[pa.Table]:
         yield file.read(start, names)
 
-    groups = Groups(file.schema.names, lambda: enumerate(file.groups), tables)
-    return TypedTable(path, groups, missing)
+    return TypedTable(path, file.schema.names, lambda: enumerate(file.groups), tables, missing)
