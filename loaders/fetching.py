@@ -15,7 +15,6 @@ from loaders.datasets.packed import PackedDataset
 from loaders.errors import CacheError
 from loaders.remote.ahead import Ahead, of_pass
 from loaders.remote.needs import File, Needs
-from loaders.sampling.ahead import node_plan
 from loaders.sampling.batch import evaluate
 from loaders.text import describe_size
 
@@ -101,7 +100,7 @@ class Reading:
             store.max_pinned_bytes = None
             return
         ranks = _ranks_of_node(self._plan)
-        node = self.needs(node_plan(self._plan, ranks))
+        node = self.needs(self._plan.of_node(ranks))
         least, read = node.least_bytes(), self._epoch_bytes(node)
         if least > budget:
             what = f"{order_name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"

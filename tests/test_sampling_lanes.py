@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from loaders.rng import key64
 from loaders.sampling import BlockShuffled, EpochSampler, Lanes, Plan, audit
-from loaders.sampling.ahead import node_plan, shards_ahead
 from loaders.sampling.permutation import SORTED_MAX, TABLE_MAX, Permutations, permute
 
 Int64s = npt.NDArray[np.int64]
@@ -197,25 +196,23 @@ def test_a_sampler_of_lanes_is_cut_by_lanes() -> None:
     assert lanes == [{0, 1}, {2, 3}]
 
 
-# -- needs -----------------------------------------------------------------------------------------
+# -- nodes -----------------------------------------------------------------------------------------
 
 
-def test_shards_are_told_before_they_are_needed_in_their_order() -> None:
+def test_a_node_reads_what_its_ranks_read_together() -> None:
     order = Lanes([30] * 40, num_lanes=4)
-    plan = node_plan(plan_of(order, 4, rank=5, world_size=8, start=16), 4)
+    ranks = [plan_of(order, 4, rank=rank, world_size=8, start=16) for rank in range(4, 8)]
 
-    told = list(shards_ahead(order, plan, 2, lambda indices: shards_of(order, indices)))
+    node = ranks[1].of_node(4)
 
-    assert (plan.rank, plan.world_size, plan.batch_size) == (1, 2, 16)
-    ends = [step for step, _ in told[1:]] + [plan.num_remaining_steps]
-    assert told[0][0] == 0
-    for (step, shards), end in zip(told, ends, strict=True):
-        positions = np.concatenate([plan.positions(each)[0] for each in range(step, end)])
-        needed = shards_of(order, order.at(2, positions)[0]).tolist()
-        assert shards.tolist() == list(dict.fromkeys(needed))
-    assert len({shard for _, shards in told for shard in shards.tolist()}) <= 21
+    assert (node.rank, node.world_size, node.batch_size) == (1, 2, 16)
+    for step in range(node.num_remaining_steps):
+        together = np.concatenate([plan.positions(step)[0] for plan in ranks])
+        assert node.positions(step)[0].tolist() == together.tolist()
+    needed = order.at(2, node.full_steps(0, node.num_full_steps).ravel())[0]
+    assert len(np.unique(shards_of(order, needed))) <= 21
     with pytest.raises(ValueError, match="ranks_per_node"):
-        node_plan(plan_of(order, 4, world_size=8), 3)
+        ranks[0].of_node(3)
 
 
 # -- what it is made of ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ lane by lane before it is cut into slices.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -109,6 +109,19 @@ class Plan:
         """Rows of this rank in a full epoch, padding included."""
         whole = replace(self, start=0)
         return whole.num_full_steps * self.batch_size + whole._tail[1]
+
+    def of_node(self, ranks_per_node: int) -> Self:
+        """Return what all ranks of this rank's node read together, as the plan of one rank.
+
+        Args:
+            ranks_per_node: Consecutive ranks, whose number divides the world size; ValueError if it does not.
+        """
+        num_nodes, rest = divmod(self.world_size, ranks_per_node)
+        if rest:
+            what = f"ranks_per_node must divide {self.world_size} ranks"
+            raise ValueError(f"{what}, got {ranks_per_node}")
+        size, rank = self.batch_size * ranks_per_node, self.rank // ranks_per_node
+        return replace(self, batch_size=size, rank=rank, world_size=num_nodes)
 
     def delivered(self, num_steps: int) -> int:
         """Return how many positions are done after these steps: the next plan's ``start``."""
