@@ -42,6 +42,29 @@ def new_parser(
     )
 
 
+def new_reading_parser(
+    commands: Commands,
+    name: str,
+    summary: str,
+    example: str,
+    details: str = "",
+    *,
+    several: bool = False,
+) -> Parser:
+    """Add a command that reads a DATASET, or, of a folder of ``several``, each."""
+    parser = new_parser(commands, name, summary, example, details)
+    what = "folder or URL of the dataset" + (", or a folder of several" if several else "")
+    parser.add_argument("dataset", type=parse_source, metavar="DATASET", help=what)
+    add_remote(parser)
+    return parser
+
+
+def add_workers(parser: argparse.ArgumentParser, what: str = "threads") -> None:
+    """Add ``--workers``."""
+    known = f"{what} (default: all usable cores)"
+    parser.add_argument("--workers", type=parse_count, metavar="N", help=known)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

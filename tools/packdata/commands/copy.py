@@ -11,9 +11,9 @@ from loaders.schema import PICTURE_CODECS
 from packdata.commands.common import (
     add_json,
     add_remote,
+    add_workers,
     add_writing,
     new_parser,
-    parse_count,
     parse_names,
     parse_path,
     parse_quality,
@@ -75,9 +75,7 @@ def add_parser(commands: Commands) -> None:
     )
     _add_columns(parser)
     _add_codecs(parser)
-    parser.add_argument(
-        "--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)"
-    )
+    add_workers(parser)
     add_writing(parser)
     add_json(parser)
     add_remote(parser)

@@ -8,10 +8,8 @@ from loaders.schema import field_from_json
 from loaders.text import describe_size, printable
 from packdata.commands.common import (
     add_json,
-    add_remote,
     datasets_at,
-    new_parser,
-    parse_source,
+    new_reading_parser,
     show,
     show_json,
 )
@@ -31,15 +29,9 @@ def add_parser(commands: Commands) -> None:
         "Fields that are 'served' are in a batch where no others are asked for. Of the origin it\n"
         "shows what differs from the defaults; --json has all that is recorded."
     )
-    parser = new_parser(commands, "info", summary, "packdata info packed/train", details)
-    parser.add_argument(
-        "dataset",
-        type=parse_source,
-        metavar="DATASET",
-        help="folder or URL of the dataset, or a folder of several",
-    )
+    example = "packdata info packed/train"
+    parser = new_reading_parser(commands, "info", summary, example, details, several=True)
     add_json(parser)
-    add_remote(parser)
     parser.set_defaults(run=run)
 
 

@@ -11,10 +11,8 @@ from loaders.data.view import open_view
 from loaders.errors import SchemaError
 from loaders.text import printable
 from packdata.commands.common import (
-    add_remote,
-    new_parser,
+    new_reading_parser,
     parse_count,
-    parse_source,
     show,
     show_notes,
 )
@@ -38,10 +36,7 @@ def add_parser(commands: Commands) -> None:
         "draw a labelled contact sheet of some samples, or print them if they have no pictures"
     )
     example = "packdata preview packed/train --out sheet.png --num 24"
-    parser = new_parser(commands, "preview", summary, example)
-    parser.add_argument(
-        "dataset", type=parse_source, metavar="DATASET", help="folder or URL of the dataset"
-    )
+    parser = new_reading_parser(commands, "preview", summary, example)
     parser.add_argument(
         "--out",
         type=_png,
@@ -75,7 +70,6 @@ def add_parser(commands: Commands) -> None:
         help=f"what a recipe makes of each, side by side: {', '.join(presets.NAMES)}",
     )
     parser.add_argument("--text", action="store_true", help="print the samples, draw nothing")
-    add_remote(parser)
     parser.set_defaults(run=run)
 
 

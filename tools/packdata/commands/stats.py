@@ -8,10 +8,9 @@ from loaders.data.view import open_view
 from loaders.text import printable
 from packdata.commands.common import (
     add_json,
-    add_remote,
-    new_parser,
+    add_workers,
+    new_reading_parser,
     parse_count,
-    parse_source,
     show,
     show_json,
 )
@@ -35,10 +34,7 @@ def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "compute mean and std of the pixels, sizes, and counts of the classes"
     example = "packdata stats packed/train --json > stats.json"
-    parser = new_parser(commands, "stats", summary, example, _DETAILS)
-    parser.add_argument(
-        "dataset", type=parse_source, metavar="DATASET", help="folder or URL of the dataset"
-    )
+    parser = new_reading_parser(commands, "stats", summary, example, _DETAILS)
     parser.add_argument(
         "--limit",
         type=parse_count,
@@ -46,11 +42,8 @@ def add_parser(commands: Commands) -> None:
         help="decode only so many samples, evenly spread (default: all); classes, tables, "
         "single numbers and sizes in bytes are of all samples",
     )
-    parser.add_argument(
-        "--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)"
-    )
+    add_workers(parser)
     add_json(parser)
-    add_remote(parser)
     parser.set_defaults(run=run)
 
 

@@ -10,11 +10,9 @@ from loaders.manifest import read_manifest
 from loaders.text import describe_size, printable
 from packdata.commands.common import (
     add_json,
-    add_remote,
+    add_workers,
     datasets_at,
-    new_parser,
-    parse_count,
-    parse_source,
+    new_reading_parser,
     show,
     show_json,
 )
@@ -39,24 +37,13 @@ _DETAILS = (
 def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "check every byte of a packed dataset"
-    parser = new_parser(commands, "verify", summary, "packdata verify packed/train", _DETAILS)
-    parser.add_argument(
-        "dataset",
-        type=parse_source,
-        metavar="DATASET",
-        help="folder or URL of the dataset, or a folder of several",
-    )
+    example = "packdata verify packed/train"
+    parser = new_reading_parser(commands, "verify", summary, example, _DETAILS, several=True)
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_true", help="only sizes and hashes of the files")
     depth.add_argument("--decode", action="store_true", help="also decode every record")
-    parser.add_argument(
-        "--workers",
-        type=parse_count,
-        metavar="N",
-        help="shards at once (default: all usable cores)",
-    )
+    add_workers(parser, "shards at once")
     add_json(parser)
-    add_remote(parser)
     parser.set_defaults(run=run)
 
 
