@@ -476,16 +476,19 @@ class KeptChildren:
             epoch: As for ``Child.follow``.
             child: One that was started already.
         """
-        child = child or self._take(maker, epoch) or Child(maker)
-        child.follow(maker, epoch)
+        child = child or self._take() or Child(maker)
+        if not child.follow(maker, epoch):
+            child.end()
+            child = Child(maker)
+            child.follow(maker, epoch)
         return ChildPool(maker, child, self._leave)
 
-    def _take(self, maker: Maker, epoch: int | None) -> Child | None:
+    def _take(self) -> Child | None:
         try:
             child = self._idle.pop()  # another iteration at the same time gets a child of its own
         except IndexError:
             return None
-        if child.is_usable and child.follow(maker, epoch):
+        if child.is_usable:
             return child
         child.end()
         return None

@@ -6,12 +6,14 @@ gathers rows of equal size from any number of mapped files in one call.
 
 from __future__ import annotations
 
+import pickle
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from loaders.cached import cached_property
 from loaders.columns import as_rows
 from loaders.data.finder import Rows, ShardFinder
 from loaders.data.gather import Found, Gather, Take, take_rows
@@ -57,6 +59,11 @@ class Origins(NamedTuple):
         """Return the shard number of each of some samples."""
         found: Indices = self.shards[np.searchsorted(self.ends, samples, "right")]
         return found
+
+
+def _unpickle(shards: bytes | Sequence[FileShard | MemoryShard], *args: Any) -> Store:
+    found = pickle.loads(shards) if isinstance(shards, bytes) else shards  # noqa: S301 -- in a pickle of our own
+    return Store(found, *args)
 
 
 class Store:
@@ -117,8 +124,16 @@ class Store:
         self._pages: dict[str, Pages] = {}
 
     def __reduce__(self) -> Any:
-        args = (self.shards, self.check, self.take, self.max_open, self._given_origins)
-        return Store, args, {"max_pinned_bytes": self.max_pinned_bytes}
+        shards = self._pickled_shards or self.shards
+        args = (shards, self.check, self.take, self.max_open, self._given_origins)
+        return _unpickle, args, {"max_pinned_bytes": self.max_pinned_bytes}
+
+    @cached_property
+    def _pickled_shards(self) -> bytes | None:
+        """Shards that are files, pickled once: a child process is compared with its dataset at every epoch."""
+        if not all(isinstance(shard, FileShard) for shard in self.shards):
+            return None
+        return pickle.dumps(self.shards, pickle.HIGHEST_PROTOCOL)
 
     def __len__(self) -> int:
         return self._num_samples
