@@ -56,9 +56,20 @@ def copy_photos(folder: Path) -> None:
                 shutil.copy(file, folder / "photos" / split / kind.name)
 
 
+def add_sbatch(folder: Path) -> None:
+    """Make what stands in for Slurm's command: it runs each task of an array, one after the other."""
+    script = folder / "bin" / "sbatch"
+    script.parent.mkdir()
+    script.write_text(
+        "#!/bin/sh\n# --wait --array=FIRST-LAST SCRIPT\nrange=${2#--array=}\n"
+        'for i in $(seq ${range%-*} ${range#*-}); do SLURM_ARRAY_TASK_ID=$i sh -e "$3"; done\n'
+    )
+    script.chmod(0o755)
+
+
 def run_commands(block: str, folder: Path) -> None:
     """Run a block by the shell with this environment's commands."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{folder / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["sh", "-e", "-c", block],
         cwd=folder,
@@ -117,6 +128,8 @@ def test_blocks_run(folder: Path, page: str, request: pytest.FixtureRequest) -> 
     names: dict[str, Any] = {}
     if page == "docs/remote.md":
         request.getfixturevalue("in_a_bucket")
+    if page == "docs/cluster.md":
+        add_sbatch(folder)
     for language, block in blocks(page):
         if language == "python":
             exec(compile(block, page, "exec"), names)

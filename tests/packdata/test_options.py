@@ -165,6 +165,10 @@ PLAIN = {
     "cache": "cache",
 }
 FOR_MANY = ("--json", "--overwrite", "--dry-run", "--workers")
+PARTS = {  # in test_parts.py
+    *((command, "--part") for command in ("images", "tokens", "tables", "arrays")),
+    *(("finish", option) for option in ("--json", "--overwrite")),
+}
 BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("preview", "--columns"),
            ("repair", "--from"), ("repair", "--manifest"), ("images", "--lossless-rotate"),
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
@@ -187,7 +191,7 @@ def options() -> set[tuple[str, str]]:
 
 
 def commands_with(option: str) -> list[str]:
-    return sorted(command for command, name in options() if name == option)
+    return sorted(command for command, name in options() - PARTS if name == option)
 
 
 def run(command: str, line: str) -> int:
@@ -251,7 +255,7 @@ def test_every_option_is_tried_here() -> None:
     words += [(command, option.split()[0]) for command, _, option, _, _ in SHOWING]
     for_many = {(command, option) for option in FOR_MANY for command in commands_with(option)}
 
-    assert options() == {*words, *for_many, *BY_HAND}
+    assert options() == {*words, *for_many, *BY_HAND, *PARTS}
 
 
 @pytest.mark.parametrize(("command", "base", "option", "arguments"), MAKING)

@@ -23,7 +23,7 @@ from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.limits import usable_cores
 from loaders.text import describe_size, printable
 from packdata.describe import counted
-from packdata.journal import Reject
+from packdata.journal import Reject, flatten_plan
 from packdata.pool import OrderedPool
 from packdata.progress import Progress, Quiet
 from packdata.publish import PACKER, Packing, Reached
@@ -43,10 +43,9 @@ from packdata.target import REJECTED_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Unpack
 
+    from packdata.journal import Kind
     from packdata.recipe import Recipe, Records
-    from packdata.settings import PackSettings
 
 _SHOWN_REJECTS = 10
 _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
@@ -111,6 +110,8 @@ class Summary:
             time += f", {self.samples_per_s:,.0f}/s"
         size = describe_size(self.bytes)
         lines = [f"packed {samples} into {printable(self.dst)}: {shards}, {size} ({time})"]
+        if not self.datasets:  # nothing was to be done
+            lines = []
         if len(self.datasets) > 1:
             lines += [f"  {dataset}" for dataset in self.datasets]
         return "\n".join([*lines, *map(printable, self.notes), *self._reject_lines()])
@@ -118,7 +119,8 @@ class Summary:
     def _reject_lines(self) -> Iterator[str]:
         if self.rejected:
             listed = Path(self.dst) / REJECTED_NAME
-            yield f"rejected {len(self.rejected):,}, listed in {printable(str(listed))}:"
+            where = f", listed in {printable(str(listed))}" if listed.exists() else ""
+            yield f"rejected {len(self.rejected):,}{where}:"
         for item, error in self.rejected[:_SHOWN_REJECTS]:
             name = printable(item)
             yield f"  {error}" if name in error else f"  {name}: {printable(error)}"
@@ -160,9 +162,7 @@ def _nbytes(records: Records | Block) -> int:
     return records.nbytes if isinstance(records, Block) else records_nbytes(records)
 
 
-def pack_recipe(
-    recipe: Recipe, dst: Path | str, *, format: Format, **settings: Unpack[PackSettings]
-) -> Summary:
+def pack_recipe(recipe: Recipe, dst: Path | str, *, format: Format, **settings: Any) -> Summary:
     """Pack what one recipe makes; see ``pack_recipes``."""
     return pack_recipes([("", recipe)], dst, format=format, **settings)
 
@@ -178,6 +178,7 @@ def pack_recipes(
     overwrite: bool = False,
     progress: Progress | None = None,
     is_unchanged: Callable[[], bool] = lambda: True,
+    share: Mapping[str, Any] | None = None,
 ) -> Summary:
     """Pack recipes into one destination and publish their datasets together.
 
@@ -196,6 +197,8 @@ def pack_recipes(
             complete.
         progress: Called for every item.
         is_unchanged: Asked before publishing whether the source is still what the recipes listed.
+        share: Of recipes that are a part of a source, which may be empty and stays staged: what its
+            plan says of that.
 
     Raises:
         SourceError: An item cannot be packed, and ``on_error`` is ``"fail"``.
@@ -208,7 +211,7 @@ def pack_recipes(
     check_on_error(on_error)
     progress = Quiet() if progress is None else progress
     run = _Run(
-        parts, Path(dst), format, shard_bytes, num_workers, on_error, progress, is_unchanged
+        parts, Path(dst), format, shard_bytes, num_workers, on_error, progress, is_unchanged, share
     )
     return run(overwrite)
 
@@ -238,6 +241,7 @@ class _Run:
     on_error: OnError
     progress: Progress
     is_unchanged: Callable[[], bool]
+    share: Mapping[str, Any] | None
     num_encoded: int = 0
     num_rejected: int = 0
 
@@ -247,35 +251,22 @@ class _Run:
         if not folders or len(set(folders)) != len(folders):
             raise ValueError(f"the parts must fill different folders, got {folders}")
         notes: list[str] = []
-        with Packing(self.dst, folders, self._plan(), overwrite=overwrite) as packing:
+        plan = plan_of(self.parts, self.format, self.shard_bytes, self.share)
+        kind: Kind = "packing" if self.share is None else "part"
+        with Packing(self.dst, folders, plan, overwrite=overwrite, kind=kind) as packing:
             if packing.is_published:
                 self._check_rejects(packing.rejected())
                 is_now = "nothing was read or written" if packing.was_there else "is published now"
                 notes.append(f"all was packed earlier, and {is_now}")
             else:
                 self._pack(packing, notes)
-            firsts = [f for part, recipe in self.parts for f in _counted_folders(part, recipe)]
+            firsts = counted_folders(self.parts)
             return summarize(packing, firsts, time.monotonic() - began, self.num_encoded, notes)
-
-    def _plan(self) -> dict[str, Any]:
-        targets = {
-            folder: target.schema.to_json()
-            for part, recipe in self.parts
-            for folder, target in zip(target_folders(part, recipe), recipe.targets, strict=True)
-        }
-        identities = {part: dict(recipe.identity) for part, recipe in self.parts}
-        return {
-            "recipe": identities.get("", identities),
-            "fields": targets,
-            "format": self.format,
-            "shard_bytes": self.shard_bytes,
-            "packer": PACKER,
-        }
 
     def _pack(self, packing: Packing, notes: list[str]) -> None:
         self._check_rejects(packing.rejected())
         packers = [_PartPacker(self, packing, part, recipe) for part, recipe in self.parts]
-        if sum(len(p.recipe) for p in packers) == 0:
+        if self.share is None and sum(len(p.recipe) for p in packers) == 0:
             raise PackError("there is nothing to pack", self.dst, "The source lists no item")
         totals = [p.num_samples for p in packers]
         total = None if None in totals else sum(n for n in totals if n is not None)
@@ -312,15 +303,41 @@ class _Run:
             )
 
 
+def plan_of(
+    parts: Sequence[tuple[str, Recipe]],
+    format: Format,
+    shard_bytes: int,
+    share: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """Return all that decides what recipes become, flat; see ``pack_recipes``."""
+    targets = {
+        folder: target.schema.to_json()
+        for split, recipe in parts
+        for folder, target in zip(target_folders(split, recipe), recipe.targets, strict=True)
+    }
+    identities = {split: dict(recipe.identity) for split, recipe in parts}
+    plan = {
+        "recipe": identities.get("", identities),
+        "fields": targets,
+        "format": format,
+        "shard_bytes": shard_bytes,
+        "packer": PACKER,
+    }
+    return flatten_plan(plan if share is None else plan | {"part": share})
+
+
 def target_folders(part: str, recipe: Recipe) -> list[str]:
     """Return the folder of each target of a part, below the destination."""
     return ["/".join(filter(None, (part, target.folder))) for target in recipe.targets]
 
 
-def _counted_folders(part: str, recipe: Recipe) -> list[str]:
+def counted_folders(parts: Sequence[tuple[str, Recipe]]) -> list[str]:
     """Return the folders that hold each sample once between them."""
-    folders = target_folders(part, recipe)
-    return folders if recipe.divides else folders[:1]
+    return [
+        folder
+        for part, recipe in parts
+        for folder in target_folders(part, recipe)[: None if recipe.divides else 1]
+    ]
 
 
 class _PartPacker:
@@ -382,7 +399,7 @@ class _PartPacker:
             num = len(self.recipe)
             self.packing.end_part(Reached(num, 0, self.part, self._rejects, self._counts))
         empty = [f for f in self.folders if not self.packing.state.shards.get(f)]
-        if empty:
+        if empty and self.run.share is None:
             # Nothing can go on from here: the same source would end here again, another is another plan.
             self.packing.state.shards.clear()
             where = f"{empty[0]!r} holds " if empty[0] else ""

@@ -42,9 +42,10 @@ _MAX_SHOWN_CHARS = 60  # and of longer ones a message tells only that they diffe
 _HASH = "xxh3:"
 
 # ``packing``: an error leaves it, the same packing continues, and others do not touch it.
+# ``part``, ``finish``: the same, of a part that stays staged, and of the joining of all parts.
 # ``command``: an error leaves nothing; killed, the same command continues, and any other undoes it.
 # ``writer``: an error leaves nothing; killed, any other drops it, for nothing can continue it.
-Kind = Literal["packing", "command", "writer"]
+Kind = Literal["packing", "part", "finish", "command", "writer"]
 
 
 class Reject(NamedTuple):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loaders.errors import PackError
 from loaders.manifest import MANIFEST_NAME
 from packdata.engine import Summary, pack_recipes
+from packdata.parts import Part, pack_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,15 +53,17 @@ class Plan(Protocol):
 
 
 def pack_plan(plan: Plan, dst: Path | str, **settings: Unpack[PackSettings]) -> Summary:
-    """Pack what was planned; see ``pack_recipes``.
+    """Pack what was planned, or a part of it; see ``pack_recipes``.
 
     Raises:
         PackError: What ``pack_recipes`` raises, or the destination and a source hold one another.
     """
     check_outside(dst, plan.sources)
-    summary = pack_recipes(
-        plan.parts, dst, format=plan.format, is_unchanged=plan.is_unchanged, **settings
-    )
+    part = settings.pop("part", None)
+    about: Any = {"format": plan.format, "is_unchanged": plan.is_unchanged, **settings}
+    if part is not None:
+        return pack_part(plan.parts, dst, Part.parse(part), **about)
+    summary = pack_recipes(plan.parts, dst, **about)
     notes = (*summary.notes, *plan.notes(summary))
     return replace(summary, notes=notes, amount=plan.amount(summary))
 

@@ -34,7 +34,7 @@ from loaders.regular import read_regular
 from loaders.schema import Schema
 from loaders.text import printable_json
 from packdata.disk import GO_ON, explained, write_staged
-from packdata.journal import JOURNAL_NAME, Header, Journal, Kind, Reject, State, flatten_plan
+from packdata.journal import JOURNAL_NAME, Header, Journal, Kind, Reject, State
 from packdata.links import file_fault, stage_whole
 from packdata.lock import LOCK_NAME, TargetLock, lock_owner
 from packdata.provenance import PLAN
@@ -42,6 +42,7 @@ from packdata.settings import OVERWRITE
 from packdata.shards import Format, shard_name
 from packdata.target import (
     PACKING_NAME,
+    PARTS_NAME,
     REJECTED_NAME,
     check_unclaimed,
     dataset_at,
@@ -65,7 +66,8 @@ if TYPE_CHECKING:
     from packdata.links import OnLink
 
 PACKER = "loaders 0.1.0"  # part of every plan, too: another version may encode other bytes
-_STAGED = "shards"
+STAGED = "shards"
+_DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Packing:
     Args:
         dst: The destination.
         folders: The datasets below it that will be filled; "" is the destination itself.
-        plan: JSON of all that decides the output.
+        plan: All that decides the output, flat (``flatten_plan``).
         overwrite: Replace the datasets that are there, and drop an unfinished packing of another
             plan.
         kind: What is left where it ends early. A ``command`` may share the destination with other datasets.
@@ -120,7 +122,7 @@ class Packing:
         self,
         dst: Path,
         folders: Sequence[str],
-        plan: Mapping[str, Any],
+        plan: Mapping[str, str],
         *,
         overwrite: bool = False,
         kind: Kind = "packing",
@@ -128,7 +130,7 @@ class Packing:
     ) -> None:
         self.dst, self.folders = dst, tuple(folders)
         self._kind, self._overwrite, self._extend = kind, overwrite, extend
-        self._plan = flatten_plan(plan)
+        self._plan = dict(plan)
         self._journal: Journal | None = None
         self._lock: TargetLock | None = None
         self._writer = ThreadPoolExecutor(1, "packdata-shard")
@@ -142,6 +144,7 @@ class Packing:
                 self._begin()
 
     def _begin(self) -> None:
+        self._check_no_parts()
         if not self._work.exists():
             check_unclaimed(self.dst)
             self._existing()  # refuses before anything is created
@@ -155,6 +158,8 @@ class Packing:
             raise
         try:
             self._check_neighbours()
+            if self._has_parts():
+                shutil.rmtree(self._place / PARTS_NAME)
             for folder in filter(None, self.folders):
                 _remove(leftovers(self._place / folder))
             self._journal = self._open_journal()
@@ -189,7 +194,7 @@ class Packing:
 
     @property
     def _plan_digest(self) -> str:
-        return xxhash.xxh3_128_hexdigest(json.dumps(self._plan, sort_keys=True).encode())
+        return digest_of(self._plan)
 
     def _explained(self, path: Path, what: str) -> AbstractContextManager[None]:
         """Turn what the system says into a PackError; a command leaves nothing, and begins anew."""
@@ -201,13 +206,17 @@ class Packing:
         """Tell whether the datasets are there, as the same plan has made them."""
         if self._overwrite or self._extend or self._kind == "writer" or is_unfinished(self._place):
             return False
-        return all(self._is_made(self._place / folder) for folder in self.folders)
+        return is_made(self._place, self.folders, self._plan_digest)
 
-    def _is_made(self, folder: Path) -> bool:
-        there = dataset_at(folder)
-        if there is None or there.provenance.get(PLAN) != self._plan_digest:
-            return False
-        return all(_size_of(folder / shard.file) == shard.size_bytes for shard in there.shards)
+    def _has_parts(self) -> bool:
+        """Tell whether parts of another packing lie there."""
+        return self._kind not in ("part", "finish") and (self._place / PARTS_NAME).exists()
+
+    def _check_no_parts(self) -> None:
+        """Raise PackError for parts of another packing, which ``--overwrite`` drops."""
+        if self._has_parts() and not self._overwrite:
+            hint = f"'packdata finish' joins them, {OVERWRITE} drops them"
+            raise PackError("parts of a packing lie there", self.dst, hint)
 
     def _check_neighbours(self) -> None:
         """Raise PackError if another command works in a folder above, or in one of the targets."""
@@ -238,7 +247,7 @@ class Packing:
         if was.kind == "command" and not is_same:
             _remove(leftovers(self._place))
             return False
-        if state.done is not None:
+        if state.done is not None and was.kind != "part":
             self._journal = journal
             try:
                 self._check_targets()
@@ -252,7 +261,7 @@ class Packing:
             return is_same
         if is_same:
             return was.replaces == self._replaced(self._existing())
-        if was.kind == "packing" and not self._overwrite:
+        if was.kind not in ("command", "writer") and not self._overwrite:
             self._check_dropped(was, state)
         return False
 
@@ -285,10 +294,7 @@ class Packing:
         else:
             existing = find_datasets(self.dst, self.folders)
         if existing and not self._overwrite and not self._extend:
-            hint = f"{OVERWRITE} replaces it; 'packdata extend' adds to it"
-            raise PackError(
-                "a packed dataset is there, and is complete", self.dst / next(iter(existing)), hint
-            )
+            raise is_there(self.dst / next(iter(existing)))
         return existing
 
     def _replaced(self, existing: Mapping[str, Manifest]) -> dict[str, tuple[str, list[str]]]:
@@ -306,7 +312,7 @@ class Packing:
         return any(_size_of(path) == info.size_bytes for path in places)
 
     def _staged(self, folder: str) -> Path:
-        return self._work / _STAGED / folder
+        return self._work / STAGED / folder
 
     def _shown(self, path: Path) -> Path:
         """Return a path below the destination as messages name it: beginning as it was given."""
@@ -415,18 +421,22 @@ class Packing:
         self.wait()
         with self._explained(self.dst, "the dataset cannot be published"):
             self._check_targets()
-            plan = {} if self._extend or self._kind == "writer" else {PLAN: self._plan_digest}
+            is_known = not self._extend and self._kind not in ("part", "writer")
+            plan = {PLAN: self._plan_digest} if is_known else {}
             done = {
                 folder: {"schema": schema.to_json(), "provenance": {**provenance, **plan}}
                 for folder, (schema, provenance) in contents.items()
             }
             self.journal.append({"done": done})
-            self._publish()
+            if self._kind == "part":
+                self._is_published = True
+            else:
+                self._publish()
 
     def _check_targets(self) -> None:
         """Raise PackError if publishing would cost what others have put there meanwhile."""
         for folder in self.folders:
-            target, shards = self._place / folder, self.state.shards[folder]
+            target, shards = self._place / folder, self.state.shards.get(folder, ())
             replaced, _ = self.journal.header.replaces.get(folder, (None, ()))
             there = dataset_at(target)
             if there is not None and there.fingerprint != replaced and not has_any(there, shards):
@@ -492,7 +502,16 @@ class Packing:
             path.unlink(missing_ok=True)
 
     def manifests(self) -> dict[str, Manifest]:
-        """Return the manifest of each target, once it is published."""
+        """Return the manifest of each target, once it is published; of a part, what is staged of it."""
+        if self._kind == "part":
+            return {
+                folder: Manifest(
+                    Schema.from_json(content["schema"]),
+                    tuple(self.state.shards.get(folder, ())),
+                    content["provenance"],
+                )
+                for folder, content in (self.state.done or {}).items()
+            }
         return {folder: read_manifest(self._place / folder) for folder in self.folders}
 
     def rejected(self) -> list[tuple[str, str]]:
@@ -502,6 +521,14 @@ class Packing:
         path = self._place / REJECTED_NAME
         lines = map(json.loads, read_regular(path).splitlines() if path.exists() else ())
         return [(line["item"], line["error"]) for line in lines]
+
+    def take_over(self, folder: Path) -> Path:
+        """Let a folder go with the journal, from one step on; return where it is then."""
+        if self._lock is None or (self._work / _DONE).exists():
+            return folder
+        with self._explained(folder, "it cannot be moved"):
+            os.rename(folder, self._work / _DONE)
+        return self._work / _DONE
 
     def close(self) -> None:
         """Wait for the shard under way, and leave what it takes to go on; may be called twice."""
@@ -513,12 +540,16 @@ class Packing:
             return
         self._journal.close()
         with suppress(OSError):
-            if self._is_published or not self._is_worth_keeping():
+            if not self._is_worth_keeping():
                 self._clean_up()
         self._lock.release()
 
     def _is_worth_keeping(self) -> bool:
-        if self._kind == "packing" and self.state.shards:
+        if self._kind == "part":
+            return bool(self.state.shards or self.state.done)
+        if self._is_published:
+            return False
+        if self._kind in ("packing", "finish") and self.state.shards:
             return True
         return self._kind != "command" and self.state.done is not None
 
@@ -542,6 +573,29 @@ class Packing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def digest_of(plan: Mapping[str, str]) -> str:
+    """Return the hash by which a dataset knows the plan that made it."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(plan, sort_keys=True).encode())
+
+
+def is_made(dst: Path, folders: Sequence[str], digest: str) -> bool:
+    """Tell whether the datasets are there as the plan of this hash has made them."""
+    return all(_is_made(dst / folder, digest) for folder in folders)
+
+
+def _is_made(folder: Path, digest: str) -> bool:
+    there = dataset_at(folder)
+    if there is None or there.provenance.get(PLAN) != digest:
+        return False
+    return all(_size_of(folder / shard.file) == shard.size_bytes for shard in there.shards)
+
+
+def is_there(folder: Path) -> PackError:
+    """Return the error that a dataset is where another would go."""
+    hint = f"{OVERWRITE} replaces it; 'packdata extend' adds to it"
+    return PackError("a packed dataset is there, and is complete", folder, hint)
 
 
 def _remove(paths: Sequence[Path]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.data.shards import FileShard
 from loaders.errors import PackError
+from packdata.journal import flatten_plan
 from packdata.publish import PACKER, Packing, Reached
 from packdata.shards import (
     DEFAULT_SHARD_BYTES,
@@ -74,11 +75,11 @@ class Written:
     whole: Sequence[FileShard] | None = None
 
 
-def plan_of(name: str, sources: Sequence[View], **options: Any) -> dict[str, Any]:
+def plan_of(name: str, sources: Sequence[View], **options: Any) -> dict[str, str]:
     """Return what tells a command from others."""
     prints = [view.source_fingerprint for view in sources]
     command = json.dumps({"command": name, "sources": prints} | options, sort_keys=True)
-    return {"command": command, "packer": PACKER}
+    return flatten_plan({"command": command, "packer": PACKER})
 
 
 def format_of(view: View) -> Format:
@@ -88,7 +89,7 @@ def format_of(view: View) -> Format:
 
 
 def write_dataset(
-    dst: Path | str, plan: Mapping[str, Any], dataset: Written, options: WriteOptions
+    dst: Path | str, plan: Mapping[str, str], dataset: Written, options: WriteOptions
 ) -> Manifest:
     """Write one dataset; see ``write_datasets``."""
     return write_datasets(dst, plan, {"": dataset}, options)[""]
@@ -96,7 +97,7 @@ def write_dataset(
 
 def write_datasets(
     dst: Path | str,
-    plan: Mapping[str, Any],
+    plan: Mapping[str, str],
     datasets: Mapping[str, Written],
     options: WriteOptions,
 ) -> dict[str, Manifest]:

@@ -27,6 +27,7 @@ class PackSettings(TypedDict, total=False):
             lists it.
         overwrite: Replace the datasets that are there.
         progress: Called for every sample.
+        part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.finish`` joins them all.
     """
 
     shard_bytes: int
@@ -34,6 +35,7 @@ class PackSettings(TypedDict, total=False):
     on_error: OnError
     overwrite: bool
     progress: Progress | None
+    part: str | None
 
 
 def take(kind: type[_T], options: dict[str, Any], **more: Any) -> _T:

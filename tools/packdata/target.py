@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 PACKING_NAME = ".packing"
+PARTS_NAME = ".parts"
 REJECTED_NAME = "rejected.jsonl"
-_NEVER_OURS = frozenset({PACKING_NAME, "lost+found"})
+_NEVER_OURS = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
 _NUMBERED = re.compile(r"shard-(\d+)\.")
 _MAX_DEPTH = 2  # of a target below the destination: split/size
 

@@ -148,7 +148,7 @@ class Writer:
         self.summary: Summary | None = None
         num_workers = check_workers(workers)
         self._packing = Packing(
-            Path(dst), [""], {"writer": True}, overwrite=overwrite, kind="writer"
+            Path(dst), [""], {"writer": "true"}, overwrite=overwrite, kind="writer"
         )
         self._open = ExitStack()  # what is released at the end, last first
         self._open.callback(self._packing.close)

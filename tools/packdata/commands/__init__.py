@@ -11,6 +11,7 @@ from packdata.commands import (
     diff,
     extend,
     fetch,
+    finish,
     images,
     info,
     merge,
@@ -24,7 +25,7 @@ from packdata.commands import (
 )
 
 GROUPS = {
-    "pack": (images, tokens, tables, arrays),
+    "pack": (images, tokens, tables, arrays, finish),
     "look": (info, preview, stats, diff),
     "derive": (copy, split, merge, extend),
     "keep whole": (verify, repair),

@@ -201,6 +201,16 @@ def parse_place(text: str) -> str:
     return text
 
 
+def parse_part(text: str) -> str:
+    """Read which part of how many: ``I/N``."""
+    from packdata.parts import Part
+
+    try:
+        return str(Part.parse(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def parse_path(text: str) -> Path:
     """Read a path."""
     return Path(parse_place(text))

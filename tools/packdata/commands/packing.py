@@ -9,6 +9,7 @@ from loaders.progress import Meter
 from packdata.commands.common import (
     SIZES,
     parse_count,
+    parse_part,
     parse_place,
     parse_size,
     show,
@@ -75,6 +76,12 @@ def add_packing_options(
         help=f"at a {item} that cannot be packed: stop (default), or leave it out, list it in "
         f"rejected.jsonl, and end with status 3{listing}",
     )
+    add(
+        "--part",
+        type=parse_part,
+        metavar="I/N",
+        help="pack this of N parts alone, I from 0, on any machine; 'packdata finish DST' joins them",
+    )
     add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
     add("--dry-run", action="store_true", help="print what would be packed, and stop")
     add("--json", action="store_true", help="print the summary, or the plan, as JSON")
@@ -138,6 +145,7 @@ def run_packing(
             on_error=args.on_error,
             overwrite=args.overwrite,
             progress=Meter("packed", unit),
+            part=args.part,
         )
     except SourceError as error:
         if args.on_error == "fail":
@@ -145,7 +153,7 @@ def run_packing(
             error.add_note(f"{what}; --on-error skip continues and lists such {args.item}s")
         raise
     except KeyboardInterrupt as error:
-        if is_unfinished(args.dst):
+        if args.part or is_unfinished(args.dst):
             error.add_note("the same command continues")
         raise
     return _show(args, summary) or (3 if summary.rejected else 0)

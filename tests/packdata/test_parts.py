@@ -1,0 +1,333 @@
+"""Parts of a packing: the bytes of the whole, whoever packs them, however often they are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaders.errors import PackError
+from loaders.manifest import MANIFEST_NAME
+from packdata import parts as parts_module
+from packdata.cli import main
+from packdata.images.plan import pack_images
+from packdata.journal import JOURNAL_NAME
+from packdata.lock import LOCK_NAME, TargetLock
+from packdata.parts import Part, PartRecipe, finish
+from packdata.target import PACKING_NAME, PARTS_NAME, REJECTED_NAME
+from tests.packdata.command_sources import make_sources
+from tests.packdata.reading import PackedReader
+from tests.packdata.recipes import contents
+from tests.packdata.test_kills import killed_before
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMANDS = {
+    "images": "images broken DST --on-error skip --size 16 --size 8 --shard-size 1kB",
+    "tokens": "tokens a.txt DST --documents line --row-tokens 64 --val-share 0.5 --shard-size 1kB",
+    "arrays": "arrays scans DST --shard-size 1kB",
+    "tables": "tables like.csv DST --like train --shard-size 1kB",
+}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    make_sources(folder)
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Ten pictures in two splits: 7 to train, 3 to val."""
+    for i in range(10):
+        folder = tmp_path / "photos" / ("train" if i < 7 else "val") / f"c{i % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / f"{i}.png"), np.full((20, 20, 3), i))
+    return tmp_path / "photos"
+
+
+def pack_all(photos: Path, dst: Path, of: int, **options: Any) -> None:
+    for i in range(of):
+        pack_images(photos, dst, part=f"{i}/{of}", **options)
+
+
+def on_another_machine(photos: Path, dst: Path) -> None:
+    """Pack all as one part."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts_module, "_this_machine", lambda: "another")
+        pack_images(photos, dst, part="0/1")
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=4), st.integers(1, 40))
+def test_every_item_is_in_one_part_in_order(lengths: list[int], of: int) -> None:
+    recipes = [(str(i), Numbers(i, n)) for i, n in enumerate(lengths)]
+
+    cut = [Part(i, of).cut(recipes) for i in range(of)]
+
+    assert [
+        [item for part in cut for item in part[i][1].items(0)] for i in range(len(lengths))
+    ] == [list(recipe.items(0)) for _, recipe in recipes]
+    sizes = [sum(len(recipe) for _, recipe in part) for part in cut]
+    assert max(sizes) - min(sizes) <= 1
+
+
+class Numbers(PartRecipe):
+    """Items that are numbers, and nothing else of a recipe."""
+
+    def __init__(self, split: int, length: int) -> None:
+        self.split, self.length = split, length
+        self.targets, self.identity, self.provenance = (), {}, {}
+
+    def __len__(self) -> int:
+        return self.length
+
+    def items(self, start: int):  # type: ignore[no-untyped-def]
+        return iter([(self.split, i) for i in range(start, self.length)])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_parts_make_what_the_plain_command_makes(
+    sources: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has its bytes, three its samples in their order."""
+    monkeypatch.chdir(sources)
+    plain, one, three = (COMMANDS[name].replace("DST", f"{name}-{n}").split() for n in "013")
+    status = main(plain)
+
+    assert main([*one, "--part", "0/1"]) == status
+    for i in (2, 0, 1):
+        main([*three, "--part", f"{i}/3"])
+
+    assert main(["finish", f"{name}-1"]) == main(["finish", f"{name}-3"]) == status
+    made = contents(sources / f"{name}-0")
+    assert contents(sources / f"{name}-1") == made
+    for file in made:
+        if file.endswith(MANIFEST_NAME):
+            folder = os.path.dirname(file)
+            whole, joined = (PackedReader(sources / f"{name}-{n}" / folder) for n in "03")
+            assert len(joined) == len(whole)
+            for i in range(len(whole)):
+                records = joined.records_of(i)
+                assert all((records[n] == each).all() for n, each in whole.records_of(i).items())
+        elif file.endswith(REJECTED_NAME):
+            assert (sources / f"{name}-3" / file).read_bytes() == made[file]
+
+
+def test_more_parts_than_items_leave_some_empty(photos: Path, tmp_path: Path) -> None:
+    pack_all(photos, tmp_path / "dst", 13)
+
+    assert finish(tmp_path / "dst").samples == 10
+    assert not (tmp_path / "dst" / PARTS_NAME).exists()
+
+
+def test_missing_parts_are_named(photos: Path, tmp_path: Path) -> None:
+    for i in (0, 2, 4):
+        pack_images(photos, tmp_path / "dst", part=f"{i}/5")
+
+    with pytest.raises(PackError, match="1, 3") as raised:
+        finish(tmp_path / "dst")
+
+    assert raised.value.path == tmp_path / "dst"
+    assert len(list((tmp_path / "dst" / PARTS_NAME).iterdir())) == 3
+
+
+def test_parts_of_different_lists_options_and_versions_are_refused(
+    photos: Path, tmp_path: Path
+) -> None:
+    dst = tmp_path / "dst"
+    pack_images(photos, dst, part="0/2")
+    changed = photos / "train" / "c0" / "0.png"
+    os.utime(changed, ns=(1, 1))
+    pack_images(photos, dst, part="1/2")
+    with pytest.raises(PackError, match="files"):
+        finish(dst)
+
+    pack_images(photos, dst, part="0/2", overwrite=True)
+    pack_images(photos, dst, part="1/2", overwrite=True, codec="png", sizes=10)
+    with pytest.raises(PackError):
+        finish(dst)
+
+    pack_images(photos, dst, part="1/2", overwrite=True)
+    journal = dst / PARTS_NAME / Part(1, 2).name / JOURNAL_NAME
+    header, *rest = journal.read_text().splitlines()
+    plan = json.loads(header)
+    plan["plan"]["part.versions.numpy"] = '"1.0"'
+    journal.write_text("\n".join([json.dumps(plan), *rest, ""]))
+    with pytest.raises(PackError, match="numpy"):
+        finish(dst)
+    assert not (dst / "train").exists()
+
+
+def test_parts_and_what_else_lies_there_do_not_mix(photos: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    pack_images(photos, dst, part="0/2")
+    before = contents(dst)
+    several: list[dict[str, Any]] = [{}, {"part": "0/3"}, {"part": "0/2", "gray": True}]
+    for options in several:
+        with pytest.raises(PackError):
+            pack_images(photos, dst, **options)
+    assert contents(dst) == before
+
+    pack_images(photos, dst, overwrite=True)
+    assert not (dst / PARTS_NAME).exists()
+    with pytest.raises(PackError):
+        pack_images(photos, dst, part="0/2")
+
+
+def test_what_was_finished_is_not_packed_again(photos: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    pack_all(photos, dst, 2)
+    finish(dst)
+    before = contents(dst)
+
+    assert pack_images(photos, dst, part="1/2").samples == 0
+    assert finish(dst).samples == 0
+    assert contents(dst) == before
+
+
+def test_finish_replaces_a_dataset_only_when_told_to(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dst = tmp_path / "dst"
+    pack_images(photos, dst, sizes=8)
+    pack_all(photos, dst, 2, overwrite=True)
+    with pytest.raises(PackError):
+        finish(dst)
+
+    assert main(["finish", str(dst), "--overwrite", "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["samples"] == 10
+    assert {path.name for path in (dst / "val").iterdir()} == {"manifest.json", "shard-00001.lmdb"}
+    assert not (dst / PARTS_NAME).exists()
+    assert not (dst / PACKING_NAME).exists()
+
+
+def test_twins_on_two_machines_leave_one_part(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is stopped right before it would be complete, and goes on when the first is."""
+    dst, rename = tmp_path / "dst", os.rename
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        on_another_machine(photos, dst)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    pack_images(photos, dst, part="0/1")
+
+    assert [path.name for path in (dst / PARTS_NAME).iterdir()] == [Part(0, 1).name]
+    assert finish(dst).samples == 10
+
+
+def test_a_twin_that_ends_after_finish_has_nothing_to_do(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst, rename = tmp_path / "dst", os.rename
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        on_another_machine(photos, dst)
+        finish(dst)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    assert pack_images(photos, dst, part="0/1").samples == 0
+
+    pack_images(photos, tmp_path / "plain")
+    assert contents(dst) == contents(tmp_path / "plain")
+
+
+def test_a_twin_on_the_same_machine_is_told(photos: Path, tmp_path: Path) -> None:
+    own = tmp_path / "dst" / PARTS_NAME / f"{Part(0, 2).name}.{parts_module._this_machine()}"
+    (own / PACKING_NAME).mkdir(parents=True)
+    lock = TargetLock(own / PACKING_NAME / "lock")
+    with pytest.raises(PackError, match=str(os.getpid())):
+        pack_images(photos, tmp_path / "dst", part="0/2")
+    lock.release()
+    assert pack_images(photos, tmp_path / "dst", part="0/2").samples == 5
+
+
+@pytest.mark.parametrize("text", ["", "3", "3/3", "-1/2", "0/0", "1/2/3", "a/b"])
+def test_what_is_no_part_is_wrong_usage(text: str) -> None:
+    with pytest.raises(ValueError, match="part"):
+        Part.parse(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["images", "photos", "dst", f"--part={text}"])
+    assert ended.value.code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.parametrize("there", ["nothing", "a part", "all parts", "a dataset"])
+def test_killed_before_any_change_the_same_command_goes_on(
+    photos: Path, tmp_path: Path, there: str
+) -> None:
+    """Of packing a part into nothing, or beside another; of finish, also over a dataset."""
+    start = tmp_path / "start"
+    start.mkdir()
+    if there == "a dataset":
+        pack_images(photos, start, sizes=8)
+    for i in {"nothing": (), "a part": (1,)}.get(there, (0, 1)):
+        pack_images(photos, start, part=f"{i}/2", overwrite=there == "a dataset")
+    whole = tmp_path / "whole"
+    shutil.copytree(start, whole)
+    pack_images(photos, whole, part="0/2", overwrite=there == "a dataset")
+    pack_images(photos, whole, part="1/2", overwrite=there == "a dataset")
+    finish(whole, overwrite=there == "a dataset")
+    for nth in range(1000):
+        dst = tmp_path / f"at{nth}"
+        shutil.copytree(start, dst)
+        if there in ("nothing", "a part"):
+            argv = ["images", str(photos), str(dst), "--part", "0/2", "--workers", "1"]
+        else:
+            argv = ["finish", str(dst), *(["--overwrite"] if there == "a dataset" else [])]
+        was_killed = killed_before(nth, dst, argv)
+        assert main(argv) == 0, nth
+        if there == "nothing":
+            pack_images(photos, dst, part="1/2")
+        if there in ("nothing", "a part"):
+            finish(dst)
+        made = contents(dst)
+        made.pop(f"{PACKING_NAME}/{LOCK_NAME}", None)  # killed when nothing else was left
+        assert made == contents(whole), nth
+        shutil.rmtree(dst)
+        if not was_killed:
+            break
+    assert nth > 10
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_parts_make_the_same_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    for i in range(60):
+        pixels = rng.integers(0, 256, (300, 300, 3), np.uint8)
+        cv2.imwrite(str(tmp_path / "photos" / "a" / f"{i:02d}.png"), pixels)
+    options = ["--size", "128", "--shard-size", "100kB", "--codec", "png"]
+    command = [sys.executable, "-m", "packdata", "images", str(tmp_path / "photos")]
+    for dst in ("calm", "stormy"):
+        for i in range(2):
+            for kill_after in rng.uniform(0.3, 1.2, 3) if dst == "stormy" else ():
+                argv = [*command, str(tmp_path / dst), *options, "--part", f"{i}/2"]
+                with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
+                    time.sleep(kill_after)
+                    process.send_signal(signal.SIGKILL)
+            assert main([*command[3:], str(tmp_path / dst), *options, "--part", f"{i}/2"]) == 0
+        finish(tmp_path / dst)
+
+    assert contents(tmp_path / "stormy") == contents(tmp_path / "calm")
