@@ -64,8 +64,19 @@ class Workload:
 
     def is_tie(self, peer: str) -> bool:
         """Return whether the runs of a peer overlap with ours: then neither leads."""
-        theirs, ours = self.rates[peer], self.rates[OURS]
-        return min(theirs) <= max(ours) and min(ours) <= max(theirs)
+        return overlap(self.rates[peer], self.rates[OURS])
+
+
+def overlap(one: list[float], other: list[float]) -> bool:
+    """Return whether the ranges of two lists of rates overlap."""
+    return min(one) <= max(other) and min(other) <= max(one)
+
+
+def cell(ratio: float, is_tie: bool) -> str:
+    """Return a ratio as tables show it: a tie with ≈, a loss in bold."""
+    if is_tie:
+        return f"≈ {times(ratio)}"
+    return f"**{times(ratio)}**" if ratio < 1 else times(ratio)
 
 
 def read(results: Path) -> list[Workload]:
@@ -113,13 +124,10 @@ def ratios(workloads: list[Workload]) -> str:
 
 
 def ratio_cell(work: Workload, peer: str) -> str:
-    """Return one ratio, in bold where the peer is faster."""
+    """Return one ratio."""
     if peer not in work.rates:
         return "failed" if peer in work.failed else ""
-    ratio = work.middle(OURS) / work.middle(peer)
-    if work.is_tie(peer):
-        return f"≈ {times(ratio)}"
-    return f"**{times(ratio)}**" if ratio < 1 else times(ratio)
+    return cell(work.middle(OURS) / work.middle(peer), work.is_tie(peer))
 
 
 # -- the picture -----------------------------------------------------------------------------------

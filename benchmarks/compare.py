@@ -40,7 +40,7 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parent.parent)
 )  # `benchmarks` is no installed package
 
-from chart import number, publish
+from chart import OURS, cell, number, overlap, publish
 
 from benchmarks.peers.protocol import BASE, SIDE, WINDOW, Job
 from loaders.bench.processes import children_cpu_s, family, memory
@@ -497,12 +497,12 @@ def ranked(comparison: Comparison) -> list[tuple[Running, list[float], float]]:
 def table(comparison: Comparison, where: dict[str, Any]) -> str:
     """Return the Markdown report."""
     work, rows = comparison.work, ranked(comparison)
-    ours = next((middle for r, _, middle in rows if r.peer == "loaders"), None)
+    ours = next((rates for r, rates, _ in rows if r.peer == OURS), None)
     lines = [
         f"### {work.title}; batch {work.batch:,}, {where['workers']} workers",
         "",
         f"Medians of {where['repeats']} turns of {where['seconds']:g} s; {where['cpu']}, {where['cores']} cores, page"
-        " cache warm. `loaders` x: how often as fast `loaders` is; below 1 it loses.",
+        " cache warm. `loaders` x: how often as fast `loaders` is; **bold**: it loses; ≈: the ranges overlap, a tie.",
         "",
         f"| | {work.unit} | range | `loaders` x | first batch, s | own memory, MB | PSS, MB"
         " | prepare, s | stored, MB |",
@@ -510,8 +510,8 @@ def table(comparison: Comparison, where: dict[str, Any]) -> str:
     ]
     for running, rates, middle in rows:
         found = running.found
-        ratio = "" if ours is None else f"{ours / middle:.2f}"
-        ratio = f"**{ratio}**" if ours is not None and ours < middle else ratio
+        is_compared = ours is not None and running.peer != OURS
+        ratio = cell(statistics.median(ours) / middle, overlap(rates, ours)) if is_compared else ""
         cells = [
             running.peer
             + ("" if found["distinct"] == found["num_samples"] == found["seen"] else " (1)"),

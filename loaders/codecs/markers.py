@@ -28,6 +28,7 @@ class Frame(NamedTuple):
         height: In pixels.
         width: In pixels.
         components: The number of each channel.
+        sampling: Of each how finely it is sampled, across in the upper and down in the lower 4 bits.
     """
 
     mark: int
@@ -35,6 +36,12 @@ class Frame(NamedTuple):
     height: int
     width: int
     components: tuple[int, ...]
+    sampling: bytes
+
+    @property
+    def unit_width(self) -> int:
+        """How many pixels side by side a unit (MCU) has."""
+        return 8 if len(self.sampling) < 2 else 8 * max(both >> 4 for both in self.sampling)
 
     @property
     def unusual(self) -> str:
@@ -71,7 +78,7 @@ def frame_of(data: bytes | memoryview) -> Frame | None:
             if len(body) < 6:
                 return None
             depth, height, width, _ = struct.unpack_from(">BHHB", body)
-            return Frame(mark, depth, height, width, tuple(body[6::3]))
+            return Frame(mark, depth, height, width, tuple(body[6::3]), body[7::3])
     return None
 
 

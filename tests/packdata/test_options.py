@@ -174,7 +174,7 @@ BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("preview", "--colum
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
            ("images", "--annotations"),
            ("images", "--mask-suffix"), ("arrays", "--mask-suffix"), ("images", "--palette"),
-           ("images", "--label-map"), ("images", "--icc"), ("preview", "--augment"),
+           ("images", "--label-map"), ("images", "--icc"), ("images", "--segments"), ("preview", "--augment"),
            ("cache", "--clear"), ("cache", "--verify"),
            *((name, option) for name in ("copy", "diff", "fetch", "info", "preview", "stats", "verify")
              for option in ("--storage", "--cache"))}  # fmt: skip

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _PYTHON = {"size": "sizes", "shard_size": "shard_bytes"}  # by option, where the two differ
-_FLAGS = frozenset({"overwrite", "gray", "keep_depth", "lossless_rotate", "missing_mask"})
+_FLAGS = frozenset(
+    {"overwrite", "gray", "keep_depth", "lossless_rotate", "missing_mask", "segments"}
+)
 _VALUES = (
     "cover|contain|stretch|shorter|skip|fail|png|jpeg|raw|lmdb|parquet|line|days|parts|mean|nan"
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import shutil
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +14,8 @@ import PIL.ImageOps
 import pytest
 from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
-from loaders.errors import SchemaError
 from loaders.schema import Image
-from packdata.cli import main
-from packdata.images.alike import JPEGTRAN, encode_alike, turn_without_loss
+from packdata.images.alike import encode_alike
 from packdata.images.pictures import decode_picture
 from packdata.images.plan import plan_images
 from packdata.images.stored import stored_picture
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SAMPLINGS = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
-needs_jpegtran = pytest.mark.skipif(shutil.which(JPEGTRAN) is None, reason="no jpegtran here")
 
 
 def photo(height: int = 48, width: int = 80) -> npt.NDArray[np.uint8]:
@@ -135,36 +130,3 @@ def test_what_is_encoded_has_an_index_of_segments() -> None:
     record = encode_alike(decode_picture(data).pixels, data)
 
     assert struct.unpack_from(">H", record, record.index(b"SEGMENTS") - 4) == (0xFFE9,)
-
-
-def test_a_program_that_is_not_there_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", os.fspath(tmp_path))
-
-    with pytest.raises(SchemaError, match="jpegtran"):
-        plan_images(tmp_path, lossless_rotate=True)
-    with pytest.raises(SystemExit) as caught:
-        main(["images", str(tmp_path / "in"), str(tmp_path / "out"), "--lossless-rotate"])
-    assert caught.value.code == 2
-
-
-@needs_jpegtran
-@pytest.mark.parametrize("orientation", [2, 3, 4, 5, 6, 7, 8])
-def test_whole_blocks_are_turned_without_loss(tmp_path: Path, orientation: int) -> None:
-    data = jpeg(photo(64, 96), orientation, quality=60, subsampling="4:4:4")
-
-    record = record_of(tmp_path, data, lossless_rotate=True)
-
-    assert record == turn_without_loss(data)
-    assert psnr(shown(record), shown(data)) > 50  # the transform rounds otherwise on its side
-
-
-@needs_jpegtran
-def test_parts_of_blocks_are_encoded(tmp_path: Path) -> None:
-    data = jpeg(photo(64, 96)[:61, :93], 6, quality=60)
-
-    record = record_of(tmp_path, data, lossless_rotate=True)
-
-    assert turn_without_loss(data) is None
-    assert shown(record).shape == (93, 61, 3)

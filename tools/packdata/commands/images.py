@@ -95,6 +95,12 @@ def _add_picture_options(group: Any) -> None:
         "lost: sides are multiples of the blocks (default: decode, turn, and encode with their own tables)",
     )
     add(
+        "--segments",
+        action="store_true",
+        help="divide JPEGs that are kept into segments with jpegtran, so that a crop decodes its part alone: "
+        "no pixel changes, progressive files become sequential (default: keep them byte for byte)",
+    )
+    add(
         "--icc",
         choices=("srgb",),
         help="convert pictures that have a colour profile to sRGB (default: keep their numbers, and count them)",
@@ -159,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
 
     names = (
         *("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression"),
-        *("max_picture_mb", "lossless_rotate", "icc"),
+        *("max_picture_mb", "lossless_rotate", "icc", "segments"),
         *(
             "palette",
             "label_map",

@@ -1,14 +1,12 @@
 """JPEGs that cannot be kept as they are (turned, CMYK): encoded again as coarsely, or finely, as they were.
 
 Quantization tables and sampling are the source's, so that little is lost but what was lost before: values come
-back to the steps on which they were. What is turned by ``jpegtran`` loses nothing.
+back to the steps on which they were.
 """
 
 from __future__ import annotations
 
 import io
-import shutil
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from loaders.codecs.jpeg import restart_interval, with_index
 from loaders.codecs.picture import encode_jpeg
-from loaders.errors import CodecError, SchemaError
+from loaders.errors import CodecError
 from packdata.images.headers import read_header
 from packdata.images.pictures import open_pil
 
@@ -26,20 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KEPT_QUALITY = 95  # of a JPEG whose tables cannot be read
-JPEGTRAN = "jpegtran"
 # By how much finer luma is than chroma, across and down: Pillow's name. Of others all chroma is kept.
 _SUBSAMPLINGS = {(1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0"}
 _TRANSPOSED = 5  # from this orientation of Exif on, rows become columns
-_TURNS = {
-    2: ("-flip", "horizontal"),
-    3: ("-rotate", "180"),
-    4: ("-flip", "vertical"),
-    5: ("-transpose",),
-    6: ("-rotate", "90"),
-    7: ("-transverse",),
-    8: ("-rotate", "270"),
-}
-_TIMEOUT_S = 600
 
 
 def encode_alike(pixels: npt.NDArray[np.uint8], data: bytes) -> bytes:
@@ -91,23 +78,3 @@ def _subsampling(components: Sequence[Any], is_transposed: bool) -> str:
     (_, across, down, _), (_, chroma_across, chroma_down, _), *_ = components
     ratio = across // chroma_across, down // chroma_down
     return _SUBSAMPLINGS.get(ratio[::-1] if is_transposed else ratio, "4:4:4")
-
-
-def check_jpegtran() -> None:
-    """Raise SchemaError if there is no ``jpegtran``."""
-    if shutil.which(JPEGTRAN) is None:
-        raise SchemaError(
-            f"turning JPEGs without loss takes the program {JPEGTRAN!r}, which is not installed here: "
-            "it comes with libjpeg-turbo (Debian: libjpeg-turbo-progs)"
-        )
-
-
-def turn_without_loss(data: bytes) -> bytes | None:
-    """Return an upright JPEG of the same coefficients; None where sides are no multiple of its blocks."""
-    header = read_header(data)
-    turn = _TURNS.get(1 if header is None else header.orientation)
-    if turn is None:
-        return None
-    command = [JPEGTRAN, "-perfect", "-copy", "none", *turn]
-    done = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT_S)
-    return done.stdout if done.returncode == 0 else None

@@ -17,6 +17,7 @@ from packdata.images.fit import Resize
 from packdata.images.marks import Marks
 from packdata.images.profiles import CONVERTED
 from packdata.images.recipe import (
+    DIVIDED,
     HAS_PROFILE,
     MENDED,
     SMALLER,
@@ -123,6 +124,8 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
         notes.append(f"{counted(profiles, 'picture')} {what}")
     if not counts["kept"] and (num := counts[CONVERTED]):
         notes.append(f"{counted(num, 'picture')} {CONVERTED}")
+    if divided := counts.pop(DIVIDED, 0):
+        notes.append(f"{counted(divided, 'JPEG')} divided into segments, with no pixel changed")
     if mended := counts.pop(MENDED, 0):
         notes.append(
             f"{counted(mended, 'JPEG')} mended, with no pixel changed (no end marker, padding)"
@@ -161,7 +164,7 @@ def pack_images(
         options: ``sizes`` (``256``, or ``"224x320"`` as height x width; a list makes a dataset of
             each) and ``fit``, how pictures come to a size (``packdata.images.fit.Resize``); ``codec``,
             ``quality``, ``gray``, ``keep_depth``, ``subsampling``, ``compression``,
-            ``max_picture_mb``, ``lossless_rotate`` and ``icc`` (``packdata.images.recipe.ImageOptions``);
+            ``max_picture_mb``, ``lossless_rotate``, ``icc`` and ``segments`` (``packdata.images.recipe.ImageOptions``);
             ``palette`` and ``label_map`` (``packdata.images.marks.Marks``); ``masks``, ``mask_suffix``,
             ``classes``, ``image_column``, ``mask_column`` and ``label_column``
             (``packdata.files.splits.SourceOptions``); ``boxes``, ``keypoints`` and ``annotations``

@@ -28,8 +28,14 @@ from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Te
 from packdata.describe import numbered
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
-from packdata.images.alike import check_jpegtran, encode_alike, turn_without_loss
+from packdata.images.alike import encode_alike
 from packdata.images.headers import PNG_START, read_header
+from packdata.images.jpegtran import (
+    check_jpegtran,
+    divide_without_loss,
+    jpegtran_version,
+    turn_without_loss,
+)
 from packdata.images.marks import Marks, check_has_masks
 from packdata.images.pictures import (
     Picture,
@@ -56,7 +62,7 @@ if TYPE_CHECKING:
 
 _MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
 _ONE_SIZE = ("raw", "yuv420", "dct")
-TURNED, MENDED = "turned without loss", "mended"
+TURNED, MENDED, DIVIDED = "turned without loss", "mended", "divided"
 HAS_PROFILE = "colour profiles"
 TURNED_BELOW = "turned below boxes or keypoints"
 SMALLER = "smaller than "
@@ -79,6 +85,7 @@ class ImageOptions:
         max_picture_mb: MiB that a picture may take, decoded to what is stored, whatever its format.
         lossless_rotate: Turn JPEGs that are otherwise kept by ``jpegtran`` where that loses nothing.
         icc: ``"srgb"`` converts what has a colour profile; None keeps the numbers.
+        segments: Divide JPEGs that are kept into segments by ``jpegtran``, so that a crop decodes its part alone.
     """
 
     sizes: tuple[Resize, ...] = ()
@@ -92,10 +99,15 @@ class ImageOptions:
     max_picture_mb: int = MAX_PICTURE_MB
     lossless_rotate: bool = False
     icc: str | None = None
+    segments: bool = False
 
     def __post_init__(self) -> None:
         whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
-        if self.lossless_rotate:
+        if self.segments and self.codec is not None:
+            raise SchemaError(
+                f"segments divide files that are kept, and codec {self.codec!r} encodes all anew"
+            )
+        if self.segments or self.lossless_rotate:
             check_jpegtran()
         if self.icc not in (None, "srgb"):
             raise SchemaError(f"icc must be 'srgb' or None, got {self.icc!r}")
@@ -156,6 +168,8 @@ class ImageOptions:
             if self.max_picture_mb == MAX_PICTURE_MB
             else self.max_picture_mb,
             "lossless_rotate": self.lossless_rotate or None,
+            "segments": self.segments or None,
+            "jpegtran": jpegtran_version() if self.segments or self.lossless_rotate else None,
             "icc": self.icc,
             "marks": self.marks and self.marks.to_json(),
         }
@@ -384,7 +398,16 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             return None
         if not output.keeps(picture.size) or (self.options.gray and not picture.gray):
             return None
-        return picture.kept(data)
+        file = picture.kept(data)
+        return file if file is None or picture.format != "jpeg" else self._divided(file)
+
+    def _divided(self, file: bytes) -> bytes:
+        """Return a JPEG in segments where that is asked for, and can be."""
+        divided = divide_without_loss(file) if self.options.segments else None
+        if divided is None:
+            return file
+        self.tally.add(DIVIDED)
+        return divided
 
     def _encode_image(self, output: _Output, picture: Picture, data: bytes | Pixels) -> bytes:
         options = self.options
@@ -415,7 +438,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             turned = turn_without_loss(data) if is_gray else None
             if turned is not None:
                 self.tally.add(TURNED)
-                return turned
+                return self._divided(turned)
         return encode_alike(picture.pixels, data)
 
     def _checked_mask(self, item: Item, picture: Picture) -> npt.NDArray[Any] | None:

@@ -1,0 +1,127 @@
+"""What ``jpegtran`` makes of JPEGs, in real files; without the program, that it is asked for."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import simplejpeg
+
+from loaders.codecs.heads import jpeg_head
+from loaders.errors import SchemaError
+from packdata.cli import main
+from packdata.images.jpegtran import (
+    JPEGTRAN,
+    divide_without_loss,
+    jpegtran_version,
+    turn_without_loss,
+)
+from packdata.images.plan import _change_notes, plan_images
+from packdata.images.recipe import ImageOptions
+from tests.packdata.images.test_alike import jpeg, opened, photo, psnr, record_of, shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+needs_jpegtran = pytest.mark.skipif(shutil.which(JPEGTRAN) is None, reason="no jpegtran here")
+
+
+@pytest.mark.parametrize("option", ["lossless_rotate", "segments"])
+def test_a_program_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+
+    with pytest.raises(SchemaError, match="jpegtran"):
+        ImageOptions(**{option: True})  # type: ignore[arg-type]
+    flag = f"--{option.replace('_', '-')}"
+    with pytest.raises(SystemExit) as caught:
+        main(["images", str(tmp_path / "in"), str(tmp_path / "out"), flag])
+    assert caught.value.code == 2
+
+
+@needs_jpegtran
+@pytest.mark.parametrize("orientation", [2, 3, 4, 5, 6, 7, 8])
+def test_whole_blocks_are_turned_without_loss(tmp_path: Path, orientation: int) -> None:
+    data = jpeg(photo(64, 96), orientation, quality=60, subsampling="4:4:4")
+
+    record = record_of(tmp_path, data, lossless_rotate=True)
+
+    assert record == turn_without_loss(data)
+    assert psnr(shown(record), shown(data)) > 50  # the transform rounds otherwise on its side
+
+
+@needs_jpegtran
+def test_parts_of_blocks_are_encoded(tmp_path: Path) -> None:
+    data = jpeg(photo(64, 96)[:61, :93], 6, quality=60)
+
+    record = record_of(tmp_path, data, lossless_rotate=True)
+
+    assert turn_without_loss(data) is None
+    assert shown(record).shape == (93, 61, 3)
+
+
+@needs_jpegtran
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"subsampling": "4:2:0"}, {"subsampling": "4:4:4"}, {"progressive": True}],
+    ids=lambda options: "-".join(map(str, options.values())) or "plain",
+)
+def test_divided_files_have_the_same_pixels(
+    tmp_path: Path, mode: str, options: dict[str, Any]
+) -> None:
+    data = jpeg(PIL.Image.fromarray(photo(160, 240)).convert(mode), quality=80, **options)
+
+    record = record_of(tmp_path, data, segments=True)
+
+    head = jpeg_head(memoryview(record))
+    assert head is not None
+    assert head.jpeg is not None
+    assert head.jpeg.segments is not None
+    assert head.jpeg.segments.columns > 1
+    assert b"SEGMENTS" in record
+    assert np.array_equal(simplejpeg.decode_jpeg(record), simplejpeg.decode_jpeg(data))
+    assert opened(record).getexif() == opened(data).getexif()
+    assert len(record) < 1.1 * len(data)
+
+
+@needs_jpegtran
+def test_only_jpegs_worth_dividing_change(tmp_path: Path) -> None:
+    source, file = tmp_path / "in", io.BytesIO()
+    source.mkdir()
+    PIL.Image.fromarray(photo(160, 240)).save(file, "PNG")
+    small, large = jpeg(photo(48, 48)), jpeg(photo(160, 240))
+    files = {"a.jpg": small, "b.jpg": large, "c.png": file.getvalue()}
+    for name, data in files.items():
+        (source / name).write_bytes(data)
+
+    ((_, recipe),) = plan_images(source, segments=True).parts
+    records = [recipe.encode(item)[0]["image"] for item in recipe.items()]
+
+    assert records == [small, divide_without_loss(large), file.getvalue()]
+    assert _change_notes(recipe.tally.take())[1:] == [
+        "1 JPEG divided into segments, with no pixel changed"
+    ]
+    assert recipe.options.to_json()["jpegtran"] == jpegtran_version()
+
+
+@needs_jpegtran
+def test_what_is_turned_is_divided_too(tmp_path: Path) -> None:
+    data = jpeg(photo(160, 240), 6, quality=60, subsampling="4:4:4")
+
+    record = record_of(tmp_path, data, lossless_rotate=True, segments=True)
+
+    turned = turn_without_loss(data)
+    assert turned is not None
+    assert record == divide_without_loss(turned)
+
+
+def test_segments_are_of_files_that_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="segments"):
+        plan_images(tmp_path, segments=True, codec="jpeg")
