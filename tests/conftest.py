@@ -1,7 +1,4 @@
-"""Ctrl-C means the same in every run (a shell starts what runs in its background with it ignored); nothing hangs.
-
-What ``import torch`` left is no garbage: to look it through took 0.1 s of each full collection.
-"""
+"""Ctrl-C means the same in every run (a shell starts what runs in its background with it ignored); nothing hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +15,12 @@ if TYPE_CHECKING:
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """Look at what torch and thousands of collected tests left no more: it took most of each full collection's time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -111,7 +111,9 @@ def auto_pool(maker: Maker, *, is_up: bool = True) -> AutoPool:
     return pool
 
 
-@pytest.mark.parametrize("change_at", [0, 8, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "change_at", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 20))]
+)
 def test_nothing_is_lost_or_out_of_order_when_it_changes_over(change_at: int) -> None:
     maker = Maker(Numbers(), torch.utils.data.default_collate, 1, True, 2)
     pool = auto_pool(maker)
@@ -163,6 +165,7 @@ def test_threads_go_on_until_the_child_is_up() -> None:
     pool.close()
 
 
+@pytest.mark.slow
 def test_slots_of_the_child_are_counted_once_there_is_one() -> None:
     dataset = RAMDataset.from_arrays(x=torch.zeros(4, 100_000, dtype=torch.uint8))
     pool = auto_pool(Maker(dataset, collate, 1, True, 1))
@@ -217,6 +220,7 @@ def own_collate(samples: Any) -> int:
     return len(samples)
 
 
+@pytest.mark.slow
 def test_epochs_that_are_shorter_than_it_takes_to_decide_are_judged_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -280,6 +284,7 @@ def test_a_step_that_waits_keeps_threads(naps: list[float]) -> None:
     assert loader.backend == "thread"
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_threads_of_its_own_stays_beside_threads() -> None:
     """Autograd's thread of a GPU, say, works while the trainer's waits for it, and needs no interpreter."""
     loader = DataLoader(RAMDataset.from_arrays(x=torch.zeros(4096, 4096)), 512, num_workers=1)

@@ -25,15 +25,30 @@ from loaders.schema import Array, Image, Label
 from packdata import pack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    Opens = Callable[[str], ShardDataset]
 
 SIZE = 6
 TIMEOUT_S = 30.0
+FIELDS = ["image", "x", "label", "sample_id"]
 
 
-def pictures(folder: Path, codec: str, num: int = 72) -> ShardDataset:
-    """Return pictures that are too large for groups, in several shards, beside labels and arrays."""
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Opens:
+    """Pictures of a codec that are too large for groups, in several shards, beside labels and arrays; packed once."""
+    folder = tmp_path_factory.mktemp("pictures")
+
+    def opened(codec: str) -> ShardDataset:
+        if not (folder / codec).exists():
+            pack_pictures(folder / codec, codec)
+        return ShardDataset(folder / codec, fields=FIELDS)
+
+    return opened
+
+
+def pack_pictures(folder: Path, codec: str) -> None:
     rng = np.random.default_rng(0)
     size = 512 if codec == "raw" else 40
     field = Image(codec=codec, size=(size, size) if codec == "raw" else None)
@@ -44,11 +59,10 @@ def pictures(folder: Path, codec: str, num: int = 72) -> ShardDataset:
             "x": np.full(5, i, np.float32),
             "label": i,
         }
-        for i in range(num)
+        for i in range(72)
     )
     shard_bytes = (8 << 20) if codec == "raw" else (32 << 10)
     pack(samples, folder, fields, shard_bytes=shard_bytes)
-    return ShardDataset(folder, fields=["image", "x", "label", "sample_id"])
 
 
 def maker(dataset: Any, num_workers: int = 2) -> Maker:
@@ -136,15 +150,24 @@ def jobs_of(asked: list[IndexBatch], work: Maker) -> list[Any]:
 OPS = [augment.RandomResizedCrop(24), augment.RandomHorizontalFlip()]
 
 
-@pytest.mark.parametrize("check", ["first", "always", "never"])
-@pytest.mark.parametrize("num_workers", [1, 2, 4])
-@pytest.mark.parametrize(("codec", "ops"), [("raw", []), ("png", OPS), ("jpeg", OPS)])
+@pytest.mark.parametrize(
+    ("codec", "ops", "num_workers", "check"),
+    [
+        ("raw", [], 1, "first"),
+        ("raw", [], 2, "always"),
+        ("raw", [], 4, "never"),
+        ("png", OPS, 1, "always"),
+        ("png", OPS, 2, "never"),
+        ("png", OPS, 4, "first"),
+        ("jpeg", OPS, 1, "never"),
+        ("jpeg", OPS, 2, "first"),
+        ("jpeg", OPS, 4, "always"),
+    ],
+)
 def test_a_chunk_has_the_batches_that_are_made_one_by_one(
-    tmp_path: Path, codec: str, ops: list[Any], num_workers: int, check: Any
+    pictures: Opens, codec: str, ops: list[Any], num_workers: int, check: Any
 ) -> None:
-    pictures(tmp_path / "a", codec)
-    fields = ["image", "x", "label", "sample_id"]
-    dataset = ShardDataset(tmp_path / "a", fields=fields, augment=ops, check=check)
+    dataset = ShardDataset(pictures(codec).path, fields=FIELDS, augment=ops, check=check)
     work = maker(dataset, num_workers)
 
     for epoch in (0, 1, 2):  # of the first one nothing was read before
@@ -157,13 +180,13 @@ def test_a_chunk_has_the_batches_that_are_made_one_by_one(
 
 @pytest.mark.parametrize("codec", ["png", "jpeg"])
 def test_samples_of_a_chunk_that_are_transformed_are_those_that_are_made_one_by_one(
-    tmp_path: Path, codec: str
+    pictures: Opens, codec: str
 ) -> None:
     def noisy(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         noise = torch.randint(0, 9, image.shape, dtype=torch.uint8, generator=generator)
         return image + noise
 
-    plain = pictures(tmp_path / "a", codec)
+    plain = pictures(codec)
     dataset = plain.replace(augment=OPS, transform={"image": noisy})
     work = maker(dataset)
 
@@ -177,9 +200,9 @@ def test_samples_of_a_chunk_that_are_transformed_are_those_that_are_made_one_by_
     ("codec", "ops"), [("raw", []), ("raw", [augment.RandomCrop(24)]), ("jpeg", OPS)]
 )
 def test_what_was_read_before_is_found_once_for_all_of_a_chunk(
-    tmp_path: Path, codec: str, ops: list[Any], monkeypatch: pytest.MonkeyPatch
+    pictures: Opens, codec: str, ops: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = pictures(tmp_path / "a", codec).replace(augment=ops)
+    dataset = pictures(codec).replace(augment=ops)
     work, calls = maker(dataset, num_workers=1), []
 
     def count(kind: Any, name: str) -> None:
@@ -209,11 +232,11 @@ def test_what_was_read_before_is_found_once_for_all_of_a_chunk(
 
 
 def test_what_does_not_stay_in_memory_is_waited_for_batch_by_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pictures: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the first batch would wait for the samples of all."""
     monkeypatch.setattr("loaders.data.prefetch.memory_bytes", lambda: 1 << 20)
-    dataset = pictures(tmp_path / "a", "raw")
+    dataset = pictures("raw")
 
     for _ in range(2):
         requests = dataset.requests(batches(dataset))
@@ -235,8 +258,10 @@ FIRST = IndexBatch(np.arange(3), 2, seed=7)
     ],
     ids=["epoch", "seed", "draws", "indices"],
 )
-def test_batches_of_several_epochs_or_of_others_share_nothing(tmp_path: Path, second: Any) -> None:
-    dataset = pictures(tmp_path / "a", "jpeg").replace(augment=OPS)
+def test_batches_of_several_epochs_or_of_others_share_nothing(
+    pictures: Opens, second: Any
+) -> None:
+    dataset = pictures("jpeg").replace(augment=OPS)
     work = maker(dataset)
 
     assert dataset.requests([FIRST, second]) is None
@@ -257,8 +282,8 @@ def test_of_a_chunk_only_what_is_small_is_read_at_once() -> None:
         assert sizes == [SIZE << 20, SIZE * 3000, SIZE * 8]
 
 
-def test_a_bad_index_is_an_error_of_its_own_batch(tmp_path: Path) -> None:
-    dataset = pictures(tmp_path / "a", "raw")
+def test_a_bad_index_is_an_error_of_its_own_batch(pictures: Opens) -> None:
+    dataset = pictures("raw")
     asked = batches(dataset, num=3)
     asked[1] = IndexBatch(np.array([0, 72]), 3, seed=7)
     chunk, work = Chunk(asked), maker(dataset)
@@ -270,17 +295,17 @@ def test_a_bad_index_is_an_error_of_its_own_batch(tmp_path: Path) -> None:
 
 
 def test_an_error_that_nobody_expects_is_not_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pictures: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = pictures(tmp_path / "a", "raw")
+    dataset = pictures("raw")
     monkeypatch.setattr(type(dataset.store), "is_settled", lambda *_: 1 // 0)
 
     with pytest.raises(ZeroDivisionError):
         list(DataLoader(dataset, 12, num_workers=2))
 
 
-def test_what_was_interrupted_is_made_anew(tmp_path: Path) -> None:
-    dataset = pictures(tmp_path / "a", "raw")
+def test_what_was_interrupted_is_made_anew(pictures: Opens) -> None:
+    dataset = pictures("raw")
     chunk, work = Chunk(batches(dataset)), maker(dataset)
 
     first, second = chunk.job(1, work), chunk.job(1, work)
@@ -296,7 +321,8 @@ def test_a_bad_picture_of_a_chunk_costs_its_own_batch_alone(
 ) -> None:
     """Nothing tells before it is decoded: its label goes with it."""
     monkeypatch.setattr("loaders.datasets.replaced._MAX_FEW", 100)
-    whole = pictures(tmp_path / "a", "png")
+    pack_pictures(tmp_path / "a", "png")
+    whole = ShardDataset(tmp_path / "a", fields=FIELDS)
     record = whole.store.records("image", whole.rows_of(np.array([13])))[0].tobytes()
     for file in tmp_path.glob("a/*.lmdb"):
         file.write_bytes(file.read_bytes().replace(record, record[:60] + bytes(len(record) - 60)))
@@ -324,9 +350,9 @@ def test_a_bad_picture_of_a_chunk_costs_its_own_batch_alone(
     assert_same(batch, work.make(asked[2]))
 
 
-def test_a_loader_plans_batches_of_its_own_order_alone(tmp_path: Path) -> None:
+def test_a_loader_plans_batches_of_its_own_order_alone(pictures: Opens) -> None:
     """A third-party sampler may wait for what the loop does with a batch."""
-    dataset, samples = pictures(tmp_path / "a", "raw", 24), RAMDataset.from_arrays(x=np.arange(24))
+    dataset, samples = pictures("raw").select(range(24)), RAMDataset.from_arrays(x=np.arange(24))
 
     def sizes(loader: DataLoader[Any]) -> list[int]:
         batches: Any = iter(loader)._batches
@@ -340,12 +366,12 @@ def test_a_loader_plans_batches_of_its_own_order_alone(tmp_path: Path) -> None:
     assert sizes(DataLoader(samples, 2, sampler=list(range(24)), num_workers=0)) == [1] * 12
 
 
-@pytest.mark.parametrize("backend", ["thread", "subprocess"])
+@pytest.mark.parametrize("backend", ["thread", pytest.param("subprocess", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("codec", ["raw", "jpeg"])
 def test_every_backend_serves_chunks_as_they_are_made_one_by_one(
-    tmp_path: Path, codec: str, backend: Any
+    pictures: Opens, codec: str, backend: Any
 ) -> None:
-    dataset = pictures(tmp_path / "a", codec).replace(augment=[augment.RandomCrop(24)])
+    dataset = pictures(codec).replace(augment=[augment.RandomCrop(24)])
     loader = DataLoader(
         dataset, 12, shuffle=True, num_workers=2, backend=backend, persistent_workers=True
     )
@@ -358,8 +384,8 @@ def test_every_backend_serves_chunks_as_they_are_made_one_by_one(
             assert_same(one, plain.make(batch))
 
 
-def test_sources_that_are_read_as_one_share_chunks_and_others_do_not(tmp_path: Path) -> None:
-    parts = [pictures(tmp_path / name, "jpeg", 24) for name in "ab"]
+def test_sources_that_are_read_as_one_share_chunks_and_others_do_not(pictures: Opens) -> None:
+    parts = [pictures("jpeg") for _ in range(2)]
     joined = concat([part.replace(augment=OPS) for part in parts])
     apart = [parts[0], parts[1].replace(augment=OPS[:1])]
 
@@ -368,12 +394,13 @@ def test_sources_that_are_read_as_one_share_chunks_and_others_do_not(tmp_path: P
     assert Mixture(apart).requests(batches(joined)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 2, 4])
 def test_a_child_is_told_of_a_chunk_once_wherever_it_begins(
-    tmp_path: Path, first: int, monkeypatch: pytest.MonkeyPatch
+    pictures: Opens, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may take over from threads, which made the batches before."""
-    dataset, sent = pictures(tmp_path / "a", "raw"), []
+    dataset, sent = pictures("raw"), []
 
     send = Child.send
 
@@ -428,9 +455,9 @@ def outcomes(loader: DataLoader) -> list[int | str]:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_whatever_error_a_sample_brings_it_costs_its_own_batch_alone(
-    tmp_path: Path, num_workers: int
+    pictures: Opens, num_workers: int
 ) -> None:
-    dataset = pictures(tmp_path / "a", "jpeg")
+    dataset = pictures("jpeg")
     list(DataLoader(dataset, SIZE))  # from now on nobody waits for another one's samples
     picky = dataset.replace(augment=[augment.RandomCrop(24), Picky()])
 
@@ -472,9 +499,11 @@ def test_a_small_record_of_another_size_is_an_error_of_its_own_batch_in_every_ep
         dataset.column("x")
 
 
-def test_a_timeout_while_a_batch_waits_for_its_own_samples_is_not_lost(tmp_path: Path) -> None:
+def test_a_timeout_while_a_batch_waits_for_its_own_samples_is_not_lost(
+    pictures: Opens, tmp_path: Path
+) -> None:
     """A signal's handler may raise it, once, where the trainer's own thread reads."""
-    request = pictures(tmp_path / "a", "jpeg", 8).request([0, 1, 2])
+    request = pictures("jpeg").request([0, 1, 2])
     errors = [TimeoutError(), ShardError("bad", tmp_path)]
 
     def make(request: Any, first: int, last: int) -> int:

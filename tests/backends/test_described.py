@@ -6,6 +6,8 @@ import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from loaders import DataLoader, ShardDataset, workers
 from loaders.backends import subprocess as backend
 from loaders.backends.chunk import Chunk
@@ -16,11 +18,10 @@ from tests.packdata.packing import pack_samples
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
 TIMEOUT_S = 20.0
 
 
+@pytest.mark.slow
 def test_a_child_says_what_it_is_doing_before_its_first_batch(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

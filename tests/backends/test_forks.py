@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_samples(tmp_path_factory.mktemp("packed") / "a", 23, format="parquet")
 
 
+@pytest.mark.slow
 def test_a_kept_child_is_not_used_by_a_fork_of_its_parent(folder: Path) -> None:
     loader = kept_loader(dataset(folder), 5)
     expected = [batch.sample_id.tolist() for batch in loader]
@@ -70,7 +71,13 @@ while True:
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end",
+    [
+        signal.SIGKILL,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGTERM)),
+    ],
+)
 def test_the_child_ends_with_its_parent(folder: Path, end: signal.Signals) -> None:
     """Whatever ends the parent; Ctrl-C reaches both, and only the parent tells of it."""
     parent = subprocess.Popen(
@@ -146,6 +153,7 @@ def test_a_child_has_no_descriptor_of_its_parent_and_ignores_what_launchers_send
     assert sum("socket" in link for link in theirs) == 1
 
 
+@pytest.mark.slow
 def test_a_forked_child_says_that_the_iterator_is_not_its_own(folder: Path) -> None:
     iterator: Any = iter(child_loader(dataset(folder), 2))
     next(iterator)
@@ -185,6 +193,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cv2.getNumberOfCPUs() < 2, reason="OpenCV has no threads of its own")
 def test_a_process_that_somebody_forks_after_using_opencv_loads(folder: Path) -> None:
     num = -(-len(dataset(folder)) // 4)
@@ -207,6 +216,7 @@ class Rows(Dataset[torch.Tensor]):
         return len(self.rows)
 
 
+@pytest.mark.slow
 def test_data_that_lie_in_a_batch_are_there_in_the_child_of_another_loader() -> None:
     large = RAMDataset.from_arrays(x=torch.arange(800_000).view(8, 100_000))
     batches = iter(child_loader(large, 4))
@@ -217,6 +227,7 @@ def test_data_that_lie_in_a_batch_are_there_in_the_child_of_another_loader() -> 
     assert torch.equal(found, torch.arange(400_000).view(4, 100_000))
 
 
+@pytest.mark.slow
 def test_a_batch_that_a_fork_reads_is_not_overwritten_when_it_is_gone_here() -> None:
     data = RAMDataset.from_arrays(x=torch.arange(6_400_000).view(64, 100_000))
     loader = kept_loader(data, 4)
@@ -255,6 +266,7 @@ class ForksOnce(Dataset[int]):
         return 2
 
 
+@pytest.mark.slow
 def test_a_death_is_noticed_though_another_process_holds_the_childs_end_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -102,7 +102,11 @@ def test_changing_a_batch_leaves_its_neighbours_as_they_are() -> None:
     assert torch.equal(second.x, dataset()[3].x[None])
 
 
-BACKENDS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "backend": "subprocess"}]
+BACKENDS = [
+    {"num_workers": 0},
+    {"num_workers": 2},
+    pytest.param({"num_workers": 2, "backend": "subprocess"}, marks=pytest.mark.slow),
+]
 
 
 def columns_of(num_samples: int = 4096) -> RAMDataset:

@@ -72,15 +72,15 @@ def interrupted(work: Callable[[], Any], number: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    "step", [45, pytest.param(19, marks=pytest.mark.slow)], ids=["some lines", "more lines"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1, 20, 39])
 def test_after_ctrl_c_at_any_line_the_next_epochs_are_right(
-    alarm: Callable[[], None], step: int
+    alarm: Callable[[], None], first: int
 ) -> None:
+    """At one line in 57 from three of them on: what ends the child costs seconds for the next."""
     num = 0
     loader = kept_loader(Numbers(), 2, num_workers=1)
-    for number in itertools.count(1, step):
+    for number in itertools.count(first, 57):
         alarm()
         loader.set_epoch(0)
         assert [batch.tolist() for batch in loader] == WHOLE
@@ -91,7 +91,7 @@ def test_after_ctrl_c_at_any_line_the_next_epochs_are_right(
         for _ in range(2):
             loader.set_epoch(0)
             assert [batch.tolist() for batch in loader] == WHOLE, number
-    assert num > 200 // step
+    assert num >= 3
 
 
 @pytest.mark.slow
@@ -130,6 +130,7 @@ class Box:
         self.__dict__.update(state)
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_received_is_an_error_and_the_next_epoch_is_whole(
     alarm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ class Third(Numbers):
         return index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_after_an_error_nothing_waits_for_the_garbage_collector(device: str | None) -> None:
     loader = child_loader(Third(), 2, num_workers=1, device=device)

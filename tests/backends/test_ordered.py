@@ -81,7 +81,14 @@ def test_a_batch_that_takes_longer_keeps_its_place() -> None:
     assert [batch.item() for batch in batches] == list(range(12))
 
 
-@pytest.mark.parametrize("kind", [ThreadPool, lambda work: ChildPool(work, Child(work))])
+def child_pool(work: Maker) -> ChildPool:
+    return ChildPool(work, Child(work))
+
+
+KINDS = [ThreadPool, pytest.param(child_pool, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_small_batches_come_in_order_in_groups_that_grow_up_to_a_limit(kind: Any) -> None:
     """The first groups are small: the first batch shall not wait for many others."""
     work, indices = maker(numbers()), Counted()
@@ -100,7 +107,7 @@ def test_small_batches_come_in_order_in_groups_that_grow_up_to_a_limit(kind: Any
     assert steps == {0, 16, NUM - 8 - 24 * 16}
 
 
-@pytest.mark.parametrize("kind", [ThreadPool, lambda work: ChildPool(work, Child(work))])
+@pytest.mark.parametrize("kind", KINDS)
 def test_at_the_end_the_pool_is_closed(kind: Any) -> None:
     pool = kind(maker(numbers()))
     batches = OrderedBatches(
@@ -176,7 +183,13 @@ def spent(sample: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("backend", "num_workers"), [("thread", 0), ("thread", 2), ("subprocess", 1), ("process", 1)]
+    ("backend", "num_workers"),
+    [
+        ("thread", 0),
+        ("thread", 2),
+        ("process", 1),
+        pytest.param("subprocess", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_stop_iteration_of_the_users_is_not_the_end(backend: Any, num_workers: int) -> None:
     loader = DataLoader(

@@ -65,6 +65,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_where_python_skips_asserts() -> None:
     done = run("-O", "-c", SAME)
 
@@ -220,6 +221,7 @@ except (KeyboardInterrupt, Late) as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "error"), [("SIGINT", "KeyboardInterrupt"), ("SIGALRM", "Late")])
 def test_a_signal_while_the_child_is_started_is_not_lost_and_leaves_none(
     name: str, error: str
@@ -253,6 +255,7 @@ class Ends:
 CUT = "a shard was cut, or its storage failed, while it was read: run 'packdata verify'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
     [

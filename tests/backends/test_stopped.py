@@ -99,6 +99,7 @@ def test_a_child_that_stops_in_the_middle_of_an_answer_is_not_waited_for(delay_s
     batches.close()
 
 
+@pytest.mark.slow
 def test_a_child_that_stays_stopped_is_not_kept_for_another_epoch() -> None:
     data = RAMDataset.from_arrays(x=torch.arange(1000))
     loader = child_loader(data, 10, num_workers=1, timeout=TIMEOUT_S, persistent_workers=True)
@@ -114,6 +115,7 @@ def test_a_child_that_stays_stopped_is_not_kept_for_another_epoch() -> None:
     del loader
 
 
+@pytest.mark.slow
 def test_large_messages_both_ways_at_the_same_time_come_through() -> None:
     """Requests and batches of 150 kB and more, dozens of them on their way."""
     loader = child_loader(

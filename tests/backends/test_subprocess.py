@@ -100,6 +100,7 @@ def test_batches_are_those_of_the_plain_path(folder: Path) -> None:
     assert not children()
 
 
+@pytest.mark.slow
 def test_small_batches_in_groups_are_the_same(folder: Path) -> None:
     data = ShardDataset(folder, fields=["label", "score"])
     loader = child_loader(data, 2, shuffle=True)
@@ -118,6 +119,7 @@ def transposed(samples: Any) -> Any:
     return list(zip(*samples, strict=True))
 
 
+@pytest.mark.slow
 def test_a_collate_function_and_a_transform_run_in_the_child(folder: Path) -> None:
     data = dataset(folder, transform=with_pid)
 
@@ -153,6 +155,7 @@ def test_the_epoch_of_a_foreign_sampler_reaches_the_child(folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_resumes_where_another_backend_stopped(folder: Path) -> None:
     data = dataset(folder)
     everything = [b.sample_id.tolist() for b in DataLoader(data, 4, shuffle=True, num_workers=0)]
@@ -186,6 +189,7 @@ def test_kept_batches_are_never_overwritten(large: ShardDataset) -> None:
         assert np.array_equal(batch.pixels.numpy(), pixels[batch.sample_id.numpy()])
 
 
+@pytest.mark.slow
 def test_slots_are_used_again(large: ShardDataset) -> None:
     loader = child_loader(large, 8, num_workers=1, sampler=[i % 64 for i in range(8000)])
     iterator = iter(loader)
@@ -258,6 +262,7 @@ def _unpicklable_error() -> type[Exception]:
     return Local
 
 
+@pytest.mark.slow
 def test_what_does_not_pickle_is_an_error_in_its_place() -> None:
     iterator = iter(child_loader(Odd(), 3, collate_fn=list))
 
@@ -323,7 +328,7 @@ class Waiting(Dataset[int]):
         return 8
 
 
-@pytest.mark.parametrize("is_waiting", [False, True])
+@pytest.mark.parametrize("is_waiting", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_killed_child_is_an_error_at_once(tmp_path: Path, is_waiting: bool) -> None:
     iterator = iter(child_loader(Waiting(tmp_path / "go"), 1, num_workers=1))
     next(iterator), next(iterator)
@@ -400,6 +405,7 @@ def test_batches_and_descriptions_do_not_get_in_each_others_way(
     pool.close()
 
 
+@pytest.mark.slow
 def test_leaving_in_the_middle_leaves_no_process(folder: Path) -> None:
     loader = child_loader(dataset(folder), 2)
     assert not children()
@@ -588,6 +594,7 @@ def test_two_epochs_at_once_have_a_child_each(folder: Path) -> None:
     assert len(children()) == 1  # one of them is kept
 
 
+@pytest.mark.slow
 def test_after_the_death_of_a_kept_child_the_next_epoch_has_another(folder: Path) -> None:
     loader = kept_loader(dataset(folder), 5)
     expected = list(loader)
@@ -659,6 +666,7 @@ class Numbers(Dataset[int]):
         return 300
 
 
+@pytest.mark.slow
 def test_batches_that_grow_are_right_and_their_slots_few() -> None:
     loader = child_loader(Numbers(), 1, collate_fn=growing)
 

@@ -275,6 +275,7 @@ packdata.write(view, sys.argv[2], shard_bytes=6000, add={"x": list(range(len(vie
 """
 
 
+@pytest.mark.slow
 def test_killed_the_same_call_continues(tmp_path: Path) -> None:
     """It writes no shard again that is finished."""
     folder = pack_samples(tmp_path / "a", 12, fields=SMALL)
