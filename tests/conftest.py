@@ -8,7 +8,9 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch  # noqa: F401  # before what follows
+
+# Before torch, which reads it once: its threads would spin on cores that other tests have work for.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -122,7 +122,14 @@ def in_a_bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         yield
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[] if page == "README.md" else pytest.mark.slow)
+        for page in PAGES
+        if blocks(page)
+    ],
+)
 def test_blocks_run(folder: Path, page: str, request: pytest.FixtureRequest) -> None:
     """A page needs nothing that another makes, but for ``packed``."""
     names: dict[str, Any] = {}
@@ -156,7 +163,8 @@ def test_the_trainer_of_the_page_gives_our_loader() -> None:
     assert [batch["x"].shape for batch in trainer.get_train_dataloader()] == [(4,), (4,)]
 
 
-@pytest.mark.parametrize("source", [pytest.param("scenes", marks=pytest.mark.slow), "photos"])
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["scenes", "photos"])
 def test_quickstart_runs_on_a_folder(folder: Path, source: str) -> None:
     """The quickstart's own steps, on a folder without classes and on one of splits, in this environment."""
     command = [

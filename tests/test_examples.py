@@ -70,6 +70,7 @@ def text(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_gpt_learns_and_goes_on(text: Path) -> None:
     small = "--length 32 --batch-size 4 --accumulate 2 --width 64 --depth 1"
 
@@ -81,6 +82,7 @@ def test_gpt_learns_and_goes_on(text: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_imagenet_goes_on_at_the_next_epoch(photos: Path) -> None:
     options = f"--model {NETS}:classifier --batch-size 4 --crop 64 --checkpoint run.pt"
 

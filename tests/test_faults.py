@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 NUM = 23
 ROOT = Path(__file__).parents[1]
-BACKENDS = [("thread", 0), ("thread", 2), ("subprocess", 2), ("process", 2)]
+IN_CHILD = pytest.param("subprocess", 2, marks=pytest.mark.slow)
+BACKENDS = [("thread", 0), ("thread", 2), ("process", 2), IN_CHILD]
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +249,7 @@ def test_counters_tell_what_happened(folder: Path) -> None:
 # -- what hangs, said when it hangs -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["thread", "subprocess"])
+@pytest.mark.parametrize("backend", ["thread", pytest.param("subprocess", marks=pytest.mark.slow)])
 def test_a_stall_names_stage_shard_row_key_and_seconds(
     folder: Path, backend: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -358,7 +359,7 @@ if __name__ == "__main__":
     ("backend", "num_workers"),
     [
         ("thread", 2),
-        ("subprocess", 2),
+        IN_CHILD,
         pytest.param("thread", 0, marks=pytest.mark.slow),
         pytest.param("process", 2, marks=pytest.mark.slow),
     ],
@@ -459,7 +460,7 @@ def is_alive(group: int) -> bool:
 
 
 @pytest.mark.usefixtures("uncovered")
-@pytest.mark.parametrize(("backend", "num_workers"), [("thread", 2), ("subprocess", 2)])
+@pytest.mark.parametrize(("backend", "num_workers"), [("thread", 2), IN_CHILD])
 def test_ctrl_c_leaves_no_process_and_no_file(
     folder: Path, tmp_path: Path, backend: str, num_workers: int
 ) -> None:

@@ -50,6 +50,7 @@ def test_the_first_samples_of_each_epoch_are_served(
     assert [labels(loader) for _ in range(2)] == [epoch[:12] for epoch in epochs]
 
 
+@pytest.mark.slow
 def test_a_child_serves_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOADERS_SAMPLE", "10")
     loader = CASES["child"]()

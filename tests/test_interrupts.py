@@ -162,7 +162,7 @@ class Interrupted:
 @pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
-    "step", [9, pytest.param(1, marks=pytest.mark.slow)], ids=["some moments", "every moment"]
+    "step", [17, pytest.param(1, marks=pytest.mark.slow)], ids=["some moments", "every moment"]
 )
 def test_after_ctrl_c_an_epoch_is_whole_or_one_error_says_where_it_ended(
     alarm: Callable[[], None], step: int, num_workers: int, device: str | None
@@ -227,7 +227,9 @@ def test_ctrl_c_comes_in_the_wait_for_a_worker_process(alarm: None) -> None:
     assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
 
 
-@pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
+@pytest.mark.parametrize(
+    "backend", ["thread", "process", pytest.param("subprocess", marks=pytest.mark.slow)]
+)
 def test_what_a_signals_handler_raises_in_a_wait_stands_for_no_batch(backend: Any) -> None:
     loader = DataLoader(Slow(), 2, num_workers=1, backend=backend)
     batches = iter(loader)
@@ -248,6 +250,7 @@ def test_what_a_signals_handler_raises_in_a_wait_stands_for_no_batch(backend: An
     assert next(batches).tolist() == [2, 3]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_child_process_is_ended_comes_when_it_has(alarm: None) -> None:
     loader = DataLoader(ROWS, 16, num_workers=1, backend="subprocess")
     iterator: Any = iter(loader)
@@ -267,6 +270,7 @@ def test_ctrl_c_while_a_child_process_is_ended_comes_when_it_has(alarm: None) ->
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True])
 def test_ctrl_c_in_a_message_of_a_child_process_is_one_error_and_the_end(
     alarm: None, again: bool

@@ -59,9 +59,8 @@ def launch(folder: Path, out: Path, world_size: int) -> tuple[list[int], list[di
     return taken, [json.loads((out / f"{rank}.json").read_text()) for rank in range(world_size)]
 
 
-@pytest.mark.parametrize(
-    "world_size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_processes_share_each_epoch_as_promised(
     folder: Path, tmp_path: Path, world_size: int
 ) -> None:

@@ -39,6 +39,7 @@ each_format = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @each_format
 def test_plays_teach_a_model_which_letter_follows(tmp_path: Path, kind: str) -> None:
     """With two letters before it in view: below 2.4 nats, where letters by frequency alone have 3.3."""
@@ -105,6 +106,7 @@ def regression(train: Any, test: Any, targets: Any, epochs: int) -> float:
     return float(1 - (guess - truth).square().mean() / truth.var())
 
 
+@pytest.mark.slow
 @each_format
 def test_diamonds_teach_a_model_their_price(tmp_path: Path, kind: str) -> None:
     lines = (REAL / "diamonds.csv").read_text().splitlines()
@@ -133,6 +135,7 @@ def test_diamonds_teach_a_model_their_price(tmp_path: Path, kind: str) -> None:
     assert regression(train, test, lambda batch: batch.price.log(), epochs=12) > 0.95
 
 
+@pytest.mark.slow
 def test_taxi_rides_teach_a_model_their_fare_though_values_are_missing(tmp_path: Path) -> None:
     packdata(
         "tables", REAL / "taxis.csv", tmp_path / "p", "--target", "fare", "--dates", "parts", "--missing", "mean",

@@ -128,6 +128,7 @@ def test_the_loss_falls_and_every_sample_is_evaluated_once(
     )
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     train: Any, packed: Path, tmp_path: Path
 ) -> None:

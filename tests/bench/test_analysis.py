@@ -57,6 +57,7 @@ def test_a_dataset_that_sleeps_is_bound_by_storage() -> None:
     assert verdict.limits["storage"] == pytest.approx(2 / 0.004, rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="no schedstat here")
 def test_storage_is_told_from_a_core_that_others_have() -> None:
     """A dataset that sleeps waits for its bytes on a busy core, too; one that computes waits for the core.
@@ -87,6 +88,7 @@ def test_only_waits_of_reading_count_as_storage(monkeypatch: pytest.MonkeyPatch)
     assert (facts.wait_s, facts.queued_s, facts.cpu_s) == (0.25, 6.25, 3.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "bound"), [(constructed.Hashes(), "cpu"), (constructed.Counts(), "gil")]
 )
@@ -161,6 +163,7 @@ class Checksums(constructed.Made):
         subprocess.run(["sha512sum"], input=bytes(4 << 20), capture_output=True, check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("sha512sum") is None, reason="no sha512sum here")
 def test_samples_that_other_programs_compute_are_bound_by_the_cpu() -> None:
     """On a busy machine waiting for a program that waits for a core may look like storage, once."""

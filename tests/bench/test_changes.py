@@ -69,6 +69,7 @@ def test_more_workers_than_cores_are_not_tried_on_what_computes() -> None:
     assert tried(target, Config(2, 4, "process"), seconds=0.1, waits=False) == []
 
 
+@pytest.mark.slow
 def test_more_workers_and_processes_are_tried_on_what_may_wait() -> None:
     """Samples that sleep 4 ms each on one thread, and on at least eight: the gain is how many times as fast."""
     found = tried(load("tests.bench.constructed:Sleeps"), Config(1, 4, "thread"), seconds=0.5)
@@ -105,6 +106,7 @@ def cut_photos(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_file_that_only_opencv_reads_costs_a_trial_and_not_the_others(tmp_path: Path) -> None:
     said: list[str] = []
 
@@ -125,6 +127,7 @@ def test_a_file_that_only_opencv_reads_costs_a_trial_and_not_the_others(tmp_path
     ]
 
 
+@pytest.mark.slow
 def test_a_picture_whose_head_cannot_be_read_does_not_count_for_the_size(tmp_path: Path) -> None:
     cut_photos(tmp_path)
     (tmp_path / "0.jpg").write_bytes(
@@ -175,6 +178,7 @@ class Doubled(ShardDataset):
         return sample._replace(image=sample.image * 2)
 
 
+@pytest.mark.slow
 def test_what_a_getitem_of_ones_own_returns_is_neither_packed_nor_held_in_memory(
     tmp_path: Path,
 ) -> None:
@@ -255,6 +259,7 @@ def test_files_are_dropped_before_each_cold_run_of_a_trial_that_reads_any(
     assert events == 3 * reads
 
 
+@pytest.mark.slow
 def test_images_that_are_left_whole_are_packed_as_they_are(tmp_path: Path) -> None:
     picture = cv2.imencode(".png", np.zeros((40, 40, 3), np.uint8))[1].tobytes()
     (tmp_path / "a.png").write_bytes(picture)

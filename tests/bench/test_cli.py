@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_PLACES = 64  # bytes of a sample that say where its records begin and end
-QUICK = ["--seconds", "0.5", "--repeats", "1"]
+QUICK = ["--seconds", "0.1", "--repeats", "1"]
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def few_samples_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loaders.bench.sweep._FEW_SAMPLES", 0)
 
 
+@pytest.mark.slow
 def test_nothing_is_recommended_of_too_few_samples_to_measure(
     packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +57,7 @@ def test_nothing_is_recommended_of_too_few_samples_to_measure(
     assert "note: 12 samples are too few to measure" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_word_sweep_may_be_left_out(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One command: a table with the chosen line marked, a verdict, the stages, what to change."""
     assert main([str(packed), *QUICK, "--size", "32"]) == 0
@@ -102,6 +104,7 @@ def test_json_has_every_figure_and_repeat_and_the_verdict(
     assert "into memory" not in done.err
 
 
+@pytest.mark.slow
 def test_what_is_given_is_all_that_is_measured(
     packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +122,7 @@ def test_what_is_given_is_all_that_is_measured(
     assert 2 * 27 <= found["results"][0]["num_samples"] <= 2 * 33
 
 
+@pytest.mark.slow
 def test_cold_and_a_picture(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Cold reading is a stage of its own; the picture says what was measured and where."""
     pytest.importorskip("matplotlib")
@@ -132,6 +136,7 @@ def test_cold_and_a_picture(packed: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (packed / "sweep.svg").read_text().count("</svg>") == 1
 
 
+@pytest.mark.slow
 def test_what_the_sweep_shows_comes_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     """Beside the settings that a loader has by itself: none of its own for any Dataset."""
     options = ["--workers", "0", "4", "--batch-size", "4", "--seconds", "1", "--repeats", "1"]
@@ -244,6 +249,7 @@ def test_recommend_has_a_line_that_makes_the_loader_and_what_auto_then_uses(
     assert DataLoader(dataset).num_workers == loader.num_workers
 
 
+@pytest.mark.slow
 def test_of_tokens_windows_are_measured_and_tokens_per_second_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +273,7 @@ def test_of_tokens_windows_are_measured_and_tokens_per_second_told(
     assert " tokens/s\n" in recommended.err
 
 
+@pytest.mark.slow
 def test_of_volumes_it_is_told_that_they_are_read_whole(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -279,6 +286,7 @@ def test_of_volumes_it_is_told_that_they_are_read_whole(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("available", "is_kept"), [(1.0, True), (0.3, False)])
 def test_what_is_recommended_is_kept_on_a_quiet_machine_only(
     packed: Path,
@@ -347,31 +355,28 @@ def test_an_object_that_a_count_is_kept_for_is_named(
     assert f" for {name} as it is, and for no other settings" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("as_json", [False, True])
 def test_what_cannot_be_kept_is_recommended_all_the_same(
-    packed: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    as_json: bool,
+    packed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a home that is read-only; the end says why."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(packed / "manifest.json"))
-    options = ["--size", "0", "--keep", *["--json"] * as_json]
+    options = ["--size", "0", "--keep", "--json"]
 
     assert main(["recommend", str(packed), *QUICK, *options]) == 0
 
     out, said = capsys.readouterr()
-    line = json.loads(out)["line"] if as_json else out
-    assert line.startswith("DataLoader(dataset, batch_size=")
-    assert not as_json or json.loads(out)["kept_in"] == ""
+    found = json.loads(out)
+    assert found["line"].startswith("DataLoader(dataset, batch_size=")
+    assert found["kept_in"] == ""
     assert said.splitlines()[-1] == (
         f'not kept for num_workers="auto": [Errno 20] Not a directory: '
         f"'{packed}/manifest.json/loaders'; XDG_CACHE_HOME chooses the folder"
     )
 
 
-@pytest.mark.parametrize(("command", "code"), [("sweep", 1), ("recommend", 0)])
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("command", "code", "as_json"), [("sweep", 1, True), ("recommend", 0, False)]
+)
 def test_what_was_measured_stands_where_there_is_no_verdict(
     packed: Path,
     capsys: pytest.CaptureFixture[str],

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from loaders.verdict import Change, Facts, Verdict
 
 HERE = "tests.bench.test_cli_failures"
-QUICK = ["--seconds", "0.5", "--repeats", "1"]
+QUICK = ["--seconds", "0.1", "--repeats", "1"]
 FEW = ["--workers", "0", "--batch-size", "64", *QUICK]
 
 
@@ -178,6 +178,7 @@ def test_a_stream_with_a_length_is_a_stream(
         assert next(iter(loader)).tolist() == list(range(16))
 
 
+@pytest.mark.slow
 def test_what_workers_make_of_a_stream_is_said_beside_the_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -313,6 +314,7 @@ def test_the_line_has_the_device_that_was_asked_for(
     assert capsys.readouterr().out == f"{line}{word}\n"
 
 
+@pytest.mark.slow
 def test_who_reads_no_further_is_no_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "loaders.bench", "doctor", str(tmp_path)]
     pipe = subprocess.PIPE

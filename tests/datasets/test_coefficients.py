@@ -72,12 +72,13 @@ def pack_images(folder: Path, name: str, format: str = "parquet") -> Path:
     return pack(folder, fields, samples, format=format, defaults=["image", "label"])
 
 
-@pytest.fixture(scope="module", params=["lmdb", "parquet"])
-def folders(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("packed")
-    return {name: pack_images(root / name, name, request.param) for name in IMAGES}
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root, formats = tmp_path_factory.mktemp("packed"), ["lmdb", "parquet", "parquet", "lmdb"]
+    return {
+        name: pack_images(root / name, name, format)
+        for name, format in zip(IMAGES, formats, strict=True)
+    }
 
 
 def decoded(name: str, i: int, side: int = 8) -> torch.Tensor:
@@ -121,10 +122,11 @@ def test_two_halves_are_the_whole(folders: dict[str, Path], name: str, num_worke
     """In any order, with repeats, by any number of threads, in slots that were used before."""
     dataset, slots = ShardDataset(folders[name]), Slots()
     indices = [3, 8, 0, 3, 7, 1] * 12
+    images = torch.stack([dataset[i].image for i in range(NUM)])
 
     for _ in range(2):
         batch = in_halves(dataset, indices, slots, num_workers)
-        assert torch.equal(batch.image, torch.stack([dataset[i].image for i in indices]))
+        assert torch.equal(batch.image, images[indices])
         assert batch.label.tolist() == indices
 
 
@@ -200,7 +202,7 @@ def test_a_device_does_the_crops_that_the_host_would(folders: dict[str, Path], n
     resampling = [augment.RandomResizedCrop(20, scale=(0.5, 1)), augment.RandomVerticalFlip()]
     for ops, tolerance in ((exact, 0), (resampling, 2)):
         dataset = ShardDataset(folders[name], augment=ops)
-        indices = [3, 1, 8, 3, 0] * 8
+        indices = [3, 1, 8, 3, 0] * 3
 
         served = whole(dataset, indices).image.int()
 

@@ -193,6 +193,7 @@ class Prices(torch.nn.Module):
         return torch.stack([self.linear(features), *embedded]).sum(dim=(0, 2))
 
 
+@pytest.mark.slow
 def test_a_model_learns_the_prices(packed: Path) -> None:
     torch.manual_seed(0)
     train, val = ShardDataset(packed).split([0.8, 0.2], seed=0)

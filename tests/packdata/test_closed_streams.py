@@ -48,6 +48,7 @@ def test_a_command_packs_with_its_streams_closed(
     assert len(PackedReader(tmp_path / "out", check=True)) == num_samples
 
 
+@pytest.mark.slow
 def test_an_error_has_its_status_where_nobody_can_read_it(folder: Path, tmp_path: Path) -> None:
     out = shlex.quote(str(tmp_path / "out"))
 

@@ -266,8 +266,18 @@ sys.exit(cli.main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("format", ["lmdb", "parquet"])
-@pytest.mark.parametrize("missing", [1, 4096, 20_000, 150_000])
+@pytest.mark.parametrize(
+    ("format", "missing"),
+    [
+        ("lmdb", 1),
+        ("parquet", 20_000),
+        *(
+            pytest.param(format, missing, marks=pytest.mark.slow)
+            for format in ("lmdb", "parquet")
+            for missing in (4096, 150_000)
+        ),
+    ],
+)
 @pytest.mark.usefixtures("uncovered")
 def test_a_file_that_may_not_grow_says_what_to_do(
     tmp_path: Path, format: str, missing: int
