@@ -85,13 +85,15 @@ class ParquetRows:
             what = f"row group {group} cannot be read ({error})"
             raise SourceError(what, self.path) from error
 
-    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a row group."""
+    def batches(
+        self, group: int, columns: Sequence[str] | None = None, num_rows: int = BATCH_ROWS
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a row group, so many at a time; of all columns, or some in their order."""
         row = sum(self.groups[:group])
         try:
             with open_parquet(self.path, self._metadata) as file:
-                for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], use_threads=False):
-                    yield batch
+                for batch in file.iter_batches(num_rows, [group], columns, use_threads=False):
+                    yield batch if columns is None else batch.select(columns)
                     row += len(batch)
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"it cannot be read ({error})", f"{self.path}, row {row}") from error

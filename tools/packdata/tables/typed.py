@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from loaders.errors import SourceError
-from packdata.readers import open_parquet
 from packdata.regular import check_name
-from packdata.sources.rowfiles import open_row_file
+from packdata.sources.rowfiles import ParquetRows, open_row_file
 from packdata.tables.parts import Kind, Part, Rows
 from packdata.tables.values import as_text, combined, is_text, plain, without_words
 
@@ -101,18 +100,13 @@ def _as_kind(array: pa.Array, kind: Kind | None) -> pa.Array:
 
 def parquet_table(path: Path, missing: Sequence[str] = ()) -> TypedTable:
     """Open a Parquet file; its groups are the row groups."""
-    with open_parquet(path) as file:
-        metadata, columns = file.metadata, file.schema_arrow.names
-    sizes = [(i, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)]
+    file = ParquetRows(path)
 
     def tables(start: int, names: list[str]) -> Iterator[pa.Table]:
-        with open_parquet(path, metadata) as file:
-            for batch in file.iter_batches(
-                BATCH_ROWS, row_groups=[start], columns=names, use_threads=False
-            ):
-                yield pa.Table.from_batches([batch]).select(names)
+        for batch in file.batches(start, names, BATCH_ROWS):
+            yield pa.Table.from_batches([batch])
 
-    return TypedTable(path, columns, lambda: sizes, tables, missing)
+    return TypedTable(path, file.schema.names, lambda: enumerate(file.groups), tables, missing)
 
 
 def arrow_table(path: Path, missing: Sequence[str] = ()) -> TypedTable:
