@@ -72,7 +72,6 @@ class Run:
         sample_bytes: Bytes of all tensors of a sample, on average over some batches.
         cpu_s_per_1000: CPU seconds of all processes per 1,000 samples.
         pss_bytes: Memory of all processes at the end of the run, see ``Memory``.
-        own_bytes: The same without mapped files.
         read_bytes: What the storage had to read, or None where that is not known.
     """
 
@@ -83,7 +82,6 @@ class Run:
     sample_bytes: float
     cpu_s_per_1000: float
     pss_bytes: int = 0
-    own_bytes: int = 0
     read_bytes: int | None = None
 
 
@@ -227,7 +225,6 @@ def time_loader(
         raise ValueError("the loader gave no batch: is the dataset smaller than a batch?")
     first = round_size if count > round_size else 0
     last = count - (count - first) % round_size if first else count
-    used = memory(pids) if watch else None
     now_read = bytes_read(pids)
     run = Run(
         samples_per_s=(samples[last] - samples[first])
@@ -237,8 +234,7 @@ def time_loader(
         num_samples=samples[last] - samples[first],
         sample_bytes=nbytes / max(1, looked_at),
         cpu_s_per_1000=(cpu_s(pids) - cpu_began) / max(1, samples[count] - samples[first]) * 1000,
-        pss_bytes=0 if used is None else used.pss_bytes,
-        own_bytes=0 if used is None else used.own_bytes,
+        pss_bytes=memory(pids).pss_bytes if watch else 0,
         read_bytes=None if read is None or now_read is None else now_read - read,
     )
     end(batches)

@@ -102,11 +102,11 @@ def audit_plans(
     plan, steps = plans[0], tuple(each.num_remaining_steps for each in plans)
     counts = _delivered_counts(plans)
     excess = counts.astype(np.int64) - _promised_counts(plan)
-    where = _Where(order, epoch)
+    less, more = np.flatnonzero(excess < 0), np.flatnonzero(excess > 0)
     faults = [
         *_step_faults(plan, steps),
-        *where.describe("delivered less often than promised", np.flatnonzero(excess < 0)),
-        *where.describe("delivered more often than promised", np.flatnonzero(excess > 0)),
+        *_told("delivered less often than promised", less, order, epoch),
+        *_told("delivered more often than promised", more, order, epoch),
         *([] if order is None else _order_faults(order, plan.length, epoch)),
     ]
     num_missed, num_repeated = int((counts == 0).sum()), int((counts > 1).sum())
@@ -151,25 +151,15 @@ def _step_faults(plan: Plan, steps: tuple[int, ...]) -> Iterator[str]:
         yield f"rank {fewest} has {min(steps)} steps, rank {most} has {max(steps)}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """Names positions, with the index that the order has there."""
-
-    order: Order | None
-    epoch: int
-
-    def describe(self, finding: str, positions: Int64s) -> Iterator[str]:
-        if positions.size:
-            some = ", ".join(
-                self._name(positions[each : each + 1]) for each in range(min(5, positions.size))
-            )
-            more = ", ..." if positions.size > 5 else ""
-            yield f"{positions.size} positions {finding}: {some}{more}"
-
-    def _name(self, position: Int64s) -> str:
-        if self.order is None:
-            return str(position[0])
-        return f"{position[0]} (index {self.order.at(self.epoch, position)[0][0]})"
+def _told(finding: str, positions: Int64s, order: Order | None, epoch: int) -> Iterator[str]:
+    """Say what is true of some positions, and name the first, with the indices that the order has there."""
+    if positions.size:
+        names = [str(position) for position in positions[:5]]
+        if order is not None:
+            indices = order.at(epoch, positions[:5])[0]
+            names = [f"{n} (index {index})" for n, index in zip(names, indices, strict=True)]
+        more = ", ..." if positions.size > 5 else ""
+        yield f"{positions.size} positions {finding}: {', '.join(names)}{more}"
 
 
 def _order_faults(order: Order, length: int, epoch: int) -> Iterator[str]:
@@ -189,6 +179,5 @@ def _order_faults(order: Order, length: int, epoch: int) -> Iterator[str]:
     )
     ascending = np.lexsort((draws, indices))
     same = (np.diff(indices[ascending]) == 0) & (np.diff(draws[ascending]) == 0)
-    yield from _Where(order, epoch).describe(
-        "hold the same index and draw as another", np.sort(ascending[1:][same])
-    )
+    positions = np.sort(ascending[1:][same])
+    yield from _told("hold the same index and draw as another", positions, order, epoch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -50,7 +50,7 @@ class SampleIndex(int):
         return self
 
     def __reduce__(self) -> Any:
-        return _sample_index, (int(self), self.epoch, self.draw, self.seed)
+        return _unpickled, (SampleIndex, int(self), self.epoch, self.draw, self.seed)
 
 
 @dataclass(slots=True, eq=False)  # not frozen: it would take twice as long to make one
@@ -77,7 +77,7 @@ class IndexBatch(Sequence[int]):
     def __reduce__(self) -> Any:
         """Pickle by position, indices as bytes: a dataclass looks its fields up each time, an array its own code."""
         rest = self.epoch, self.draws, self.valid, self.seed
-        return _index_batch, (bytearray(np.asarray(self.indices, np.int64)), *rest)
+        return _unpickled, (_of_bytes, bytearray(np.asarray(self.indices, np.int64)), *rest)
 
     def is_like(self, other: Any) -> bool:
         """Tell whether another batch is of the same epoch, and tells repeats apart if this one does."""
@@ -125,7 +125,7 @@ class IndexList(list[Any]):
         return items if self.draws is None else one_by_one(items, self.draws)
 
     def __reduce__(self) -> Any:
-        return _index_list, (self[:], self.epoch, self.draws, self.seed)
+        return _unpickled, (IndexList, self[:], self.epoch, self.draws, self.seed)
 
 
 def listed(indices: Any) -> list[Any]:
@@ -151,22 +151,14 @@ def joined(batches: Sequence[Any]) -> IndexBatch | None:
     return IndexBatch(indices, first.epoch, draws, None, first.seed)
 
 
-def _sample_index(*values: Any) -> SampleIndex:
-    index = SampleIndex(*values)
-    begin_in_worker(index)
-    return index
+def _unpickled(make: Callable[..., Any], *values: Any) -> Any:
+    indices = make(*values)
+    begin_in_worker(indices)
+    return indices
 
 
-def _index_list(*values: Any) -> IndexList:
-    batch = IndexList(*values)
-    begin_in_worker(batch)
-    return batch
-
-
-def _index_batch(indices: bytearray, *rest: Any) -> IndexBatch:
-    batch = IndexBatch(np.frombuffer(indices, np.int64), *rest)
-    begin_in_worker(batch)
-    return batch
+def _of_bytes(indices: bytearray, *rest: Any) -> IndexBatch:
+    return IndexBatch(np.frombuffer(indices, np.int64), *rest)
 
 
 class Steps(NamedTuple):

@@ -184,9 +184,6 @@ class DelimitedFile:
         )
 
     def _check_closed(self, rest: bytes, line: int) -> None:
-        quotes = np.flatnonzero(np.frombuffer(rest, np.uint8) == _QUOTE)
-        if len(quotes) % 2 == 0 and _alternate(rest, quotes, ord(self.delimiter)):
-            return
         spans = [*_quoted(rest, ord(self.delimiter))]
         if spans and spans[-1][1] == len(rest):
             opened = line + rest.count(b"\n", 0, spans[-1][0])
