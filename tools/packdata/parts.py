@@ -421,7 +421,7 @@ def _join(packing: Packing, parts: Sequence[_Complete]) -> None:
     }
     for folder, (schema, _) in contents.items():
         shards = [
-            FileShard(part.path / STAGED / folder / info.file, info, schema, None)
+            FileShard(part.path / STAGED / folder, info, schema, None)
             for part in parts
             for info in part.state.shards.get(folder, ())
         ]
