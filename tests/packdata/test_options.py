@@ -167,6 +167,7 @@ PLAIN = {
 FOR_MANY = ("--json", "--overwrite", "--dry-run", "--workers")
 PARTS = {  # in test_parts.py
     *((command, "--part") for command in ("images", "tokens", "tables", "arrays")),
+    *((command, "--plan") for command in ("tokens", "tables")),
     *(("finish", option) for option in ("--json", "--overwrite")),
 }
 BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("preview", "--columns"),

@@ -127,6 +127,40 @@ def test_parts_make_what_the_plain_command_makes(
             assert (sources / f"{name}-3" / file).read_bytes() == made[file]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tables t.csv DST --target kind --standardize --missing-mask --shard-size 1kB",
+        "tokens a.txt DST --documents line --train-bpe 270 --row-tokens 64 --shard-size 1kB",
+        "tokens rows.jsonl DST --ids-column numbers --shard-size 1kB",
+    ],
+)
+def test_what_all_rows_teach_comes_to_parts_by_a_plan(
+    sources: Path,
+    tmp_path: Path,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(sources)
+    argv = [line.replace("DST", str(tmp_path / name)).split() for name in ("plain", "parts")]
+    assert main(argv[0]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main([*argv[1], "--part", "0/1"])
+    assert ended.value.code == 2
+    capsys.readouterr()
+    assert main([*argv[1], "--dry-run", "--json"]) == 0
+    plan = tmp_path / "plan.json"
+    plan.write_text(capsys.readouterr().out)
+
+    assert main([*argv[1], "--part", "0/1", "--plan", str(plan)]) == 0
+
+    assert main(["finish", str(tmp_path / "parts")]) == 0
+    assert contents(tmp_path / "parts") == contents(tmp_path / "plain")
+    other = ["--dtype", "float64"] if line.startswith("tables") else ["--seed", "1"]
+    assert main([*argv[1], *other, "--part", "0/2", "--plan", str(plan)]) == 1
+
+
 def test_more_parts_than_items_leave_some_empty(photos: Path, tmp_path: Path) -> None:
     pack_all(photos, tmp_path / "dst", 13)
 

@@ -47,6 +47,7 @@ def add_packing_options(
     format: Format | None = None,
     usual: str = "",
     shard_bytes: int = DEFAULT_SHARD_BYTES,
+    has_first_pass: bool = False,
 ) -> None:
     """Add the options of every packing.
 
@@ -56,6 +57,7 @@ def add_packing_options(
         format: The default; None where it depends on what is packed.
         usual: Then says on what.
         shard_bytes: The default.
+        has_first_pass: Something may have to be learned of all of the source first.
     """
     add = parser.add_argument_group("packing").add_argument
     help_format = f"of the shards (default: {usual or format})"
@@ -82,6 +84,14 @@ def add_packing_options(
         metavar="I/N",
         help="pack this of N parts alone, I from 0, on any machine; 'packdata finish DST' joins them",
     )
+    if has_first_pass:
+        add(
+            "--plan",
+            type=parse_place,
+            metavar="FILE",
+            help="with --part: what the same command printed with --dry-run --json, where it learns of all "
+            "of the source what it makes of it",
+        )
     add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
     add("--dry-run", action="store_true", help="print what would be packed, and stop")
     add("--json", action="store_true", help="print the summary, or the plan, as JSON")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.progress import Meter
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
     from loaders.commandline import Commands
+    from packdata.plan import Plan
 
 _ABOUT = """\
 Pack tables: .csv, .tsv, .jsonl, .parquet, .arrow and .feather files of any size, one or many, by
@@ -45,7 +45,9 @@ def add_parser(commands: Commands) -> None:
     _add_column_options(parser.add_argument_group("columns", f"NAMES: {names}"))
     _add_value_options(parser.add_argument_group("values"))
     _add_csv_options(parser.add_argument_group(".csv, .tsv and .txt"))
-    add_packing_options(parser, item="row", format="parquet", shard_bytes=TABLE_SHARD_BYTES)
+    add_packing_options(
+        parser, item="row", format="parquet", shard_bytes=TABLE_SHARD_BYTES, has_first_pass=True
+    )
     parser.set_defaults(run=run)
 
 
@@ -137,6 +139,7 @@ def parse_skip(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata tables``."""
+    from packdata.firstpass import FirstPass
     from packdata.tables import plan_tables
 
     lists = (*("target", "features", "drop", "categorical", "numeric"), "missing_values", "names")
@@ -148,5 +151,10 @@ def run(args: argparse.Namespace) -> int:
     options: dict[str, Any] = {name: tuple(getattr(args, name)) for name in lists}
     options |= {name: getattr(args, name) for name in (*rest, *shared)}
     options |= {"header": not args.no_header, "beside": None if args.dry_run else args.dst}
-    make_plan = partial(plan_tables, args.src, progress=Meter("read", "rows"), **options)
+
+    def make_plan() -> Plan:
+        first_pass = FirstPass(args.plan, is_part=args.part is not None)
+        progress = Meter("read", "rows")
+        return plan_tables(args.src, progress=progress, first_pass=first_pass, **options)
+
     return run_packing(args, make_plan, unit="rows")

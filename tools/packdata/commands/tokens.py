@@ -40,7 +40,7 @@ def add_parser(commands: Commands) -> None:
     tokens = parser.add_argument_group("tokens")
     _add_tokenizer_options(tokens)
     _add_layout_options(tokens)
-    add_packing_options(parser, item="text", format="parquet")
+    add_packing_options(parser, item="text", format="parquet", has_first_pass=True)
     parser.set_defaults(run=run)
 
 
@@ -168,11 +168,16 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> TokensPlan:
     from dataclasses import fields
 
+    from packdata.firstpass import FirstPass
     from packdata.tokens.plan import TokenOptions, plan_tokens
 
     names = [field.name for field in fields(TokenOptions) if field.name != "documents"]
     options = {name: getattr(args, name) for name in names}
     options["documents"] = unescaped(args.documents)
     return plan_tokens(
-        args.src, TokenOptions(**options), format=args.format, on_error=args.on_error
+        args.src,
+        TokenOptions(**options),
+        format=args.format,
+        on_error=args.on_error,
+        first_pass=FirstPass(args.plan, is_part=args.part is not None),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SchemaError, SourceError
 from loaders.manifest import read_manifest
+from loaders.schema import Categories, Features, Label, Schema
 from packdata.describe import counted
 from packdata.engine import check_on_error, check_workers
+from packdata.firstpass import FirstPass
 from packdata.plan import pack_plan
 from packdata.progress import Progress, Quiet
 from packdata.settings import PackSettings, check_options, take
@@ -21,7 +24,11 @@ from packdata.shards import TABLE_SHARD_BYTES, Format
 from packdata.sources import joined_splits
 from packdata.sources.base import files_identity
 from packdata.tables.columns import (
+    CATEGORIES,
+    FEATURES,
+    MISSING,
     ColumnPlan,
+    TargetColumn,
     check_names,
     plan_columns,
     rejects_rows,
@@ -33,6 +40,7 @@ from packdata.tables.kept import TableReader
 from packdata.tables.like import OPTIONS, TARGETS, missing_values_of, plan_like
 from packdata.tables.notes import header_notes
 from packdata.tables.options import TableOptions
+from packdata.tables.parts import Part
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import scan_tables
 from packdata.tables.spelling import in_python, speaking_python
@@ -40,11 +48,11 @@ from packdata.tables.values import in_words
 from packdata.wording import names_in_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from packdata.engine import Summary
     from packdata.settings import OnError
-    from packdata.tables.parts import Kind, Part, TableFile
+    from packdata.tables.parts import Kind, TableFile
     from packdata.tables.scan import Scan
 
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
@@ -61,6 +69,7 @@ class TablesPlan:
         format: Of the shards.
         sources: Paths as they were given.
         ignored: What else folders hold: how many files by suffix, and how many folders.
+        first_pass: What was learned of the rows.
     """
 
     files: Sequence[TableFile]
@@ -69,6 +78,7 @@ class TablesPlan:
     format: Format = "parquet"
     sources: Sequence[Path | str] = ()
     ignored: Mapping[str, int] = field(default_factory=dict)
+    first_pass: FirstPass = field(default_factory=FirstPass)
 
     @property
     def parts(self) -> list[tuple[str, TablesRecipe]]:
@@ -83,6 +93,7 @@ class TablesPlan:
             "rows": self.recipe.num_samples,
             "schema": self.columns.schema.to_json(),
             "notes": self.notes(),
+            **self.first_pass.to_json(self.recipe.identity),
         }
 
     def __str__(self) -> str:
@@ -140,6 +151,7 @@ def plan_tables(
     workers: int | None = None,
     on_error: OnError = "fail",
     progress: Progress | None = None,
+    first_pass: FirstPass | None = None,
     **options: Any,
 ) -> TablesPlan:
     """Read tables and say what would become of them.
@@ -152,6 +164,7 @@ def plan_tables(
         workers: Threads.
         on_error: ``"fail"`` or ``"skip"``.
         progress: Is told of every row.
+        first_pass: Where what is learned of the rows comes from, where that is another plan.
         options: Those of ``TableOptions`` and ``CsvOptions``.
 
     Raises:
@@ -175,8 +188,17 @@ def plan_tables(
         files, given = open_tables(paths, csv, chosen.missing_values), tuple(sources)
     before = _identity(files)
     reader = TableReader(files, beside if like is None else None)
+    first_pass = FirstPass() if first_pass is None else first_pass
     if like is None:
-        parts, plan, rows = _scanned(reader, chosen, check_workers(workers), on_error, progress)
+        learned: list[_Learned] = []
+
+        def learn() -> dict[str, Any]:
+            found = _scanned(reader, chosen, check_workers(workers), on_error, progress)
+            learned.append(found)
+            return _as_json(*found)
+
+        taken = first_pass.get("rows", learn, "types, categories and statistics")
+        parts, plan, rows = learned[0] if learned else _from_json(taken)
     else:
         columns = _common_columns(files, None, chosen.drop)
         named = next((file for file in files if file.columns is not None), files[0])
@@ -186,15 +208,49 @@ def plan_tables(
     told = {OPTIONS: chosen.to_json(), **csv.to_json()}
     same = None if like is None else read_manifest(like).fingerprint
     identity = {"command": "tables", "source": before, **told, "like": same}
+    first_pass.check(identity)
     provenance = {
         "command": "tables",
         "source": {"files": [file.path.name for file in files][:100], "num_files": len(files)},
         **told,
         "like": same,
-        TARGETS: [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets],
+        TARGETS: _targets_as_json(plan),
     }
     recipe = TablesRecipe(reader, parts, plan, rows, identity, provenance)
-    return TablesPlan(files, plan, recipe, format, given, dict(ignored))
+    return TablesPlan(files, plan, recipe, format, given, dict(ignored), first_pass)
+
+
+_Learned = tuple[Sequence[Part], ColumnPlan, int]
+
+
+def _targets_as_json(plan: ColumnPlan) -> list[dict[str, str]]:
+    return [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets]
+
+
+def _as_json(parts: Sequence[Part], plan: ColumnPlan, rows: int) -> dict[str, Any]:
+    """Return what was learned of rows, for the parts of a packing."""
+    return {
+        "rows": rows,
+        "schema": plan.schema.to_json(),
+        TARGETS: _targets_as_json(plan),
+        "notes": [*plan.notes],
+        "parts": [[part.file, part.start, part.stop, part.line] for part in parts],
+    }
+
+
+def _from_json(told: Mapping[str, Any]) -> _Learned:
+    """Return what ``_as_json`` wrote."""
+    fields = Schema.from_json(told["schema"]).fields
+    features, categories = fields.get(FEATURES), fields.get(CATEGORIES)
+    assert isinstance(features, Features | None)
+    assert isinstance(categories, Categories | None)
+    classes = {name: f.classes or () for name, f in fields.items() if isinstance(f, Label)}
+    targets = tuple(
+        TargetColumn(t["field"], t["column"], t["how"], classes.get(t["field"], ()))
+        for t in told[TARGETS]
+    )
+    plan = ColumnPlan(features, categories, targets, MISSING in fields, tuple(told["notes"]))
+    return [Part(*numbers) for numbers in told["parts"]], plan, told["rows"]
 
 
 def _scanned(
@@ -324,9 +380,9 @@ def pack_tables(
             Arrow, of which the columns are taken, and no index.
         dst: A folder that is new or empty.
         format: ``"parquet"`` or ``"lmdb"``.
-        options: ``like``; those of ``TableOptions`` and ``CsvOptions``; ``shard_bytes``,
-            ``workers``, ``on_error``, ``overwrite`` and ``progress``
-            (``packdata.settings.PackSettings``).
+        options: ``like``; ``plan``, which each ``part`` needs (what ``--dry-run --json`` printed); those of
+            ``TableOptions`` and ``CsvOptions``; ``shard_bytes``, ``workers``, ``on_error``, ``overwrite``, ``part`` and
+            ``progress`` (``packdata.settings.PackSettings``).
 
     Raises:
         SourceError: A file, row or column cannot be packed.
@@ -338,9 +394,16 @@ def pack_tables(
     settings = take(PackSettings, options)
     settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
     workers, on_error = settings.get("workers"), settings.get("on_error", "fail")
+    first_pass = FirstPass(options.pop("plan", None), is_part=settings.get("part") is not None)
     with speaking_python():
         plan = plan_tables(
-            listed, format=format, beside=dst, workers=workers, on_error=on_error, **options
+            listed,
+            format=format,
+            beside=dst,
+            workers=workers,
+            on_error=on_error,
+            first_pass=first_pass,
+            **options,
         )
         packed = pack_plan(plan, dst, **settings)
     return replace(packed, notes=tuple(map(in_python, packed.notes)))

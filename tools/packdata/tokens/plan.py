@@ -13,6 +13,7 @@ from loaders.data.view import open_view
 from loaders.errors import SourceError
 from loaders.regular import read_regular
 from packdata.describe import counted, describe_field
+from packdata.firstpass import FirstPass
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, check_options
 from packdata.sources import joined_splits
@@ -56,12 +57,14 @@ class TokensPlan:
         listing: Their files.
         recipe: What to pack.
         format: Of the shards.
+        first_pass: What was learned of all texts or ids.
     """
 
     sources: tuple[str, ...]
     listing: Listing
     recipe: TokensRecipe
     format: Format
+    first_pass: FirstPass
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON types."""
@@ -76,6 +79,7 @@ class TokensPlan:
             "windows_files": _windows_files(recipe.source),
             "targets": {t.folder: t.schema.to_json() for t in recipe.targets},
             "options": dict(recipe.provenance),
+            **self.first_pass.to_json(recipe.identity),
         }
 
     def __str__(self) -> str:
@@ -186,6 +190,7 @@ def plan_tokens(
     *,
     format: Format | None = None,
     on_error: OnError = "fail",
+    first_pass: FirstPass | None = None,
 ) -> TokensPlan:
     """List sources and say what would become of them; trains the tokenizer, if that is asked for.
 
@@ -194,6 +199,7 @@ def plan_tokens(
         options: What becomes of them.
         format: Of the shards.
         on_error: ``"skip"`` cuts no document into pieces, so that each can be left out by itself.
+        first_pass: Where what is learned of the corpus comes from, where that is another plan.
 
     Raises:
         SourceError: A source cannot be listed or recognized, or holds nothing.
@@ -210,10 +216,13 @@ def plan_tokens(
         raise SourceError(what, str(sources[0]), "Pack them one after the other")
     _check_used(options, {file.kind for file in listing.files})
     make = _ids_recipe if "ids" in kinds else _text_recipe
-    recipe = make(listing, options, may_cut=on_error == "fail" and not options.val_share)
+    first_pass = FirstPass() if first_pass is None else first_pass
+    may_cut = on_error == "fail" and not options.val_share
+    recipe = make(listing, options, first_pass, may_cut=may_cut)
+    first_pass.check(recipe.identity)
     if not len(recipe):
         raise SourceError("there is nothing in the files", str(sources[0]))
-    return TokensPlan(tuple(map(str, sources)), listing, recipe, format or "parquet")
+    return TokensPlan(tuple(map(str, sources)), listing, recipe, format or "parquet", first_pass)
 
 
 def _check_used(options: TokenOptions, kinds: set[str]) -> None:
@@ -230,7 +239,9 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
             raise ValueError(f"{name} is for {what}, and the files are {', '.join(sorted(kinds))}")
 
 
-def _text_recipe(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
+def _text_recipe(
+    listing: Listing, options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
+) -> TokensRecipe:
     if (
         options.val_share
         and options.documents == "file"
@@ -247,11 +258,16 @@ def _text_recipe(listing: Listing, options: TokenOptions, *, may_cut: bool) -> T
     cut = rows * options.row_tokens if is_plain and may_cut else None
     source = TextSource(listing.files, TextOptions(options.documents, content, cut, PIECE_BYTES))
     if content.kind == "lists":
-        return _lists_recipe(listing, options, source)
+        return _lists_recipe(listing, options, first_pass, source)
     if options.vocab_size is not None:
         raise ValueError("vocab_size is for ids: a tokenizer has its own")
     if options.train_bpe is not None:
-        data = train_bpe(source.documents_of(TRAIN_BYTES), options.train_bpe)
+        num_ids = options.train_bpe
+
+        def train() -> str:
+            return train_bpe(source.documents_of(TRAIN_BYTES), num_ids).decode()
+
+        data = first_pass.get("tokenizer", train, "the tokenizer").encode()
         tokenizer: Tokenizer = JsonTokenizer(data, "the trained tokenizer")
     else:
         is_chat = content.kind == "chat"
@@ -279,7 +295,9 @@ def _size_with(size: int, added: dict[str, int | None]) -> int:
     return size
 
 
-def _lists_recipe(listing: Listing, options: TokenOptions, source: TextSource) -> TokensRecipe:
+def _lists_recipe(
+    listing: Listing, options: TokenOptions, first_pass: FirstPass, source: TextSource
+) -> TokensRecipe:
     if options.train_bpe is not None:
         raise ValueError("train_bpe is for text: these are ids already")
     tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
@@ -289,13 +307,19 @@ def _lists_recipe(listing: Listing, options: TokenOptions, source: TextSource) -
     begin = None if tokenizer is None else tokenizer.begin
     bos = begin if options.bos == "auto" else _given(options.bos)
     eod = _given(options.eod)
-    largest = None if size is not None else _largest_id(source, eod, bos)
+    largest = None if size is not None else _largest_id(first_pass, source, eod, bos)
     vocabulary = Vocabulary.of(size, _width(largest, 4), eod, bos)
     return _recipe(listing, options, source, vocabulary, tokenizer, None, largest)
 
 
-def _largest_id(source: TokenSource, *others: int | None) -> int:
-    """Return the largest id there is; what cannot be read is an error in its turn."""
+def _largest_id(first_pass: FirstPass, source: TokenSource, *others: int | None) -> int:
+    """Return the largest id there is, also if it is an other."""
+    what = "the largest id (or --vocab-size)"
+    return int(first_pass.get("largest", lambda: _largest_in(source, *others), what))
+
+
+def _largest_in(source: TokenSource, *others: int | None) -> int:
+    """Look for the largest id; what cannot be read is an error in its turn."""
     largest = max((other for other in others if other is not None), default=0)
     for piece in source.pieces():
         with suppress(SourceError):
@@ -309,7 +333,9 @@ def _width(largest: int | None, usual: int) -> int:
     return usual if largest is None or largest >= 1 << 16 else min(usual, 2)
 
 
-def _ids_recipe(listing: Listing, options: TokenOptions, *, may_cut: bool) -> TokensRecipe:
+def _ids_recipe(
+    listing: Listing, options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
+) -> TokensRecipe:
     if options.train_bpe is not None:
         raise ValueError("train_bpe is for text: these are ids already")
     if options.bos != "none":
@@ -323,7 +349,7 @@ def _ids_recipe(listing: Listing, options: TokenOptions, *, may_cut: bool) -> To
     cut = rows * options.row_tokens if may_cut else None
     source = IdsSource(listing.files, options.bin_dtype, eod, cut)
     is_wide = size is None and source.itemsize > 2
-    largest = _largest_id(source, eod) if is_wide else None
+    largest = _largest_id(first_pass, source, eod) if is_wide else None
     vocabulary = Vocabulary.of(size, _width(largest, source.itemsize), eod)
     return _recipe(listing, options, source, vocabulary, tokenizer, cut, largest)
 
@@ -401,6 +427,7 @@ def pack_tokens(
     options: TokenOptions | None = None,
     *,
     format: Format | None = None,
+    plan: Path | str | None = None,
     **settings: Unpack[PackSettings],
 ) -> Summary:
     """Pack text or ids as ``packdata tokens`` does.
@@ -410,6 +437,7 @@ def pack_tokens(
         dst: A folder that is new or empty.
         options: What becomes of them.
         format: ``"parquet"`` (default) or ``"lmdb"``.
+        plan: Of a part, where a tokenizer is trained or ids are looked at: what ``--dry-run --json`` printed.
         settings: As of ``pack_recipes``. With ``on_error="skip"`` each document must fit into memory.
 
     Raises:
@@ -421,5 +449,8 @@ def pack_tokens(
         raise TypeError(f"{given[0]} is one of options=: give TokenOptions({given[0]}=...)")
     check_options(settings, PackSettings)
     on_error = settings.get("on_error", "fail")
-    plan = plan_tokens(sources, options, format=format, on_error=on_error)
-    return pack_plan(plan, dst, **settings)
+    first_pass = FirstPass(plan, is_part=settings.get("part") is not None)
+    planned = plan_tokens(
+        sources, options, format=format, on_error=on_error, first_pass=first_pass
+    )
+    return pack_plan(planned, dst, **settings)
