@@ -864,15 +864,18 @@ def test_workers_are_initialized_as_in_torch(one: Path) -> None:
         DataLoader(only_ids(one), 8, num_workers=1, worker_init_fn=print, backend="thread")
 
 
-def test_persistent_workers_go_through_epochs(one: Path) -> None:
+@pytest.mark.parametrize(
+    "backend", ["thread", "process", pytest.param("subprocess", marks=pytest.mark.slow)]
+)
+def test_persistent_workers_go_through_epochs(one: Path, backend: Any) -> None:
     settings: dict[str, Any] = {"batch_size": 8, "shuffle": True}
     plain = DataLoader(only_ids(one), num_workers=0, **settings)
     expected = [ids(plain) for _ in range(2)]
 
-    for backend in ("thread", "subprocess", "process"):
-        keep: dict[str, Any] = {"persistent_workers": True, "backend": backend}
-        loader = DataLoader(only_ids(one), num_workers=1, **keep, **settings)
-        assert [ids(loader) for _ in range(2)] == expected
+    keep: dict[str, Any] = {"persistent_workers": True, "backend": backend}
+    loader = DataLoader(only_ids(one), num_workers=1, **keep, **settings)
+
+    assert [ids(loader) for _ in range(2)] == expected
 
 
 def test_threads_serve_who_wants_persistent_workers(one: Path) -> None:
@@ -881,15 +884,17 @@ def test_threads_serve_who_wants_persistent_workers(one: Path) -> None:
     assert not DataLoader(only_ids(one), num_workers=0, persistent_workers=True).persistent_workers
 
 
-def test_a_pickled_loader_starts_workers_of_its_own(one: Path) -> None:
-    for backend in ("subprocess", "process"):
-        settings: dict[str, Any] = {"persistent_workers": True, "seed": 3, "backend": backend}
-        loader = DataLoader(only_ids(one), 6, shuffle=True, num_workers=1, **settings)
-        first = ids(loader)
+@pytest.mark.parametrize(
+    "backend", ["process", pytest.param("subprocess", marks=pytest.mark.slow)]
+)
+def test_a_pickled_loader_starts_workers_of_its_own(one: Path, backend: Any) -> None:
+    settings: dict[str, Any] = {"persistent_workers": True, "seed": 3, "backend": backend}
+    loader = DataLoader(only_ids(one), 6, shuffle=True, num_workers=1, **settings)
+    first = ids(loader)
 
-        copied = pickle.loads(pickle.dumps(loader))
+    copied = pickle.loads(pickle.dumps(loader))
 
-        assert ids(copied) == ids(loader) != first
+    assert ids(copied) == ids(loader) != first
 
 
 @pytest.mark.parametrize("form", ["list", "pad", "offsets"])

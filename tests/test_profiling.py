@@ -38,7 +38,13 @@ def a_report(waits: list[float], computes: list[float]) -> ProfileReport:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 0}, {"backend": "subprocess"}, {"backend": "process"}]
+    "options",
+    [
+        {},
+        {"num_workers": 0},
+        {"backend": "process"},
+        pytest.param({"backend": "subprocess"}, marks=pytest.mark.slow),
+    ],
 )
 def test_it_stops_after_so_many_steps_and_leaves_the_loader_as_it_was(options: Any) -> None:
     loader = a_loader(**options)

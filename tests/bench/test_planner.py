@@ -250,12 +250,13 @@ end(batches)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "method"),
     [
         ("thread", "fork"),
-        pytest.param("process", "fork", marks=pytest.mark.slow),
-        pytest.param("process", "forkserver", marks=pytest.mark.slow),
+        ("process", "fork"),
+        ("process", "forkserver"),
     ],
 )
 def test_the_prediction_is_near_what_is_measured(backend: str, method: str) -> None:

@@ -340,7 +340,9 @@ def test_every_combination_is_measured_once(tmp_path: Path) -> None:
     assert len(configs) == 6
 
 
-@pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
+@pytest.mark.parametrize(
+    "backend", ["thread", "process", pytest.param("subprocess", marks=pytest.mark.slow)]
+)
 def test_every_backend_serves_endlessly(tmp_path: Path, backend: str) -> None:
     dataset = ShardDataset(pack_samples(tmp_path / "d", 5), fields=["label"])
 

@@ -184,7 +184,9 @@ def test_samples_share_no_storage(folder: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
+@pytest.mark.parametrize(
+    "backend", ["thread", "process", pytest.param("subprocess", marks=pytest.mark.slow)]
+)
 def test_batches_pickle_and_cross_processes(folder: Path, backend: Any) -> None:
     dataset = ShardDataset(folder, batching={"images": "offsets"})
 

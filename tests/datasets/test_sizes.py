@@ -83,10 +83,11 @@ def test_they_are_those_that_are_served(folder: Path) -> None:
         "cropped": shards.replace(fields=["image"], augment=[CenterCrop(3)]),
         "none": shards.select([]),
     }
+    samples = list(shards)
     for name in FIELDS:
         if name == "label":
             continue
-        served = np.array([getattr(sample, name).shape[-2:] for sample in shards], np.int32)
+        served = np.array([getattr(sample, name).shape[-2:] for sample in samples], np.int32)
         assert len(np.unique(served, axis=0)) > 1 or FIELDS[name].size is not None
         which = {
             "view": [7, 0, 7, 11],

@@ -91,7 +91,9 @@ def assert_plain(batches: list[Any], expected: list[Any]) -> None:
                 (value * weight).sum().backward()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(w, marks=pytest.mark.slow if w == "child" else []) for w in WAYS]
+)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_mode_of_who_asks_is_not_that_of_small_batches(mode: str, way: str) -> None:
     settings = {**WAYS[way]}

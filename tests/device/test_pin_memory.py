@@ -15,14 +15,16 @@ from loaders import DataLoader, RAMDataset
 from loaders.device.nested import map_tensors
 
 NUM, BATCH = 64, 4
-WAYS: list[dict[str, Any]] = [
-    {"num_workers": 0},
-    {"num_workers": 2, "backend": "thread"},
-    {"num_workers": 2, "backend": "subprocess"},
+WAYS = [
+    pytest.param({"num_workers": 0}, id="inline"),
+    pytest.param({"num_workers": 2, "backend": "thread"}, id="thread"),
+    pytest.param(
+        {"num_workers": 2, "backend": "subprocess"}, id="subprocess", marks=pytest.mark.slow
+    ),
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["inline", "thread", "subprocess"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("side", [16, 128])  # groups of batches, and each alone
 def test_what_a_late_copy_reads_is_still_there(
     monkeypatch: pytest.MonkeyPatch, way: dict[str, Any], side: int
@@ -57,7 +59,7 @@ def test_what_a_late_copy_reads_is_still_there(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("way", WAYS, ids=["inline", "thread", "subprocess"])
+@pytest.mark.parametrize("way", WAYS)
 def test_copies_of_ones_own_are_right_however_late(way: dict[str, Any]) -> None:
     images = torch.arange(NUM, dtype=torch.uint8)[:, None, None, None].repeat(1, 3, 128, 128)
     dataset = RAMDataset.from_arrays(image=images, label=torch.arange(NUM))

@@ -391,7 +391,14 @@ def test_whole_numbers_as_a_categorical_target_are_classes_in_their_order(tmp_pa
     assert reader.column("digit").tolist() == [2, 1, 0, 1]
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(255, "uint8"), (256, "uint16"), (65_536, "uint32")])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        (255, "uint8"),
+        (256, "uint16"),
+        pytest.param(65_536, "uint32", marks=pytest.mark.slow),
+    ],
+)
 def test_categories_take_the_narrowest_type_that_holds_0_too(
     tmp_path: Path, size: int, dtype: str
 ) -> None:
