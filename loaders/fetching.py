@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.data.shards import FileShard
+from loaders.data.sparse import GAP_BYTES
 from loaders.datasets.mixture import Mixture
 from loaders.datasets.packed import PackedDataset
 from loaders.errors import CacheError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _STRETCHES = 128  # of an epoch
 _MAX_SAMPLES = 1 << 24  # that are looked ahead
+_MANY_PASSES = 4  # over the same samples: what is read so often is better kept
 _LINK_BYTES_PER_S = 1.25e8  # 1 Gbit/s, for a message where no rate is known
 
 
@@ -84,6 +86,33 @@ class Reading:
                 if start > _MAX_SAMPLES:
                     return
 
+    def is_by_records(self) -> bool:
+        """Choose between whole shards and ranges of records, by what a pass costs; tell the store, and say so."""
+        store = self._dataset.store
+        if self.origin.cache.mode == "records":
+            return True
+        whole, ranges = self._costs()
+        by_records = _MANY_PASSES * ranges < whole
+        if by_records or store.ranges.by_records:
+            chosen = "records by ranges" if by_records else "whole shards"
+            costs = f"{describe_size(ranges)} by ranges, {describe_size(whole)} by shards"
+            logger.warning("%s: %s are read (a pass costs %s)", self.origin.url, chosen, costs)
+        store.read_by_records(by_records)
+        return by_records
+
+    def _costs(self) -> tuple[int, int]:
+        """Return what a pass costs in bytes, by whole shards that are not here, and by ranges, counting requests."""
+        store, plan = self._dataset.store, self._plan
+        num_samples = plan.num_remaining_steps * plan.batch_size
+        ranges = num_samples * (GAP_BYTES + self.size_bytes // max(1, len(store)))
+        if _MANY_PASSES * ranges >= self.size_bytes:
+            return self.size_bytes, ranges
+        steps = (each.indices for each in evaluate(self._order, plan, self._epoch))
+        shards = [np.unique(self._dataset.shards_of(indices.ravel())) for indices in steps]
+        read = [store.shards[n] for n in np.unique(np.concatenate(shards)).tolist()]
+        away = [s.info.size_bytes for s in read if isinstance(s, FileShard) and not s.is_here]
+        return sum(away), ranges
+
     def check(self, order_name: str, num_workers: int) -> None:
         """Let readers give room where not all of it fits, and refuse what cannot work.
 
@@ -105,7 +134,7 @@ class Reading:
         if least > budget:
             what = f"{order_name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"
             cost = f"An epoch would download {describe_size(size * _STRETCHES)} or more"
-            remedy = f"shuffle='lanes', or cache= of at least {describe_size(least)}"
+            remedy = f"shuffle='lanes', cache= of at least {describe_size(least)}, or cache={{'mode': 'records'}}"
             hint = f"{cost}: {read / _LINK_BYTES_PER_S:,.0f} s and more at 1 Gbit/s. Give {remedy}"
             raise CacheError(what, self.origin.inside.parent, hint)
         # Each thread that waits for a shard may hold what it has opened, of before, too.
@@ -141,6 +170,8 @@ def tell_ahead(dataset: Any, order: Order, current: Pass, num_workers: int) -> l
     """
     told = []
     for reading in readings(dataset, order, current):
+        if reading.is_by_records():
+            continue
         reading.check(type(order).__name__, num_workers)
         position = of_pass(current, current.plan.batch_size)
         told.append(Ahead(reading.origin, reading.needs, position))

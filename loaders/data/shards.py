@@ -143,6 +143,12 @@ class FileShard:
             return self.path
         return self.origin.shard(self.info.file, self.info.size_bytes, self.info.xxh3_128)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it can be mapped without fetching it first."""
+        origin, info = self.origin, self.info
+        return origin is None or origin.has(info.file, info.xxh3_128)
+
     def check_version(self) -> None:
         """Raise StaleDatasetError if the manifest was replaced, and the new one has another shard of this name.
 

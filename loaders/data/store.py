@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from loaders.data.finder import Rows, ShardFinder
 from loaders.data.gather import Found, Gather, Take, take_rows
 from loaders.data.prefetch import Pages
 from loaders.data.shards import FileShard
+from loaders.data.sparse import Ranges
 from loaders.data.verify import Verifier
 from loaders.errors import ShardError
 from loaders.formats import check_memory
@@ -26,13 +27,14 @@ from loaders.limits import most_maps
 from loaders.locks import ForkLock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from loaders.columns import Column
     from loaders.data.shards import Check, MemoryShard, OpenShard
     from loaders.remote.origin import Origin
 
+T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 _ROW_BYTES = 2  # noted of each row while it is read
 UInt8Array = npt.NDArray[np.uint8]
@@ -113,9 +115,13 @@ class Store:
         numbers: dict[int, int] = {}
         self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]
         self._lock = ForkLock()
+        self._generation = 0
+        self.ranges = Ranges(self.shards)
         self._reset()
 
     def _reset(self) -> None:
+        self._generation += 1
+        self.ranges.give_up()
         self._num_open = self._pinned_bytes = 0
         self._open: list[OpenShard | None] = [None] * len(self.shards)
         self._damaged: list[int] = []  # of the shards that are open
@@ -126,7 +132,10 @@ class Store:
     def __reduce__(self) -> Any:
         shards = self._pickled_shards or self.shards
         args = (shards, self.check, self.take, self.max_open, self._given_origins)
-        return _unpickle, args, {"max_pinned_bytes": self.max_pinned_bytes}
+        return _unpickle, args, (self.max_pinned_bytes, self.ranges.by_records)
+
+    def __setstate__(self, state: tuple[int | None, bool | None]) -> None:
+        self.max_pinned_bytes, self.ranges.by_records = state
 
     @cached_property
     def _pickled_shards(self) -> bytes | None:
@@ -157,12 +166,63 @@ class Store:
                     pinned = self._pinned_bytes
                     self._reset()  # what still reads them keeps them
                     self._pinned_bytes = pinned
-                shard = same or self.shards[number].open(self.check)
+                shard = same or self._opened(number)
                 if shard.damage:
                     self._damaged.append(number)
                 self._num_open += 1
                 self._open[number] = shard  # last: who sees it takes the rest for granted
             return shard
+
+    def _opened(self, number: int) -> OpenShard:
+        if not self.ranges.are_used or not self.ranges.takes(number):
+            return self.shards[number].open(self.check)
+        shard = self.ranges.open[number] = self.ranges.open_some([number])[number]
+        return shard
+
+    def read_by_records(self, by_records: bool) -> None:
+        """Say whether shards at URLs are fetched whole from now on, or in ranges."""
+        with self._lock.plain:
+            if self.ranges.by_records != by_records:
+                self.ranges.by_records = by_records
+                self._reset()
+
+    def bring(self, field: str, rows: Rows) -> None:
+        """Fetch the records of some rows, where their shards are here in part.
+
+        Raises:
+            RemoteError: They cannot be fetched.
+            ChecksumError: They are damaged in the store.
+        """
+        if not self.ranges.are_used:
+            return
+        if self.ranges.are_to_go:
+            with self._lock.plain:
+                self._reset()
+        numbers = np.unique(rows.shards).tolist()
+        new = [n for n in numbers if self._open[n] is None and self.ranges.takes(n)]
+        opened = self.ranges.open_some(new)
+        with self._lock.plain:
+            for n in new:
+                if self._open[n] is None:
+                    self.ranges.open[n] = opened[n]
+                    self._open[n] = opened[n]
+        here = {n: rows.indices[rows.shards == n] - self.starts[n] for n in numbers}
+        self.ranges.bring(field, here)
+
+    def brought(self, field: str, rows: Rows, read: Callable[[], T]) -> T:
+        """Read records when they were brought: again, if their shards were given up meanwhile."""
+        while self.ranges.are_used:
+            generation = self._generation
+            self.bring(field, rows)
+            try:
+                found = read()
+            except ShardError:
+                if generation == self._generation:
+                    raise
+            else:
+                if generation == self._generation:
+                    return found
+        return read()
 
     def _is_full(self, shard: FileShard | MemoryShard) -> bool:
         """Count a shard of a cache that is to be opened; True if others must be given up for it."""
@@ -203,11 +263,12 @@ class Store:
 
     def needs_prefetch(self, field: str, rows: Rows) -> bool:
         """True if some of these records were not prefetched yet, as far as is known without waiting."""
-        return self._pages_of(field).needs_prefetch(rows)
+        return not self.ranges.are_used and self._pages_of(field).needs_prefetch(rows)
 
     def prefetch(self, field: str, rows: Rows) -> None:
         """Have storage read the records of some samples, without waiting for them."""
-        self._pages_of(field).prefetch(rows)
+        if not self.ranges.are_used:
+            self._pages_of(field).prefetch(rows)
 
     def _pages_of(self, field: str) -> Pages:
         pages = self._pages.get(field)
@@ -221,7 +282,8 @@ class Store:
 
         Error messages use it for the key of a sample whose other fields may be damaged.
         """
-        self._pages_of(field).wait_for_small(rows)
+        if not self.ranges.are_used:
+            self._pages_of(field).wait_for_small(rows)
         return self._records(field, rows)[0]
 
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
@@ -231,6 +293,9 @@ class Store:
         return records
 
     def _records(self, field: str, rows: Rows) -> list[UInt8Array]:
+        return self.brought(field, rows, lambda: self._read_records(field, rows))
+
+    def _read_records(self, field: str, rows: Rows) -> list[UInt8Array]:
         self._pages_of(field).wait(rows)
         self._verify(field, rows)
         numbers = (rows.indices - self.starts[rows.shards]).tolist()
@@ -265,6 +330,12 @@ class Store:
         """
         if not len(rows):
             return
+        if self.ranges.are_used:  # one call less where they are not
+            self.brought(field, rows, lambda: self._gather_rows(field, rows, out))
+        else:
+            self._gather_rows(field, rows, out)
+
+    def _gather_rows(self, field: str, rows: Rows, out: UInt8Array) -> None:
         gather, verifier = self._gather(field, out.shape[1]), self._verifier(field)
         found = None if verifier is None else verifier.unknown(rows)
         if not self._pages_of(field).copy_once(rows, out, found):
@@ -281,12 +352,16 @@ class Store:
             rows: Of which samples.
             nbytes: Of a record.
         """
+        if self.ranges.are_used:
+            return None
         if not self._is_verified(field, rows) or not self._pages_of(field).are_here(rows):
             return None
         return self._gather(field, nbytes).find(rows.indices, rows.shards)
 
     def is_settled(self, field: str, rows: Rows) -> bool:
         """True if some records stay in memory and are verified: reading them does not wait."""
+        if self.ranges.are_used:
+            return False
         if self.is_remote and any(self._open[n] is None for n in set(rows.shards.tolist())):
             return False  # to look would fetch it
         return self._is_verified(field, rows) and self._pages_of(field).stay_here(rows)
@@ -323,7 +398,7 @@ class Store:
             ShardError: One of them cannot be read.
             ChecksumError: One of them is damaged, or with ``check="always"`` another field of their samples.
         """
-        self._verify(field, rows)
+        self.brought(field, rows, lambda: self._verify(field, rows))
         self.check_damage(rows)
 
     def check_damage(self, rows: Rows) -> None:

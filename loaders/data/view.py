@@ -236,6 +236,7 @@ class View:
         names = list(self.schema.fields) if names is None else names
         self.check_fields(names)
         at = np.array([position % len(self)], np.int64)
+        self.store.ranges.expect(self.rows(at).shards.tolist())
         return {name: self.decode(position, name, self.records(name, at)[0]) for name in names}
 
     def decode(self, position: int, name: str, record: UInt8Array) -> Any:

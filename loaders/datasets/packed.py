@@ -263,11 +263,14 @@ class PackedDataset(BatchDataset[SampleT]):
                 f"a sample has a whole number, got {shown(index)}; select() takes several of them, "
                 "and column() the name of a field"
             )
+        if self.store.is_remote:
+            at = from_start(index_array([index]), len(self), "sample")
+            self.store.ranges.expect(self.shards_of(at).tolist())
         return self.read([index])[0]
 
     def __iter__(self) -> Iterator[SampleT]:
         """Yield the samples one by one; a ``DataLoader`` is faster."""
-        return (self[i] for i in range(len(self)))
+        return (self.read([i])[0] for i in range(len(self)))
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Turn indices into a request, with the seed, epoch and draws that our samplers attach; leave one as it is."""

@@ -206,13 +206,23 @@ def open_columns(path: Path, info: ShardInfo, *, pin: bool = False) -> dict[str,
     Raises:
         ShardError: The file is missing, has another size, or rows would lie outside of it.
     """
-    data = map_shard(path, info, pin=pin)
+    return columns_in(map_shard(path, info, pin=pin), info, path, is_file=True)
+
+
+def columns_in(
+    data: npt.NDArray[np.uint8], info: ShardInfo, path: Path, *, is_file: bool = False
+) -> dict[str, Column]:
+    """Return the columns of a shard whose bytes are here, or are mapped from a file.
+
+    Raises:
+        ShardError: Rows would lie outside of it.
+    """
     num_varied = sum(place.row_nbytes is None for place in info.places.values())
     check_memory(num_varied * info.num_samples * _PLACE_BYTES, path, info.num_samples)
     columns = {}
     for name, place in info.places.items():
         try:
-            columns[name] = _column(data, place, info.num_samples, path, name)
+            columns[name] = _column(data, place, info.num_samples, path, name, is_file=is_file)
         except ShardError:
             raise
         except ValueError as error:  # a place that the manifest would have refused
@@ -228,13 +238,16 @@ def check_memory(nbytes: int, path: Path | str, num_rows: int) -> None:
         raise ShardError(f"{what}, {free >> 20:,} MiB are free", path, hint=_RESTORE)
 
 
-def _column(data: npt.NDArray[np.uint8], place: Place, n: int, path: Path, name: str) -> Column:
+def _column(
+    data: npt.NDArray[np.uint8], place: Place, n: int, path: Path, name: str, *, is_file: bool
+) -> Column:
     if place.row_nbytes is not None:
         rows = data[place.offset : place.offset + n * place.row_nbytes]
         return FixedColumn(rows.reshape(n, place.row_nbytes))
-    lengths = _numbers(data, path, place.lengths or 0, n, "<i4")
+    file = path if is_file else None
+    lengths = _numbers(data, file, place.lengths or 0, n, "<i4")
     if place.starts is not None:
-        starts = _numbers(data, path, place.starts, n, "<i8")
+        starts = _numbers(data, file, place.starts, n, "<i8")
     else:
         starts = place.offset + ends(lengths + place.gap) - lengths
     bad = (lengths < 0) | (starts < 0) | (starts > len(data) - lengths)
@@ -247,10 +260,12 @@ def _column(data: npt.NDArray[np.uint8], place: Place, n: int, path: Path, name:
 
 
 def _numbers(
-    data: npt.NDArray[np.uint8], path: Path, offset: int, n: int, dtype: str
+    data: npt.NDArray[np.uint8], path: Path | None, offset: int, n: int, dtype: str
 ) -> npt.NDArray[np.int64]:
     """Read numbers from the file that is mapped: what cannot be read there would end the process in the map."""
     wanted = np.frombuffer(data, dtype, n, offset)  # ValueError if they lie outside
+    if path is None:
+        return wanted.astype(np.int64)
     try:
         numbers = np.fromfile(path, dtype, n, offset=offset)
     except OSError as error:
@@ -275,13 +290,29 @@ def open_checksums(path: Path, info: ShardInfo) -> dict[str, Checksums]:
                 raise ValueError("the file ends before them")
             check_memory(4 * nbytes, path, info.num_samples)
             file.seek(offset)
-            checksums = load_checksums(file.read(nbytes), info.num_samples)
+            return parse_checksums(file.read(nbytes), path, info)
     except ShardError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
-        what = f"its row checksums cannot be read ({error})"
-        raise ShardError(what, path, hint=_RESTORE) from error
+    except (OSError, ValueError) as error:
+        raise _no_checksums(error, path) from error
+
+
+def parse_checksums(text: bytes, path: Path, info: ShardInfo) -> dict[str, Checksums]:
+    """Read the row checksums of each column from the text in which a shard keeps them.
+
+    Raises:
+        ShardError: It is not that.
+    """
+    try:
+        checksums = load_checksums(text, info.num_samples)
+    except (ValueError, RecursionError) as error:
+        raise _no_checksums(error, path) from error
     if set(checksums) != set(info.places):
         what = f"it has row checksums of {sorted(checksums)}, the manifest {sorted(info.places)}"
         raise ShardError(what, path, hint=_RESTORE)
     return checksums
+
+
+def _no_checksums(error: Exception, path: Path) -> ShardError:
+    what = f"its row checksums cannot be read ({error})"
+    return ShardError(what, path, hint=_RESTORE)

@@ -29,7 +29,7 @@ from loaders.remote.folder import default_size, manifest_folder, shard_path
 from loaders.remote.needs import File, Needs
 from loaders.remote.stored import Stored
 from loaders.remote.stores import Objects, StoreFault, hide_secrets, open_objects
-from loaders.remote.transfer import Download, Pace, again
+from loaders.remote.transfer import Download, Pace, again, ranges
 from loaders.remote.upload import put, remove
 from loaders.remote.url import URL
 from loaders.remote.wire import (
@@ -242,6 +242,8 @@ class Fetcher:
                 return {"folder": str(await self._manifest(source, anew=message["anew"]))}
             case "file":
                 return await self._small_file(source, message["name"], message["optional"])
+            case "ranges":
+                return {"data": await ranges(source, message["ranges"])}
             case "put":
                 return await put(source, message)
             case "delete":

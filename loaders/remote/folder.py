@@ -21,7 +21,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
@@ -39,7 +39,7 @@ _NETWORK = re.compile(
 )
 _ASK = "Give a folder on a local disk: cache='/local/folder', or the variable LOADERS_CACHE"
 _GB = 10**9
-CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ...}'
+CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ..., "mode": "records"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,13 @@ class Cache:
     Attributes:
         folder: Where, or None: the default.
         size_bytes: How large, or None: the default.
+        mode: ``"records"``: every record by a request for its range, nothing kept. None: whole shards, and of those of
+            which few rows are read ranges.
     """
 
     folder: Path | None = None
     size_bytes: int | None = None
+    mode: Literal["records"] | None = None
 
     @classmethod
     def parse(cls, given: Any) -> Cache:
@@ -75,11 +78,13 @@ class Cache:
 
     @classmethod
     def _of_mapping(cls, given: Mapping[str, Any]) -> Cache:
-        if unknown := set(given) - {"path", "size"}:
+        if unknown := set(given) - {"path", "size", "mode"}:
             raise ValueError(f"cache must be {CACHE_FORMS}, got {sorted(unknown)}")
-        path, size = given.get("path"), given.get("size")
+        path, size, mode = given.get("path"), given.get("size"), given.get("mode")
+        if mode not in (None, "records"):
+            raise ValueError(f"a cache's mode is 'records', or none, got {shown(mode)}")
         folder = None if path is None else _folder(path)
-        return cls(folder, None if size is None else _size(size))
+        return cls(folder, None if size is None else _size(size), mode)
 
     def open(self) -> Path:
         """Return the folder of this version, made and checked.

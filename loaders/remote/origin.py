@@ -22,9 +22,12 @@ from loaders.remote.url import PUBLIC_OPTIONS, URL, split_secrets
 from loaders.remote.wire import PROTOCOL
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from loaders.remote.client import Client
 
 # Of an environment, what says how a store is reached; HOME has the profiles.
+_ANSWER_BYTES = 64 << 20  # of ranges, at a time
 _VARIABLES = re.compile(r"(AWS|GOOGLE|AZURE|HF|ALLUXIO|FSSPEC)_\w+|HOME")
 
 
@@ -180,6 +183,10 @@ class Origin:
         """Delete an object; one that is not there is no error."""
         self.client.ask({"op": "delete", "name": name})
 
+    def has(self, file: str, digest: str) -> bool:
+        """Tell whether a shard lies in the cache."""
+        return shard_path(self.inside, file, digest).exists()
+
     def shard(self, file: str, size_bytes: int, digest: str) -> Path:
         """Return a shard as a file of the cache, when it is there and verified.
 
@@ -201,6 +208,23 @@ class Origin:
             self.waited_s += time.monotonic() - began
         return path
 
+    def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[memoryview]:
+        """Return ranges of objects: of each its name, and where the range begins and ends. Nothing of them is kept.
+
+        Raises:
+            RemoteError: One cannot be fetched.
+        """
+        got, began = list[memoryview](), time.monotonic()
+        for some in _of_bytes(wanted, _ANSWER_BYTES):
+            nbytes = sum(end - start for _, start, end in some)
+            answer = self.client.ask({"op": "ranges", "ranges": some}, nbytes=nbytes)
+            view, at = memoryview(answer["data"]), 0
+            for _, start, end in some:
+                got.append(view[at : at + end - start])
+                at += end - start
+        self.waited_s += time.monotonic() - began
+        return got
+
     def waits(self) -> list[str]:
         """Say what threads of this process wait for."""
         return [str(state.get("what", "")) for state in tuple(self._waits.values())]
@@ -218,6 +242,21 @@ class Origin:
         """Return what the fetcher has counted for this dataset's URL since it started."""
         counts: dict[str, Any] = self.client.ask({"op": "stats"})["stats"]
         return counts
+
+
+def _of_bytes(
+    wanted: Sequence[tuple[str, int, int]], most: int
+) -> Iterator[list[tuple[str, int, int]]]:
+    """Divide ranges into lists of about so many bytes."""
+    some, nbytes = list[tuple[str, int, int]](), 0
+    for each in wanted:
+        some.append(each)
+        nbytes += each[2] - each[1]
+        if nbytes >= most:
+            yield some
+            some, nbytes = [], 0
+    if some:
+        yield some
 
 
 def _thread() -> int:

@@ -33,6 +33,7 @@ T = TypeVar("T")
 PART_BYTES = 8 << 20
 _ATTEMPTS = 3  # of a part, beside those of the store's client; and of a whole file
 _MAX_UNHASHED = 32  # parts
+_RANGES_AT_ONCE, _RANGE_S = 16, 10.0
 _FIRST_PATIENCE_S, _LEAST_PATIENCE_S = 6.0, 2.0
 _FINAL = frozenset(["missing", "denied", "region", "unusable"])
 
@@ -301,3 +302,36 @@ async def again(call: Callable[[], Coroutine[Any, Any, T]], source: Source) -> T
             else:
                 await asyncio.sleep(random.uniform(0.5, 1) * 0.4 * 2**attempt)
     raise AssertionError
+
+
+async def ranges(source: Source, wanted: list[tuple[str, int, int]]) -> bytes:
+    """Return ranges of objects, one after the other; a large one comes in parts.
+
+    Raises:
+        RemoteError: One cannot be fetched.
+    """
+    parts = [
+        (name, first, min(first + PART_BYTES, end))
+        for name, start, end in wanted
+        for first in range(start, end, PART_BYTES)
+    ]
+    limit = asyncio.Semaphore(_RANGES_AT_ONCE)
+
+    async def one(name: str, start: int, end: int) -> Any:
+        try:
+            async with limit:
+                got = await again(lambda: _in_time(source, name, start, end), source)
+        except StoreFault as fault:
+            what = f"it cannot be fetched ({source.public(fault.text)})"
+            raise RemoteError(what, source.url / name, fault.hint) from None
+        source.num_bytes += end - start
+        return got.data
+
+    return b"".join(await asyncio.gather(*(one(*part) for part in parts)))
+
+
+async def _in_time(source: Source, name: str, start: int, end: int) -> Got:
+    try:
+        return await asyncio.wait_for(source.objects.get(name, start, end), _RANGE_S)
+    except TimeoutError:
+        raise StoreFault("network", f"no answer for {_RANGE_S:.0f} s") from None

@@ -60,6 +60,8 @@ class TokenStream:
                 "rows that were selected are no stream: windows are divided with TokenWindows.split"
             )
         self._dataset, self._store, self.field = dataset, dataset.store, field
+        if self._store.is_remote:
+            self._store.read_by_records(False)  # whose addresses are kept here
         self._column, self.dtype = column, np.dtype(dataset.schema.fields[column].dtype)
         counts = dataset.column(NUM_TOKENS).astype(np.int64)
         bad = (counts < 0) | (counts > field.row_tokens)
