@@ -90,7 +90,7 @@ def test_bad_answers_change_no_bit_and_those_that_stay_bad_are_an_error(
 ) -> None:
     local = ShardDataset(packed / "bucket" / "packed")
     remote = by_records(shared, proxy)
-    proxy.set(faults=[{"kind": kind, "match": "shard", "at": list(range(0, 60, 3))}])
+    proxy.set(faults=[{"kind": kind, "match": "shard", "at": [0, 12, 24, 36, 48]}])
     assert_same(batches(remote, batch_size=100), batches(local, batch_size=100))
     if kind != "flip":
         return
