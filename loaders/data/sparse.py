@@ -90,7 +90,7 @@ class SparseShard(OpenShard):
             for block in blocks
             if hash_block(column, block, sums.rows_per_block) != sums.hashes[block]
         ]
-        self.here[name][np.setdiff1d(blocks, bad)] = True
+        self.here[name][np.setdiff1d(blocks, bad).astype(np.int64)] = True
         return bad
 
 
