@@ -96,6 +96,7 @@ def measured_alone(folder: Path, kind: str, num_epochs: int, **settings: Any) ->
         return alone.submit(serve, folder, kind, num_epochs, settings).result(timeout=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shards", pytest.param("ram", marks=pytest.mark.slow)])
 def test_memory_is_flat_over_epochs(folder: Path, kind: str) -> None:
     """An epoch serves 0.75 MB of pixels: what would be kept of each would show."""

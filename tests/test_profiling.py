@@ -347,7 +347,9 @@ for _ in range(3):
 """
 
 
-@pytest.mark.parametrize(("value", "steps"), [("12", 12), ("1", 24)])
+@pytest.mark.parametrize(
+    ("value", "steps"), [("12", 12), pytest.param("1", 24, marks=pytest.mark.slow)]
+)
 def test_the_environment_switches_it_on(tmp_path: Path, value: str, steps: int) -> None:
     """For the first loader of a run, over epochs if need be, and at the end of the run at the latest."""
     environment = os.environ | {"LOADERS_PROFILE": value, "LOADERS_PROFILE_DIR": str(tmp_path)}
@@ -382,6 +384,7 @@ assert [each() for each in seen] == [None, None]
 """
 
 
+@pytest.mark.slow
 def test_after_its_steps_the_environment_keeps_no_loader(tmp_path: Path) -> None:
     environment = os.environ | {"LOADERS_PROFILE": "4", "LOADERS_PROFILE_DIR": str(tmp_path)}
 
@@ -407,6 +410,7 @@ os.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_a_first_loader_too(tmp_path: Path) -> None:
     """As ranks that are forked have: each writes its own trace."""
     environment = os.environ | {"LOADERS_PROFILE": "4", "LOADERS_PROFILE_DIR": str(tmp_path)}

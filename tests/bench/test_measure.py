@@ -160,6 +160,7 @@ def test_samples_and_bytes_of_any_form_of_batch(batch: Any, samples: int, nbytes
     assert (num_samples(batch), batch_nbytes(batch)) == (samples, nbytes)
 
 
+@pytest.mark.slow
 def test_looking_at_batches_takes_little_of_the_time_of_small_ones() -> None:
     """Of a hundred tensors each, which are there at once; by the thread's CPU time, in turns with a loop by hand."""
     batch = batch_type(tuple(f"x{i}" for i in range(100)))._make([torch.zeros(4)] * 100)

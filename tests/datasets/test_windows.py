@@ -797,10 +797,6 @@ def test_a_subclass_stays_what_it_is(folder: Path) -> None:
         assert type(other) is Shifted
         assert other.epoch == 2
         assert torch.equal(other[1], plain[1].tokens + 5)
-    spawned = DataLoader(
-        windows, 2, backend="process", num_workers=1, multiprocessing_context="spawn"
-    )
-    assert torch.equal(next(iter(spawned))[1], plain[1].tokens + 5)
 
 
 def test_documents_of_a_mixture_of_one_source_a_batch_have_samples(folder: Path) -> None:

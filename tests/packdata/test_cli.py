@@ -483,6 +483,7 @@ def test_a_closed_pipe_is_quiet(photos: Path, tmp_path: Path) -> None:
     assert len(PackedReader(tmp_path / "out")) == 6
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_130_and_the_same_command_continues(tmp_path: Path) -> None:
     for i in range(120):
         picture(tmp_path / "many" / f"{i:03d}.png", i, (300, 300))

@@ -97,7 +97,13 @@ def world(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+QUICK = ("copy over another", "extend")  # the others take seconds
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in COMMANDS],
+)
 def test_killed_before_any_change_the_same_command_finishes_and_does_it_once(
     world: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +125,7 @@ def test_killed_before_any_change_the_same_command_finishes_and_does_it_once(
     assert nth > 10
 
 
+@pytest.mark.slow
 def test_killed_between_its_parts_and_again_at_any_change_a_split_finishes(
     world: Path, tmp_path: Path
 ) -> None:
