@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -121,9 +122,11 @@ class Fetcher:
 
     @property
     def budget(self) -> int:
-        """What the cache may hold: the largest size that a live client asked for."""
+        """What the cache may hold: the largest size that a live client asked for, as far as its disk has room."""
         asked = [size for size in self._clients.values() if size is not None]
-        return max(asked, default=self._default_size)
+        disk = os.statvfs(self._inside)
+        taken = self._stored.used_bytes + self._stored.reserved_bytes
+        return min(max(asked, default=self._default_size), taken + disk.f_bavail * disk.f_frsize)
 
     # -- clients -----------------------------------------------------------------------------------
 
@@ -497,7 +500,7 @@ class Fetcher:
     def _open_failed(
         self, download: Download, error: OSError, needs: dict[str, float], beyond: float
     ) -> bool:
-        """Evict for a disk that is full below the budget; else it is an error."""
+        """Evict for a disk that is full below the budget, or wait for room there; anything else is an error."""
         size = download.file.size
         before = self._stored.used_bytes
         if (
@@ -505,7 +508,7 @@ class Fetcher:
             and self._stored.used_bytes < before
         ):
             return self._begin(download, needs, beyond)
-        if download.distance < 0:
+        if download.distance < 0 and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             what = f"it cannot be written ({error.strerror or error})"
             download.fail(CacheError(what, self._inside.parent, "Free space on its disk"))
         return False

@@ -70,7 +70,7 @@ def test_an_object_that_is_replaced_by_one_of_the_same_size_is_found(
         shard.write_bytes(data)
 
         with pytest.raises(SampleError) as caught:
-            remote[int(remote.view.store.starts[1])]
+            remote.read([int(remote.view.store.starts[1])])
 
     assert str(caught.value.path).endswith("shard-00001.lmdb")
 

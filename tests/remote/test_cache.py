@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from loaders.errors import CacheError
 from loaders.remote.needs import File, Needs, downloads
 from loaders.schema import Array
 from tests.remote import servers
-from tests.remote.conftest import fetcher_of, is_alive, storage, wait_until
+from tests.remote.conftest import ended, fetcher_of, is_alive, storage, wait_until
 from tests.remote.test_remote import S3, assert_same, batches
 
 if TYPE_CHECKING:
@@ -105,6 +106,26 @@ def test_lanes_in_a_cache_that_holds_them_request_nothing_in_the_second_epoch(
 
 
 @pytest.mark.slow
+def test_four_nodes_with_lanes_download_the_data_once_between_them(
+    many: Path, many_proxy: servers.Proxy, tmp_path: Path
+) -> None:
+    """And nothing in the second epoch: a cache for each."""
+    with contextlib.ExitStack() as stack:
+        loaders = []
+        for rank in range(4):
+            cache = stack.enter_context(ended(tmp_path / f"node{rank}"))
+            remote = ShardDataset(
+                "s3://bucket/many", cache=cache, storage=storage(many_proxy.endpoint)
+            )
+            ranks: Any = {"rank": rank, "world_size": 4, "num_workers": 1}
+            loaders.append(DataLoader(remote, 16, shuffle="lanes", drop_last=True, **ranks))
+        for goal in (1.05, 0):
+            assert {sum(len(batch.values) for batch in loader) for loader in loaders} == {240}
+            assert downloaded(many_proxy) <= goal * data_bytes(many)
+            many_proxy.set()
+
+
+@pytest.mark.slow
 def test_four_ranks_download_once(many: Path, many_proxy: servers.Proxy, cache: Path) -> None:
     script = """
 import json, sys
@@ -150,9 +171,10 @@ def test_a_shard_that_is_larger_than_the_cache_is_an_error(
     remote = ShardDataset("s3://bucket/many", cache=limits, storage=storage(many_proxy.endpoint))
 
     with pytest.raises(RuntimeError) as caught:
-        remote[0]
+        remote.read([0])
 
     assert isinstance(caught.value.__cause__, CacheError)
+    assert int(remote[0].values[0]) >= 0  # by its range
 
 
 @pytest.mark.slow
@@ -165,7 +187,7 @@ def test_an_unknown_order_is_served_within_the_budget(
     local = ShardDataset(many / "bucket/many")
 
     for i in np.random.default_rng(0).permutation(len(remote))[:120].tolist():
-        assert (remote[i].values == local[i].values).all()
+        assert (remote.read([i])[0].values == local[i].values).all()
         assert held(cache) <= budget
 
 
@@ -228,7 +250,7 @@ def test_a_fetcher_that_is_stopped_is_an_error_and_no_hang(
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(RuntimeError) as caught:
-            remote[0]
+            remote.read([0])
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -244,7 +266,7 @@ def _impatient() -> Any:
 def test_only_shards_of_this_boot_are_trusted(server: str, cache: Path) -> None:
     """After a power cut a published file may have other bytes: it is hashed before it is used."""
     remote = ShardDataset(S3, cache=cache, storage=storage(server))
-    expected = [int(remote[i].label) for i in (0, 100)]
+    expected = [int(remote.read([i])[0].label) for i in (0, 100)]
     files = sorted((cache / "v1" / "shards").glob("??/*"))
     del remote
     pid = fetcher_of(cache)
@@ -256,7 +278,7 @@ def test_only_shards_of_this_boot_are_trusted(server: str, cache: Path) -> None:
 
     remote = ShardDataset(S3, cache=cache, storage=storage(server))
 
-    assert [int(remote[i].label) for i in (0, 100)] == expected
+    assert [int(remote.read([i])[0].label) for i in (0, 100)] == expected
 
 
 def test_belady_downloads_least() -> None:

@@ -1,0 +1,133 @@
+"""Budgets, users and full disks; local and remote in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loaders import DataLoader, ShardDataset
+from loaders.errors import CacheError
+from tests.remote import servers
+from tests.remote.conftest import ended, storage
+from tests.remote.test_remote import S3, assert_same, batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def test_a_run_goes_on_with_the_local_copy_and_with_the_store(
+    packed: Path, server: str, cache: Path
+) -> None:
+    places = [
+        ShardDataset(packed / "bucket/packed"),
+        ShardDataset(S3, cache=cache, storage=storage(server)),
+    ]
+    whole = [batch.label.tolist() for batch in _loader(places[0])]
+
+    parts, state = [], None
+    for turn in range(4):
+        loader = _loader(places[turn % 2])
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in loader:
+            parts.append(batch.label.tolist())
+            if len(parts) % 5 == 0 and turn < 3:
+                state = loader.state_dict()
+                break
+
+    assert parts == whole
+
+
+def _loader(dataset: ShardDataset) -> DataLoader:
+    return DataLoader(dataset, 30, shuffle="lanes", num_workers=1, seed=3)
+
+
+def test_of_two_budgets_for_one_folder_the_larger_holds_while_its_client_lives(
+    server: str, cache: Path
+) -> None:
+    sizes = [3_000_000, 5_000_000]
+    small, large = (
+        ShardDataset(S3, cache={"path": cache, "size": size}, storage=storage(server))
+        for size in sizes
+    )
+    (origin,) = small.store.remotes
+    assert origin.budget() == 5_000_000
+
+    del large
+    gc.collect()
+
+    assert origin.budget() == 3_000_000
+
+
+def test_bytes_that_a_reader_does_not_check_are_checked_when_they_arrive(
+    packed: Path, proxy: servers.Proxy, cache: Path
+) -> None:
+    proxy.set(faults=[{"kind": "flip", "match": "shard", "at": [0, 3, 7]}])
+    remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint), check="never")
+
+    assert_same(batches(remote), batches(ShardDataset(packed / "bucket/packed")))
+    assert len(proxy.requests(".lmdb")) == len(remote.store.shards) + 3
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@pytest.mark.parametrize("size", ["7M", "1M"])
+def test_a_disk_that_is_full_below_the_budget_is_made_room_on_or_is_an_error(
+    packed: Path, server: str, tmp_path: Path, size: str
+) -> None:
+    limits = {"path": tmp_path / "disk", "size": "1GB"}
+    with small_disk(tmp_path / "disk", size), ended(tmp_path / "disk"):
+        remote = ShardDataset(S3, cache=limits, storage=storage(server))
+        loader = DataLoader(remote, 6, num_workers=1)
+        if size == "1M":  # less than a shard
+            with pytest.raises(RuntimeError) as caught:
+                next(iter(loader))
+            assert isinstance(caught.value.__cause__ or caught.value, CacheError)
+        else:
+            local = DataLoader(ShardDataset(packed / "bucket/packed"), 6)
+            for ours, theirs in zip(loader, local, strict=True):
+                assert (ours.values == theirs.values).all()
+        del remote, loader
+        gc.collect()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_a_folder_of_another_user_is_refused(server: str, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 12345, -1)
+
+    with pytest.raises(CacheError) as caught:
+        ShardDataset(S3, cache=tmp_path / "theirs", storage=storage(server))
+
+    assert caught.value.path == tmp_path / "theirs"
+    assert not os.listdir(tmp_path / "theirs")
+
+
+def test_keys_of_a_profile_in_the_home_folder_sign_requests(
+    packed: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"aws_{name} = {value}" for name, value in servers.SECRET.items()]
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text("\n".join(["[mine]", *keys, ""]))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with servers.signed_bucket(packed) as endpoint:
+        options = storage(endpoint) | {"profile": "mine"}
+        del options["skip_signature"]
+
+        assert int(ShardDataset(S3, cache=cache, storage=options)[9].label) == 2
