@@ -166,7 +166,11 @@ PLAIN = {
 }
 FOR_MANY = ("--json", "--overwrite", "--dry-run", "--workers")
 PARTS = {  # in test_parts.py
-    *((command, "--part") for command in ("images", "tokens", "tables", "arrays")),
+    *(
+        (command, option)
+        for command in ("images", "tokens", "tables", "arrays")
+        for option in ("--part", "--engine", "--address", "--parts")
+    ),
     *((command, "--plan") for command in ("tokens", "tables")),
     *(("finish", option) for option in ("--json", "--overwrite")),
 }

@@ -289,8 +289,7 @@ class _Run:
         finally:
             self.progress.close()
         if not is_unchanged:
-            hint = f"Start anew with {OVERWRITE}; nothing was published"
-            raise PackError("the source changed while it was packed", self.dst, hint)
+            raise changed(self.dst)
         packing.publish({f: c for packer in packers for f, c in packer.contents()})
 
     def _check_rejects(self, earlier: Sequence[tuple[str, str]]) -> None:
@@ -301,6 +300,12 @@ class _Run:
             raise PackError(
                 what, self.dst, f"Continue with --on-error skip, or start anew with {OVERWRITE}"
             )
+
+
+def changed(dst: Path | str) -> PackError:
+    """Return the error that a source is not what was listed any more."""
+    hint = f"Start anew with {OVERWRITE}; nothing was published"
+    return PackError("the source changed while it was packed", dst, hint)
 
 
 def plan_of(

@@ -168,7 +168,7 @@ def pack_part(
         SourceError: An item cannot be packed, and is not to be left out.
         PackError: The target cannot be written, or holds something else: also parts made with other options.
     """
-    share = {"of": part.of, "counted": counted_folders(recipes), "versions": _versions()}
+    share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
     packing = _PartPacking(
         Path(dst), part, plan_of(recipes, format, shard_bytes, share), overwrite
     )
@@ -260,7 +260,7 @@ class _PartPacking:
             sync_folder(self.record.parent)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Return the versions of all that encodes: parts made with others are refused."""
     found = {"python": "{}.{}".format(*sys.version_info)}
     for name in (*_CODECS, *_FILES):

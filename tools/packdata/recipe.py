@@ -84,6 +84,10 @@ class Tally(threading.local):
         if num:
             self._counts[what] += num
 
+    def __reduce__(self) -> tuple[type[Tally], tuple[()]]:
+        """Begin anew where it is sent to."""
+        return Tally, ()
+
     def take(self) -> dict[str, int]:
         """Return what was counted since the last call."""
         counts, self._counts = self._counts, Counter()

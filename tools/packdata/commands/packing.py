@@ -14,6 +14,7 @@ from packdata.commands.common import (
     parse_size,
     show,
     show_json,
+    show_notes,
     usage_errors,
 )
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS, check_shard_options
@@ -84,6 +85,22 @@ def add_packing_options(
         metavar="I/N",
         help="pack this of N parts alone, I from 0, on any machine; 'packdata finish DST' joins them",
     )
+    add(
+        "--engine",
+        choices=("ray",),
+        help="pack parts as tasks of Ray, on all of its nodes, and join them; DST is a folder they share",
+    )
+    add(
+        "--address",
+        metavar="ADDRESS",
+        help="with --engine ray: auto, HOST:PORT or ray://... of one that runs (default: one starts here)",
+    )
+    add(
+        "--parts",
+        type=parse_count,
+        metavar="N",
+        help="with --engine ray: how many (default: one for each 10,000 files, or 128 pieces of text or tables)",
+    )
     if has_first_pass:
         add(
             "--plan",
@@ -139,6 +156,10 @@ def run_packing(
     from packdata.target import is_unfinished
 
     check_outside(args.dst, args.src)
+    if args.engine is not None and args.part is not None:
+        args.parser.error("--engine packs all parts: give --parts N, or --part without it")
+    if args.engine is None and (args.address is not None or args.parts is not None):
+        args.parser.error("--address and --parts go with --engine ray")
     with usage_errors(args, schema=True):
         if args.format is not None:  # before a source is read for long
             check_shard_options(args.format, args.shard_size)
@@ -146,27 +167,37 @@ def run_packing(
         check_shard_options(plan.format, args.shard_size)
     if args.dry_run:
         return _show(args, plan)
+    settings: dict[str, Any] = {
+        "shard_bytes": args.shard_size,
+        "workers": args.workers,
+        "on_error": args.on_error,
+        "overwrite": args.overwrite,
+        "progress": Meter("packed", unit),
+    }
     try:
-        summary = pack_plan(
-            plan,
-            args.dst,
-            shard_bytes=args.shard_size,
-            workers=args.workers,
-            on_error=args.on_error,
-            overwrite=args.overwrite,
-            progress=Meter("packed", unit),
-            part=args.part,
-        )
+        if args.engine is None:
+            summary = pack_plan(plan, args.dst, part=args.part, **settings)
+        else:
+            from packdata.cluster import pack_on_ray
+
+            parts, address = args.parts, args.address
+            summary = pack_on_ray(
+                plan, args.dst, parts=parts, address=address, note=_say, **settings
+            )
     except SourceError as error:
         if args.on_error == "fail":
             what = f"stopped at the first {args.item} that cannot be packed"
             error.add_note(f"{what}; --on-error skip continues and lists such {args.item}s")
         raise
     except KeyboardInterrupt as error:
-        if args.part or is_unfinished(args.dst):
+        if args.part or args.engine or is_unfinished(args.dst):
             error.add_note("the same command continues")
         raise
     return _show(args, summary) or (3 if summary.rejected else 0)
+
+
+def _say(text: str) -> None:
+    show_notes([text])
 
 
 def _show(args: argparse.Namespace, result: Plan | Summary) -> int:

@@ -250,6 +250,14 @@ class _Output:
         return mask if self.resize is None else self.resize.apply(mask, nearest=True)
 
 
+_SIZE = Array(dtype="int32", dims=(2,))
+
+
+@lru_cache(256)
+def _size_record(size: Size) -> bytes:
+    return codec_for(_SIZE).encode(np.array(size, np.int32))
+
+
 class ImagesRecipe(FilesRecipe[ImageOptions]):
     """Turns each picture of a source into one sample per size; a ``packdata.recipe.Recipe``.
 
@@ -273,13 +281,12 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         }
         self._extra: dict[str, Field] = {
             "key": Text(),
-            "original_size": Array(dtype="int32", dims=(2,)),
+            "original_size": _SIZE,
         }
         if self._is_several:
             del self._extra["original_size"]
             self._extra["original_sizes"] = Array(dtype="int32", dims=(None, 2))
         self._extra_codecs = {name: codec_for(extra) for name, extra in self._extra.items()}
-        self._size_record = lru_cache(256)(self._encode_size)
         self._scratch = Scratch()
         self.tally = (
             Tally()
@@ -300,7 +307,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
                 return self._encode_several(item, data)
             picture = self._decode(data)
             shared = self._shared_records(item)
-            shared["original_size"] = self._size_record(picture.size)
+            shared["original_size"] = _size_record(picture.size)
             mask = self._checked_mask(item, picture)
             kept = [self._kept(output, picture, data) for output in self._outputs]
             samples = [
@@ -375,9 +382,6 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
     def _shapes(self, item: Item, output: _Output, size: Size) -> dict[str, bytes]:
         shapes = (label for label in self.labels if label.column.form)
         return {each.name: encode_shape(each, item, size, output.resize) for each in shapes}
-
-    def _encode_size(self, size: Size) -> bytes:
-        return self._extra_codecs["original_size"].encode(np.array(size, np.int32))
 
     def _sample(
         self,

@@ -23,6 +23,10 @@ class Scratch(threading.local):
     def __init__(self) -> None:
         self._blocks: dict[str, npt.NDArray[np.uint8]] = {}
 
+    def __reduce__(self) -> tuple[type[Scratch], tuple[()]]:
+        """Be empty where it is sent to."""
+        return Scratch, ()
+
     def block(self, name: str, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return so many bytes, or more, with anything in them."""
         block = self._blocks.get(name)

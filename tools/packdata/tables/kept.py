@@ -52,6 +52,10 @@ class TableReader:
                     self._fd = os.dup(file.fileno())
                 weakref.finalize(self, os.close, self._fd)
 
+    def __reduce__(self) -> tuple[type[TableReader], tuple[Sequence[TableFile]]]:
+        """Leave what was kept where it is: who gets this reads the source."""
+        return TableReader, (self.files,)
+
     def read(
         self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
     ) -> Iterator[Rows]:

@@ -1,0 +1,141 @@
+"""Parts as tasks of Ray: the bytes of the parts, also where a node is killed while it packs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from loaders.manifest import read_manifest
+from packdata.arrays.plan import plan_arrays
+from packdata.cli import main
+from packdata.cluster import usual_parts
+from packdata.images.plan import plan_images
+from packdata.parts import finish
+from packdata.plan import Plan, pack_plan
+from packdata.tables import plan_tables
+from packdata.tokens.plan import TokenOptions, plan_tokens
+from tests.packdata.command_sources import make_sources
+from tests.packdata.recipes import contents
+
+NUM_PARTS = 12
+PACK = ["images", "photos", "DST", "--size", "700", "--codec", "png", "--shard-size", "2MB"]
+
+# Three nodes of one core, of which one is killed while all three pack.
+DRIVER = """
+import sys, threading, time
+from pathlib import Path
+from ray.cluster_utils import Cluster
+
+def kill(cluster, node, parts):
+    end = time.monotonic() + 120
+    begun = 0
+    while time.monotonic() < end and begun < 3:
+        begun = len(list(parts.glob("part-*.*/.packing/lock")))
+        time.sleep(0.005)
+    print("begun:", begun, flush=True)
+    cluster.remove_node(node, allow_graceful=False)
+
+if __name__ == "__main__":
+    from packdata.cli import main
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    place = Path(sys.argv[3]) / ".parts"
+    threading.Thread(target=kill, args=(cluster, nodes[0], place), daemon=True).start()
+    code = main([*sys.argv[1:], "--engine", "ray", "--address", cluster.address])
+    cluster.shutdown()
+    sys.exit(code)
+"""
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rng = np.random.default_rng(3)
+    monkeypatch.chdir(tmp_path)
+    for i in range(72):
+        folder = tmp_path / "photos" / f"c{i % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (800, 800, 3), np.uint8)
+        cv2.imwrite(str(folder / f"{i:02d}.png"), pixels)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["images", "arrays", "tokens", "tables"])
+def test_a_plan_that_was_sent_packs_the_same(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made").mkdir()
+    monkeypatch.chdir(make_sources(tmp_path / "made"))
+    plan: Plan
+    if kind == "images":
+        plan = plan_images("photos", sizes=16, masks="masks")
+    elif kind == "arrays":
+        plan = plan_arrays("scans")
+    elif kind == "tokens":
+        plan = plan_tokens("a.txt", TokenOptions(documents="line", train_bpe=270))
+    else:
+        plan = plan_tables(["t.csv"], target=("kind",), beside=tmp_path / "sent")
+
+    sent: Plan = pickle.loads(pickle.dumps(plan))
+
+    assert usual_parts(plan) == 1
+    pack_plan(plan, tmp_path / "packed")
+    pack_plan(sent, tmp_path / "sent")
+    assert contents(tmp_path / "sent") == contents(tmp_path / "packed")
+
+
+def test_options_of_ray_are_refused_without_it(photos: Path) -> None:
+    for words in (["--parts", "3"], ["--address", "auto"], ["--engine", "ray", "--part", "0/1"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["images", "photos", "dst", *words])
+        assert ended.value.code == 2
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_costs_no_part(photos: Path) -> None:
+    pytest.importorskip("ray")
+    script = photos / "driver.py"
+    script.write_text(DRIVER)
+    words = [word.replace("DST", "on-ray") for word in PACK]
+    env = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+    root = str(Path(__file__).parents[2])
+    env["PYTHONPATH"] = os.pathsep.join([root, f"{root}/tools"])
+
+    done = subprocess.run(
+        [sys.executable, str(script), *words, "--parts", str(NUM_PARTS)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "begun: 3" in done.stdout
+    for i in range(NUM_PARTS):
+        main([*(word.replace("DST", "calm") for word in PACK), "--part", f"{i}/{NUM_PARTS}"])
+    finish("calm")
+    assert contents(photos / "on-ray") == contents(photos / "calm")
+
+
+@pytest.mark.slow
+def test_the_command_of_the_page_starts_ray_and_ends_it(photos: Path) -> None:
+    pytest.importorskip("ray")
+    page = (Path(__file__).parents[2] / "docs/cluster.md").read_text()
+    command = page.partition("```bash\npackdata ")[2].partition("\n")[0]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "packdata", *command.split()],
+        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert sum(part.num_samples for part in read_manifest("by-ray").shards) == 72

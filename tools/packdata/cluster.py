@@ -1,0 +1,227 @@
+"""The parts of a packing as tasks of Ray.
+
+1. The driver lists the source and learns what all of it teaches, once; tasks get that plan, and pack parts of it as
+   ``--part`` does. What Ray moves is the plan, and a few numbers of each part.
+2. A task whose worker or node is lost is given out again, a few times for each part; any other error ends the run.
+   What is packed stays: the same command goes on.
+3. When all parts are there, the driver asks whether the source is still what was listed, and joins them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loaders.errors import LoadersError, PackError
+from packdata.describe import counted
+from packdata.engine import changed
+from packdata.parts import Part, finish, pack_part, versions
+from packdata.plan import check_outside
+from packdata.progress import Quiet
+from packdata.target import PARTS_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from packdata.engine import Summary
+    from packdata.plan import Plan
+    from packdata.progress import Progress
+
+# Of one part: about 1 GB of pictures, of text or of tables. It depends on nothing but the source, as the bytes do.
+_FILES_OF_A_PART, _BLOCKS_OF_A_PART = 10_000, 128
+_MAX_LOSSES = 3  # of one part: then it is what kills its worker
+_WAIT_S = 1.0
+_START_S = 120.0  # of a task that a node has room for
+
+
+def usual_parts(plan: Plan) -> int:
+    """Return how many parts a source is divided into, where nobody says."""
+    return max(1, sum(_num_parts(recipe) for _, recipe in plan.parts))
+
+
+def _num_parts(recipe: Any) -> int:
+    size = _BLOCKS_OF_A_PART if recipe.is_of_blocks else _FILES_OF_A_PART
+    return -(-len(recipe) // size)
+
+
+def pack_on_ray(
+    plan: Plan,
+    dst: Path | str,
+    *,
+    parts: int | None = None,
+    address: str | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    note: Callable[[str], object] = str,
+    **settings: Any,
+) -> Summary:
+    """Pack what was planned as tasks of Ray, and join the parts.
+
+    Args:
+        plan: What to pack.
+        dst: A folder that all nodes mount.
+        parts: How many; None for some of about 1 GB each.
+        address: Of a running Ray (``auto``, ``HOST:PORT``, ``ray://...``); None starts one here, which ends with this.
+        workers: Threads, and so cores, of each task; None for one.
+        overwrite: As of ``pack_recipes``.
+        progress: Is told of every part.
+        note: Called with what is done where.
+        settings: The others of ``pack_recipes``.
+
+    Raises:
+        LoadersError: Ray is not installed.
+        PackError: A node differs in versions or does not see the target, a part was lost too often, or what
+            ``pack_recipes`` raises.
+        SourceError: An item cannot be packed.
+    """
+    check_outside(dst, plan.sources)
+    of, place = parts or usual_parts(plan), Path(dst).absolute()
+    settings |= {"workers": workers or 1, "overwrite": overwrite}
+    with _ray(address) as ray:
+        (place / PARTS_NAME).mkdir(parents=True, exist_ok=True)
+        nodes = _check_nodes(ray, place)
+        num_items = sum(len(recipe) for _, recipe in plan.parts)
+        note(f"{counted(num_items, 'item')} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
+        job = ray.put(_Job(plan, str(place), os.getcwd(), settings))
+        _pack_all(ray, job, of, settings["workers"], Quiet() if progress is None else progress)
+    if not plan.is_unchanged():
+        raise changed(dst)
+    summary = finish(dst, overwrite=overwrite)
+    notes = (*summary.notes, *plan.notes(summary))
+    return replace(summary, notes=notes, amount=plan.amount(summary))
+
+
+class _Job(NamedTuple):
+    """What all tasks share."""
+
+    plan: Plan
+    dst: str
+    folder: str
+    settings: dict[str, Any]
+
+
+@lru_cache(maxsize=1)
+def _job_of(job: Any) -> _Job:
+    """Return the job, which a worker fetches for its first part."""
+    import ray
+
+    found: _Job = ray.get(job)
+    return found
+
+
+def _pack_one(jobs: list[Any], part: Part) -> tuple[int, int]:
+    """Pack a part, in a task; return its samples and rejects."""
+    plan, dst, folder, settings = _job_of(jobs[0])
+    os.chdir(folder)  # of the driver: sources may be relative to it
+    summary = pack_part(plan.parts, dst, part, format=plan.format, **settings)
+    return summary.samples, len(summary.rejected)
+
+
+def _about_node(place: str) -> tuple[dict[str, str], bool]:
+    """Return, in a task, the versions of a node, and whether it sees the target."""
+    return versions(), os.path.isdir(os.path.join(place, PARTS_NAME))
+
+
+@contextmanager
+def _ray(address: str | None) -> Iterator[Any]:
+    """Connect to Ray, or start it here; it ends with this."""
+    try:
+        import ray
+    except ImportError as error:
+        raise LoadersError("--engine ray needs Ray: pip install 'loaders[ray]'") from error
+    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    if address is None:
+        options |= {"include_dashboard": False, "address": "local"}
+    else:
+        options["address"] = address
+    try:
+        ray.init(**options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise LoadersError(
+            f"no Ray was reached at {address or 'this machine'}: {error}"
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_nodes(ray: Any, place: Path) -> int:
+    """Raise PackError for a node that would make other bytes, or does not see the target; return how many there are."""
+    nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
+    near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    ask = ray.remote(_about_node)
+    asked = {
+        ask.options(num_cpus=0, scheduling_strategy=near(n["NodeID"], soft=False)).remote(
+            str(place)
+        ): n["NodeManagerHostname"]
+        for n in nodes
+    }
+    for answer, host in asked.items():
+        try:
+            theirs, sees = ray.get(answer, timeout=_START_S)
+        except ray.exceptions.RayError as error:
+            what = (
+                f"node {host} does not answer, or has no packdata ({str(error).splitlines()[0]})"
+            )
+            raise PackError(what, place, "Install the same versions there") from error
+        differs = [
+            f"{name} {theirs.get(name, 'missing')}, here {mine}"
+            for name, mine in versions().items()
+            if theirs.get(name) != mine
+        ]
+        if differs:
+            what = f"node {host} has other versions: {'; '.join(differs[:4])}"
+            raise PackError(what, place, "Parts made by them may differ: install the same there")
+        if not sees:
+            hint = "Choose a folder that all nodes mount at the same path"
+            raise PackError(f"node {host} does not see it", place, hint)
+    return len(nodes)
+
+
+def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> None:
+    """Pack all parts, a few ahead of the cores there are."""
+    run = ray.remote(_pack_one).options(num_cpus=cores, max_retries=0)
+    waiting, running = deque(Part(i, of) for i in range(of)), dict[Any, Part]()
+    losses: Counter[Part] = Counter()
+    rejected = 0
+    progress.start(None, 0)
+    try:
+        while waiting or running:
+            room = 2 + 2 * int(ray.cluster_resources().get("CPU", 1) / cores)
+            while waiting and len(running) < room:
+                part = waiting.popleft()
+                running[run.remote([job], part)] = part
+            ended, _ = ray.wait([*running], timeout=_WAIT_S)
+            for task in ended:
+                part = running.pop(task)
+                try:
+                    samples, rejects = ray.get(task)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from error
+                except ray.exceptions.RayError as error:
+                    losses[part] += 1
+                    if losses[part] > _MAX_LOSSES:
+                        raise _lost(part, error) from error
+                    waiting.append(part)
+                    continue
+                rejected += rejects
+                progress.advance(rejected, samples)
+    finally:
+        for task in running:
+            ray.cancel(task, force=True)
+        progress.close()
+
+
+def _lost(part: Part, error: Exception) -> PackError:
+    what = f"the worker of part {part} was lost {_MAX_LOSSES + 1} times"
+    hint = (
+        f"Ray says: {str(error).splitlines()[0]}. More memory, or more and smaller parts, may help"
+    )
+    return PackError(what, part.name, hint)
