@@ -248,16 +248,18 @@ def test_numbers_beside_hexadecimal_texts_are_numbers(tmp_path: Path) -> None:
     assert words_of(reader) == ["0x1A", "0x2B"]
 
 
-@pytest.mark.parametrize("others", [["01234"], ["01234", "x 05", "1"], ["a"]])
+@pytest.mark.parametrize(
+    ("others", "code"), [(["01234"], "007"), (["01234", "x 05", "1"], "-07"), (["a"], " +07")]
+)
 def test_zeros_of_one_column_are_not_taken_for_those_of_another(
-    tmp_path: Path, others: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, others: list[str], code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The texts' own zeros are subtracted; a number with zeros behind the first rows is found all the same."""
     monkeypatch.setattr("packdata.tables.delimited._LOOK_BYTES", 30)
     rows = [f"{others[i % len(others)]},{i + 1},08:0{i % 9}:00" for i in range(40)]
     plain, zeros = (tmp_path / name for name in ("plain.csv", "zeros.csv"))
     plain.write_text("\n".join(["c,x,t", *rows]))
-    zeros.write_text("\n".join(["c,x,t", *rows, f"{others[0]},007,09:00:00"]))
+    zeros.write_text("\n".join(["c,x,t", *rows, f"{others[0]},{code},09:00:00"]))
 
     kinds = [packed(tmp_path / p.stem, p, dates="parts").schema for p in (plain, zeros)]
 
