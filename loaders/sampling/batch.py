@@ -77,7 +77,7 @@ class IndexBatch(Sequence[int]):
     def __reduce__(self) -> Any:
         """Pickle by position, indices as bytes: a dataclass looks its fields up each time, an array its own code."""
         rest = self.epoch, self.draws, self.valid, self.seed
-        return _unpickled, (_of_bytes, bytearray(np.asarray(self.indices, np.int64)), *rest)
+        return _index_batch, (bytearray(np.asarray(self.indices, np.int64)), *rest)
 
     def is_like(self, other: Any) -> bool:
         """Tell whether another batch is of the same epoch, and tells repeats apart if this one does."""
@@ -157,8 +157,11 @@ def _unpickled(make: Callable[..., Any], *values: Any) -> Any:
     return indices
 
 
-def _of_bytes(indices: bytearray, *rest: Any) -> IndexBatch:
-    return IndexBatch(np.frombuffer(indices, np.int64), *rest)
+def _index_batch(indices: bytearray, *rest: Any) -> IndexBatch:
+    """Do the same in fewer calls: there is one of these in each message."""
+    batch = IndexBatch(np.frombuffer(indices, np.int64), *rest)
+    begin_in_worker(batch)
+    return batch
 
 
 class Steps(NamedTuple):
