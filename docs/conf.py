@@ -11,7 +11,7 @@ PAGES = {
     "Proof": [
         "guarantees",
         "results",
-        "/benchmarks/RESULTS",
+        "All figures </benchmarks/RESULTS>",
         "/benchmarks/LOG",
         "/loaders/formats/FORMAT",
     ],
@@ -34,6 +34,9 @@ exclude_patterns = [".*", "tests", "tools", "site"]
 html_theme = "furo"
 html_title = "loaders"
 html_extra_path = ["index.html"]
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_show_copyright = False
 html_copy_source = False
 myst_heading_anchors = 3
 autodoc_typehints = "none"
@@ -47,7 +50,7 @@ def add_contents(app: Any, name: str, source: list[str]) -> None:
     if name != root_doc:
         return
     for title, pages in PAGES.items():
-        lines = [page if page.startswith("/") else f"/docs/{page}" for page in pages]
+        lines = [page if "/" in page else f"/docs/{page}" for page in pages]
         tree = "\n".join(["```{toctree}", ":hidden:", f":caption: {title}", "", *lines, "```"])
         source[0] += f"\n{tree}\n"
 

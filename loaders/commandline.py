@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaders.checks import did_you_mean
@@ -15,6 +17,47 @@ if TYPE_CHECKING:
 
 SHELLS = ("bash", "zsh", "fish")
 _WRONG_USAGE = 2
+_MAX_WIDTH = 100  # columns of running text, however wide a terminal is
+_TWO_COLUMNS = re.compile(r"( +\S.*? {2,})(?=\S)")
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Return lines that fit the terminal; lines that follow a wrapped one are indented."""
+    width = min(_MAX_WIDTH, shutil.get_terminal_size().columns)
+    fill = textwrap.TextWrapper(
+        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(fill.fill(line) for line in text.splitlines())
+
+
+def folded(text: str) -> str:
+    """Return a text as the terminal is wide: paragraphs are filled, indented lines broken below their last column."""
+    width = min(_MAX_WIDTH, shutil.get_terminal_size().columns)
+    blocks = re.split(r"(\n\n|\n(?= )|(?<=:)\n)", text)
+    return "".join(block if block.isspace() else _folded(block, width) for block in blocks)
+
+
+def _folded(block: str, width: int) -> str:
+    if not block.startswith(" "):
+        return textwrap.fill(block, width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(_broken(line, width) for line in block.split("\n"))
+
+
+def _broken(line: str, width: int) -> str:
+    """Return a line of two columns with the second one broken; an example with what is said of it on the next line."""
+    columns = _TWO_COLUMNS.match(line)
+    if len(line) <= width or columns is None:
+        return line
+    first, rest = columns[1], line[columns.end() :]
+    if len(first) > width // 2:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        return f"{first.rstrip()}\n{textwrap.fill(rest, width, initial_indent=indent, subsequent_indent=indent)}"
+    return textwrap.fill(rest, width, initial_indent=first, subsequent_indent=" " * len(first))
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return folded(text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,8 +68,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, summary: str = "", **options: Any) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(allow_abbrev=False, formatter_class=formatter, **options)
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
         self.summary = summary
         self.set_defaults(parser=self)
 
@@ -134,7 +176,7 @@ class Commands:
             lines += [f"  {name:<{width}}  {self.parsers[name].summary}" for name in names]
             lines.append("")
         lines.append(f"'{self.prog} help COMMAND' says what a command takes.")
-        return "\n".join([*lines, *(["", self._examples] if self._examples else []), ""])
+        return folded("\n".join([*lines, *(["", self._examples] if self._examples else []), ""]))
 
     def parse_args(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse words; exits as argparse does."""

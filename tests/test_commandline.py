@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import shutil
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from loaders.bench.cli import build_parser as bench
-from loaders.commandline import Commands, completion
+from loaders.commandline import Commands, completion, folded
 from packdata.cli import build_parser as packdata
 
 if TYPE_CHECKING:
@@ -112,6 +115,62 @@ def test_help_has_every_command_in_its_group_and_help_of_one(
     assert "make:\n  bake        make bread\n\nsee:\n  look        see bread\n" in text
     assert "usage: tool bake" in of_one
     assert "--flour {rye,wheat}" in of_one
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_help_fits_a_terminal_of_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for examples, which have to be copied in one piece."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    commands = BUILDERS[name]()
+
+    texts = [commands.format_help(), *(each.format_help() for each in commands.parsers.values())]
+
+    wide = [line for text in texts for line in text.splitlines() if len(line) > 80]
+    assert [line for line in wide if not line.startswith(f"  {name} ")] == []
+
+
+def test_a_text_is_folded_by_paragraphs_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    text = "some words that are\nfilled anew:\n  one   two three four five\n  left\n\nanother paragraph"
+
+    assert folded(text).splitlines() == [
+        "some words that are",
+        "filled anew:",
+        "  one   two three four",
+        "        five",
+        "  left",
+        "",
+        "another paragraph",
+    ]
+    assert (
+        folded("see:\n  a --long command   and why") == "see:\n  a --long command\n      and why"
+    )
+
+
+def test_nothing_is_coloured_where_no_color_is_asked_for() -> None:
+    """On a terminal; argparse colours help from Python 3.14 on."""
+    ours, terminal = pty.openpty()
+    env = os.environ | {"NO_COLOR": "1", "TERM": "xterm-256color"}
+    code = "from packdata.cli import main; main(['images', '--help'])"
+    command = [sys.executable, "-c", code]
+    child = subprocess.Popen(command, env=env, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+
+    shown = b""
+    while chunk := _read(ours):
+        shown += chunk
+    os.close(ours)
+    assert child.wait(60) == 0
+    assert b"--size" in shown
+    assert b"\x1b" not in shown
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # its other end is closed, and all was read
+        return b""
 
 
 def test_help_of_a_command_that_is_none_names_one(capsys: pytest.CaptureFixture[str]) -> None:

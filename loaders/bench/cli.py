@@ -1,4 +1,4 @@
-"""Measure a dataset and its loader, say what bounds them, and what to change; ``sweep`` may be left out."""
+"""Measure a dataset and its loader, say what bounds them, and what to change; 'sweep' may be left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loaders.bench.measure import Config
 from loaders.bench.plot import check_plot, plot
 from loaders.bench.sweep import Limits, Sweep, dropped, grid, run_sweep
 from loaders.bench.targets import CROP, Target, holds, is_map_style, load, load_object
-from loaders.commandline import Commands
+from loaders.commandline import Commands, wrapped
 from loaders.datasets.base import BatchDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import LoadersError
@@ -73,7 +73,8 @@ def build_parser() -> Commands:
         "--workers", type=_count, nargs="+", metavar="N", help="default: 0, 1, 2, 4, ... cores"
     )
     sweep.add_argument("--batch-size", type=_positive, nargs="+", metavar="N")
-    sweep.add_argument("--backend", choices=_BACKENDS, nargs="+")
+    names = ", ".join(_BACKENDS)
+    sweep.add_argument("--backend", choices=_BACKENDS, nargs="+", metavar="NAME", help=names)
     sweep.add_argument("--prefetch", type=_positive, nargs="+", metavar="N")
     _add_limits(sweep)
     sweep.add_argument(
@@ -431,7 +432,7 @@ def _describe(target: Target) -> str:
 
 def _show(text: str) -> None:
     """Print lines to standard output."""
-    print(report.wrapped(printable(text, keep="\n"), "    "), flush=True)
+    print(wrapped(printable(text, keep="\n"), "    "), flush=True)
 
 
 def _say(text: str) -> None:

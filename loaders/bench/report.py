@@ -6,9 +6,7 @@ import json
 import math
 import os
 import platform
-import shutil
 import sysconfig
-import textwrap
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from loaders.bench.sweep import Sweep
 
 _MAX_COLUMNS = 9  # of a table, to fit 80 letters
-_MAX_WIDTH = 100  # columns of running text, however wide a terminal is
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _NOT_THE_USERS = (
     *(f"{folder}{os.sep}" for folder in [Path(__file__).parents[1], *_LIBRARIES]),
@@ -37,15 +34,6 @@ _NOT_THE_USERS = (
 def in_bytes(value: float | None) -> str:
     """Return a size, or a dash for none."""
     return "-" if value is None else describe_size(value)
-
-
-def wrapped(text: str, indent: str = "") -> str:
-    """Return lines that fit the terminal; lines that follow a wrapped one are indented."""
-    width = min(_MAX_WIDTH, shutil.get_terminal_size().columns)
-    fill = textwrap.TextWrapper(
-        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(fill.fill(line) for line in text.splitlines())
 
 
 def table(sweep: Sweep) -> str:

@@ -14,9 +14,9 @@ from loaders.bench.report import (
     of_error,
     table,
     users_traceback,
-    wrapped,
 )
 from loaders.bench.sweep import Sweep
+from loaders.commandline import wrapped
 from loaders.errors import LoadersError
 from loaders.text import in_seconds, number
 

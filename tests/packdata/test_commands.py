@@ -682,7 +682,7 @@ def test_help_says_that_shards_are_links(command: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="0"):
         run(command, "--help")
 
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert "Shards are hard links by default" in text
     assert "A link is no independent copy to repair from" in text
 

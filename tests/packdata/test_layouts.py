@@ -7,11 +7,13 @@ import shlex
 from typing import TYPE_CHECKING
 
 import pytest
+from PIL import Image
 
 from loaders.errors import SourceError
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.plan import plan_images
 from packdata.sources.base import ARRAYS
+from packdata.sources.layouts import masks_beside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,6 +235,38 @@ def test_arrays_have_a_command_of_their_own(tmp_path: Path) -> None:
         open_splits(root, kind=ARRAYS)
 
     assert f"packdata arrays {root}/imagesTr DST --masks {root}/labelsTr" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("source", "masks", "found"),
+    [
+        ("ADE/images", "ADE/annotations/training", "ADE/annotations"),
+        ("ADE/images/training", "ADE/annotations/training", "ADE/annotations/training"),
+        ("voc/JPEGImages", "voc/SegmentationMasks", "voc/SegmentationMasks"),
+        ("ADE/images", "ADE/others", None),
+        ("photos/cat", "photos/mask", None),  # a class
+    ],
+)
+def test_masks_beside_pictures_are_found(
+    tmp_path: Path, source: str, masks: str, found: str | None
+) -> None:
+    for folder in (source, masks):
+        (tmp_path / folder).mkdir(parents=True)
+
+    beside = masks_beside(tmp_path / source)
+
+    assert beside == ([] if found is None else [tmp_path / found])
+
+
+def test_pictures_alone_and_masks_beside_them_are_noted(tmp_path: Path) -> None:
+    for place in ("images/a.png", "annotations/a.png"):
+        (tmp_path / place).parent.mkdir()
+        Image.new("L", (8, 8)).save(tmp_path / place)
+    alone = plan_images(tmp_path / "images").notes()
+    marked = plan_images(tmp_path / "images", masks=tmp_path / "annotations")
+
+    assert sum(str(tmp_path / "annotations") in note or "alone" in note for note in alone) == 2
+    assert marked.notes() == []
 
 
 def test_what_holds_no_pictures_is_not_in_the_way_of_splits(tmp_path: Path) -> None:

@@ -165,3 +165,12 @@ def test_missing_values_are_counted_of_the_rows_that_are_packed(tmp_path: Path) 
 
     assert "missing values: c (1), x (2)" in summary.notes
     assert summary.counts["missing:x"] == 2
+
+
+def test_dates_in_another_form_are_named_where_dates_are_read(tmp_path: Path) -> None:
+    text = "at,word\n23/03/2019 20:21:09,23/03/x\n1.4.2019,b\n"
+
+    assert notes_of(tmp_path, text) == []
+    (note,) = notes_of(tmp_path, text, dates="days")
+    assert "at ('23/03/2019 20:21:09')" in note
+    assert "word" not in note

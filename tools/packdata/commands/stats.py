@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from loaders.commandline import wrapped
 from loaders.data.view import open_view
 from loaders.text import printable
 from packdata.commands.common import (
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 def _show(found: Stats) -> None:
     some = "" if found.num_decoded == found.num_samples else f", {found.num_decoded:,} decoded"
     show(f"{counted(found.num_samples, 'sample')}{some}")
-    show(f"bytes per sample: {_row(found.bytes_per_sample)}")
+    show(wrapped(f"bytes per sample: {_row(found.bytes_per_sample)}", "    "))
     for name, about in found.fields.items():
         rest = {k: value for k, value in about.items() if k not in ("kind", "standardized")}
         if rest:
@@ -73,9 +74,9 @@ def _show(found: Stats) -> None:
                 _show_counts(key.replace("_", " "), value)
             elif key == "columns":
                 for column, numbers in value.items():
-                    show(f"  {printable(column)}: {_row(numbers)}")
+                    show(wrapped(f"  {printable(column)}: {_row(numbers)}", "    "))
             else:
-                show(f"  {key.replace('_', ' ')}: {_row(value)}")
+                show(wrapped(f"  {key.replace('_', ' ')}: {_row(value)}", "    "))
 
 
 def _row(value: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,7 @@ from packdata.images.recipe import (
 from packdata.images.shapes import ShapeOptions
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, check_options, take
+from packdata.sources.layouts import masks_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,8 +65,25 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         return [
             *_change_notes({} if packed is None else packed.counts),
             *self._padding_notes(),
+            *self._missing_notes(),
             *FilesPlan.notes(self, packed),
         ]
+
+    def _missing_notes(self) -> Iterator[str]:
+        """Say what a batch will lack: labels, or masks that lie beside the pictures."""
+        schemas = [target.schema for recipe in self.recipes for target in recipe.targets]
+        names = {name for schema in schemas for name in schema.fields}
+        split = self.recipes[0].split
+        root = getattr(split.source, "root", None)
+        if root is not None and not names & {"mask", "boxes"}:
+            for folder in masks_beside(root.parent if split.name else root):
+                where = shlex.quote(min(os.path.relpath(folder), str(folder), key=len))
+                how = f"--masks {where} (or --annotations) packs it with them"
+                yield f"beside the pictures lies {where}: {how}"
+        if split.source.kind == "folder" and all(len(schema.defaults) == 1 for schema in schemas):
+            alone = schemas[0].defaults[0]
+            labels = "labels come from a folder for each class, or a list with a column of them"
+            yield f"samples are '{alone}' alone: {labels}"
 
     def _padding_notes(self) -> Iterator[str]:
         """Say that 0 may be a class."""

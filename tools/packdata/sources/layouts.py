@@ -131,6 +131,28 @@ def split_commands(root: Path, folders: Sequence[str], splits: Sequence[str], co
     return _Reader(f"packdata {command}").each(_Tree(root, folders), splits)
 
 
+def masks_beside(root: Path) -> list[Path]:
+    """Return the folders that by their names hold masks, beside one of pictures or beside the one that it lies in."""
+    for pictures, split in ((root.resolve(), ""), (root.resolve().parent, root.resolve().name)):
+        if _is_vaguely(pictures, "pictures"):
+            beside = [f for f in _folders(pictures.parent) if _is_vaguely(f, "masks")]
+            if found := [folder / split for folder in beside if (folder / split).is_dir()]:
+                return found
+    return []
+
+
+def _is_vaguely(folder: Path, role: str) -> bool:
+    name = _Name.of(folder.name)
+    return name.is_vague and name.role == role
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in path.iterdir() if entry.is_dir())
+    except OSError:  # one above it that may not be listed
+        return []
+
+
 class _Reader:
     """Finds out what a tree is, if it is no folder per class: what is wrong, and the right command."""
 

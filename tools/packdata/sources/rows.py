@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -87,6 +87,7 @@ class RowsSource:
         plain = [column for column in schema.names if column not in taken]
         self._fields = field_names(plain, self.paths[0], label_column, schema.names)
         self.labels: Mapping[str, Column] = self._find_labels(schema)
+        self.notes = tuple(_lost_names(schema, self._fields.values()))
         if self._has_keys:
             check_unique(self._read_keys(), self.paths[0], OWN_KEYS)
 
@@ -346,14 +347,40 @@ def _find_mask(schema: pa.Schema, wanted: str | None, path: Path) -> str | None:
     return "mask" if has_mask else None
 
 
-def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return the class names that Hugging Face's ``datasets`` wrote into the schema, by column."""
+def _features(schema: pa.Schema) -> dict[str, Any]:
+    """Return what Hugging Face's ``datasets`` wrote of columns into the schema."""
     try:
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
-        return {
-            name: tuple(str(each) for each in feature["names"])
-            for name, feature in features.items()
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-        }
-    except (TypeError, KeyError, ValueError, AttributeError):
+        return dict(json.loads(schema.metadata[b"huggingface"])["info"]["features"])
+    except (TypeError, KeyError, ValueError):
         return {}
+
+
+def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Return the names of classes by column."""
+    named = {name: _names_of(feature) for name, feature in _features(schema).items()}
+    return {name: names for name, names in named.items() if names}
+
+
+def _names_of(feature: Any) -> tuple[str, ...]:
+    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
+        return ()
+    names = feature.get("names")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _names_inside(feature: Any) -> tuple[str, ...]:
+    """Return the names of the first classes in lists or structs."""
+    parts: Iterable[Any] = feature if isinstance(feature, list) else ()
+    if isinstance(feature, dict):
+        parts = feature.values()
+    return next(filter(None, (_names_of(part) or _names_inside(part) for part in parts)), ())
+
+
+def _lost_names(schema: pa.Schema, columns: Iterable[str]) -> Iterator[str]:
+    """Say which columns hold numbers of classes in lists, whose names no field has."""
+    features = _features(schema)
+    for column in columns:
+        feature = features.get(column)
+        if names := () if _names_of(feature) else _names_inside(feature):
+            some = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+            yield f"{column} keeps its numbers of classes, but not their {len(names)} names ({some})"

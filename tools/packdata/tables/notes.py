@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _DAY_S = 86_400
 _UNITS_S = {"days": _DAY_S, "hour": 3600, "hour of time": 3600}
 _SPANS_S = {"day": _DAY_S, "hour": 3600, "minute": 60, "second": 1}
+_OTHER_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]|$)")
 _SIGNS = r"[,%\p{Sc}]"  # Sc: signs of currencies
 
 
@@ -44,6 +46,8 @@ def notes_on(
     guessed = [name for name in words if name not in options.categorical]
     yield from _names_of_zeros(guessed, scan)
     yield from _signed_numbers(guessed, scan)
+    if options.dates is not None:
+        yield from _other_dates(guessed, scan)
 
 
 def _rounded_numbers(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
@@ -195,6 +199,17 @@ def _signed_numbers(names: Sequence[str], scan: Scan) -> Iterator[str]:
     if found:
         rule = "a number has a decimal point, and no ',', '%' or sign of a currency"
         yield f"texts, though perhaps meant as numbers: {in_words(found)}; {rule}"
+
+
+def _other_dates(names: Sequence[str], scan: Scan) -> Iterator[str]:
+    """Say which texts are dates in another form than those that are read."""
+    found = []
+    for name in names:
+        texts = [*scan.columns[name].known_texts]
+        if texts and all(map(_OTHER_DATE.match, texts)):
+            found.append(f"{name} ({texts[0]!r})")
+    if found:
+        yield f"texts, though perhaps meant as dates: {in_words(found)}; a date begins like 2019-03-23"
 
 
 def _signed_number(counts: Mapping[str, int]) -> str | None:
